@@ -1,0 +1,8 @@
+"""`python -m bertjax` is the `bertjax` command."""
+
+import sys
+
+from bertjax.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Checkpoints: save, verify, restore, fall back.
+
+    DIRECTORY/00001000/
+      params/       Orbax: the parameters alone, for whoever wants no more
+      training/     Orbax: step, optimizer state and sums since the last log
+      config.json, vocab.txt ...   what opens it with nothing else
+      files.json    size and SHA-256 of every file, written last: the mark of a finished checkpoint
+
+A directory without files.json is what a killed save left behind; it is never read.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from bertjax import RunError
+from bertjax.sharding import named_leaves
+from bertjax.step import TrainState
+
+FILES = "files.json"
+_log = logging.getLogger("bertjax")
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written, or none that was found is intact."""
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+      directory: where they lie, local or `gs://`.
+      keep: newest ones that are kept.
+      keep_every: multiples of this step are kept for ever; 0 for none.
+    """
+
+    def __init__(self, directory: epath.PathLike, keep: int = 3, keep_every: int = 0) -> None:
+        self.directory = epath.Path(directory)
+        self.keep = keep
+        self.keep_every = keep_every
+
+    def steps(self) -> list[int]:
+        """Steps of the finished checkpoints, ascending."""
+        if not self.directory.exists():
+            return []
+        found = [path for path in self.directory.iterdir() if path.name.isdigit()]
+        return sorted(int(path.name) for path in found if (path / FILES).exists())
+
+    def path(self, step: int) -> epath.Path:
+        """Directory of the checkpoint of a step, finished or not."""
+        return self.directory / f"{step:08d}"
+
+    def save(self, state: TrainState, describe: Callable[[epath.Path], None]) -> epath.Path:
+        """Writes a checkpoint of the state, then deletes those that need not be kept.
+
+        Args:
+          describe: writes the files beside the arrays into the directory it is given.
+        Raises:
+          CheckpointError: it could not be written, for want of space for example; what was
+            there before is untouched.
+        """
+        path = self.path(int(state.step))
+        primary = jax.process_index() == 0
+        try:
+            if primary and path.exists():
+                (path / FILES).unlink(missing_ok=True)
+                path.rmtree()
+            _barrier("checkpoint-start")
+            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+                checkpointer.save(path / "params", state.params, force=True)
+                checkpointer.save(path / "training", _training(state), force=True)
+            if primary:
+                describe(path)
+                draft = path / f"{FILES}.draft"
+                draft.write_text(json.dumps(_list_files(path), indent=1))
+                draft.replace(path / FILES)
+            _barrier("checkpoint-end")
+        except Exception as error:
+            if primary:
+                _discard(path)
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise CheckpointError(
+                f"the checkpoint of step {int(state.step)} could not be written to {path} "
+                f"({reason[:300]}): earlier checkpoints are intact; make room and run the same "
+                "command again."
+            ) from error
+        if primary:
+            self._delete_old()
+        return path
+
+    def restore(self, target: TrainState) -> TrainState | None:
+        """The newest intact state; None where there is no checkpoint at all.
+
+        A damaged checkpoint is reported and the one before it is tried.
+
+        Args:
+          target: shapes with shardings, as `jax.ShapeDtypeStruct`; decides where arrays go.
+        Raises:
+          CheckpointError: there are checkpoints and none is intact.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            path = self.path(step)
+            damage = find_damage(path)
+            if damage is None:
+                training = _restore(path / "training", _training(target))
+                params = _restore(path / "params", target.params)
+                return TrainState(
+                    training["step"], params, training["opt_state"], training["window"]
+                )
+            _log.warning("checkpoint %s is damaged (%s): trying the one before.", path, damage)
+        if steps:
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} is intact: put back a copy of one, or delete "
+                "the directory to begin from step 0."
+            )
+        return None
+
+    def _delete_old(self) -> None:
+        for step in self.steps()[: -self.keep]:
+            if not (self.keep_every and step % self.keep_every == 0):
+                _discard(self.path(step))
+
+
+def find_checkpoint(path: epath.PathLike) -> epath.Path:
+    """The checkpoint that a path names: itself, or the newest intact one of a workdir.
+
+    Raises:
+      FileNotFoundError: there is none.
+      CheckpointError: the one that is named, or every one of the workdir, is damaged.
+    """
+    path = epath.Path(path)
+    if (path / FILES).exists():
+        damage = find_damage(path)
+        if damage is not None:
+            raise CheckpointError(f"checkpoint {path} is damaged ({damage}): use another one.")
+        return path
+    found = Checkpoints(path / "checkpoints")
+    for step in reversed(found.steps()):
+        if find_damage(found.path(step)) is None:
+            return found.path(step)
+    if found.steps():
+        raise CheckpointError(f"no checkpoint in {found.directory} is intact.")
+    raise FileNotFoundError(
+        f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
+        "`bertjax train` wrote."
+    )
+
+
+def find_damage(path: epath.Path) -> str | None:
+    """What is wrong with a finished checkpoint's files, as a phrase; None when all are intact."""
+    try:
+        listed = json.loads((path / FILES).read_text())
+    except (OSError, ValueError):
+        return f"{FILES} cannot be read"
+    for name, (size, digest) in listed.items():
+        file = path / name
+        if not file.exists():
+            return f"{name} is missing"
+        if file.stat().length != size:
+            return f"{name} has {file.stat().length} bytes instead of {size}"
+        if _digest(file) != digest:
+            return f"the content of {name} has changed"
+    return None
+
+
+def check_params(path: epath.Path, target: Any) -> None:
+    """Refuses a checkpoint whose parameters are not those of a tree of arrays or shapes.
+
+    Raises:
+      ValueError: names or shapes differ.
+    """
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        saved = checkpointer.metadata(path / "params").item_metadata.tree
+    have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved)}
+    want = {name: tuple(leaf.shape) for name, leaf in named_leaves(target)}
+    for name in sorted(have.keys() | want.keys()):
+        if have.get(name) != want.get(name):
+            raise ValueError(
+                f"{path} has {name} of shape {have.get(name)} and this configuration has "
+                f"{want.get(name)}: give it the model that the checkpoint was made with."
+            )
+
+
+def load_params(path: epath.Path, target: Any) -> Any:
+    """The parameters of a checkpoint.
+
+    Args:
+      target: tree of `jax.ShapeDtypeStruct` with shardings, which say where the arrays go.
+    """
+    return _restore(path / "params", target)
+
+
+def _training(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "opt_state": state.opt_state, "window": state.window}
+
+
+def _restore(path: epath.Path, target: Any) -> Any:
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
+
+
+def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]]:
+    """Name -> (bytes, SHA-256) of every file below the path."""
+    listed = {}
+    for file in sorted(path.iterdir()):
+        if file.is_dir():
+            listed |= _list_files(file, f"{prefix}{file.name}/")
+        else:
+            listed[prefix + file.name] = (file.stat().length, _digest(file))
+    return listed
+
+
+def _digest(file: epath.Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _discard(path: epath.Path) -> None:
+    """Deletes a checkpoint, its mark first, so that a kill half-way leaves no damaged one."""
+    if path.exists():
+        (path / FILES).unlink(missing_ok=True)
+        path.rmtree()
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)

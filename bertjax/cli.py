@@ -1,0 +1,283 @@
+"""The command line: `bertjax VERB ...` parses, calls and prints.
+
+Exit status: 0 done; 2 a usage or input error, one sentence on standard error; 1 anything else,
+also a run that a signal stopped before its last step.
+"""
+
+import argparse
+import contextlib
+import difflib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from etils import epath
+
+from bertjax import RunError
+
+if TYPE_CHECKING:
+    from bertjax.config import Config
+
+Work = Callable[[], None]  # what is left to do once all input has been checked
+
+_EXAMPLES = {
+    "vocab": "bertjax vocab --input 'text/*.txt' --size 30522 --output vocab.txt",
+    "prepare": "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine",
+    "inspect": "bertjax inspect --config experiments/pretrain.py:smoke,data=corpora/mine --steps 1",
+    "train": "bertjax train --config experiments/pretrain.py:smoke,data=corpora/mine "
+    "--workdir runs/smoke",
+    "evaluate": "bertjax evaluate --config experiments/pretrain.py:smoke,data=corpora/mine "
+    "--checkpoint runs/smoke --output runs/smoke/scores",
+    "predict": "echo 'the [MASK] of the file .' | "
+    "bertjax predict --checkpoint runs/smoke --input - --output -",
+    "report": "bertjax report runs/smoke",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit status."""
+    # Before anything imports tensorflow, which serves data alone here and need not say more.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("bertjax").setLevel(logging.INFO)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    try:
+        args.overrides = _overrides(rest, hasattr(args, "config"))
+        work = args.verb(args)
+    except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        return _fail(error, 2)
+    except (RunError, OSError) as error:
+        return _fail(error, 1)
+    if work is None:
+        return 0
+    try:
+        work()
+    except (RunError, OSError) as error:
+        return _fail(error, 1)
+    return 0
+
+
+def _fail(error: BaseException, status: int) -> int:
+    print(f"bertjax: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def _overrides(rest: Sequence[str], takes_config: bool) -> dict[str, str]:
+    """`--config.a.b=value` arguments as {"a.b": "value"}."""
+    overrides = {}
+    for item in rest:
+        name, equals, value = item.removeprefix("--config.").partition("=")
+        if not takes_config or not item.startswith("--config."):
+            raise ValueError(f"{item} is no argument of this command: see --help.")
+        if not equals:
+            raise ValueError(f"{item} has no value: write {item}=VALUE.")
+        overrides[name] = value
+    return overrides
+
+
+def _load_config(args: argparse.Namespace) -> "Config":
+    from bertjax import tasks
+    from bertjax.config import load_config
+
+    return load_config(args.config, args.overrides, tasks.data_fields())
+
+
+def _vocab(args: argparse.Namespace) -> None:
+    from data_pipelines.vocab import train_vocabulary
+
+    from data_pipelines.sources import read_documents
+
+    lines = (line for document in read_documents(args.input, args.field) for line in document)
+    path = train_vocabulary(
+        lines, size=args.size, cased=args.cased, kind=args.kind, output=args.output
+    )
+    print(f"{args.size:,} pieces in {path}")
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from data_pipelines.corpus import prepare
+    from data_pipelines.tokenization import load_tokenizer
+
+    tokenizer = load_tokenizer(args.vocab, cased=args.cased)
+    manifest = prepare(
+        args.input,
+        tokenizer,
+        args.output,
+        workers=args.workers,
+        held_out=args.held_out,
+        dedup=args.dedup,
+        shards=args.shards,
+        text_field=args.field,
+    )
+    print(json.dumps(manifest.totals))
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    from bertjax.inspection import parameter_table, save_batches, show_batches
+
+    config = _load_config(args)
+    if args.params:
+        print(parameter_table(config))
+    elif args.save:
+        save_batches(config, args.start, args.steps, args.hosts, args.host, args.save)
+    else:
+        for text in show_batches(config, args.start, args.steps, args.hosts, args.host):
+            print(text)
+
+
+def _train(args: argparse.Namespace) -> Work:
+    from bertjax.train import Run
+
+    return Run(_load_config(args), args.workdir).train
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from bertjax.evaluate import evaluate
+
+    scores = evaluate(_load_config(args), args.checkpoint)
+    text = json.dumps(scores, indent=1)
+    output = epath.Path(args.output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "scores.json").write_text(text)
+    print(text)
+
+
+def _predict(args: argparse.Namespace) -> None:
+    from bertjax import tasks
+
+    with _input(args.input) as source, _output(args.output) as sink:
+        for answer in tasks.predict(args.checkpoint, source):
+            print(json.dumps(answer, ensure_ascii=False), file=sink, flush=True)
+
+
+def _report(args: argparse.Namespace) -> None:
+    from bertjax.report import write_report
+
+    print(write_report(args.workdir))
+
+
+@contextlib.contextmanager
+def _input(path: str) -> Iterator[TextIO]:
+    """The file's text, "-" being standard input."""
+    if path == "-":
+        yield sys.stdin
+    else:
+        with epath.Path(path).open() as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _output(path: str) -> Iterator[TextIO]:
+    """A file that replaces `path` once everything is written, "-" being standard output."""
+    if path == "-":
+        yield sys.stdout
+        return
+    draft = epath.Path(f"{path}.partial")
+    try:
+        with draft.open("w") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors in one sentence; the nearest verb for a misspelt one."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"bertjax: {message}: see {self.prog} --help.", file=sys.stderr)
+        sys.exit(2)
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            nearest = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)[0]
+            raise argparse.ArgumentError(action, f"{value!r} is unknown, did you mean {nearest}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="bertjax", description="Pre-train, evaluate and use BERT with JAX.", allow_abbrev=False
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    def verb(run: Callable[[argparse.Namespace], Work | None], text: str) -> _Parser:
+        name = run.__name__.removeprefix("_")
+        command = verbs.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example: {_EXAMPLES[name]}",
+            allow_abbrev=False,
+        )
+        command.set_defaults(verb=run)
+        return command
+
+    def add_input(command: _Parser) -> None:
+        command.add_argument(
+            "--input",
+            nargs="+",
+            required=True,
+            metavar="GLOB",
+            help="text or JSON-lines files, also compressed; tfds:NAME/CONFIG; builtin",
+        )
+        command.add_argument("--field", default="text", help="field of JSON lines that holds text")
+        command.add_argument("--output", required=True)
+
+    command = verb(_vocab, "train a vocabulary on text")
+    add_input(command)
+    command.add_argument("--size", type=int, default=30522, help="pieces, exactly (%(default)s)")
+    command.add_argument("--cased", action="store_true", help="keep case and accents")
+    command.add_argument("--kind", choices=["wordpiece", "bpe", "unigram"], default="wordpiece")
+
+    command = verb(_prepare, "turn text into shards of token ids")
+    add_input(command)
+    command.add_argument("--vocab", required=True, metavar="FILE")
+    command.add_argument("--cased", action="store_true", help="keep case and accents")
+    command.add_argument("--workers", type=int, help="processes (one a core)")
+    command.add_argument(
+        "--held-out", type=float, default=0.01, help="share of documents kept for evaluation"
+    )
+    command.add_argument("--dedup", action="store_true", help="drop documents seen before")
+    command.add_argument("--shards", type=int, help="files of training data (by size)")
+
+    def add_config(command: _Parser) -> None:
+        command.add_argument(
+            "--config",
+            required=True,
+            metavar="FILE[:ARG]",
+            help="a file with get_config(ARG); --config.FIELD=VALUE overrides a field",
+        )
+
+    command = verb(_inspect, "show what the model will see, masks marked, or its parameters")
+    add_config(command)
+    command.add_argument("--steps", type=int, default=1)
+    command.add_argument("--start", type=int, default=0, help="first step")
+    command.add_argument("--hosts", type=int, default=1)
+    command.add_argument("--host", type=int, default=0)
+    command.add_argument("--save", metavar="FILE.npz", help="arrays [steps, rows, ...] instead")
+    command.add_argument("--params", action="store_true", help="table of parameters instead")
+
+    command = verb(_train, "train, or go on training, in a workdir")
+    add_config(command)
+    command.add_argument("--workdir", required=True)
+
+    command = verb(_evaluate, "score a checkpoint")
+    add_config(command)
+    command.add_argument("--checkpoint", required=True, help="a checkpoint or a workdir")
+    command.add_argument("--output", required=True, metavar="DIR")
+
+    command = verb(_predict, "fill the [MASK]s of each line of text; JSON lines come out")
+    command.add_argument("--checkpoint", required=True, help="a checkpoint or a workdir")
+    command.add_argument("--input", required=True, metavar="FILE", help="- for standard input")
+    command.add_argument("--output", required=True, metavar="FILE", help="- for standard output")
+
+    command = verb(_report, "write a run as one HTML page with its curves")
+    command.add_argument("workdir")
+    return parser

@@ -1,0 +1,309 @@
+"""The typed configuration that a ConfigDict becomes, and all validation of it.
+
+A configuration file is Python with `get_config(arg)`, which returns an
+`ml_collections.ConfigDict`. `load_config` runs it, applies `--config.a.b=value`
+overrides and gives a frozen `Config`; a field that no one reads is an error.
+"""
+
+import ast
+import dataclasses
+import difflib
+import importlib.util
+import json
+import math
+import pathlib
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from bertjax.model import BertConfig
+from bertjax.optimizer import OptimizerConfig
+
+# A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps".
+Duration = int | str
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|percent|steps?|epochs?|examples?)\s*")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each mesh axis; one axis may be -1: all devices the others leave."""
+
+    data: int = -1
+    fsdp: int = 1
+    model: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSection:
+    """The `optimizer` fields of a configuration; see `bertjax.optimizer.OptimizerConfig`.
+
+    `decay_steps` is the step at which the rate comes to 0; 0 stands for the run's last. A later
+    one leaves the rest of the decay to the run that goes on from this one's parameters.
+    """
+
+    name: str = "adamw"
+    learning_rate: float = 1e-4
+    warmup: Duration = "1%"
+    decay_steps: Duration = 0
+    schedule: str = "linear"
+    weight_decay: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    clip_norm: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run. Durations (steps, *_every, warmup) are resolved by `resolve`.
+
+    Attributes:
+      task: name in the registry `bertjax.tasks`.
+      seed: decides initial parameters, data order, masks and dropout.
+      steps: updates of the parameters in the whole run.
+      batch_size: rows a step, over all hosts, devices and accumulation.
+      seq_len: pieces a row, T.
+      packing: several pairs a row.
+      accumulation: parts that each batch is computed in, one after the other.
+      log_every, checkpoint_every, eval_every: how often each happens.
+      eval_batches: batches of held-out data in an evaluation; 0 for all.
+      keep: newest checkpoints that are kept.
+      keep_every: checkpoints at its multiples are kept for ever; 0 for none.
+      init: a workdir or checkpoint that gives the first parameters; "" for random ones.
+      dropout_rng: generator of dropout's random bits: threefry2x32, rbg or unsafe_rbg.
+      profile: "START:STOP" writes a profiler trace of these steps; "" for none.
+      data: fields that the task defines; `dir` is always one.
+    """
+
+    task: str = "pretrain"
+    seed: int = 0
+    steps: Duration = 1_000_000
+    batch_size: int = 256
+    seq_len: int = 128
+    packing: bool = True
+    accumulation: int = 1
+    log_every: Duration = 100
+    checkpoint_every: Duration = 1000
+    eval_every: Duration = 1000
+    eval_batches: int = 0
+    keep: int = 3
+    keep_every: Duration = 0
+    init: str = ""
+    dropout_rng: str = "rbg"
+    profile: str = ""
+    mesh: MeshConfig = MeshConfig()
+    model: BertConfig = dataclasses.field(default_factory=BertConfig)
+    optimizer: OptimizerSection = OptimizerSection()
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "seq_len", "accumulation", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.seq_len > self.model.max_positions:
+            raise ValueError(
+                f"seq_len={self.seq_len} is more than model.max_positions="
+                f"{self.model.max_positions}: shorten the one or raise the other."
+            )
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"batch_size={self.batch_size} is not a multiple of accumulation="
+                f"{self.accumulation}: change one of them."
+            )
+        if self.dropout_rng not in ("threefry2x32", "rbg", "unsafe_rbg"):
+            raise ValueError(
+                f"dropout_rng={self.dropout_rng!r} is unknown: use threefry2x32, rbg or unsafe_rbg."
+            )
+        if self.profile:
+            self.profile_steps()
+
+    def profile_steps(self) -> range:
+        """Steps that a profiler trace covers; empty when `profile` is."""
+        if not self.profile:
+            return range(0)
+        match = re.fullmatch(r"(\d+):(\d+)", self.profile)
+        if not match or int(match[1]) >= int(match[2]):
+            raise ValueError(f"profile={self.profile!r} must read START:STOP, such as 100:105.")
+        return range(int(match[1]), int(match[2]))
+
+    def resolve(self, rows_per_epoch: int | None = None) -> "Config":
+        """The same configuration with every duration as a number of steps.
+
+        Args:
+          rows_per_epoch: rows of one pass over the training data; None where it is not known.
+        Raises:
+          ValueError: a duration cannot be read, or comes to no step at all.
+        """
+
+        def steps_of(name: str, value: Duration, total: int | None, least: int) -> int:
+            steps = _steps(name, value, self.batch_size, rows_per_epoch, total)
+            if steps < least:
+                raise ValueError(f"{name}={value!r} comes to {steps} steps; the least is {least}.")
+            return steps
+
+        total = steps_of("steps", self.steps, None, 1)
+        warmup = steps_of("optimizer.warmup", self.optimizer.warmup, total, 0)
+        decay = steps_of("optimizer.decay_steps", self.optimizer.decay_steps or total, total, total)
+        least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_every": 0}
+        every = {
+            name: steps_of(name, getattr(self, name), total, low) for name, low in least.items()
+        }
+        optimizer = dataclasses.replace(self.optimizer, warmup=warmup, decay_steps=decay)
+        resolved = dataclasses.replace(self, steps=total, optimizer=optimizer, **every)
+        resolved.optimizer_config()
+        return resolved
+
+    def optimizer_config(self) -> OptimizerConfig:
+        """The optimizer of a resolved configuration."""
+        fields = dataclasses.asdict(self.optimizer)
+        warmup, total = int(fields.pop("warmup")), int(fields.pop("decay_steps"))
+        return OptimizerConfig(warmup_steps=warmup, total_steps=total, **fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionaries, for config.json."""
+        return dataclasses.asdict(self)
+
+
+def _steps(
+    name: str, value: Duration, batch_size: int, rows_per_epoch: int | None, total: int | None
+) -> int:
+    if isinstance(value, int):
+        return value
+    match = _DURATION.fullmatch(value)
+    if not match:
+        raise ValueError(
+            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples' or '10%'."
+        )
+    number, unit = float(match[1]), match[2].rstrip("s")
+    if unit == "step":
+        return int(number)
+    if unit == "example":
+        return math.ceil(number / batch_size)
+    if unit == "epoch":
+        if rows_per_epoch is None:
+            raise ValueError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
+        return math.ceil(number * rows_per_epoch / batch_size)
+    if total is None:
+        raise ValueError(f"{name}={value!r} cannot be a share of itself: give steps or epochs.")
+    return math.ceil(number / 100 * total)
+
+
+def load_config(
+    spec: str, overrides: Mapping[str, str], data_fields: Mapping[str, Mapping[str, Any]]
+) -> Config:
+    """Reads `FILE[:ARG]` and applies overrides.
+
+    Args:
+      spec: path of a Python file with `get_config(arg)`, and its argument after a colon.
+      overrides: dotted field name -> text of the new value.
+      data_fields: task name -> the `data` fields that it has, with their defaults.
+    Raises:
+      ValueError: an unknown field, task or a value of the wrong type.
+    """
+    path, _, arg = spec.partition(":")
+    raw = _run_file(pathlib.Path(path), arg)
+    for name, text in overrides.items():
+        _override(raw, name, text)
+    return parse_config(raw, data_fields)
+
+
+def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, Any]]) -> Config:
+    """A `Config` from nested dictionaries, as `to_dict` gives them; see `load_config`."""
+    raw = dict(raw)
+    task = raw.get("task", Config.task)
+    if task not in data_fields:
+        raise ValueError(f"task={task!r} is unknown: there are {', '.join(sorted(data_fields))}.")
+    given = dict(raw.pop("data", {}))
+    defaults = data_fields[task]
+    for name, value in given.items():
+        if name not in defaults:
+            raise ValueError(_unknown(f"data.{name}", [f"data.{known}" for known in defaults]))
+        given[name] = _coerce(f"data.{name}", value, _type_of_default(defaults[name]))
+    config = _build(Config, raw, "")
+    return dataclasses.replace(config, data={**defaults, **given})
+
+
+def read_config(path: Any, data_fields: Mapping[str, Mapping[str, Any]]) -> Config:
+    """The `Config` in a config.json that a run or checkpoint holds (an epath.Path)."""
+    return parse_config(json.loads(path.read_text()), data_fields)
+
+
+def _run_file(path: pathlib.Path, arg: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such configuration file; check --config.")
+    spec = importlib.util.spec_from_file_location("bertjax_configuration", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path}: not a Python file; a configuration ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{path}: has no get_config(arg); add one that returns a ConfigDict.")
+    config = module.get_config(arg)
+    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else dict(config)
+
+
+def _override(raw: dict[str, Any], name: str, text: str) -> None:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = {"true": True, "false": False}.get(text.lower(), text)
+    *sections, field = name.split(".")
+    for section in sections:
+        raw = raw.setdefault(section, {})
+        if not isinstance(raw, dict):
+            raise ValueError(f"{name}: {section} is a value, not a section.")
+    raw[field] = value
+
+
+def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
+    """An instance of the dataclass from a mapping, nested dataclasses included."""
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in raw.items():
+        if name not in hints:
+            raise ValueError(_unknown(prefix + name, _all_fields(Config)))
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{prefix}{name}={value!r} must be a section with fields.")
+            values[name] = _build(typing.cast(type, hint), value, f"{prefix}{name}.")
+        else:
+            values[name] = _coerce(prefix + name, value, hint)
+    return cls(**values)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"{name} is no field of the configuration: did you mean {nearest[0]}?"
+
+
+def _all_fields(cls: type, prefix: str = "") -> list[str]:
+    names = []
+    for name, hint in typing.get_type_hints(cls).items():
+        names.append(prefix + name)
+        if dataclasses.is_dataclass(hint):
+            names += _all_fields(typing.cast(type, hint), f"{prefix}{name}.")
+    return names
+
+
+def _type_of_default(default: Any) -> Any:
+    return int | None if default is None else type(default)
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    """The value as the type that the field has; integers serve where floats are wanted."""
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if int in allowed and isinstance(value, float) and value.is_integer():
+        return int(value)
+    fits = any(type(value) is kind for kind in allowed)  # bool is no int here
+    if not fits:
+        kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+        raise ValueError(f"{name}={value!r} is a {type(value).__name__}: it must be {kinds}.")
+    return value

@@ -1,0 +1,77 @@
+"""The heads that pre-training puts on the encoder, and the model they make together."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from bertjax.model import ACTIVATIONS, BertConfig, Encoder, dense, layer_norm
+
+
+def gather(hidden: Array, positions: Array) -> Array:
+    """The vectors of `hidden` [B, T, H] at `positions` int32 [B, N]: [B, N, H]."""
+    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+
+
+class Pooler(nn.Module):
+    """tanh(Dense(x)) of [CLS] vectors [..., H]."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        return jnp.tanh(dense(self.config, self.config.hidden_size, "transform")(x))
+
+
+class MLM(nn.Module):
+    """Scores of every piece of the vocabulary for vectors of masked positions."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: Array, word: Array) -> Array:
+        """float32 [..., V] from vectors [..., H] and the word embeddings [V, H]."""
+        config = self.config
+        x = ACTIVATIONS[config.activation](dense(config, config.hidden_size, "transform")(x))
+        x = layer_norm(config, "norm")(x)
+        bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
+        logits = jnp.einsum(
+            "...h,vh->...v", x, word.astype(x.dtype), preferred_element_type=jnp.float32
+        )
+        return logits + bias
+
+
+class PretrainingModel(nn.Module):
+    """The encoder with the MLM head and, for `next_sentence`, the pooler and the NSP head."""
+
+    config: BertConfig
+    next_sentence: bool = True
+
+    def setup(self) -> None:
+        self.encoder = Encoder(self.config)
+        self.mlm = MLM(self.config)
+        if self.next_sentence:
+            self.pooler = Pooler(self.config)
+            self.nsp = dense(self.config, 2)
+
+    def __call__(self, batch: Mapping[str, Array], *, deterministic: bool) -> dict[str, Array]:
+        """float32 logits: "mlm_logits" [B, M, V] and, for `next_sentence`, "nsp_logits" [B, K, 2].
+
+        `batch` holds int32 `token_ids`, `type_ids`, `pack_ids` and `positions` [B, T],
+        `mlm_positions` [B, M] and, for `next_sentence`, `cls_positions` [B, K]; what else it holds
+        is left alone. Only the masked positions are gathered and projected on the vocabulary.
+        """
+        hidden = self.encoder(
+            batch["token_ids"],
+            batch["type_ids"],
+            batch["pack_ids"],
+            batch["positions"],
+            deterministic=deterministic,
+        )
+        masked = gather(hidden, batch["mlm_positions"])
+        logits = {"mlm_logits": self.mlm(masked, self.encoder.embeddings.word)}
+        if self.next_sentence:
+            pooled = self.pooler(gather(hidden, batch["cls_positions"]))
+            logits["nsp_logits"] = self.nsp(pooled).astype(jnp.float32)
+        return logits

@@ -1,0 +1,45 @@
+"""What a configuration means before it is run: its batches as text, its parameters as a table."""
+
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from etils import epath
+
+from bertjax import tasks
+from bertjax.config import Config
+from bertjax.sharding import named_leaves
+
+
+def show_batches(config: Config, start: int, steps: int, hosts: int, host: int) -> Iterator[str]:
+    """The rows of this host's batches as text, a string a row."""
+    task = tasks.find(config.task)(config, hosts, host)
+    for step, batch in enumerate(task.train_batches(start, start + steps), start):
+        rows = len(batch["token_ids"])
+        for row in range(rows):
+            yield f"--- step {step} row {host * rows + row}\n{task.show(batch, row)}"
+
+
+def save_batches(
+    config: Config, start: int, steps: int, hosts: int, host: int, path: epath.PathLike
+) -> None:
+    """Writes this host's batches as .npz, each array with a leading axis of steps."""
+    task = tasks.find(config.task)(config, hosts, host)
+    batches = list(task.train_batches(start, start + steps))
+    if not batches:
+        raise ValueError(f"steps={steps} saves nothing: ask for at least 1.")
+    with epath.Path(path).open("wb") as file:
+        np.savez(file, **{name: np.stack([b[name] for b in batches]) for name in batches[0]})
+
+
+def parameter_table(config: Config) -> str:
+    """Name, shape and size of each parameter, and their total."""
+    task = tasks.find(config.task)
+    params = jax.eval_shape(lambda: task.init_params(config, jax.random.key(0)))
+    rows = [(name, str(leaf.shape), math.prod(leaf.shape)) for name, leaf in named_leaves(params)]
+    rows.append(("total", "", sum(size for *_, size in rows)))
+    name_width, shape_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(
+        f"{name:{name_width}}  {shape:{shape_width}}  {size:>13,}" for name, shape, size in rows
+    )

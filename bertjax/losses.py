@@ -1,0 +1,46 @@
+"""Losses and accuracies as (sum, weight) pairs, so that they add up over devices and batches.
+
+The mean is sum / weight, taken once at the very end. Weights are those of the slots: 0 for an empty
+one, whose logits and target then count for nothing.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+Sum = tuple[Array, Array]
+
+
+def cross_entropy(logits: Array, targets: Array, weights: Array) -> Sum:
+    """-log softmax(logits)[target] in nats, summed over the slots, and the sum of the weights.
+
+    `logits` are [..., C], taken in float32; int32 `targets` and float32 `weights` are [...]. The
+    target's logit is picked by a comparison that fuses into the sum, so the backward pass needs no
+    scatter and an axis of classes spread over devices no gather.
+    """
+    logits = logits.astype(jnp.float32)
+    chosen = targets[..., None] == jnp.arange(logits.shape[-1], dtype=targets.dtype)
+    target_logits = jnp.sum(jnp.where(chosen, logits, 0), axis=-1)
+    losses = jax.nn.logsumexp(logits, axis=-1) - target_logits
+    return jnp.sum(losses * weights), jnp.sum(weights)
+
+
+def accuracy(logits: Array, targets: Array, weights: Array) -> Sum:
+    """The weight of the slots whose largest logit is the target's, and of all; shapes as above."""
+    correct = jnp.argmax(logits, axis=-1) == targets
+    return jnp.sum(correct * weights), jnp.sum(weights)
+
+
+def pretraining(logits: Mapping[str, Array], batch: Mapping[str, Array]) -> dict[str, Sum]:
+    """What pre-training minimises and reports: "mlm_loss", "mlm_accuracy" and, where there are NSP
+    logits, "nsp_loss" and "nsp_accuracy". The loss is the sum of the means of the two losses.
+    """
+    sums = {}
+    for name, targets in (("mlm", "mlm_targets"), ("nsp", "nsp_labels")):
+        if f"{name}_logits" in logits:
+            slots = (logits[f"{name}_logits"], batch[targets], batch[f"{name}_weights"])
+            sums[f"{name}_loss"] = cross_entropy(*slots)
+            sums[f"{name}_accuracy"] = accuracy(*slots)
+    return sums

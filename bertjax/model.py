@@ -1,0 +1,214 @@
+"""The BERT encoder (Devlin et al. 2019, section 3): embeddings and post-LayerNorm blocks.
+
+The parameters are a plain nested dictionary of float32 arrays. Those of the blocks are stacked:
+each has a leading axis of `num_layers`, whether the program loops over it or is unrolled.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bertjax.attention import attention, dropout
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5)),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT encoder and how it is computed; the defaults are BERT-Base uncased.
+
+    `activation` is "gelu" (with erf, as the released checkpoints), "gelu_tanh" or "relu"; `dtype`
+    is that of the computation, parameters being float32 always; `scan_layers` compiles one block
+    and loops over it, which compiles faster, and otherwise the loop is unrolled, which runs faster;
+    `remat` recomputes each block in the backward pass instead of keeping what it produced; with
+    `causal` a piece sees only what stands before it. Raises ValueError for a shape that cannot be.
+    """
+
+    vocab_size: int = 30522
+    num_layers: int = 12
+    hidden_size: int = 768
+    num_heads: int = 12
+    intermediate_size: int | None = None
+    max_positions: int = 512
+    type_vocab_size: int = 2
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    activation: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    init_std: float = 0.02
+    dtype: str = "float32"
+    scan_layers: bool = False
+    remat: bool = False
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "num_layers", "hidden_size", "num_heads", "max_positions")
+        for name in (*sizes, "type_vocab_size", "feed_forward_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}: "
+                f"choose a divisor of it, usually hidden_size / 64."
+            )
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
+        for name in ("layer_norm_eps", "init_std"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be greater than 0.")
+        for name, known in (("activation", ACTIVATIONS), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {' or '.join(known)}.")
+
+    @property
+    def feed_forward_size(self) -> int:
+        """The width of the feed-forward layer: `intermediate_size`, by default 4 hidden sizes."""
+        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+
+
+def initializer(config: BertConfig) -> jax.nn.initializers.Initializer:
+    """A normal of standard deviation `init_std` cut at two deviations, as the original draws it.
+
+    The deviation is that of the uncut normal; what is drawn has 0.88 of it.
+    """
+    return jax.nn.initializers.truncated_normal(config.init_std)
+
+
+def dense(config: BertConfig, features: int, name: str | None = None) -> nn.Dense:
+    """A linear layer [..., n] -> [..., features] in the computation's dtype."""
+    dtype = jnp.dtype(config.dtype)
+    return nn.Dense(features, dtype=dtype, kernel_init=initializer(config), name=name)
+
+
+def layer_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
+    """LayerNorm over the last axis, its statistics in float32."""
+    dtype = jnp.dtype(config.dtype)
+    return nn.LayerNorm(config.layer_norm_eps, dtype=dtype, use_fast_variance=False, name=name)
+
+
+class Embeddings(nn.Module):
+    """LN(word + type + position), then dropout."""
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        config, init = self.config, initializer(self.config)
+        self.word = self.param("word", init, (config.vocab_size, config.hidden_size))
+        self.type = self.param("type", init, (config.type_vocab_size, config.hidden_size))
+        self.position = self.param("position", init, (config.max_positions, config.hidden_size))
+        self.norm = layer_norm(config)
+
+    def __call__(
+        self, token_ids: Array, type_ids: Array, positions: Array, *, deterministic: bool
+    ) -> Array:
+        """[B, T, H] from three int32 [B, T]."""
+        summed = self.word[token_ids] + self.type[type_ids] + self.position[positions]
+        key = None if deterministic else self.make_rng("dropout")
+        return dropout(self.norm(summed), self.config.hidden_dropout, key)
+
+
+class SelfAttention(nn.Module):
+    """Every piece [B, T, H] gathers from the pieces of its pair through `num_heads` heads."""
+
+    config: BertConfig
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x: Array, pack_ids: Array) -> Array:
+        config, size = self.config, self.config.hidden_size
+        heads = (*x.shape[:-1], config.num_heads, size // config.num_heads)
+        query, key, value = (
+            dense(config, size, name)(x).reshape(heads) for name in ("query", "key", "value")
+        )
+        mixed = attention(
+            query,
+            key,
+            value,
+            pack_ids,
+            causal=config.causal,
+            dropout_rate=config.attention_dropout,
+            dropout_key=None if self.deterministic else self.make_rng("dropout"),
+        )
+        return dense(config, size, "output")(mixed.reshape(x.shape))
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))), each piece of [B, T, H] by itself."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        wide = dense(self.config, self.config.feed_forward_size, "up")(x)
+        wide = ACTIVATIONS[self.config.activation](wide)
+        return dense(self.config, self.config.hidden_size, "down")(wide)
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each as x -> LN(x + dropout(sublayer(x)))."""
+
+    config: BertConfig
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x: Array, pack_ids: Array) -> tuple[Array, Array]:
+        """[B, T, H] twice, as a scan wants it: to carry on and to keep."""
+
+        def add(x: Array, update: Array, name: str) -> Array:
+            key = None if self.deterministic else self.make_rng("dropout")
+            update = dropout(update, self.config.hidden_dropout, key)
+            return layer_norm(self.config, name)(x + update)
+
+        attend = SelfAttention(self.config, self.deterministic, name="attention")
+        x = add(x, attend(x, pack_ids), "attention_norm")
+        x = add(x, FeedForward(self.config, name="feed_forward")(x), "feed_forward_norm")
+        return x, x
+
+
+class Encoder(nn.Module):
+    """Embeddings and `num_layers` blocks."""
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        self.embeddings = Embeddings(self.config)
+
+    @nn.compact
+    def __call__(
+        self,
+        token_ids: Array,
+        type_ids: Array,
+        pack_ids: Array,
+        positions: Array,
+        *,
+        deterministic: bool,
+        all_layers: bool = False,
+    ) -> Array:
+        """The last block's vectors [B, T, H] from four int32 [B, T], in the computation's dtype.
+
+        With `all_layers`, those of every depth [L + 1, B, T, H], the embeddings first. Unless
+        `deterministic`, `apply` must be given `rngs={"dropout": key}`.
+        """
+        config = self.config
+        x = self.embeddings(token_ids, type_ids, positions, deterministic=deterministic)
+        blocks = nn.scan(
+            nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=nn.broadcast,
+            length=config.num_layers,
+            unroll=1 if config.scan_layers else config.num_layers,
+        )(config, deterministic, name="blocks")
+        last, layers = blocks(x, pack_ids)
+        return jnp.concatenate([x[None], layers]) if all_layers else last

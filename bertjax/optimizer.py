@@ -1,0 +1,178 @@
+"""Optimisers and learning rates of BERT pre-training, as optax transformations.
+
+Every rule that depends on which parameter it is goes by the parameter's name, its path in the
+tree joined by slashes (`encoder/blocks/attention/query/kernel`), and stands in this file.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bertjax.sharding import parameter_name
+
+NAMES = ("adamw", "adam_original", "lamb")
+SCHEDULES = ("linear", "linear_original")
+
+_LAYER_NORM_OR_BIAS = re.compile(r"(^|/)\w*norm\w*/|bias$", re.IGNORECASE)
+_STACKED = re.compile(r"(^|/)blocks/")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """An optimiser and its learning rate; the defaults are BERT-Base's (Devlin et al., A.2).
+
+    `name`:
+      "adamw"          Adam with decoupled weight decay;
+      "adam_original"  the same without bias correction, as BERT was trained;
+      "lamb"           for very large batches (You et al. 2020), no decay and no trust ratio on
+                       LayerNorm and biases.
+    `schedule`, both linear from 0 to `learning_rate` over `warmup_steps`, then linear to 0 at
+    `total_steps`:
+      "linear"           continuous: the decay starts from the full rate;
+      "linear_original"  the decay is measured from step 0, as BERT was trained, so at the end of
+                         warm-up the rate drops by the share warmup_steps / total_steps.
+    `weight_decay` applies to everything but LayerNorm and biases; `clip_norm` is the largest
+    global norm a gradient keeps. Raises ValueError for values that make no optimiser.
+    """
+
+    name: str = "adamw"
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    total_steps: int = 1_000_000
+    schedule: str = "linear"
+    weight_decay: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field, known in (("name", NAMES), ("schedule", SCHEDULES)):
+            if getattr(self, field) not in known:
+                raise ValueError(
+                    f"optimizer.{field} is {getattr(self, field)!r} "
+                    f"and must be one of {', '.join(known)}"
+                )
+        for field in ("learning_rate", "eps", "clip_norm"):
+            value = getattr(self, field)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(
+                    f"optimizer.{field} is {value} and must be a number greater than 0"
+                )
+        for field in ("b1", "b2"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"optimizer.{field} is {getattr(self, field)}, choose from [0, 1)")
+        if not 0 <= self.weight_decay < 1:
+            raise ValueError(f"optimizer.weight_decay is {self.weight_decay}, choose from [0, 1)")
+        if self.total_steps < 1:
+            raise ValueError(f"a run of {self.total_steps} steps trains nothing: use at least 1")
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise ValueError(
+                f"a warm-up of {self.warmup_steps} steps does not fit a run of {self.total_steps}: "
+                "use from 0 to one step less than the run has"
+            )
+
+
+def is_decayed(name: str) -> bool:
+    """Whether a parameter decays, and under LAMB has a trust ratio: all but LayerNorm and biases.
+
+    Embeddings decay. A LayerNorm is known by "norm" in the name of its module, a bias by a last
+    key that ends in "bias".
+    """
+    return not _LAYER_NORM_OR_BIAS.search(name)
+
+
+def is_stacked(name: str) -> bool:
+    """Whether the parameter holds one array a layer along its first axis."""
+    return bool(_STACKED.search(name))
+
+
+def decayed(params: Any) -> Any:
+    """The tree of booleans, of the shape of `params`, that says which parameters decay."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: is_decayed(parameter_name(path)), params
+    )
+
+
+def make_schedule(config: OptimizerConfig) -> optax.Schedule:
+    """The learning rate, float32 [], at the update that comes after `step` updates (int32 []).
+
+    Rate(0) is 0 where there is a warm-up, as in the original, so the first update only fills the
+    moments; rate(warmup_steps) is the peak; rate(total_steps), which no update uses, is 0.
+    """
+    warmup, total = config.warmup_steps, config.total_steps
+    decay_start = 0 if config.schedule == "linear_original" else warmup
+
+    # Both subtractions are between integers: joined from optax's linear schedules, the first and
+    # the last rates of a long run would come from 1 - 0.999999 in float32, wrong by some percent.
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step)
+        rising = step / max(warmup, 1)
+        falling = jnp.maximum(total - step, 0) / (total - decay_start)
+        return config.learning_rate * jnp.where(step < warmup, rising, falling)
+
+    return schedule
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The whole update: clipping, moments, decay, LAMB's trust ratio, times minus the rate.
+
+    Its `update` takes the gradients and the parameters, both trees of float32 arrays, and is meant
+    to run inside the jitted step, where XLA makes one pass of what is written here as several.
+    """
+    if config.name == "adam_original":
+        moments = scale_by_uncorrected_adam(config.b1, config.b2, config.eps)
+    else:
+        moments = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        moments,
+        optax.add_decayed_weights(config.weight_decay, decayed),
+        optax.stateless(scale_by_layer) if config.name == "lamb" else optax.identity(),
+        optax.scale_by_learning_rate(make_schedule(config)),
+    )
+
+
+class Moments(NamedTuple):
+    """Running means of the gradient and of its square, each a tree like the parameters."""
+
+    mu: Any
+    nu: Any
+
+
+def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Adam as google-research/bert has it: the moments start at zero and are not corrected."""
+
+    def init(params: Any) -> Moments:
+        return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
+
+    def update(grads: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
+        mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, grads, state.mu)
+        nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * g * g, grads, state.nu)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        return updates, Moments(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_layer(updates: Any, params: Any) -> Any:
+    """LAMB's trust ratio |w| / |u| (You et al. 2020, algorithm 2), 1 where either norm is 0.
+
+    A stacked parameter is as many layers as its first axis is long, and each has its own ratio.
+    """
+
+    def scaled(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
+        name = parameter_name(path)
+        if not is_decayed(name):
+            return update
+        axes = tuple(range(1 if is_stacked(name) else 0, param.ndim))
+        size = jnp.sqrt(jnp.sum(param * param, axes, keepdims=True))
+        length = jnp.sqrt(jnp.sum(update * update, axes, keepdims=True))
+        return update * jnp.where((size > 0) & (length > 0), size / length, 1)
+
+    return jax.tree_util.tree_map_with_path(scaled, updates, params)

@@ -1,0 +1,89 @@
+"""The tasks that the one train loop serves. A new task is one new file and one line here."""
+
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from etils import epath
+
+from bertjax.checkpoint import find_checkpoint
+from bertjax.config import Config, read_config
+from bertjax.step import Batch, Sums
+
+# task name -> module with `Task`, a class that follows the protocol, and `DATA_FIELDS`, the
+# defaults of its `data` fields.
+MODULES = {"pretrain": "bertjax.tasks.pretrain"}
+
+
+class Task(Protocol):
+    """What training and evaluation need to know of a task.
+
+    Attributes:
+      rows_per_epoch: rows of one pass over the training data.
+      data_fingerprint: hex digest that changes with the training data.
+    """
+
+    rows_per_epoch: int
+    data_fingerprint: str
+
+    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        """Opens and checks the data; raises ValueError in one sentence."""
+
+    @staticmethod
+    def init_params(config: Config, key: Any) -> Any:
+        """Random parameters from a JAX key; needs no data."""
+
+    def loss(self, params: Any, batch: Batch, key: Any) -> Sums:
+        """Sums over the batch; see `bertjax.step.LossFunction`."""
+
+    def batch_shapes(self) -> dict[str, Any]:
+        """Name -> `jax.ShapeDtypeStruct` of the arrays of a global batch."""
+
+    def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
+        """This host's rows of the global batches of steps start..stop-1."""
+
+    def eval_batches(self) -> Iterable[dict[str, np.ndarray]]:
+        """This host's rows of each batch of held-out data, every example once."""
+
+    def scores(self, means: dict[str, float]) -> dict[str, float]:
+        """What is reported of an evaluation, from the means of the sums and the total `loss`."""
+
+    def flops_per_step(self) -> float:
+        """Model operations of one step over the global batch."""
+
+    def save(self, directory: epath.Path) -> None:
+        """Writes what opens a checkpoint besides its arrays: vocabulary, labels."""
+
+    def show(self, batch: dict[str, np.ndarray], row: int) -> str:
+        """A row of a batch as text for a person."""
+
+    def check_checkpoint(self, path: epath.Path) -> None:
+        """Raises ValueError where a checkpoint's vocabulary or labels are not those of the data."""
+
+    @staticmethod
+    def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """An answer to each line from the checkpoint at `path`; needs no training data."""
+
+
+def find(name: str) -> type[Task]:
+    """The class of a task in `MODULES`."""
+    return importlib.import_module(MODULES[name]).Task
+
+
+def data_fields() -> dict[str, dict[str, Any]]:
+    """Task name -> its `data` fields with their defaults."""
+    return {name: importlib.import_module(module).DATA_FIELDS for name, module in MODULES.items()}
+
+
+def predict(checkpoint: epath.PathLike, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """An answer to each line of input, by the task that the checkpoint was trained for.
+
+    Args:
+      checkpoint: a checkpoint, or a workdir whose newest one is used.
+    Raises:
+      ValueError: a line is not what the task takes; it is named by its number.
+    """
+    path = find_checkpoint(checkpoint)
+    config = read_config(path / "config.json", data_fields())
+    return find(config.task).predict(config, path, lines)

@@ -1,0 +1,178 @@
+"""Pre-training: masked language model and next sentence prediction (paper, section 3.1)."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from bertjax import flops, losses
+from bertjax.checkpoint import load_params
+from bertjax.config import Config
+from bertjax.heads import PretrainingModel
+from bertjax.sharding import with_shardings
+from bertjax.step import Batch, Sums
+from data_pipelines.pretraining import PretrainingData
+from data_pipelines.rows import PretrainingOptions, render_row
+from data_pipelines.tokenization import Tokenizer, load_tokenizer
+
+_BEST = 5  # pieces reported for each mask
+_SHARED = ("seed", "batch_size", "seq_len", "packing")  # fields of the configuration itself
+DATA_FIELDS: dict[str, Any] = {"dir": ""} | {
+    field.name: field.default
+    for field in dataclasses.fields(PretrainingOptions)
+    if field.name not in _SHARED
+}
+
+
+def make_model(config: Config) -> PretrainingModel:
+    """The model of a configuration: without NSP head where the objective has none."""
+    return PretrainingModel(config.model, next_sentence=config.data["objective"] == "mlm_nsp")
+
+
+class Task:
+    """See `bertjax.tasks.Task`."""
+
+    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        fields = dict(config.data)
+        directory = fields.pop("dir")
+        if not directory:
+            raise ValueError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
+        options = PretrainingOptions(**{name: getattr(config, name) for name in _SHARED}, **fields)
+        self.config = config
+        self.data = PretrainingData(directory, options, "train", hosts, host)
+        self.heldout = None
+        if self.data.manifest.heldout:
+            self.heldout = PretrainingData(directory, options, "heldout", hosts, host)
+        self.model = make_model(config)
+        pieces = len(self.data.tokenizer.pieces)
+        if pieces > config.model.vocab_size:
+            raise ValueError(
+                f"the vocabulary of {directory} has {pieces:,} pieces and model.vocab_size="
+                f"{config.model.vocab_size:,}: raise it to at least that."
+            )
+        self.rows_per_epoch = self.data.rows_per_epoch
+        self.data_fingerprint = self.data.manifest.digest()
+
+    @staticmethod
+    def init_params(config: Config, key: jax.Array) -> Any:
+        ids = jnp.zeros((1, 8), jnp.int32)
+        names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
+        return make_model(config).init(key, dict.fromkeys(names, ids), deterministic=True)["params"]
+
+    def loss(self, params: Any, batch: Batch, key: jax.Array | None) -> Sums:
+        rngs = None if key is None else {"dropout": key}
+        logits = self.model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs)
+        real = batch["pack_ids"] > 0
+        fill = (jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size))
+        return losses.pretraining(logits, batch) | {"fill": fill}
+
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        rows = self.config.batch_size
+        return {
+            name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
+            for name, array in self.data.batch(0).items()
+        }
+
+    def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
+        return self.data.dataset(start, stop).as_numpy_iterator()
+
+    def eval_batches(self) -> Iterable[dict[str, np.ndarray]]:
+        if self.heldout is None:
+            return ()
+        stop = min(self.config.eval_batches or self.heldout.steps, self.heldout.steps)
+        return self.heldout.dataset(0, stop).as_numpy_iterator()
+
+    def scores(self, means: dict[str, float]) -> dict[str, float]:
+        scores = means | {"mlm_perplexity": math.exp(means["mlm_loss"])}
+        return {name: value for name, value in scores.items() if name != "fill"}
+
+    def flops_per_step(self) -> float:
+        shapes = self.batch_shapes()
+        rows, slots = shapes["mlm_positions"].shape
+        return flops.train_step_flops(self.config.model, rows, self.config.seq_len, slots)
+
+    def show(self, batch: dict[str, np.ndarray], row: int) -> str:
+        return render_row(batch, row, self.data.tokenizer)
+
+    def save(self, directory: epath.Path) -> None:
+        self.data.tokenizer.save(directory)
+
+    def check_checkpoint(self, path: epath.Path) -> None:
+        found = load_tokenizer(path).fingerprint()
+        if found != self.data.tokenizer.fingerprint():
+            raise ValueError(
+                f"{path} was trained with another vocabulary than that of "
+                f"{self.config.data['dir']}: prepare the corpus with the checkpoint's vocabulary."
+            )
+
+    @staticmethod
+    def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Fills the `[MASK]`s of each line: text, then per mask its likeliest pieces."""
+        tokenizer, model = load_tokenizer(path), make_model(config)
+        shapes = jax.eval_shape(lambda: Task.init_params(config, jax.random.key(0)))
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        params = load_params(path, with_shardings(shapes, device))
+
+        @jax.jit
+        def probabilities(params: Any, batch: Batch) -> jax.Array:
+            logits = model.apply({"params": params}, batch, deterministic=True)["mlm_logits"]
+            return jax.nn.softmax(logits[0, :, : len(tokenizer.pieces)])
+
+        for number, line in enumerate(lines, 1):
+            text = line.strip()
+            batch = _masked_row(text, number, tokenizer, config.model.max_positions)
+            masks = np.flatnonzero(batch["mlm_weights"][0])
+            likely = np.asarray(probabilities(params, batch))[masks]
+            best = np.argsort(-likely, axis=-1, kind="stable")[:, :_BEST]
+            ids = batch["token_ids"][0].copy()
+            ids[batch["mlm_positions"][0, masks]] = best[:, 0]
+            length = int(np.count_nonzero(batch["pack_ids"]))
+            yield {
+                "text": text,
+                "filled": tokenizer.decode(ids[1 : length - 1].tolist()),
+                "masks": [
+                    [
+                        {"piece": tokenizer.pieces[i], "probability": round(float(row[i]), 6)}
+                        for i in order
+                    ]
+                    for row, order in zip(likely, best, strict=True)
+                ],
+            }
+
+
+def _masked_row(
+    text: str, number: int, tokenizer: Tokenizer, max_positions: int
+) -> dict[str, np.ndarray]:
+    """A batch of one row; lengths and slots are powers of two, so that few shapes are compiled."""
+    parts = [tokenizer.encode(part) for part in text.split("[MASK]")]
+    if len(parts) == 1:
+        raise ValueError(f"line {number} has no [MASK]: write one where a piece is to be found.")
+    ids = [tokenizer.cls_id, *parts[0]]
+    for part in parts[1:]:
+        ids += [tokenizer.mask_id, *part]
+    ids.append(tokenizer.sep_id)
+    if len(ids) > max_positions:
+        raise ValueError(
+            f"line {number} has {len(ids)} pieces and the model takes {max_positions}: shorten it."
+        )
+    length = min(max(16, 1 << (len(ids) - 1).bit_length()), max_positions)
+    masks = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
+    slots = 1 << (len(masks) - 1).bit_length()
+
+    def row(values: Any, size: int, dtype: Any = np.int32) -> np.ndarray:
+        return np.pad(np.asarray(values, dtype), (0, size - len(values)))[None]
+
+    return {
+        "token_ids": row(ids, length),
+        "type_ids": row([], length),
+        "pack_ids": row(np.ones(len(ids)), length),
+        "positions": row(np.arange(len(ids)), length),
+        "mlm_positions": row(masks, slots),
+        "mlm_weights": row(np.ones(len(masks)), slots, np.float32),
+        "cls_positions": row([0], 1),
+    }

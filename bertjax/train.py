@@ -1,0 +1,246 @@
+"""The one train loop, for pre-training and every task.
+
+Run again with the same arguments, it goes on from the last finished checkpoint, and gives to the
+last bit what it would have given without the interruption.
+"""
+
+import contextlib
+import functools
+import logging
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from etils import epath
+from jax.sharding import Mesh, NamedSharding
+
+from bertjax import RunError, flops, tasks, workdirs
+from bertjax.checkpoint import Checkpoints, check_params, find_checkpoint, load_params
+from bertjax.config import Config
+from bertjax.evaluate import make_evaluator
+from bertjax.feed import Feed
+from bertjax.optimizer import make_optimizer, make_schedule
+from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
+from bertjax.signals import stop_signals
+from bertjax.step import Sums, TrainState, init_state, make_train_step, means
+from bertjax.tasks import Task
+from bertjax.writers import Writers
+
+_log = logging.getLogger("bertjax")
+
+
+class Diverged(RunError):
+    """The loss or the gradient is no longer a finite number."""
+
+
+class Stopped(RunError):
+    """A stop signal arrived; the state was saved."""
+
+
+class Run:
+    """Training in a workdir: all that can be refused is refused here, before anything compiles.
+
+    Raises:
+      ValueError, FileNotFoundError: the configuration, the data, `init` or the workdir do not
+        fit; nothing was changed.
+    """
+
+    def __init__(self, config: Config, workdir: epath.PathLike) -> None:
+        self.workdir = epath.Path(workdir)
+        self.task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
+        self.config = config = config.resolve(self.task.rows_per_epoch)
+        self.steps = int(config.steps)
+        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
+        self.schedule = make_schedule(config.optimizer_config())
+        self.optimizer = make_optimizer(config.optimizer_config())
+        params = jax.eval_shape(lambda: self.task.init_params(config, jax.random.key(0)))
+        check_mesh(self.mesh, config.batch_size, config.accumulation, params)
+        if config.init:
+            init = find_checkpoint(config.init)
+            self.task.check_checkpoint(init)
+            check_params(init, params)
+        workdirs.claim(self.workdir, config, self.task)
+        self.target = sharded_shapes(self.mesh, jax.eval_shape(self._init))
+        self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.target)
+        self.rows = NamedSharding(self.mesh, ROWS)
+        self.checkpoints = Checkpoints(
+            self.workdir / "checkpoints", config.keep, int(config.keep_every)
+        )
+
+    def train(self) -> None:
+        """Trains from the newest checkpoint in the workdir, or step 0, to the last step.
+
+        Raises:
+          CheckpointError: a checkpoint could not be written or read.
+          Diverged: the loss is not finite; the last good checkpoint is intact.
+          Stopped: SIGTERM or SIGINT arrived; the state was saved.
+        """
+        state = self._first_state()
+        first = int(state.step)
+        if first >= self.steps:
+            _log.info("%s is trained to its last step, %d.", self.workdir, first)
+            return
+        primary = jax.process_index() == 0
+        with (
+            Writers(self.workdir, self.steps, start_step=first, active=primary) as writers,
+            contextlib.closing(Feed(self.task.train_batches(first, self.steps), self.rows)) as feed,
+            _Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
+        ):
+            self._loop(state, writers, feed, profiler)
+
+    def _init(self) -> TrainState:
+        key = jax.random.key(self.config.seed, impl="threefry2x32")
+        batch = self.task.batch_shapes()
+        params = self.task.init_params(self.config, key)
+        return init_state(params, self.task.loss, self.optimizer, batch)
+
+    def _first_state(self) -> TrainState:
+        state = self.checkpoints.restore(self.target)
+        if state is not None:
+            _log.info("going on from step %d in %s.", int(state.step), self.workdir)
+            return state
+        state = jax.jit(self._init, out_shardings=self.shardings)()
+        if self.config.init:
+            path = find_checkpoint(self.config.init)
+            state = state._replace(params=load_params(path, self.target.params))
+            _log.info("beginning with the parameters of %s.", path)
+        return state
+
+    def compile(self) -> Any:
+        """The compiled train step: (state, batch) -> (state, window); see `bertjax.step`."""
+        config = self.config
+        train_step = make_train_step(
+            self.task.loss,
+            self.optimizer,
+            seed_key=jax.random.key(config.seed, impl=config.dropout_rng),
+            accumulation=config.accumulation,
+            log_every=int(config.log_every),
+        )
+        jitted = jax.jit(
+            train_step,
+            in_shardings=(self.shardings, self.rows),
+            out_shardings=(self.shardings, None),
+            donate_argnums=0,
+        )
+        return jitted.lower(self.target, self.task.batch_shapes()).compile()
+
+    def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:
+        """Runs every step that is left; logs, evaluates and saves when each is due."""
+        config, first = self.config, int(state.step)
+        train_step = self.compile()
+        evaluate = make_evaluator(self.task, self.mesh)
+        meter = _Meter(self.task, config, self.mesh, feed)
+        pending: tuple[int, Sums] | None = None
+
+        def log_pending() -> None:
+            nonlocal pending
+            if pending is not None:
+                step, window = pending
+                pending = None
+                values = means(jax.device_get(window))
+                progress = {
+                    "learning_rate": float(self.schedule(step - 1)),
+                    "epoch": step * config.batch_size / self.task.rows_per_epoch,
+                }
+                writers.write(step, "train", values | progress | meter.read(values))
+                self._check_finite(step, values)
+
+        with stop_signals() as stop:
+            for step, batch in enumerate(feed, first + 1):
+                profiler.before(step - 1)
+                state, window = train_step(state, batch)
+                meter.steps += 1
+                log_pending()  # the devices are at work on the new step meanwhile
+                last, stopping = step == self.steps, stop.is_set()
+                if last or step % int(config.log_every) == 0:
+                    pending = (step, window)
+                evaluates = last or step % int(config.eval_every) == 0
+                saves = last or stopping or step % int(config.checkpoint_every) == 0
+                if not (evaluates or saves):
+                    continue
+                log_pending()
+                with meter.pause():
+                    self._check_finite(step, means(jax.device_get(window)))
+                    if evaluates and (scores := evaluate(state.params)):
+                        writers.write(step, "heldout", scores)
+                    if saves:
+                        writers.flush()
+                        self.checkpoints.save(state, functools.partial(self._describe, step))
+                if stopping and not last:
+                    raise Stopped(f"stopped at step {step}: run the same command to go on.")
+
+    def _check_finite(self, step: int, values: dict[str, float]) -> None:
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                saved = self.checkpoints.steps()
+                good = f"step {saved[-1]} is the last good checkpoint" if saved else "none is saved"
+                raise Diverged(
+                    f"{name} is {values[name]} at step {step}, {good}: lower "
+                    "optimizer.learning_rate or lengthen optimizer.warmup in a new workdir."
+                )
+
+    def _describe(self, step: int, path: epath.Path) -> None:
+        """Writes what opens the checkpoint besides its arrays."""
+        self.task.save(path)
+        workdirs.write_run(path, self.config, self.task, step)
+
+
+class _Meter:
+    """Speed since it was last read, leaving out evaluation and saving."""
+
+    def __init__(self, task: Task, config: Config, mesh: Mesh, feed: Feed) -> None:
+        self.steps = 0
+        self._config, self._feed = config, feed
+        self._flops = task.flops_per_step()
+        peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
+        self._peak = None if peak is None else peak * mesh.size
+        self._began, self._waited = time.perf_counter(), feed.waited
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time inside does not count."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
+    def read(self, values: dict[str, float]) -> dict[str, float | None]:
+        """Rates since the last call; `values` are the means of the same steps."""
+        now = time.perf_counter()
+        seconds = max(now - self._began, 1e-9)
+        rows = self.steps * self._config.batch_size / seconds
+        rates = {
+            "sequences_per_second": rows,
+            "pieces_per_second": rows * self._config.seq_len * values["fill"],
+            "mfu": self._flops * self.steps / seconds / self._peak if self._peak else None,
+            "data_wait": min((self._feed.waited - self._waited) / seconds, 1.0),
+        }
+        self.steps, self._began, self._waited = 0, now, self._feed.waited
+        return rates
+
+
+class _Profiler:
+    """A profiler trace of the steps in a range; none for an empty one."""
+
+    def __init__(self, steps: range, directory: epath.Path) -> None:
+        self._steps, self._directory, self._running = steps, directory, False
+
+    def before(self, step: int) -> None:
+        """Call ahead of each step."""
+        if step in self._steps and not self._running:
+            jax.profiler.start_trace(str(self._directory))
+            self._running = True
+        elif step not in self._steps:
+            self.stop()
+
+    def stop(self) -> None:
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
+
+    def __enter__(self) -> "_Profiler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,71 @@
+"""What a workdir or checkpoint says of its run, and whose workdir it is.
+
+config.json is the whole configuration, run.json the step, the data position and the data.
+"""
+
+import json
+from typing import Any
+
+import jax
+from etils import epath
+
+import bertjax
+from bertjax.config import Config
+from bertjax.tasks import Task
+
+# Fields that may differ between the runs that continue each other in one workdir.
+_FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "keep", "keep_every"}
+_FREE |= {"log_every", "mesh.data", "mesh.fsdp", "mesh.model", "profile"}
+_FREE |= {"data.dir", "data.workers", "model.remat", "model.scan_layers"}
+
+
+def claim(workdir: epath.Path, config: Config, task: Task) -> None:
+    """Makes the workdir this run's, or checks that it is.
+
+    Raises:
+      ValueError: it belongs to a run with another configuration or other data.
+    """
+    if not (workdir / "run.json").exists():
+        if jax.process_index() == 0:
+            workdir.mkdir(parents=True, exist_ok=True)
+            write_run(workdir, config, task, 0)
+        return
+    try:
+        before = _flat(json.loads((workdir / "config.json").read_text()))
+        run = json.loads((workdir / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{workdir} holds no readable run ({error}): use another one.") from error
+    now = _flat(json.loads(json.dumps(config.to_dict())))
+    for name in sorted(before.keys() | now.keys()):
+        if name not in _FREE and before.get(name) != now.get(name):
+            raise ValueError(
+                f"{workdir} holds a run with {name}={before.get(name)!r} and this configuration "
+                f"has {now.get(name)!r}: use another --workdir, or that run's configuration."
+            )
+    if run.get("data_fingerprint") != task.data_fingerprint:
+        raise ValueError(
+            f"{workdir} holds a run on another corpus than {config.data['dir']}: use another "
+            "--workdir, or that run's corpus."
+        )
+
+
+def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> None:
+    """Writes config.json and run.json into a workdir or checkpoint, run.json last."""
+    (directory / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
+    run = {
+        "step": step,
+        "rows": step * config.batch_size,  # the data position: rows read since step 0
+        "data_fingerprint": task.data_fingerprint,
+        "bertjax": bertjax.__version__,
+        "jax": jax.__version__,
+    }
+    (directory / "run.json").write_text(json.dumps(run, indent=1))
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    flat = {}
+    for name, value in tree.items():
+        nested = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return flat

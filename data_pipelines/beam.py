@@ -1,0 +1,161 @@
+"""Corpus preparation with Apache Beam: on as many machines as there are, the same shards.
+
+The functions that see a document are those of `documents`. Their index comes together on one
+worker, some 300 bytes a document there, which deals the documents to shards as `corpus.prepare`
+does; the documents stay apart. Needs the extra `beam`: pip install 'bertjax[beam]'.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from data_pipelines import InputError
+from data_pipelines.corpus import check_options, finish, stage_for
+from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.records import (
+    Manifest,
+    ShardInfo,
+    ShardWriter,
+    read_manifest,
+    shard_name,
+    token_dtype,
+)
+from data_pipelines.sources import read_source, resolve
+from data_pipelines.tokenization import Tokenizer
+
+try:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+except ImportError as error:
+    raise InputError("Apache Beam is missing; pip install 'bertjax[beam]'.") from error
+
+Encoded = tuple[int, bytes, bytes]  # number (its order says that of the input), row, record
+_DOCUMENTS_OF_A_SOURCE = 1 << 40
+
+
+class _Deal(NamedTuple):
+    """Where the documents go."""
+
+    numbers: np.ndarray  # int64 [D], rising
+    shards: np.ndarray  # int32 [D], positions in `names`, -1 for none
+    names: list[tuple[str, str]]  # split, file
+    totals: dict[str, int | float]
+
+
+def prepare_with_beam(
+    inputs: Sequence[str],
+    tokenizer: Tokenizer,
+    output: epath.PathLike,
+    beam_options: Sequence[str] = (),
+    *,
+    held_out: float = 0.01,
+    dedup: bool = False,
+    shards: int | None = None,
+    text_field: str = "text",
+) -> Manifest:
+    """What `corpus.prepare` does, by a Beam pipeline; the shards are equal to the byte.
+
+    Every input is read by one worker. With a runner beyond this machine, inputs and output must be
+    paths that its workers see, as `gs://` is.
+
+    Args:
+      beam_options: Beam's own flags, such as `--runner=DataflowRunner`.
+      inputs, tokenizer, output, held_out, dedup, shards, text_field: as in `corpus.prepare`.
+
+    Raises:
+      InputError: unusable options or output. What a worker refuses is the runner's error to raise.
+    """
+    check_options(output, held_out, shards)
+    options = {
+        "inputs": list(inputs),
+        "text_field": text_field,
+        "held_out": held_out,
+        "dedup": dedup,
+        "shards": shards,
+    }
+    dtype = token_dtype(len(tokenizer.pieces))
+    sources = list(enumerate(resolve(inputs)))
+    with stage_for(epath.Path(output)) as stage:
+        directory = str(stage)
+        # Beam's own check of annotations knows no protocols, and `Tokenizer` is one.
+        flags = PipelineOptions(list(beam_options), pipeline_type_check=False)
+        with beam.Pipeline(options=flags) as pipeline:
+            encoded = (
+                pipeline
+                | "Sources" >> beam.Create(sources)
+                | "Read" >> beam.FlatMap(_read, text_field)
+                | "Spread" >> beam.Reshuffle()
+                | "Encode" >> beam.Map(_encode, tokenizer)
+            )
+            deal = beam.pvalue.AsSingleton(
+                encoded
+                | "Index" >> beam.Map(lambda document: document[:2])
+                | "Gather" >> beam.combiners.ToList()
+                | "Deal" >> beam.Map(_deal, held_out, dedup, shards)
+            )
+            (
+                encoded
+                | "Place" >> beam.FlatMap(_place, deal)
+                | "Collect" >> beam.GroupByKey()
+                | "Write" >> beam.Map(_write, directory, dtype)
+                | "Shards" >> beam.combiners.ToList()
+                | "Finish" >> beam.Map(_finish, deal, directory, tokenizer, options)
+            )
+        return read_manifest(stage)
+
+
+def _read(source: tuple[int, str], text_field: str) -> Iterator[tuple[int, list[str]]]:
+    number, name = source
+    for i, document in enumerate(read_source(name, text_field)):
+        yield number * _DOCUMENTS_OF_A_SOURCE + i, document
+
+
+def _encode(document: tuple[int, list[str]], tokenizer: Tokenizer) -> Encoded:
+    number, lines = document
+    row, record = encode_documents([lines], tokenizer)
+    return number, row.tobytes(), record
+
+
+def _deal(rows: list[tuple[int, bytes]], held_out: float, dedup: bool, shards: int | None) -> _Deal:
+    rows.sort()
+    index = np.frombuffer(b"".join(row for _, row in rows), INDEX)
+    members = assign_shards(index, held_out, dedup, shards)
+    place = np.full(len(index), -1, np.int32)
+    names: list[tuple[str, str]] = []
+    for split, parts in members.items():
+        for i, part in enumerate(parts):
+            place[part] = len(names)
+            names.append((split, shard_name(split, i, len(parts))))
+    numbers = np.array([number for number, _ in rows], np.int64)
+    return _Deal(numbers, place, names, count(index, members))
+
+
+def _place(document: Encoded, deal: _Deal) -> Iterator[tuple[tuple[str, str], Encoded]]:
+    shard = deal.shards[np.searchsorted(deal.numbers, document[0])]
+    if shard >= 0:
+        yield deal.names[shard], document
+
+
+def _write(
+    shard: tuple[tuple[str, str], Iterable[Encoded]], directory: str, dtype: np.dtype
+) -> tuple[str, ShardInfo]:
+    (split, name), documents = shard
+    with ShardWriter(directory, name, dtype) as writer:
+        for _, row, record in sorted(documents):
+            writer.append_flat(*unpack(np.frombuffer(row, INDEX)[0], record, dtype))
+        return split, writer.close()
+
+
+def _finish(
+    written: list[tuple[str, ShardInfo]],
+    deal: _Deal,
+    directory: str,
+    tokenizer: Tokenizer,
+    options: dict[str, Any],
+) -> None:
+    infos: dict[str, list[ShardInfo]] = {"train": [], "heldout": []}
+    for split, info in sorted(written, key=lambda shard: shard[1].name):
+        infos[split].append(info)
+    finish(epath.Path(directory), tokenizer, options, infos, deal.totals)

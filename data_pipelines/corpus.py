@@ -1,0 +1,269 @@
+"""Inputs to a corpus directory: streamed, in parallel, the same result on any number of workers.
+
+Ids go to a spool file in the order of the documents; when the input ends, the index of `documents`
+tells what goes into which shard. So memory holds a few batches of text and, at the end, 52 bytes a
+document. A document is the unit: it is in memory as a whole.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import IO, Any, TextIO
+
+import numpy as np
+from etils import epath
+
+from data_pipelines import InputError
+from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.records import (
+    MANIFEST,
+    Manifest,
+    ShardInfo,
+    ShardWriter,
+    is_remote,
+    shard_name,
+    temporary_file,
+    token_dtype,
+    write_manifest,
+)
+from data_pipelines.sources import read_source, resolve
+from data_pipelines.tokenization import Tokenizer
+
+_BATCH = 1 << 18  # characters of text that a worker gets at a time
+_PARTIAL = ".partial"
+
+
+def prepare(
+    inputs: Sequence[str],
+    tokenizer: Tokenizer,
+    output: epath.PathLike,
+    *,
+    workers: int | None = None,
+    held_out: float = 0.01,
+    dedup: bool = False,
+    shards: int | None = None,
+    text_field: str = "text",
+    progress: TextIO | None = None,
+) -> Manifest:
+    """Make a corpus directory: shards of train and held-out documents, tokenizer and manifest.
+
+    With equal inputs and options the files are equal to the byte, whatever `workers` is. Work in
+    progress is in `OUTPUT.partial`, which becomes `output` when all is done. (Remote file systems
+    cannot rename a directory: there the manifest, written last, is what makes it a corpus.)
+
+    Args:
+      inputs: what `sources` describes.
+      tokenizer: gives the ids, and is saved with the corpus.
+      output: a directory that does not exist yet or is empty.
+      workers: processes that tokenise; 0 and 1 mean this process alone, None one for each core.
+        With more than one, a script needs the usual `if __name__ == "__main__"`.
+      held_out: share of the documents to hold out, chosen by the hash of their text.
+      dedup: whether only the first of documents with the same text is kept.
+      shards: number of train shards; None chooses a power of two by the size of the corpus.
+      text_field: name of the text in JSON lines and tfds records.
+      progress: where to show how it goes.
+
+    Raises:
+      InputError: unusable inputs or options, or an output that already holds something.
+    """
+    check_options(output, held_out, shards)
+    sources = resolve(inputs)
+    documents = itertools.chain.from_iterable(read_source(s, text_field) for s in sources)
+    dtype = token_dtype(len(tokenizer.pieces))
+    workers = os.cpu_count() or 1 if workers is None else workers
+    meter = _Meter(progress)
+    with (
+        stage_for(epath.Path(output)) as stage,
+        temporary_file(stage) as spool,
+        temporary_file(stage) as rows,
+    ):
+        for index, payload in _encode_in_parallel(_batches(documents), tokenizer, workers):
+            index["start"] += spool.tell()
+            spool.write(payload)
+            rows.write(index.tobytes())
+            meter.add(index)
+        meter.end()
+        spool.flush()
+        rows.seek(0)
+        index = np.fromfile(rows, INDEX)
+        members = assign_shards(index, held_out, dedup, shards)
+        infos = {
+            split: [
+                _write_shard(stage, shard_name(split, i, len(parts)), dtype, index[part], spool)
+                for i, part in enumerate(parts)
+            ]
+            for split, parts in members.items()
+        }
+        options = {
+            "inputs": list(inputs),
+            "text_field": text_field,
+            "held_out": held_out,
+            "dedup": dedup,
+            "shards": shards,
+        }
+        return finish(stage, tokenizer, options, infos, count(index, members))
+
+
+def check_options(output: epath.PathLike, held_out: float, shards: int | None) -> None:
+    """Refuse options that cannot work and an output that holds something (InputError)."""
+    if not 0 <= held_out < 1:
+        raise InputError(f"held_out is {held_out}; choose a share from 0 (none) to below 1.")
+    if shards is not None and shards < 1:
+        raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
+    output = epath.Path(output)
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output} is a file; choose another output directory.")
+    unfinished = is_remote(output) and not (output / MANIFEST).exists()
+    if output.is_dir() and not unfinished and any(output.iterdir()):
+        held = "a finished corpus" if (output / MANIFEST).exists() else "other files"
+        raise InputError(
+            f"{output} already holds {held}; choose another output or delete it first."
+        )
+
+
+# ---------------------------------------------------------------- documents to ids
+
+
+def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
+    batch: list[list[str]] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += sum(map(len, document))
+        if characters >= _BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _encode_in_parallel(
+    batches: Iterable[list[list[str]]], tokenizer: Tokenizer, workers: int
+) -> Iterator[tuple[np.ndarray, bytes]]:
+    """`encode_documents` of every batch, in order; few batches are in flight at a time."""
+    if workers <= 1:
+        for batch in batches:
+            yield encode_documents(batch, tokenizer)
+        return
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), _start_worker, (tokenizer,)
+    ) as pool:
+        pending: deque[Future] = deque()
+        for batch in batches:
+            pending.append(pool.submit(_encode_in_worker, batch))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+_worker_tokenizer: Tokenizer
+
+
+def _start_worker(tokenizer: Tokenizer) -> None:
+    global _worker_tokenizer
+    _worker_tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """A parent that is killed cannot stop its workers, and they would wait for ever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(batch: list[list[str]]) -> tuple[np.ndarray, bytes]:
+    return encode_documents(batch, _worker_tokenizer)
+
+
+# ---------------------------------------------------------------- documents to shards
+
+
+def _write_shard(
+    directory: epath.Path, name: str, dtype: np.dtype, rows: np.ndarray, spool: IO[bytes]
+) -> ShardInfo:
+    with ShardWriter(directory, name, dtype) as writer:
+        for row in rows:
+            record = os.pread(spool.fileno(), row["size"], row["start"])
+            writer.append_flat(*unpack(row, record, dtype))
+        return writer.close()
+
+
+def finish(
+    directory: epath.Path,
+    tokenizer: Tokenizer,
+    options: dict[str, Any],
+    infos: dict[str, list[ShardInfo]],
+    totals: dict[str, int | float],
+) -> Manifest:
+    """Save the tokenizer and then the manifest, which declares the directory a corpus."""
+    fingerprint = tokenizer.fingerprint()
+    manifest = Manifest(
+        fingerprint, len(tokenizer.pieces), options, infos["train"], infos["heldout"], totals
+    )
+    tokenizer.save(directory)
+    write_manifest(directory, manifest)
+    return manifest
+
+
+# ---------------------------------------------------------------- files
+
+
+@contextlib.contextmanager
+def stage_for(output: epath.Path) -> Iterator[epath.Path]:
+    """Where to write what shall be `output`: it appears when the block ends, and only then."""
+    if is_remote(output):
+        output.mkdir(parents=True, exist_ok=True)
+        yield output
+        return
+    stage = output.with_name(output.name + _PARTIAL)
+    if stage.exists():
+        stage.rmtree()  # of a preparation that was killed
+    stage.mkdir(parents=True)
+    try:
+        yield stage
+        os.replace(stage, output)
+    except BaseException:
+        stage.rmtree()
+        raise
+
+
+class _Meter:
+    """Tells how far a preparation is: one line, redrawn, in a terminal; a few lines elsewhere."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._redraws = stream is not None and stream.isatty()
+        self._begin = self._shown = time.monotonic()
+        self._documents = self._bytes = self._pieces = 0
+
+    def add(self, index: np.ndarray) -> None:
+        self._documents += len(index)
+        self._bytes += int(index["bytes"].sum(dtype=np.int64))
+        self._pieces += int(index["tokens"].sum(dtype=np.int64))
+        if time.monotonic() - self._shown > (0.2 if self._redraws else 10):
+            self._show("" if self._redraws else "\n")
+
+    def end(self) -> None:
+        self._show("\n")
+
+    def _show(self, end: str) -> None:
+        if not self._stream:
+            return
+        self._shown = time.monotonic()
+        rate = self._pieces / (self._shown - self._begin)
+        line = (
+            f"{self._documents:,} documents, {self._bytes / 1e6:,.1f} MB of text, "
+            f"{self._pieces:,} pieces, {rate:,.0f} pieces/s"
+        )
+        self._stream.write(f"\r\x1b[K{line}{end}" if self._redraws else line + end)
+        self._stream.flush()

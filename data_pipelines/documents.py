@@ -1,0 +1,138 @@
+"""Documents to rows of an index, and the index to shards: what every way of preparing shares.
+
+A document is cut into sentences and tokenised by itself. A row of the index tells where its ids
+are, how many, and the hash of its text. What needs to know the whole corpus is decided from the
+index alone: which documents are duplicates, which are held out, how many shards there are and
+which document goes into which.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+
+from data_pipelines import InputError
+from data_pipelines.records import token_dtype
+from data_pipelines.sentences import split_sentences
+from data_pipelines.tokenization import Tokenizer
+
+INDEX = np.dtype(  # a row for each document read
+    [
+        ("hash", "<u8", 2),  # of the text
+        ("start", "<i8"),  # byte of the payload where its record starts:
+        ("size", "<i8"),  # the sentences' lengths (int32), then the ids
+        ("sentences", "<i4"),
+        ("tokens", "<i4"),
+        ("unknown", "<i4"),  # tokens that are [UNK]
+        ("dropped", "<i4"),  # sentences that gave no piece
+        ("bytes", "<i4"),  # of text
+    ]
+)
+_LENGTH = np.dtype("<i4")
+
+# A shard is worth a file from so many documents and pieces on. Readers keep every shard open: the
+# number of shards stays well below the usual limit on open files.
+_TRAIN_DOCUMENTS, _TRAIN_PIECES, _HELDOUT_DOCUMENTS, _MOST_SHARDS = 64, 100_000, 16, 256
+
+Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows of its documents
+
+
+def encode_documents(
+    documents: Iterable[list[str]], tokenizer: Tokenizer
+) -> tuple[np.ndarray, bytes]:
+    """Tokenise documents: their rows of `INDEX`, and the payload that the rows point into."""
+    dtype = token_dtype(len(tokenizer.pieces))
+    rows = []
+    payload = bytearray()
+    for lines in documents:
+        text = "\n".join(lines).encode()
+        digest = hashlib.blake2b(text, digest_size=16).digest()
+        sentences = [tokenizer.encode(s) for line in lines for s in split_sentences(line)]
+        kept = [ids for ids in sentences if ids]
+        tokens = np.array(list(itertools.chain.from_iterable(kept)), dtype)
+        unknown = np.count_nonzero(tokens == tokenizer.unk_id)
+        record = np.array([len(ids) for ids in kept], _LENGTH).tobytes() + tokens.tobytes()
+        where = np.frombuffer(digest, "<u8"), len(payload), len(record)
+        counts = len(kept), len(tokens), unknown, len(sentences) - len(kept), len(text)
+        rows.append((*where, *counts))
+        payload += record
+    return np.array(rows, INDEX), bytes(payload)
+
+
+def unpack(row: np.void, record: bytes, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The token ids [n] of a document and the lengths [s] of its sentences."""
+    lengths = np.frombuffer(record, _LENGTH, row["sentences"])
+    return np.frombuffer(record, dtype, offset=lengths.nbytes), lengths
+
+
+def assign_shards(index: np.ndarray, held_out: float, dedup: bool, shards: int | None) -> Members:
+    """Which documents go where: the rows of `index` for each shard of each split.
+
+    Documents without a piece are left out. A document is held out if its hash, as a number in
+    [0, 1), is below `held_out`: equal texts are never on both sides. The documents of a split are
+    dealt to its shards in turn.
+
+    Raises:
+      InputError: a shard would have fewer than the two documents that a random next sentence needs.
+    """
+    rows = np.flatnonzero(index["tokens"])
+    if dedup:
+        order = np.lexsort(index["hash"][rows].T)  # stable: the first of equals stays first
+        ordered = index["hash"][rows[order]]
+        again = np.zeros(len(rows), bool)
+        again[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
+        rows = rows[~again]
+    if len(rows) < 2:
+        number = "no document with text in it" if not len(rows) else "one document only"
+        raise InputError(
+            f"the input holds {number}, and a random next sentence comes from another document: "
+            "give two or more, a blank line between them."
+        )
+    held = (index["hash"][rows, 0] >> np.uint64(11)) * 2.0**-53 < held_out
+    splits = {"train": rows[~held], "heldout": rows[held]}
+    for split, part in splits.items():
+        if len(part) < 2 and (split == "train" or held_out):
+            raise InputError(
+                f"held_out={held_out} puts {len(part)} of {len(rows)} documents into the {split} "
+                "split, which needs two or more: choose another share, or 0 to hold out none."
+            )
+    train, heldout = splits.values()
+    if shards is None:
+        pieces = int(index["tokens"][train].sum(dtype=np.int64))
+        shards = _shard_count(min(len(train) // _TRAIN_DOCUMENTS, pieces // _TRAIN_PIECES))
+    elif 2 * shards > len(train):
+        raise InputError(
+            f"shards={shards} is too many for {len(train)} train documents, as a shard needs two: "
+            f"choose {len(train) // 2} or fewer."
+        )
+    heldout_shards = (
+        min(shards, _shard_count(len(heldout) // _HELDOUT_DOCUMENTS)) if held_out else 0
+    )
+    return {
+        "train": [train[i::shards] for i in range(shards)],
+        "heldout": [heldout[i::heldout_shards] for i in range(heldout_shards)],
+    }
+
+
+def _shard_count(worthwhile: int) -> int:
+    """The largest power of two up to `worthwhile`, at least 1, at most `_MOST_SHARDS`."""
+    return min(_MOST_SHARDS, 1 << max(0, worthwhile.bit_length() - 1))
+
+
+def count(index: np.ndarray, members: Members) -> dict[str, int | float]:
+    """What the manifest tells of the whole corpus, both splits together."""
+    kept = index[np.concatenate([rows for parts in members.values() for rows in parts])]
+    names = ("sentences", "tokens", "unknown", "dropped", "bytes")
+    sentences, pieces, unknown, dropped, size = (int(kept[n].sum(dtype=np.int64)) for n in names)
+    empty = int(np.count_nonzero(index["tokens"] == 0))
+    return {
+        "documents": len(kept),
+        "sentences": sentences,
+        "pieces": pieces,
+        "bytes_of_text": size,
+        "unknown_share": unknown / pieces,
+        "dropped_sentences": dropped,
+        "dropped_documents": empty,
+        "duplicates": len(index) - empty - len(kept),
+    }

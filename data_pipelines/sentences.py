@@ -1,0 +1,89 @@
+"""A line of text to sentences, by rule.
+
+A sentence ends
+- after a run of `。` `！` `？` `｡` and the closing quotes and brackets behind it;
+- after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` and the closing quotes and brackets behind it,
+  where white space follows and then, after any opening quotes and brackets, something that can
+  start a sentence: a digit, or a letter that is not lower-case.
+
+A full stop by itself does not end one
+- after a word that introduces a name or a sequel (Dr. No, vs. the rest);
+- after a word that introduces a number, when a digit follows (No. 5, vol. 2, Sept. 11);
+- after an initial, letters with stops between, or an abbreviation that can stand at the end
+  (J. Smith, U.S. Army, Smith Jr. of Ohio), unless the next word is one that often starts a sentence
+  (The, He, In);
+- after a number or letter that starts the sentence: it counts the items of a list.
+
+Nothing is lost: the sentences put together are the line, but for white space at their ends.
+"""
+
+# ruff: noqa: RUF001 (signs of many scripts are what this file is about)
+
+import re
+
+_CLOSING = r"\"'”’»)\]}"
+_END = re.compile(
+    rf"(?<![.!?…।॥؟۔])(?P<stop>[.!?…।॥؟۔]+)[{_CLOSING}]*\s+(?=[^\w\s]*(?P<next>\w+))"
+    rf"|[。！？｡]+[」』）】》{_CLOSING}]*\s*"
+)
+_COUNTER = re.compile(r"[0-9]+|[A-Za-z]")
+_INITIALS = re.compile(r"[A-Z]|[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+")
+_WORD = re.compile(r"[\w.]*\Z")
+_LONGEST = 12  # characters of the longest word that can matter before a full stop, and to spare
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BEFORE_A_NAME = _words(
+    """adm approx attn brig capt cf cmdr col cpl dr e.g eg fr gen gov hon i.e ie lt maj messrs mlle
+    mme mr mrs ms msgr mt mx pres prof pvt rep rev sen sgt st supt v viz vs"""
+)
+_BEFORE_A_NUMBER = _words(
+    """apr art aug c ca ch circa dec ed eq eqs feb fig figs jan jul jun mar no nos nov oct p para
+    pp sec sect sep sept ver vol vols"""
+)
+_ABBREVIATIONS = _words("al assn ave bldg blvd bros co corp dept est etc inc jr ltd sr univ")
+_OFTEN_FIRST = _words(
+    """After All Although An And As At Because Before Both But By During Each For From He Her Here
+    His How However If In It Its Many Most My Not On One Our She Since So Some Such That The Their
+    Then There These They This Those Though To Under Until We What When Where Which While Who Why
+    With You Your"""
+)
+
+
+def split_sentences(line: str) -> list[str]:
+    """Sentences of a line, stripped, none of them empty."""
+    line = line.strip()
+    sentences = []
+    start = 0
+    for end in _END.finditer(line):
+        if _ends_sentence(line, start, end):
+            sentences.append(line[start : end.end()].rstrip())
+            start = end.end()
+    if start < len(line):
+        sentences.append(line[start:])
+    return sentences
+
+
+def _ends_sentence(line: str, start: int, end: re.Match[str]) -> bool:
+    """Whether the sentence that began at `start` ends at `end`, a match of `_END`."""
+    stop, following = end["stop"], end["next"]
+    if stop is None:
+        return True
+    if following[0].islower():
+        return False
+    if stop != ".":
+        return True
+    at = end.start()
+    match = _WORD.search(line, max(start, at - _LONGEST), at)
+    word = match[0] if match else ""
+    lower = word.lower()
+    if lower in _BEFORE_A_NAME:
+        return False
+    if start + len(word) == at and _COUNTER.fullmatch(word):
+        return False
+    if lower in _ABBREVIATIONS or _INITIALS.fullmatch(word):
+        return following in _OFTEN_FIRST
+    return lower not in _BEFORE_A_NUMBER or not following[0].isdigit()

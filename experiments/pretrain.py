@@ -1,0 +1,149 @@
+"""Pre-training of every size of BERT, by three recipes.
+
+    bertjax train --workdir runs/base-1 \
+      --config experiments/pretrain.py:model=base,phase=1,recipe=paper,data=corpora/wiki
+    bertjax train --workdir runs/base-2 \
+      --config experiments/pretrain.py:model=base,phase=2,data=corpora/wiki,init=runs/base-1
+
+model    tiny, mini, small, medium, base, large, or LAYERS-HIDDEN such as 6-512 (heads of 64)
+phase    1: rows of 128 pieces; 2: rows of 512, from phase 1's checkpoint (init=DIR)
+recipe   paper: 256 rows a step, 1M steps (Devlin et al. 2019, A.2)
+         slides: 131,072 pieces a step, 1M steps (its authors' slides)
+         lamb: 65,536 and 32,768 rows a step, 8,601 steps (You et al. 2020)
+data     a directory that `bertjax prepare` wrote
+smoke    shrinks all of it to a minute on a CPU
+"""
+
+import difflib
+
+from ml_collections import ConfigDict
+
+SIZES = {  # layers, hidden size
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+
+# Both phases of Adam are one run of a million steps: the rate that phase 1 ends at, a tenth of the
+# way from 0, is where phase 2 begins. LAMB warms up in each phase.
+_ADAM = {
+    1: {"learning_rate": 1e-4, "warmup": 10_000, "decay_steps": 1_000_000},
+    2: {"learning_rate": 1e-4 * 100_000 / 990_000, "warmup": 0},
+}
+_STEPS = {1: 900_000, 2: 100_000}
+RECIPES = {
+    "paper": {
+        phase: {"batch_size": 256, "steps": _STEPS[phase], "optimizer": _ADAM[phase]}
+        for phase in (1, 2)
+    },
+    "slides": {
+        1: {"batch_size": 1024, "steps": _STEPS[1], "optimizer": _ADAM[1]},
+        2: {"batch_size": 256, "steps": _STEPS[2], "optimizer": _ADAM[2]},
+    },
+    "lamb": {
+        1: {
+            "batch_size": 65_536,
+            "steps": 7_038,
+            "optimizer": {"name": "lamb", "learning_rate": 6e-3, "warmup": "28.43%"},
+        },
+        2: {
+            "batch_size": 32_768,
+            "steps": 1_563,
+            "optimizer": {"name": "lamb", "learning_rate": 4e-3, "warmup": "12.8%"},
+        },
+    },
+}
+SHAPES = {  # of a row: pieces, masked slots
+    1: {"seq_len": 128, "max_predictions": 20},
+    2: {"seq_len": 512, "max_predictions": 80},
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The configuration that `arg` describes: KEY=VALUE,... as in the file's docstring."""
+    options = _parse(arg)
+    layers, hidden = _size(options["model"])
+    phase = int(_choice("phase", options["phase"], ["1", "2"]))
+    recipe = RECIPES[_choice("recipe", options["recipe"], list(RECIPES))][phase]
+    config = {
+        "task": "pretrain",
+        "seed": 0,
+        "steps": recipe["steps"],
+        "batch_size": recipe["batch_size"],
+        "seq_len": SHAPES[phase]["seq_len"],
+        "packing": True,
+        "accumulation": 1,
+        "log_every": 100,
+        "checkpoint_every": "0.5%",
+        "eval_every": "1%",
+        "keep_every": "10%",
+        "init": options["init"],
+        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "model": {
+            "vocab_size": 30_522,
+            "num_layers": layers,
+            "hidden_size": hidden,
+            "num_heads": hidden // 64,
+            "dtype": "bfloat16",
+        },
+        "optimizer": recipe["optimizer"],
+        "data": {
+            "dir": options["data"],
+            "max_predictions": SHAPES[phase]["max_predictions"],
+        },
+    }
+    return ConfigDict(_smoke(config) if options["smoke"] else config)
+
+
+def _smoke(config: dict) -> dict:
+    model = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
+    optimizer = {"learning_rate": 1e-3, "warmup": 2, "decay_steps": 0}
+    data = {"max_predictions": config["data"]["max_predictions"] // 4}
+    return config | {
+        "steps": 20,
+        "batch_size": 8,
+        "seq_len": config["seq_len"] // 4,
+        "log_every": 5,
+        "checkpoint_every": 10,
+        "eval_every": 10,
+        "eval_batches": 4,
+        "keep_every": 0,
+        "model": config["model"] | model,
+        "optimizer": config["optimizer"] | optimizer,
+        "data": config["data"] | data,
+    }
+
+
+def _parse(arg: str) -> dict[str, str]:
+    options = {"model": "base", "phase": "1", "recipe": "paper", "data": "", "init": ""}
+    options["smoke"] = ""
+    for item in filter(None, arg.split(",")):
+        key, _, value = item.partition("=")
+        if key not in options:
+            raise ValueError(
+                f"{item!r} is no option of this configuration: did you mean "
+                f"{difflib.get_close_matches(key, options, n=1, cutoff=0)[0]}?"
+            )
+        options[key] = "yes" if key == "smoke" else value
+    return options
+
+
+def _choice(name: str, value: str, known: list[str]) -> str:
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown: use one of {', '.join(known)}.")
+    return value
+
+
+def _size(model: str) -> tuple[int, int]:
+    if model in SIZES:
+        return SIZES[model]
+    layers, _, hidden = model.partition("-")
+    if not (layers.isdigit() and hidden.isdigit() and int(hidden) % 64 == 0 and int(layers) > 0):
+        raise ValueError(
+            f"model={model!r} is unknown: use one of {', '.join(SIZES)}, or LAYERS-HIDDEN with a "
+            "hidden size that 64 divides."
+        )
+    return int(layers), int(hidden)

@@ -1,0 +1,76 @@
+"""What several test modules share: real data where there is some, and a small corpus of our own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+# Eight devices on one CPU, for the tests of meshes; it must be set before JAX starts.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import prepare
+from data_pipelines.tokenization import WordPieceTokenizer
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> pathlib.Path:
+    """The folder of real data sets that BERTJAX_DATA names; the test is skipped without one."""
+    path = os.environ.get("BERTJAX_DATA")
+    if not path:
+        pytest.skip("needs real data: set BERTJAX_DATA to a folder that holds it")
+    if not pathlib.Path(path).is_dir():
+        pytest.fail(f"BERTJAX_DATA names {path}, which is no folder")
+    return pathlib.Path(path)
+
+
+def sample_text(seed: int, documents: int) -> str:
+    """Documents of invented words, which follow each other as in a language: some often, most not."""
+    draw = np.random.Generator(np.random.Philox(key=seed)).random
+    syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
+    words = [a + b + c for a in syllables for b in syllables for c in ("", "n", "s")]
+    lines = []
+    for _ in range(documents):
+        for _ in range(3 + int(draw() * 12)):
+            ranks = (len(words) * draw(4 + int(draw() * 12)) ** 3).astype(int)
+            lines.append(" ".join(words[rank] for rank in ranks) + " .")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def sample_pieces() -> list[str]:
+    """A vocabulary of 128 pieces for `sample_text`, none of its words whole."""
+    syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *syllables]
+    pieces += [f"##{syllable}" for syllable in syllables] + ["##n", "##s"]
+    return pieces + [f"[unused{i}]" for i in range(128 - len(pieces))]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A prepared corpus of 8 shards, 400 documents, 128 pieces."""
+    directory = tmp_path_factory.mktemp("corpus")
+    text = directory / "text.txt"
+    text.write_text(sample_text(seed=1, documents=400))
+    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
+    prepare([str(text)], tokenizer, directory / "shards", workers=1, held_out=0.05, shards=8)
+    return directory / "shards"
+
+
+def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process of its own, on one device, and returns what it gave."""
+    return subprocess.run(
+        [sys.executable, "-m", "bertjax", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=process_environment(),
+        timeout=300,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def process_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

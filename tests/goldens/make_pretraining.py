@@ -1,0 +1,221 @@
+"""Makes pretraining.npz: what PyTorch and `transformers` compute for recipes that tests rebuild.
+
+    python tests/goldens/make_pretraining.py        (needs torch and transformers, of extra [bench])
+
+Weights and batches follow from NumPy's Philox stream alone, keyed by their names, so that only
+results are stored. The single batch is computed in float64, the reference being then exact to the
+last digit of what is compared; the curve of 200 steps in float32, as one trains.
+"""
+
+import pathlib
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+PATH = pathlib.Path(__file__).with_name("pretraining.npz")
+MODEL = dict(
+    vocab_size=120,
+    num_layers=3,
+    hidden_size=32,
+    num_heads=4,
+    intermediate_size=96,
+    max_positions=40,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
+STEPS, WARMUP, LEARNING_RATE = 200, 20, 2e-3
+WEIGHT_DECAY, B1, B2, EPS, CLIP_NORM = 0.01, 0.9, 0.999, 1e-6, 1.0
+# Names of parameters here and in `transformers`, {} being the layer; kernels are transposed there.
+NAMES = {
+    "encoder/embeddings/word": "bert.embeddings.word_embeddings.weight",
+    "encoder/embeddings/type": "bert.embeddings.token_type_embeddings.weight",
+    "encoder/embeddings/position": "bert.embeddings.position_embeddings.weight",
+    "encoder/embeddings/norm": "bert.embeddings.LayerNorm",
+    "encoder/blocks/attention/query": "bert.encoder.layer.{}.attention.self.query",
+    "encoder/blocks/attention/key": "bert.encoder.layer.{}.attention.self.key",
+    "encoder/blocks/attention/value": "bert.encoder.layer.{}.attention.self.value",
+    "encoder/blocks/attention/output": "bert.encoder.layer.{}.attention.output.dense",
+    "encoder/blocks/attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+    "encoder/blocks/feed_forward/up": "bert.encoder.layer.{}.intermediate.dense",
+    "encoder/blocks/feed_forward/down": "bert.encoder.layer.{}.output.dense",
+    "encoder/blocks/feed_forward_norm": "bert.encoder.layer.{}.output.LayerNorm",
+    "pooler/transform": "bert.pooler.dense",
+    "mlm/transform": "cls.predictions.transform.dense",
+    "mlm/norm": "cls.predictions.transform.LayerNorm",
+    "mlm": "cls.predictions",
+    "nsp": "cls.seq_relationship",
+}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+
+
+def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Doubles in [0, 1) of the stream that belongs to `name`."""
+    return np.random.Generator(np.random.Philox(key=zlib.crc32(name.encode()))).random(shape)
+
+
+def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float32 weights for a parameter of `transformers`; no bias is 0 and no scale 1."""
+    centre = 1.0 if name.endswith("LayerNorm.weight") else 0.0
+    return (centre + 0.4 * (uniform(name, shape) - 0.5)).astype(np.float32)
+
+
+def array(name: str, shape: tuple[int, ...], source: Callable[..., np.ndarray]) -> np.ndarray:
+    """The parameter that is called `name` and shaped `shape` here, out of source(name, shape),
+    which gives those of `transformers`."""
+    parent, leaf = name.rsplit("/", 1)
+    theirs = NAMES.get(name) or f"{NAMES[parent]}.{'bias' if leaf == 'bias' else 'weight'}"
+    if "{}" in theirs:
+        return np.stack([_one(leaf, theirs.format(i), shape[1:], source) for i in range(shape[0])])
+    return _one(leaf, theirs, shape, source)
+
+
+def _one(leaf: str, theirs: str, shape: tuple[int, ...], source: Callable[..., np.ndarray]):
+    return source(theirs, shape[::-1]).T if leaf == "kernel" else source(theirs, shape)
+
+
+def batch(name: str, rows: int, length: int, slots: int) -> dict[str, np.ndarray]:
+    """One pair a row, padded to different lengths, with 1 to `slots` pieces chosen.
+
+    Pieces are skewed to small ids and the even rows' labels are 0, so there is something to learn.
+    """
+
+    def whole(what: str, shape: tuple[int, ...], low: int | np.ndarray, high: int | np.ndarray):
+        drawn = low + np.floor(uniform(f"{name}/{what}", shape) * (high - low))
+        return drawn.astype(np.int32)
+
+    column = np.arange(length, dtype=np.int32)
+    ends = whole("length", (rows,), length // 2, length + 1)
+    middles = whole("middle", (rows,), 3, ends - 2)
+    real = column < ends[:, None]
+    pieces = 5 + np.floor(uniform(f"{name}/pieces", (rows, length)) ** 3 * 115)
+    order = np.argsort(uniform(f"{name}/order", (rows, length - 1)) + 2 * ~real[:, 1:], kind="stable")
+    filled = np.arange(slots) < whole("filled", (rows,), 1, slots + 1)[:, None]
+    positions = np.where(filled, 1 + np.sort(order[:, :slots]), 0).astype(np.int32)
+    labels = (np.arange(rows) % 2).astype(np.int32)
+    token_ids = np.where(real, pieces, 0).astype(np.int32)
+    token_ids[:, 0] = 2 + labels
+    targets = np.where(filled, np.take_along_axis(token_ids, positions, 1), 0).astype(np.int32)
+    np.put_along_axis(token_ids, positions[:, :1], 4, 1)
+    return {
+        "token_ids": token_ids,
+        "type_ids": (real & (column >= middles[:, None])).astype(np.int32),
+        "pack_ids": real.astype(np.int32),
+        "positions": np.where(real, column, 0).astype(np.int32),
+        "mlm_positions": positions,
+        "mlm_targets": targets,
+        "mlm_weights": filled.astype(np.float32),
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "nsp_labels": labels[:, None],
+        "nsp_weights": np.ones((rows, 1), np.float32),
+    }
+
+
+def check_batch() -> dict[str, np.ndarray]:
+    return batch("check", rows=4, length=24, slots=5)
+
+
+def train_batch(step: int) -> dict[str, np.ndarray]:
+    return batch(f"train/{step}", rows=8, length=32, slots=6)
+
+
+def learning_rate_share(step: int) -> float:
+    """The learning rate of update `step`, counted from 0, as a share of the peak."""
+    return min(step / WARMUP, (STEPS - step) / (STEPS - WARMUP))
+
+
+def make_model(activation: str):
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=MODEL["vocab_size"],
+        num_hidden_layers=MODEL["num_layers"],
+        hidden_size=MODEL["hidden_size"],
+        num_attention_heads=MODEL["num_heads"],
+        intermediate_size=MODEL["intermediate_size"],
+        max_position_embeddings=MODEL["max_positions"],
+        hidden_dropout_prob=MODEL["hidden_dropout"],
+        attention_probs_dropout_prob=MODEL["attention_dropout"],
+        hidden_act=ACTIVATIONS[activation],
+        attn_implementation="eager",
+    )
+    import torch
+
+    model = transformers.BertForPreTraining(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weight(name, tuple(parameter.shape))))
+    return model
+
+
+def run(model, batch: dict[str, np.ndarray]):
+    """The output of `transformers` for a batch: its labels stand at their positions in the row."""
+    import torch
+
+    labels = np.full(batch["token_ids"].shape, -100)
+    rows, slots = np.nonzero(batch["mlm_weights"])
+    labels[rows, batch["mlm_positions"][rows, slots]] = batch["mlm_targets"][rows, slots]
+    return model(
+        input_ids=torch.from_numpy(batch["token_ids"]).long(),
+        token_type_ids=torch.from_numpy(batch["type_ids"]).long(),
+        attention_mask=torch.from_numpy(batch["pack_ids"]).long(),
+        labels=torch.from_numpy(labels).long(),
+        next_sentence_label=torch.from_numpy(batch["nsp_labels"][:, 0]).long(),
+        output_hidden_states=True,
+    )
+
+
+def curve() -> list[float]:
+    """The loss of each of 200 steps of AdamW."""
+    import torch
+
+    model = make_model("gelu").train()
+    groups: dict[bool, list] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        groups[not ("LayerNorm" in name or name.endswith("bias"))].append(parameter)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": groups[True], "weight_decay": WEIGHT_DECAY},
+            {"params": groups[False], "weight_decay": 0.0},
+        ],
+        lr=LEARNING_RATE,
+        betas=(B1, B2),
+        eps=EPS,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_share)
+    losses = []
+    for step in range(STEPS):
+        loss = run(model, train_batch(step)).loss
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        schedule.step()
+    return losses
+
+
+def main() -> None:
+    stored: dict[str, np.ndarray] = {"curve": np.array(curve())}
+    checked = check_batch()
+    for activation in ACTIVATIONS:
+        model = make_model(activation).double().eval()
+        output = run(model, checked)
+        stored[f"loss/{activation}"] = output.loss.detach().numpy()
+        if activation == "gelu":
+            output.loss.backward()
+            hidden = np.stack([layer.detach().numpy() for layer in output.hidden_states])
+            stored["hidden"] = hidden.astype(np.float32)
+            at = checked["mlm_positions"][..., None]
+            logits = output.prediction_logits.detach().numpy()
+            stored["mlm_logits"] = np.take_along_axis(logits, at, 1).astype(np.float32)
+            stored["nsp_logits"] = output.seq_relationship_logits.detach().numpy()[:, None]
+            for name, parameter in model.named_parameters():
+                stored[f"gradient/{name}"] = parameter.grad.numpy().astype(np.float32)
+    np.savez_compressed(PATH, **stored)
+    losses = stored["curve"]
+    print(f"{PATH.name}: {PATH.stat().st_size} bytes, curve {losses[0]:.4f} to {losses[-1]:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""On Beam's local runner the shards are those of `prepare`, to the byte."""
+
+import os
+import pathlib
+
+import pytest
+from conftest import sample_pieces, sample_text
+
+from data_pipelines import InputError
+from data_pipelines.corpus import prepare
+from data_pipelines.tokenization import WordPieceTokenizer
+
+pytest.importorskip("apache_beam", reason="needs Apache Beam: pip install 'bertjax[beam]'")
+
+from data_pipelines.beam import prepare_with_beam
+
+TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+
+
+@pytest.fixture
+def inputs(tmp_path: pathlib.Path) -> list[str]:
+    """Three files, one of them a copy of another."""
+    paths = [tmp_path / f"{name}.txt" for name in "abc"]
+    for path, seed in zip(paths, (1, 2, 1), strict=True):
+        path.write_text(sample_text(seed=seed, documents=60) + "\n\u200b\n")
+    return list(map(str, paths))
+
+
+@pytest.mark.parametrize("options", [{"dedup": True, "shards": 3}, {"held_out": 0.0}])
+def test_the_corpus_is_that_of_prepare(
+    inputs: list[str], tmp_path: pathlib.Path, options: dict[str, float]
+) -> None:
+    options = {"held_out": 0.1, **options}
+    prepare(inputs, TOKENIZER, tmp_path / "one", workers=1, **options)  # type: ignore[arg-type]
+    prepare_with_beam(inputs, TOKENIZER, tmp_path / "other", **options)  # type: ignore[arg-type]
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("one", "other")
+    )
+    assert one == other
+
+
+def test_a_pipeline_that_fails_leaves_nothing(inputs: list[str], tmp_path: pathlib.Path) -> None:
+    pathlib.Path(inputs[1]).write_bytes(b"\xff")
+    with pytest.raises(Exception, match="byte 0 is not UTF-8"):
+        prepare_with_beam(inputs, TOKENIZER, tmp_path / "out")
+    assert not {"out", "out.partial"} & set(os.listdir(tmp_path))
+
+
+def test_an_output_that_holds_something_is_refused(
+    inputs: list[str], tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match="already holds other files"):
+        prepare_with_beam(inputs, TOKENIZER, tmp_path)

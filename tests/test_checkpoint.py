@@ -1,0 +1,175 @@
+"""Checkpoints: what is saved comes back to the last bit, and damage is noticed."""
+
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bertjax.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    check_params,
+    find_checkpoint,
+    find_damage,
+    load_params,
+)
+from bertjax.sharding import make_mesh, sharded_shapes
+from bertjax.step import TrainState
+
+
+def make_state(step: int) -> TrainState:
+    draw = np.random.Generator(np.random.Philox(key=step))
+    params = {
+        "encoder": {"embeddings": {"word": jnp.asarray(draw.normal(size=(16, 8)), jnp.float32)}},
+        "bias": jnp.asarray(draw.normal(size=5), jnp.float32),
+    }
+    window = {"loss": (jnp.float32(step), jnp.float32(1))}
+    return TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params), window)
+
+
+def describe(path) -> None:
+    (path / "vocab.txt").write_text("[PAD]\n")
+
+
+@pytest.fixture
+def target():
+    return sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), make_state(0))
+
+
+@pytest.fixture
+def checkpoints(tmp_path: pathlib.Path) -> Checkpoints:
+    found = Checkpoints(tmp_path / "workdir" / "checkpoints", keep=2)
+    for step in (10, 20):
+        found.save(make_state(step), describe)
+    return found
+
+
+def equal(a: TrainState, b: TrainState) -> bool:
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
+
+
+def arrays_of(path: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(f for f in pathlib.Path(path).rglob("*") if f.is_file() and f.parent.name == "d")
+
+
+def test_the_newest_state_comes_back_to_the_last_bit(checkpoints, target) -> None:
+    assert equal(checkpoints.restore(target), make_state(20))
+
+
+def test_nothing_comes_back_where_nothing_is(tmp_path, target) -> None:
+    assert Checkpoints(tmp_path / "none").restore(target) is None
+
+
+def test_a_state_comes_back_on_another_mesh(checkpoints) -> None:
+    mesh = make_mesh(2, 4, 1)
+    state = checkpoints.restore(sharded_shapes(mesh, make_state(0)))
+    assert equal(state, make_state(20))
+    word = state.params["encoder"]["embeddings"]["word"]
+    assert len({str(shard.index) for shard in word.addressable_shards}) == 4
+
+
+def test_only_the_newest_and_the_milestones_are_kept(tmp_path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=20)
+    for step in range(5, 51, 5):
+        checkpoints.save(make_state(step), describe)
+    assert checkpoints.steps() == [20, 40, 45, 50]
+
+
+def _truncate(path: pathlib.Path) -> None:
+    largest = max(arrays_of(path), key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+
+
+def _empty(path: pathlib.Path) -> None:
+    for file in arrays_of(path):
+        file.write_bytes(b"")
+
+
+def _flip(path: pathlib.Path) -> None:
+    largest = max(arrays_of(path), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": (_truncate, "bytes instead of"),
+    "emptied": (_empty, "has 0 bytes"),
+    "one bit flipped": (_flip, "has changed"),
+    "arrays missing": (lambda path: shutil.rmtree(path / "params"), "is missing"),
+    "vocabulary missing": (lambda path: (path / "vocab.txt").unlink(), "vocab.txt is missing"),
+    "list emptied": (lambda path: (path / "files.json").write_text(""), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+    checkpoints, target, caplog, damage: str
+) -> None:
+    apply, symptom = DAMAGES[damage]
+    apply(pathlib.Path(checkpoints.path(20)))
+    assert symptom in find_damage(checkpoints.path(20))
+    assert equal(checkpoints.restore(target), make_state(10))
+    assert "00000020 is damaged" in caplog.text and symptom in caplog.text
+
+
+def test_an_unfinished_checkpoint_is_never_read(checkpoints, target) -> None:
+    (checkpoints.path(20) / "files.json").unlink()
+    assert checkpoints.steps() == [10]
+    assert equal(checkpoints.restore(target), make_state(10))
+
+
+def test_an_unfinished_checkpoint_is_replaced(checkpoints, target) -> None:
+    (checkpoints.path(20) / "files.json").unlink()
+    (checkpoints.path(20) / "rest").write_text("of a killed save")
+    checkpoints.save(make_state(20), describe)
+    assert equal(checkpoints.restore(target), make_state(20))
+    assert not (checkpoints.path(20) / "rest").exists()
+
+
+def test_no_intact_checkpoint_is_an_error_and_no_new_beginning(checkpoints, target) -> None:
+    for step in (10, 20):
+        _truncate(pathlib.Path(checkpoints.path(step)))
+    with pytest.raises(CheckpointError, match="no checkpoint in .* is intact"):
+        checkpoints.restore(target)
+
+
+def test_a_failed_save_leaves_the_earlier_ones_and_no_trace(checkpoints, target) -> None:
+    def full(path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="step 30 .* No space left on device"):
+        checkpoints.save(make_state(30), full)
+    assert not checkpoints.path(30).exists()
+    assert checkpoints.steps() == [10, 20]
+    assert equal(checkpoints.restore(target), make_state(20))
+
+
+def test_parameters_alone_can_be_loaded(checkpoints, target) -> None:
+    params = load_params(find_checkpoint(checkpoints.directory.parent), target.params)
+    np.testing.assert_array_equal(params["bias"], make_state(20).params["bias"])
+
+
+def test_a_workdir_and_a_checkpoint_both_name_a_checkpoint(checkpoints) -> None:
+    assert find_checkpoint(checkpoints.directory.parent) == checkpoints.path(20)
+    assert find_checkpoint(checkpoints.path(10)) == checkpoints.path(10)
+    _truncate(pathlib.Path(checkpoints.path(20)))
+    assert find_checkpoint(checkpoints.directory.parent) == checkpoints.path(10)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        find_checkpoint(checkpoints.path(20))
+
+
+def test_a_path_without_a_checkpoint_is_refused(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="neither a checkpoint nor a workdir"):
+        find_checkpoint(tmp_path)
+
+
+def test_parameters_of_another_model_are_refused(checkpoints) -> None:
+    other = make_state(0).params | {"bias": jnp.zeros(6)}
+    with pytest.raises(ValueError, match=r"has bias of shape \(5,\) and .* has \(6,\)"):
+        check_params(checkpoints.path(20), other)

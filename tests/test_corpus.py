@@ -1,0 +1,249 @@
+"""A corpus is the same on any number of workers, and is there as a whole or not at all."""
+
+import contextlib
+import io
+import itertools
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import process_environment, sample_pieces, sample_text
+
+from data_pipelines import InputError
+from data_pipelines.corpus import prepare
+from data_pipelines.records import Manifest, read_manifest, read_shard
+from data_pipelines.tokenization import WordPieceTokenizer, load_tokenizer
+
+TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """3,000 documents, a megabyte: several batches of work."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(sample_text(seed=2, documents=3000))
+    return path
+
+
+def content(directory: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def documents_of(directory: pathlib.Path, split: str) -> list[str]:
+    """The documents of a split in the order of the input, a sentence a line."""
+    infos = getattr(read_manifest(directory), split)
+    shards = [read_shard(directory, info) for info in infos]
+    documents = []
+    for number in range(sum(info.documents for info in infos)):
+        shard, d = shards[number % len(shards)], number // len(shards)
+        bounds = shard.sentences[shard.documents[d] : shard.documents[d + 1] + 1]
+        sentences = [shard.tokens[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+        documents.append("\n".join(map(TOKENIZER.decode, sentences)))
+    return documents
+
+
+def small(path: pathlib.Path, documents: int = 40) -> str:
+    path.write_text(sample_text(seed=3, documents=documents))
+    return str(path)
+
+
+# What is prepared
+
+
+def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    manifest = prepare([str(text)], TOKENIZER, tmp_path / "out", workers=1, held_out=0.1)
+    written = text.read_text().strip("\n").split("\n\n")
+    train, heldout = (documents_of(tmp_path / "out", split) for split in ("train", "heldout"))
+    assert sorted(train + heldout) == sorted(written)
+    assert train == [document for document in written if document in set(train)]
+    assert 200 < len(heldout) < 400
+    assert manifest.totals == {
+        "documents": 3000,
+        "sentences": sum(document.count("\n") + 1 for document in written),
+        "pieces": sum(info.tokens for info in manifest.train + manifest.heldout),
+        "bytes_of_text": sum(map(len, written)),
+        "unknown_share": 0,
+        "dropped_sentences": 0,
+        "dropped_documents": 0,
+        "duplicates": 0,
+    }
+
+
+def test_the_directory_is_complete(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "deep" / "out"
+    manifest = prepare([str(text)], TOKENIZER, out, workers=1, shards=4)
+    assert read_manifest(out) == manifest
+    assert load_tokenizer(out).fingerprint() == manifest.tokenizer_fingerprint
+    assert manifest.vocab_size == len(TOKENIZER.pieces)
+    assert manifest.options["inputs"] == [str(text)]
+    assert manifest.options["shards"] == 4
+    names = {info.name for info in manifest.train + manifest.heldout}
+    assert set(content(out)) == names | {"manifest.json", "vocab.txt", "tokenizer_config.json"}
+    assert os.listdir(tmp_path / "deep") == ["out"]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_workers_change_nothing(text: pathlib.Path, tmp_path: pathlib.Path, workers: int) -> None:
+    options = {"held_out": 0.05, "shards": 8}
+    for name, number in (("one", 1), ("other", workers)):
+        prepare([str(text)], TOKENIZER, tmp_path / name, workers=number, **options)  # type: ignore[arg-type]
+    assert content(tmp_path / "one") == content(tmp_path / "other")
+
+
+def test_duplicates_are_dropped_on_request(tmp_path: pathlib.Path) -> None:
+    once = small(tmp_path / "once.txt")
+    twice = tmp_path / "twice.txt"
+    twice.write_text(f"{pathlib.Path(once).read_text()}\n" * 2)
+
+    def made(name: str, source: str, dedup: bool) -> Manifest:
+        out = tmp_path / name
+        return prepare([source], TOKENIZER, out, workers=1, held_out=0, dedup=dedup)
+
+    kept, dropped = made("kept", str(twice), False), made("dropped", str(twice), True)
+    assert kept.totals["documents"] == 80
+    assert (dropped.totals["documents"], dropped.totals["duplicates"]) == (40, 40)
+    assert dropped.train == made("reference", once, True).train
+
+
+def test_blank_lines_and_lines_without_pieces_make_no_documents(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\n\nba do.\n \n\u200b\n\n\n\t\nki.\n\u00ad\nlu\n\n")
+    manifest = prepare([str(path)], TOKENIZER, tmp_path / "out", workers=1, held_out=0)
+    assert documents_of(tmp_path / "out", "train") == ["ba do .", "ki .\nlu"]
+    assert manifest.totals["dropped_documents"] == 1
+    assert manifest.totals["dropped_sentences"] == 1
+    assert manifest.heldout == []
+
+
+def test_progress_is_a_few_lines_in_a_file_and_one_in_a_terminal(tmp_path: pathlib.Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    source = small(tmp_path / "a.txt")
+    for stream, pattern in (
+        (io.StringIO(), r"40 documents, 0\.0 MB of text, [\d,]+ pieces, [\d,]+ pieces/s\n"),
+        (Terminal(), r"(\r\x1b\[K.*)?\r\x1b\[K40 documents.*/s\n"),
+    ):
+        out = tmp_path / type(stream).__name__
+        prepare([source], TOKENIZER, out, workers=1, held_out=0, progress=stream)
+        assert re.fullmatch(pattern, stream.getvalue())
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"held_out": -0.1}, "held_out is -0.1; choose a share from 0"),
+        ({"held_out": 1.0}, "held_out is 1.0; choose a share from 0"),
+        ({"held_out": float("nan")}, "held_out is nan"),
+        ({"shards": 0}, "shards is 0; choose 1 or more"),
+        ({"shards": 21}, "shards=21 is too many"),
+        ({"held_out": 1e-9}, "puts 0 of 40 documents into the heldout split"),
+    ],
+)
+def test_options_that_cannot_work(
+    tmp_path: pathlib.Path, options: dict[str, float], complaint: str
+) -> None:
+    source = small(tmp_path / "a.txt")
+    options = {"held_out": 0, **options}
+    with pytest.raises(InputError, match=complaint):
+        prepare([source], TOKENIZER, tmp_path / "out", workers=1, **options)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_input_leaves_nothing_behind(tmp_path: pathlib.Path, workers: int) -> None:
+    source = tmp_path / "a.txt"
+    source.write_bytes(sample_text(seed=1, documents=3000).encode() + b"\xff")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match=r"a\.txt: byte \d+ is not UTF-8"):
+        prepare([str(source)], TOKENIZER, tmp_path / "out", workers=workers)
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "out"]
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_corpus_of_one_document_is_refused(tmp_path: pathlib.Path) -> None:
+    source = small(tmp_path / "a.txt", documents=1)
+    with pytest.raises(InputError, match="one document only"):
+        prepare([source], TOKENIZER, tmp_path / "out", workers=1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "thesis.tex"])
+def test_an_output_that_holds_something_is_left_alone(tmp_path: pathlib.Path, name: str) -> None:
+    source = small(tmp_path / "a.txt")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("years of work")
+    with pytest.raises(InputError, match=r"out already holds .*; choose another output"):
+        prepare([source], TOKENIZER, out, workers=1)
+    assert (out / name).read_text() == "years of work"
+    with pytest.raises(InputError, match="is a file; choose another output directory"):
+        prepare([source], TOKENIZER, out / name, workers=1)
+
+
+def test_an_empty_output_is_used(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "out").mkdir()
+    prepare([small(tmp_path / "a.txt")], TOKENIZER, tmp_path / "out", workers=1, held_out=0)
+    read_manifest(tmp_path / "out")
+
+
+# What survives
+
+PREPARE = """
+import sys
+from data_pipelines.corpus import prepare
+from data_pipelines.tokenization import load_tokenizer
+
+if __name__ == "__main__":
+    text, vocab, output = sys.argv[1:]
+    prepare([text], load_tokenizer(vocab), output, workers=2, shards=8, progress=sys.stderr)
+"""
+
+
+def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "text.fifo"  # an input that never ends
+    os.mkfifo(source)
+    TOKENIZER.save(tmp_path / "vocab")
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREPARE, source, tmp_path / "vocab", out],
+        env=process_environment() | {"PYTHONPATH": os.getcwd()},
+    )
+    try:
+        with source.open("w") as pipe:
+            pipe.write(sample_text(seed=1, documents=5000))
+            pipe.flush()
+            workers = psutil.Process(process.pid).children(recursive=True)
+            deadline = time.monotonic() + 30
+            while len(workers) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+                workers = psutil.Process(process.pid).children(recursive=True)
+            assert (tmp_path / "out.partial").is_dir()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    except BrokenPipeError:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+    assert not out.exists()
+    for leftover in (out, tmp_path / "out.partial"):
+        with pytest.raises(InputError):
+            read_manifest(leftover)
+    gone, alive = psutil.wait_procs(workers, timeout=20)
+    assert gone
+    assert not alive
+
+    prepare([small(tmp_path / "a.txt")], TOKENIZER, out, workers=1, held_out=0)
+    assert read_manifest(out).totals["documents"] == 40
+    assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,184 @@
+"""Documents become ids by themselves; which shard they go to depends on the whole corpus."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from conftest import sample_pieces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipelines import InputError
+from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.records import token_dtype
+from data_pipelines.tokenization import WordPieceTokenizer
+
+TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+DTYPE = token_dtype(len(TOKENIZER.pieces))
+
+
+def decoded(index: np.ndarray, payload: bytes) -> list[list[str]]:
+    """The sentences of every document, as text."""
+    documents = []
+    for row in index:
+        record = payload[row["start"] : row["start"] + row["size"]]
+        tokens, lengths = unpack(row, record, DTYPE)
+        sentences = np.split(tokens, np.cumsum(lengths)[:-1])
+        documents.append([TOKENIZER.decode(sentence.tolist()) for sentence in sentences])
+    return documents
+
+
+def index_of(pieces: list[int], texts: list[int] | None = None) -> np.ndarray:
+    """An index of documents with so many pieces; equal numbers in `texts` are equal texts."""
+    index = np.zeros(len(pieces), INDEX)
+    index["tokens"] = pieces
+    for row, text in zip(index, texts or range(len(pieces)), strict=True):
+        row["hash"] = np.frombuffer(hashlib.blake2b(b"%d" % text, digest_size=16).digest(), "<u8")
+    return index
+
+
+# Documents to ids
+
+
+def test_lines_become_sentences_and_sentences_ids() -> None:
+    documents = [["Badoki me. Lura!", "No"], ["Si?"]]
+    index, payload = encode_documents(documents, TOKENIZER)
+    assert decoded(index, payload) == [["badoki me .", "lura [UNK]", "no"], ["si [UNK]"]]
+    assert index["sentences"].tolist() == [3, 1]
+    assert index["tokens"].tolist() == [9, 2]
+    assert index["unknown"].tolist() == [1, 1]
+    assert index["bytes"].tolist() == [19, 3]
+
+
+def test_what_gives_no_piece_is_dropped_and_counted() -> None:
+    index, payload = encode_documents([["\u200b", "ba"], ["\u00ad", "\u0301"]], TOKENIZER)
+    assert index["dropped"].tolist() == [1, 2]
+    assert index["tokens"].tolist() == [1, 0]
+    assert decoded(index[:1], payload) == [["ba"]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.text(min_size=1), min_size=1, max_size=4), max_size=6))
+def test_a_document_does_not_depend_on_its_neighbours(documents: list[list[str]]) -> None:
+    index, payload = encode_documents(documents, TOKENIZER)
+    for document, row in zip(documents, index, strict=True):
+        (alone,), record = encode_documents([document], TOKENIZER)
+        assert record == payload[row["start"] : row["start"] + row["size"]]
+        row["start"] = 0
+        assert row == alone
+
+
+def test_the_hash_is_of_the_text() -> None:
+    index, _ = encode_documents([["a b"], ["a", "b"], ["a b"], ["A b"]], TOKENIZER)
+    hashes = [row.tobytes() for row in index["hash"]]
+    assert hashes[0] == hashes[2]
+    assert len(set(hashes)) == 3
+
+
+# Documents to shards
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=30, max_size=300),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.2]),
+)
+def test_every_document_with_pieces_is_dealt_to_one_shard(
+    pieces: list[int], shards: int, held_out: float
+) -> None:
+    index = index_of(pieces)
+    try:
+        members = assign_shards(index, held_out, False, shards)
+    except InputError:
+        return
+    dealt = np.concatenate([rows for part in members.values() for rows in part])
+    assert sorted(dealt) == np.flatnonzero(pieces).tolist()
+    assert len(members["train"]) == shards
+    assert bool(members["heldout"]) == bool(held_out)
+    for part in members.values():
+        sizes = [len(rows) for rows in part]
+        assert not sizes or max(sizes) - min(sizes) <= 1
+        assert all(len(rows) >= 2 and (np.diff(rows) > 0).all() for rows in part)
+
+
+def test_documents_are_held_out_by_their_text_alone() -> None:
+    texts = list(range(10_000))
+    one = index_of([1] * 10_000, texts)
+    other = index_of([5] * 10_000, texts[::-1])
+    held = [
+        {texts_[row] for rows in assign_shards(index, 0.05, False, 4)["heldout"] for row in rows}
+        for index, texts_ in ((one, texts), (other, texts[::-1]))
+    ]
+    assert held[0] == held[1]
+    assert 400 < len(held[0]) < 600
+    more = assign_shards(one, 0.1, False, 4)["heldout"]
+    assert held[0] < {int(row) for rows in more for row in rows}
+
+
+def test_equal_texts_are_on_one_side() -> None:
+    texts = [text % 50 for text in range(1000)]
+    members = assign_shards(index_of([1] * 1000, texts), 0.3, False, 4)
+    train, heldout = ({texts[row] for rows in part for row in rows} for part in members.values())
+    assert not train & heldout
+
+
+@given(st.lists(st.integers(0, 30), min_size=40, max_size=100).filter(lambda t: len(set(t)) > 1))
+def test_of_equal_texts_the_first_is_kept(texts: list[int]) -> None:
+    index = index_of([1] * len(texts), texts)
+    members = assign_shards(index, 0, True, 1)
+    assert members["train"][0].tolist() == sorted(
+        {text: texts.index(text) for text in texts}.values()
+    )
+    totals = count(index, members)
+    assert totals["documents"] == len(set(texts))
+    assert totals["duplicates"] == len(texts) - len(set(texts))
+
+
+@pytest.mark.parametrize(
+    ("documents", "pieces", "shards"),
+    [
+        (2, 1, 1),
+        (127, 100_000, 1),  # too few documents for two
+        (128, 100_000, 2),
+        (100_000, 1, 1),  # too few pieces
+        (2_000, 600, 8),  # a few megabytes
+        (32_000, 420, 128),
+        (1_000_000, 600, 256),
+    ],
+)
+def test_larger_corpora_have_more_shards(documents: int, pieces: int, shards: int) -> None:
+    index = np.zeros(documents, INDEX)
+    index["tokens"] = pieces
+    assert len(assign_shards(index, 0, False, None)["train"]) == shards
+
+
+def test_held_out_shards_are_as_many_as_their_documents_fill() -> None:
+    index = index_of([600] * 8000)
+    members = assign_shards(index, 0.02, False, None)
+    assert len(members["train"]) == 32
+    assert len(members["heldout"]) == 8
+    assert len(assign_shards(index, 0.02, False, 3)["heldout"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("pieces", "held_out", "shards", "complaint"),
+    [
+        ([], 0, None, "the input holds no document with text in it"),
+        ([0, 0, 0], 0, None, "the input holds no document with text in it"),
+        ([7], 0, None, "one document only, .* give two or more, a blank line between them"),
+        ([7, 0], 0, None, "one document only"),
+        ([7] * 9, 1e-9, None, "puts 0 of 9 documents into the heldout split, .* or 0 to hold out"),
+        ([7] * 9, 1 - 1e-9, None, "puts 0 of 9 documents into the train split"),
+        ([7] * 9, 0, 5, "shards=5 is too many for 9 train documents, .* choose 4 or fewer"),
+    ],
+)
+def test_too_little_text_is_refused(
+    pieces: list[int], held_out: float, shards: int | None, complaint: str
+) -> None:
+    with pytest.raises(InputError, match=complaint):
+        assign_shards(index_of(pieces), held_out, False, shards)
+
+
+def test_a_text_repeated_is_one_document_without_duplicates() -> None:
+    with pytest.raises(InputError, match="one document only"):
+        assign_shards(index_of([7, 7], [1, 1]), 0, True, None)

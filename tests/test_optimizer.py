@@ -1,0 +1,266 @@
+"""Optimisers equal their formulas; rates and decay rules are those of the papers."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bertjax.optimizer import (
+    NAMES,
+    SCHEDULES,
+    OptimizerConfig,
+    decayed,
+    is_decayed,
+    is_stacked,
+    make_optimizer,
+    make_schedule,
+)
+
+LAYERS = 3
+# A small tree with the names and the kinds of shape that the model has.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "encoder/embeddings/word": (11, 4),
+    "encoder/embeddings/norm/scale": (4,),
+    "encoder/blocks/attention/query/kernel": (LAYERS, 4, 4),
+    "encoder/blocks/attention/query/bias": (LAYERS, 4),
+    "encoder/blocks/attention_norm/bias": (LAYERS, 4),
+    "mlm/transform/kernel": (4, 4),
+    "mlm/bias": (11,),
+}
+DECAYED = [
+    "encoder/embeddings/word",
+    "encoder/blocks/attention/query/kernel",
+    "mlm/transform/kernel",
+]
+Arrays = dict[str, np.ndarray]
+
+
+def draw(seed: int, scale: float) -> Arrays:
+    random = np.random.default_rng(seed)
+    return {
+        name: random.normal(0, scale, shape).astype(np.float32) for name, shape in SHAPES.items()
+    }
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *folders, last = name.split("/")
+        functools.reduce(lambda node, key: node.setdefault(key, {}), folders, tree)[last] = value
+    return tree
+
+
+def config(**fields: Any) -> OptimizerConfig:
+    return OptimizerConfig(**{"warmup_steps": 10, "total_steps": 100, **fields})
+
+
+def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -> Arrays:
+    """The published update rules in NumPy and float64, one layer of one parameter at a time."""
+    w = {name: value.astype(np.float64) for name, value in params.items()}
+    m = {name: np.zeros_like(value) for name, value in w.items()}
+    v = {name: np.zeros_like(value) for name, value in w.items()}
+    for step, gradient in enumerate(gradients):
+        norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
+        if step < c.warmup_steps:
+            rate = c.learning_rate * step / c.warmup_steps
+        elif c.schedule == "linear":
+            left = c.total_steps - step
+            rate = c.learning_rate * left / (c.total_steps - c.warmup_steps)
+        else:
+            rate = c.learning_rate * (1 - step / c.total_steps)
+        for name in w:
+            g = gradient[name].astype(np.float64) * min(1, c.clip_norm / norm)
+            m[name] = c.b1 * m[name] + (1 - c.b1) * g
+            v[name] = c.b2 * v[name] + (1 - c.b2) * g**2
+            m_hat, v_hat = m[name], v[name]
+            if c.name != "adam_original":
+                m_hat = m_hat / (1 - c.b1 ** (step + 1))
+                v_hat = v_hat / (1 - c.b2 ** (step + 1))
+            u = m_hat / (np.sqrt(v_hat) + c.eps)
+            if name in DECAYED:
+                u = u + c.weight_decay * w[name]
+                if c.name == "lamb":
+                    stacked = "/blocks/" in name
+                    for one_u, one_w in zip(u, w[name], strict=True) if stacked else [(u, w[name])]:
+                        one_u *= np.linalg.norm(one_w) / np.linalg.norm(one_u)
+            w[name] = w[name] - rate * u
+    return w
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_steps_equal_the_formulas(name: str, schedule: str) -> None:
+    c = config(name=name, schedule=schedule, learning_rate=2e-3)
+    params = draw(0, 0.1)
+    # Norms from about 0.1 to 10: some gradients are clipped and some are not.
+    gradients = [draw(step + 1, 0.01 * 10 ** (step % 3)) for step in range(100)]
+    norms = [np.sqrt(sum(np.sum(g**2) for g in gradient.values())) for gradient in gradients]
+    assert min(norms) < c.clip_norm < max(norms)
+
+    optimizer = make_optimizer(c)
+    tree = nested(params)
+    state = optimizer.init(tree)
+
+    @jax.jit
+    def step(tree: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
+        updates, state = optimizer.update(gradient, state, tree)
+        return optax.apply_updates(tree, updates), state
+
+    for gradient in gradients:
+        tree, state = step(tree, state, nested(gradient))
+    expected = transcription(c, params, gradients)
+    for got, wanted, start in zip(
+        *map(jax.tree.leaves, (tree, nested(expected), nested(params))), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+        assert np.abs(got - start).max() > 1e-3, "the test moves every parameter"
+
+
+def test_the_optimisers_differ_where_they_should() -> None:
+    """From rest, Adam's first step is the sign of the gradient; uncorrected it is 3.16 times that.
+
+    The original's first moment is 0.1 g and the root of its second sqrt(0.001) |g|.
+    """
+    params = {"dense": {"kernel": jnp.full((2, 2), 0.5)}}
+    gradient = {"dense": {"kernel": jnp.array([[0.1, -0.2], [0.3, -0.4]])}}
+    sign = np.sign(gradient["dense"]["kernel"])
+    expected = {"adamw": sign, "adam_original": sign * 0.1 / 0.001**0.5, "lamb": 0.5 * sign}
+    for name, update in expected.items():
+        c = config(name=name, warmup_steps=0, learning_rate=1.0, weight_decay=0.0)
+        optimizer = make_optimizer(c)
+        got, _ = optimizer.update(gradient, optimizer.init(params), params)
+        np.testing.assert_allclose(got["dense"]["kernel"], -update, rtol=1e-3)
+
+
+def test_lamb_treats_each_layer_of_a_stack_as_a_parameter_of_its_own() -> None:
+    random = np.random.default_rng(0)
+    scales = np.array([0.1, 1, 10]).reshape(LAYERS, 1, 1)
+    kernel = random.normal(0, scales, (LAYERS, 4, 5)).astype(np.float32)
+    gradient = random.normal(0, 0.01, kernel.shape).astype(np.float32)
+    optimizer = make_optimizer(config(name="lamb", warmup_steps=0, clip_norm=1e6))
+
+    def updated(params: Any, gradients: Any) -> Any:
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
+
+    stacked = updated({"blocks": {"kernel": kernel}}, {"blocks": {"kernel": gradient}})
+    for layer in range(LAYERS):
+        alone = updated({"kernel": kernel[layer]}, {"kernel": gradient[layer]})
+        np.testing.assert_allclose(stacked["blocks"]["kernel"][layer], alone["kernel"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("zero", ["parameter", "gradient"])
+def test_lamb_has_a_ratio_of_one_where_a_norm_is_zero(zero: str) -> None:
+    params = {"kernel": jnp.full(4, 0.0 if zero == "parameter" else 2.0)}
+    gradient = {"kernel": jnp.full(4, 0.0 if zero == "gradient" else 2.0)}
+    c = config(name="lamb", warmup_steps=0, learning_rate=1.0, weight_decay=0.0)
+    optimizer = make_optimizer(c)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    expected = -1.0 if zero == "parameter" else 0.0
+    np.testing.assert_allclose(updates["kernel"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nan_in_a_gradient_is_not_hidden(name: str) -> None:
+    params = {"kernel": jnp.ones(3), "norm": {"scale": jnp.ones(3)}}
+    gradient = {"kernel": jnp.array([1, jnp.nan, 1]), "norm": {"scale": jnp.ones(3)}}
+    optimizer = make_optimizer(config(name=name, warmup_steps=0))
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
+def test_all_but_layer_norm_and_biases_decay() -> None:
+    assert [name for name in SHAPES if is_decayed(name)] == DECAYED
+    assert decayed(nested(draw(0, 1))) == nested({name: name in DECAYED for name in SHAPES})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("word", True),
+        ("encoder/embeddings/position", True),
+        ("encoder/embeddings/type", True),
+        ("pooler/transform/kernel", True),
+        ("encoder/blocks/attention/LayerNorm_0/scale", False),
+        ("encoder/blocks/feed_forward_norm/bias", False),
+        ("norm/scale", False),
+        ("bias", False),
+        ("mlm/output_bias", False),
+        ("nsp/bias", False),
+    ],
+)
+def test_decay_goes_by_name(name: str, expected: bool) -> None:
+    assert is_decayed(name) is expected
+
+
+def test_only_what_lies_under_blocks_is_stacked() -> None:
+    assert [name for name in SHAPES if is_stacked(name)] == [n for n in SHAPES if "/blocks/" in n]
+    assert is_stacked("blocks/kernel")
+    assert not is_stacked("building_blocks/kernel")
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(10, 100), (10_000, 1_000_000), (2_000, 7_038)])
+def test_rates_at_the_turns_of_both_schedules(warmup: int, total: int) -> None:
+    peak = np.float32(6e-3)
+
+    def rates(schedule: str) -> list[float]:
+        rate = make_schedule(
+            config(schedule=schedule, warmup_steps=warmup, total_steps=total, learning_rate=6e-3)
+        )
+        return [float(rate(step)) for step in (0, 1, warmup - 1, warmup, total - 1, total)]
+
+    after, last = 1 / (total - warmup), 1 / total
+    exact = [0, 1 / warmup, 1 - 1 / warmup, 1, after, 0]
+    np.testing.assert_allclose(rates("linear"), peak * np.array(exact), rtol=2e-7)
+    exact = [0, 1 / warmup, 1 - 1 / warmup, 1 - warmup / total, last, 0]
+    np.testing.assert_allclose(rates("linear_original"), peak * np.array(exact), rtol=2e-7)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_warm_up_the_first_update_has_the_full_rate(schedule: str) -> None:
+    rate = make_schedule(config(schedule=schedule, warmup_steps=0, learning_rate=0.25))
+    assert [float(rate(step)) for step in (0, 50, 100)] == [0.25, 0.125, 0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_rate_is_never_negative(schedule: str) -> None:
+    rate = make_schedule(config(schedule=schedule))
+    steps = jnp.arange(300)
+    rates = np.asarray(jax.jit(jax.vmap(rate))(steps))
+    assert rates.dtype == np.float32
+    assert (rates >= 0).all()
+    assert (rates[100:] == 0).all()
+    assert (rates[1:100] > 0).all()
+
+
+def test_the_first_update_of_a_warm_up_changes_no_parameter() -> None:
+    params = nested(draw(0, 1))
+    optimizer = make_optimizer(config())
+    updates, state = optimizer.update(nested(draw(1, 1)), optimizer.init(params), params)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
+    assert any(leaf.any() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "adam"}, "name is 'adam' and must be one of adamw, adam_original, lamb"),
+        ({"schedule": "cosine"}, "schedule is 'cosine' and must be one of linear"),
+        ({"learning_rate": 0}, "learning_rate is 0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"clip_norm": float("inf")}, "clip_norm is inf"),
+        ({"eps": -1e-6}, "eps is -1e-06"),
+        ({"b1": 1.0}, "b1 is 1.0"),
+        ({"b2": -0.1}, "b2 is -0.1"),
+        ({"weight_decay": -0.01}, "weight_decay is -0.01"),
+        ({"warmup_steps": 100}, "a warm-up of 100 steps does not fit a run of 100"),
+        ({"warmup_steps": -1}, "a warm-up of -1 steps"),
+        ({"warmup_steps": 0, "total_steps": 0}, "a run of 0 steps trains nothing"),
+    ],
+)
+def test_what_makes_no_optimiser_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**fields)

@@ -1,0 +1,232 @@
+"""A report is one page that stands alone and says what the run's files say."""
+
+import json
+import math
+import pathlib
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from bertjax.report import render, write_report
+from bertjax.writers import AppendedLines, metrics_path
+
+CONFIG = {
+    "steps": 40,
+    "batch_size": 64,
+    "seq_len": 128,
+    "packing": True,
+    "init": "",
+    "mesh": {},
+    "model": {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "intermediate_size": None},
+    "optimizer": {"name": "adamw", "learning_rate": 1e-4, "warmup": 10_000},
+    "data": {"dir": "corpora/<wiki> & more", "masking": "word"},
+}
+
+
+def train(step: int, **metrics: float | None) -> dict[str, Any]:
+    known = {"loss": 8.0, "mlm_loss": 7.5, "nsp_loss": 0.5, "mlm_accuracy": 0.25, "grad_norm": 1.5}
+    speed = {"sequences_per_second": 320.0, "data_wait": 0.0, "mfu": None}
+    return {"step": step, "split": "train", **known, **speed, **metrics}
+
+
+def heldout(step: int, loss: float) -> dict[str, Any]:
+    terms = {"mlm_loss": loss - 0.5, "nsp_loss": 0.5, "mlm_perplexity": 42.0, "examples": 4096}
+    return {"step": step, "split": "heldout", "loss": loss, **terms}
+
+
+RUN = [train(10), train(20), heldout(20, 7.0), train(30), train(40), heldout(40, 6.5)]
+
+
+class Page(HTMLParser):
+    """What a reader sees, by tag, with a check that every tag that opens is closed."""
+
+    VOID = ("meta",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: dict[str, list[str]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and data.strip():
+            self.texts.setdefault(self._open[-1], []).append(data.strip())
+
+    def titles(self) -> list[str | None]:
+        return [attrs["aria-label"] for tag, attrs in self.tags if tag == "svg"]
+
+
+def page(
+    entries: list[dict[str, Any]], settings: dict[str, Any] | None = None, name: str = "run"
+) -> Page:
+    return Page(render(name, entries, settings or {}))
+
+
+@pytest.fixture
+def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
+    lines = AppendedLines(metrics_path(tmp_path))
+    for entry in RUN:
+        metrics = {key: value for key, value in entry.items() if key not in ("step", "split")}
+        lines.write(entry["step"], entry["split"], metrics)
+    lines.close()
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_a_report_is_written_into_the_workdir(workdir: pathlib.Path) -> None:
+    path = write_report(workdir)
+    assert path == workdir / "report.html"
+    read = Page(path.read_text())
+    assert read.texts["h1"] == [workdir.name]
+    assert read.texts["h2"] == [
+        "What it learnt",
+        "How it ran",
+        "Held-out evaluations",
+        "Configuration",
+    ]
+    assert read.texts["dd"] == [
+        "4 layers · 256 wide · 4 heads",
+        "corpora/<wiki> & more · masking by word",
+        "64 rows · 128 pieces a row · packed",
+        "adamw · peak rate 0.0001 · warm-up 10,000 steps",
+        "320.0 sequences per second · 8s in training steps",
+    ]
+
+
+def test_the_page_needs_nothing_but_itself(workdir: pathlib.Path) -> None:
+    text = write_report(workdir).read_text()
+    for outside in ("http:", "https:", "//cdn", "@import", "url(", "src=", "<link", "fetch("):
+        assert outside not in text
+
+
+def test_every_metric_has_its_chart() -> None:
+    assert page(RUN).titles() == [
+        "Loss",
+        "Masked-piece loss",
+        "Next-sentence loss",
+        "Masked-piece accuracy",
+        "Gradient norm",
+        "Sequences per second",
+        "Time spent waiting for data",
+    ]
+
+
+def test_metrics_that_only_a_task_has_are_drawn_too() -> None:
+    read = page([train(10), {"step": 10, "split": "heldout", "span_f1": 0.5, "matthews": 0.25}])
+    assert read.titles()[4:6] == ["Span f1", "Matthews"]
+    assert read.texts["b"][:2] == ["50.0%", "0.2500"]
+
+
+def test_a_loss_of_one_term_is_told_once() -> None:
+    entries = [
+        {"step": 10, "split": split, "loss": 3.0, "mlm_loss": 3.0} for split in ("train", "heldout")
+    ]
+    read = page(entries)
+    assert read.titles() == ["Loss"]
+    assert read.texts["th"] == ["Step", "Loss"]
+
+
+def test_the_head_has_the_last_held_out_values() -> None:
+    read = page(RUN)
+    assert read.texts["b"][:4] == ["6.500", "6.000", "0.5000", "42.00"]
+    assert "On held-out text, at step 40" in read.texts["p"]
+    read = page([entry for entry in RUN if entry["split"] == "train"])
+    assert read.texts["b"][:1] == ["8.000"]
+    assert "In training, at step 40" in read.texts["p"]
+
+
+def test_evaluations_are_newest_first_and_the_best_stands_out() -> None:
+    read = page([train(10), heldout(10, 7.0), heldout(20, 6.0), heldout(30, math.nan)])
+    columns = len(read.texts["th"])
+    assert read.texts["td"][: 3 * columns : columns] == ["30", "20", "10"]
+    rows = [attrs for tag, attrs in read.tags if tag == "tr"]
+    assert rows[1:4] == [{}, {"class": "best"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("entries", "steps", "expected"),
+    [
+        (RUN, 40, "Finished, 40 steps"),
+        (RUN, 160, "At step 40 of 160, 25%"),
+        (RUN, None, "Finished, 40 steps"),
+        ([*RUN, train(50, loss=math.nan)], 160, "Diverged at step 50: loss NaN"),
+        ([*RUN, train(50, grad_norm=math.inf)], 160, "Diverged at step 50: gradient norm infinite"),
+    ],
+)
+def test_the_state_of_the_run_is_said(
+    entries: list[dict[str, Any]], steps: int | None, expected: str
+) -> None:
+    assert page(entries, {"steps": steps}).texts["p"][0] == expected
+
+
+def test_all_text_is_escaped() -> None:
+    evil = "<script>alert(1)</script>\"'&"
+    entries = [
+        {"step": 1, "split": "train", "loss": 1.0, evil: 2.0},
+        {"step": 1, "split": evil, "loss": 1.0},
+        {"step": 1, "split": "heldout", "loss": 1.0, evil: 2.0},
+    ]
+    text = render(evil, entries, {evil: evil, "data.dir": evil, "steps": evil})
+    assert "<script>alert" not in text
+    read = Page(text)
+    assert [tag for tag, _ in read.tags].count("script") == 1
+    assert read.texts["h1"] == [evil]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [{"step": 0, "split": "train"}],
+        [train(1)],
+        [train(1, loss=math.nan)],
+        [heldout(5, 2.0)],
+        [train(1), train(1_000_000)],
+        [train(step, loss=float(step)) for step in range(1, 3000)],
+    ],
+    ids=["no metric", "one line", "only NaN", "only held-out", "two far apart", "many"],
+)
+def test_any_run_has_a_page(entries: list[dict[str, Any]]) -> None:
+    text = render("run", entries, {})
+    Page(text)
+    assert len(text) < 300_000
+
+
+def test_the_configuration_is_listed_as_the_command_line_names_it(workdir: pathlib.Path) -> None:
+    cells = Page(write_report(workdir).read_text()).texts["td"]
+    pairs = dict(zip(cells[-26::2], cells[-25::2], strict=True))
+    assert pairs["model.intermediate_size"] == "null"
+    assert pairs["optimizer.learning_rate"] == "0.0001"
+    assert pairs["data.dir"] == '"corpora/<wiki> & more"'
+    assert pairs["mesh"] == "{}"
+
+
+def test_what_is_no_run_is_refused_in_a_sentence(workdir: pathlib.Path) -> None:
+    (workdir / "report.html").write_text("an older report")
+    for content in (None, "[1]", "{", ""):
+        (workdir / "config.json").unlink(missing_ok=True)
+        if content is not None:
+            (workdir / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=r"config\.json (does not exist|is no configuration)"):
+            write_report(workdir)
+    metrics_path(workdir).write_text("")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no metrics yet: wait until"):
+        write_report(workdir)
+    metrics_path(workdir).unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl does not exist: give the --workdir"):
+        write_report(workdir)
+    assert (workdir / "report.html").read_text() == "an older report"

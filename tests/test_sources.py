@@ -1,0 +1,318 @@
+"""Documents are the same whatever they are stored in; what cannot be read is named."""
+
+import bz2
+import functools
+import gzip
+import json
+import lzma
+import os
+import pathlib
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines import InputError
+from data_pipelines.sources import read_documents, resolve
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": functools.partial(lzma.compress, preset=0),
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+every_compression = pytest.mark.parametrize("suffix", COMPRESS)
+DOCUMENTS = [["One line.", "Zwei Zeilen: ä, 語."], ["Another document."]]
+
+
+def save(path: pathlib.Path, content: str | bytes) -> str:
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))
+    return str(path)
+
+
+def text_of(documents: list[list[str]]) -> str:
+    return "\n\n".join("\n".join(document) for document in documents) + "\n"
+
+
+def read(*inputs: str, text_field: str = "text") -> list[list[str]]:
+    return list(read_documents(inputs, text_field))
+
+
+lines = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=20)
+
+
+# Text files
+
+
+@given(st.lists(lines))
+def test_documents_are_blocks_of_stripped_lines(
+    tmp_path_factory: pytest.TempPathFactory, written: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    expected: list[list[str]] = [[]]
+    for line in written:
+        line = line.removeprefix("\ufeff") if line is written[0] else line
+        if line.strip():
+            expected[-1].append(line.strip())
+        elif expected[-1]:
+            expected.append([])
+    assert read(save(path, "\n".join(written))) == [document for document in expected if document]
+
+
+@every_compression
+def test_compression_changes_nothing(tmp_path: pathlib.Path, suffix: str) -> None:
+    assert read(save(tmp_path / f"a.txt{suffix}", text_of(DOCUMENTS))) == DOCUMENTS
+
+
+@every_compression
+def test_documents_larger_than_a_block(tmp_path: pathlib.Path, suffix: str) -> None:
+    documents = [[f"{i} é{'x' * (i * 37 % 5000)}" for i in range(n)] for n in (1, 300, 2)]
+    documents.append(["y" * 1_000_000])
+    assert read(save(tmp_path / f"a.txt{suffix}", text_of(documents))) == documents
+
+
+@pytest.mark.parametrize(
+    "text", ["One line.\nTwo.\n\nThree.", "\n\n\nOne line. \r\n\tTwo.\r\n \t\r\n\n\n Three.\n\n\n"]
+)
+def test_blank_lines_may_be_many_and_hold_spaces(tmp_path: pathlib.Path, text: str) -> None:
+    assert read(save(tmp_path / "a.txt", text)) == [["One line.", "Two."], ["Three."]]
+
+
+@pytest.mark.parametrize("text", ["", "\n", " \n\n\t\n", "\ufeff"])
+def test_nothing_gives_no_document(tmp_path: pathlib.Path, text: str) -> None:
+    assert read(save(tmp_path / "a.txt", text)) == []
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: pathlib.Path) -> None:
+    assert read(save(tmp_path / "a.txt", "\ufeffOne.")) == [["One."]]
+
+
+def test_only_line_feeds_end_lines(tmp_path: pathlib.Path) -> None:
+    line = "a\vb\fc\x1cd\x85e\u2028f\rg"
+    assert read(save(tmp_path / "a.txt", line)) == [[line]]
+
+
+def test_a_document_ends_with_its_file(tmp_path: pathlib.Path) -> None:
+    paths = [save(tmp_path / name, "text without an end") for name in ("a.txt", "b.txt")]
+    assert len(read(*paths)) == 2
+
+
+@every_compression
+def test_memory_does_not_grow_with_the_file(tmp_path: pathlib.Path, suffix: str) -> None:
+    peaks = []
+    for documents in (10_000, 40_000):
+        text = "".join(f"{os.urandom(50).hex()}\n\n" for _ in range(documents))
+        path = save(tmp_path / f"{documents}.txt{suffix}", text)
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in read_documents([path])) == documents
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.25 * peaks[0]
+
+
+# What cannot be read
+
+
+@every_compression
+@pytest.mark.parametrize("before", ["", "ä" * 521, "line\n\n" * 50_000])
+def test_the_byte_that_is_not_utf8_is_named(
+    tmp_path: pathlib.Path, suffix: str, before: str
+) -> None:
+    content = before.encode() + b"caf\xe9 au lait\nmore"
+    path = save(tmp_path / f"wiki.txt{suffix}", content)
+    byte = len(before.encode()) + 3
+    with pytest.raises(InputError) as caught:
+        read(path)
+    expected = f"{path}: byte {byte} is not UTF-8; convert the file to UTF-8 first."
+    assert str(caught.value) == expected
+
+
+def test_a_character_cut_at_the_end_is_not_utf8(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match="byte 4 is not UTF-8"):
+        read(save(tmp_path / "a.txt", "text語".encode()[:-1]))
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_a_compressed_file_cut_short_is_named(
+    tmp_path: pathlib.Path, suffix: str, share: float
+) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    save(path, os.urandom(3000).hex())
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InputError, match=r"a\.txt.* is cut short; fetch it again"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+def test_what_is_not_compressed_is_named(tmp_path: pathlib.Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_text("plain text under the wrong name\n" * 10)
+    with pytest.raises(InputError, match=r"a\.txt.* is damaged \(.*\); fetch it again"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+def test_compressed_files_may_be_concatenated(tmp_path: pathlib.Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"one ") + COMPRESS[suffix](b"two") + b"\0" * 8)
+    assert read(str(path)) == [["one two"]]
+
+
+def test_a_missing_file_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"there is no file .*/none\.txt; name a file that exists"):
+        resolve([str(tmp_path / "none.txt")])
+
+
+def test_a_pattern_without_a_match_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(InputError, match=r"no file matches .*/\*\.txt"):
+        resolve([str(tmp_path / "*.txt")])
+
+
+def test_a_directory_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"is a directory; name the files in it, as in '.*/\*"):
+        resolve([str(tmp_path)])
+
+
+def test_an_input_named_twice_is_refused(tmp_path: pathlib.Path) -> None:
+    path = save(tmp_path / "a.txt", "text")
+    with pytest.raises(InputError, match=r"a\.txt is an input 2 times; name it once"):
+        resolve([path, str(tmp_path / "*.txt")])
+
+
+def test_no_input_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no input"):
+        resolve([])
+
+
+# Patterns
+
+
+def test_files_of_a_pattern_come_by_name_and_inputs_in_order(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in ("b.txt", "a.txt", "c.md", "deep/d.txt", "x[1].txt"):
+        save(tmp_path / name, name)
+
+    def names(*inputs: str) -> list[str]:
+        return [document[0] for document in read(*(f"{tmp_path}/{given}" for given in inputs))]
+
+    assert names("c.md", "[ab].txt") == ["c.md", "a.txt", "b.txt"]
+    assert names("**/d*") == ["deep/d.txt"]
+    assert names("*/?.txt", "a.*") == ["deep/d.txt", "a.txt"]
+    assert names("x[1].txt") == ["x[1].txt"]
+
+
+def test_patterns_are_relative_to_the_working_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a.txt", "text")
+    monkeypatch.chdir(tmp_path)
+    assert read("*.txt") == [["text"]]
+
+
+# JSON lines
+
+
+@every_compression
+@pytest.mark.parametrize("kind", [".jsonl", ".ndjson"])
+def test_a_json_line_is_a_document(tmp_path: pathlib.Path, kind: str, suffix: str) -> None:
+    records = [{"id": i, "text": text_of([document])} for i, document in enumerate(DOCUMENTS)]
+    content = "\n".join(map(json.dumps, records)) + "\n\n"
+    assert read(save(tmp_path / f"a{kind}{suffix}", content)) == DOCUMENTS
+
+
+def test_a_blank_line_within_a_field_separates_paragraphs(tmp_path: pathlib.Path) -> None:
+    path = save(tmp_path / "a.jsonl", '{"body": " One.\\n\\n\\tTwo.\\r\\n"}\n{"body": " \\n"}')
+    assert read(path, text_field="body") == [["One.", "Two."]]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"text": "', "is not JSON"),
+        ("[1]", "is not an object with a field 'text'"),
+        ('{"body": "x", "id": 1}', "has no field 'text', but body, id; choose with --field"),
+        ('{"text": 5}', "field 'text' is int, not text"),
+        ('{"text": null}', "field 'text' is NoneType, not text"),
+        ('{"text": "\\ud800"}', "field 'text' is not Unicode"),
+    ],
+)
+def test_a_line_without_its_text_is_named(
+    tmp_path: pathlib.Path, line: str, complaint: str
+) -> None:
+    path = save(tmp_path / "a.jsonl", '{"text": "fine"}\n\n' + line)
+    with pytest.raises(InputError, match=rf"a\.jsonl: line 3:? {complaint}"):
+        read(path)
+
+
+# TensorFlow Datasets
+
+
+@pytest.fixture(scope="module")
+def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two small data sets, registered by the names of their classes."""
+    import tensorflow_datasets as tfds
+
+    directory = tmp_path_factory.mktemp("tfds")
+
+    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+        VERSION = tfds.core.Version("1.0.0")
+        split = "train"
+
+        def __init__(self, **options):  # type: ignore[no-untyped-def]
+            super().__init__(**{**options, "data_dir": directory})
+
+        def _info(self):  # type: ignore[no-untyped-def]
+            features = {"text": tfds.features.Text(), "number": np.int64}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, _):  # type: ignore[no-untyped-def]
+            return {self.split: self._generate_examples()}
+
+        def _generate_examples(self):  # type: ignore[no-untyped-def]
+            for i, document in enumerate(DOCUMENTS):
+                yield i, {"text": "\n\n".join(document), "number": i}
+
+    class TinyText(Tiny):
+        pass
+
+    class TinyTest(Tiny):
+        split = "test"
+
+    assert TinyText.name == "tiny_text"
+    assert TinyTest.name == "tiny_test"
+
+
+@pytest.mark.usefixtures("tfds_home")
+def test_records_of_a_tfds_builder_are_documents() -> None:
+    documents = read("tfds:tiny_text")
+    assert sorted(documents) == sorted(DOCUMENTS)
+    assert read("tfds:tiny_text") == documents
+
+
+@pytest.mark.usefixtures("tfds_home")
+@pytest.mark.parametrize(
+    ("given", "field", "complaint"),
+    [
+        ("tfds:tiny_text", "body", "record 0 has no field 'body', but number, text"),
+        ("tfds:tiny_text", "number", "record 0: field 'number' is int64, not text"),
+        ("tfds:tiny_test", "text", "tfds:tiny_test has no split train, but test"),
+        ("tfds:no_such_data", "text", "TensorFlow Datasets has no no_such_data"),
+        ("tfds:tiny_text/odd", "text", "TensorFlow Datasets has no tiny_text/odd"),
+    ],
+)
+def test_what_tfds_lacks_is_named(given: str, field: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read(given, text_field=field)

@@ -1,0 +1,194 @@
+"""The train loop: the same run, however often it is interrupted and on whatever mesh."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from bertjax import tasks
+from bertjax.checkpoint import find_checkpoint, load_params
+from bertjax.config import Config, load_config
+from bertjax.evaluate import evaluate
+from bertjax.sharding import make_mesh, sharded_shapes
+from bertjax.train import Diverged, Run, Stopped
+
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
+
+
+def configure(corpus: pathlib.Path, **overrides: object) -> Config:
+    fields = {"model.vocab_size": 128, "mesh.data": 8, "steps": 12, "log_every": 3}
+    fields |= {"checkpoint_every": 4, "eval_every": 6, "data.workers": 1}
+    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
+    texts = {name: str(value) for name, value in fields.items()}
+    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, tasks.data_fields())
+
+
+def metrics(workdir: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(workdir: pathlib.Path) -> list[tuple]:
+    return [
+        (m["step"], m["split"], *(m.get(name) for name in LOSSES)) for m in metrics(workdir)
+    ]
+
+
+def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
+    shapes = jax.eval_shape(
+        lambda: tasks.find("pretrain").init_params(config, jax.random.key(0))
+    )
+    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
+    params = load_params(find_checkpoint(workdir), target)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory) -> pathlib.Path:
+    """A run of 12 steps without interruption."""
+    workdir = tmp_path_factory.mktemp("whole")
+    Run(configure(corpus), workdir).train()
+    return workdir
+
+
+def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
+    steps = [(m["step"], m["split"]) for m in metrics(whole)]
+    train = [(step, "train") for step in (3, 6, 9, 12)]
+    assert sorted(steps) == sorted([*train, (6, "heldout"), (12, "heldout")])
+    names = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    assert names == ["00000004", "00000008", "00000012"]
+
+
+def test_it_learns(corpus, tmp_path) -> None:
+    Run(configure(corpus, steps=60, log_every=10, eval_every=60), tmp_path).train()
+    curve = [m["mlm_loss"] for m in metrics(tmp_path) if m["split"] == "train"]
+    assert curve[-1] < curve[0] - 0.5
+
+
+def test_metrics_have_their_promised_fields(whole) -> None:
+    train = {"step", "split", *LOSSES, "learning_rate", "sequences_per_second", "fill"}
+    train |= {"pieces_per_second", "mfu", "data_wait", "epoch"}
+    heldout = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
+    for entry in metrics(whole):
+        assert set(entry) == (train if entry["split"] == "train" else heldout)
+
+
+def stop_at(step: int, monkeypatch) -> None:
+    """Makes the stop signal arrive during a step."""
+    import bertjax.train as module
+
+    plain = module._Profiler.before
+
+    def before(self, current: int) -> None:
+        plain(self, current)
+        if current == step:
+            import signal
+
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(module._Profiler, "before", before)
+
+
+@pytest.mark.parametrize("step", [0, 4, 7, 10])
+def test_a_stopped_run_goes_on_to_the_last_bit(corpus, tmp_path, whole, monkeypatch, step) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(step, patch)
+        with pytest.raises(Stopped, match=f"stopped at step {step + 1}"):
+            Run(configure(corpus), tmp_path).train()
+    Run(configure(corpus), tmp_path).train()
+    assert losses(tmp_path) == losses(whole)
+    for ours, theirs in zip(
+        params_of(tmp_path, configure(corpus)), params_of(whole, configure(corpus)), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_finished_run_is_left_alone(corpus, whole) -> None:
+    before = (whole / "metrics.jsonl").read_bytes()
+    Run(configure(corpus), whole).train()
+    assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("mesh", [(2, 4, 1), (1, 2, 4), (2, 2, 2)])
+def test_the_mesh_does_not_change_the_losses(corpus, tmp_path, mesh) -> None:
+    plain = {"model__hidden_dropout": 0.0, "model__attention_dropout": 0.0, "model__num_heads": 4}
+    sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__model"), mesh, strict=True))
+    Run(configure(corpus, **plain), tmp_path / "data").train()
+    Run(configure(corpus, **plain, **sizes), tmp_path / "mixed").train()
+    for a, b in zip(losses(tmp_path / "data"), losses(tmp_path / "mixed"), strict=True):
+        np.testing.assert_allclose(a[2:5], b[2:5], rtol=1e-5)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
+    corpus, tmp_path
+) -> None:
+    config = configure(
+        corpus, optimizer__learning_rate=1e30, optimizer__warmup=6, optimizer__clip_norm=1e30
+    )
+    with pytest.raises(Diverged, match=r"at step .*: lower optimizer\.learning_rate"):
+        Run(config, tmp_path).train()
+    for leaf in params_of(tmp_path, config) if (tmp_path / "checkpoints").exists() else []:
+        assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model__num_layers": 3}, "model.num_layers=2 and this configuration has 3"),
+        ({"seed": 1}, "seed=0 and this configuration has 1"),
+        ({"optimizer__learning_rate": 0.5}, "optimizer.learning_rate=0.001"),
+        ({"data__masking": "word"}, "data.masking='piece'"),
+        ({"steps": 13}, "steps=12 and this configuration has 13"),
+    ],
+)
+def test_a_workdir_belongs_to_one_run(corpus, whole, change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Run(configure(corpus, **change), whole)
+
+
+def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
+    Run(configure(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole)
+
+
+def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) -> None:
+    config = configure(corpus, init=whole, optimizer__learning_rate=1e-9, steps=3)
+    Run(config, tmp_path).train()
+    for ours, theirs in zip(
+        params_of(tmp_path, config), params_of(whole, config), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+
+
+def test_parameters_of_another_shape_are_refused(corpus, tmp_path, whole) -> None:
+    with pytest.raises(ValueError, match="give it the model"):
+        Run(configure(corpus, init=whole, model__hidden_size=32), tmp_path)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -> None:
+    scores = evaluate(configure(corpus), whole)
+    last = metrics(whole)[-1]
+    for name, value in scores.items():
+        assert last[name] == pytest.approx(value, rel=1e-6)
+
+
+def test_predictions_fill_each_mask(corpus, whole) -> None:
+    answers = list(tasks.predict(whole, ["ba [MASK] do [MASK] .", "[MASK]"]))
+    assert [len(answer["masks"]) for answer in answers] == [2, 1]
+    for answer in answers:
+        assert "[MASK]" not in answer["filled"]
+        for guesses in answer["masks"]:
+            chances = [guess["probability"] for guess in guesses]
+            assert chances == sorted(chances, reverse=True) and sum(chances) <= 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [(["[MASK]", "no mask"], "line 2 has no"), (["ba " * 600 + "[MASK]"], "line 1 has 6")],
+)
+def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(tasks.predict(epath.Path(whole), lines))
