@@ -12,6 +12,8 @@ A directory without files.json is what a killed save left behind; it is never re
 import hashlib
 import json
 import logging
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +74,7 @@ class Checkpoints:
             if primary and path.exists():
                 (path / FILES).unlink(missing_ok=True)
                 path.rmtree()
+                _check_room(path, state)
             _barrier("checkpoint-start")
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(path / "params", state.params, force=True)
@@ -85,11 +88,12 @@ class Checkpoints:
         except Exception as error:
             if primary:
                 _discard(path)
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            # What is outermost in the storage library's chain of messages says least.
+            reason = str(error).strip().split(": ")[-1] or type(error).__name__
             raise CheckpointError(
                 f"the checkpoint of step {int(state.step)} could not be written to {path} "
-                f"({reason[:300]}): earlier checkpoints are intact; make room and run the same "
-                "command again."
+                f"({reason}): earlier checkpoints are intact; make room and run the same command "
+                "again."
             ) from error
         if primary:
             self._delete_old()
@@ -207,9 +211,23 @@ def _restore(path: epath.Path, target: Any) -> Any:
         return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
 
 
+def _check_room(path: epath.Path, state: TrainState) -> None:
+    """Raises OSError where a local disk has no room for the state's arrays.
+
+    The storage library finds out too, but only half-way.
+    """
+    if "://" in os.fspath(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))  # and what describes them
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise OSError(f"it needs {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB left")
+
+
 def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]]:
     """Name -> (bytes, SHA-256) of every file below the path."""
-    listed = {}
+    listed: dict[str, tuple[int, str]] = {}
     for file in sorted(path.iterdir()):
         if file.is_dir():
             listed |= _list_files(file, f"{prefix}{file.name}/")
@@ -220,7 +238,7 @@ def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]
 
 def _digest(file: epath.Path) -> str:
     with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _discard(path: epath.Path) -> None:

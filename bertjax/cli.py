@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("bertjax").setLevel(logging.INFO)
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     try:
-        args.overrides = _overrides(rest, hasattr(args, "config"))
+        args.overrides = parse_overrides(rest, hasattr(args, "config"))
         work = args.verb(args)
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return _fail(error, 2)
@@ -68,7 +68,7 @@ def _fail(error: BaseException, status: int) -> int:
     return status
 
 
-def _overrides(rest: Sequence[str], takes_config: bool) -> dict[str, str]:
+def parse_overrides(rest: Sequence[str], takes_config: bool = True) -> dict[str, str]:
     """`--config.a.b=value` arguments as {"a.b": "value"}."""
     overrides = {}
     for item in rest:
@@ -89,9 +89,8 @@ def _load_config(args: argparse.Namespace) -> "Config":
 
 
 def _vocab(args: argparse.Namespace) -> None:
-    from data_pipelines.vocab import train_vocabulary
-
     from data_pipelines.sources import read_documents
+    from data_pipelines.vocab import train_vocabulary
 
     lines = (line for document in read_documents(args.input, args.field) for line in document)
     path = train_vocabulary(

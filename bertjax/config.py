@@ -150,7 +150,7 @@ class Config:
         warmup = steps_of("optimizer.warmup", self.optimizer.warmup, total, 0)
         decay = steps_of("optimizer.decay_steps", self.optimizer.decay_steps or total, total, total)
         least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_every": 0}
-        every = {
+        every: dict[str, Any] = {
             name: steps_of(name, getattr(self, name), total, low) for name, low in least.items()
         }
         optimizer = dataclasses.replace(self.optimizer, warmup=warmup, decay_steps=decay)

@@ -1,2 +1,55 @@
-def peak_flops(kind): return None
-def train_step_flops(*a): return 1.0
+"""Floating-point operations of a training step, and the peaks they are measured against.
+
+Utilisation is operations / (seconds * peak * devices) (Chowdhery et al. 2022, appendix B).
+"""
+
+from bertjax.model import BertConfig
+
+# Dense bfloat16 peak in FLOP/s of one JAX device, by the beginning of its `device_kind`; the first
+# that matches counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100: float16.
+PEAKS: tuple[tuple[str, float], ...] = (
+    ("TPU v2", 22.5e12),
+    ("TPU v3", 61.5e12),
+    ("TPU v4 lite", 138e12),
+    ("TPU v4", 275e12),
+    ("TPU v5 lite", 197e12),
+    ("TPU v5e", 197e12),
+    ("TPU v5", 459e12),
+    ("TPU v6", 918e12),
+    ("TPU7", 1155e12),
+    ("Tesla V100", 125e12),
+    ("NVIDIA A100", 312e12),
+    ("NVIDIA H100 PCIe", 756e12),
+    ("NVIDIA H100 NVL", 835e12),
+    ("NVIDIA H100", 989e12),
+    ("NVIDIA H200 NVL", 835e12),
+    ("NVIDIA H200", 989e12),
+    ("NVIDIA B200", 2250e12),
+)
+
+
+def train_step_flops(
+    config: BertConfig, rows: int, seq_len: int, mlm_slots: int, pairs: int = 0
+) -> int:
+    """Operations of the matrix products in a training step of the pre-training model.
+
+    A multiplication and an addition count as two, and a backward pass as two forward ones. What
+    the shapes make the hardware compute counts, with padding, empty slots and scores that the mask
+    hides; what `remat` computes again does not.
+
+    Args:
+      rows, seq_len: of the batch.
+      mlm_slots: slots a row for masked pieces.
+      pairs: slots a row for next-sentence pairs; 0 for a model without that head.
+    """
+    hidden, layers = config.hidden_size, config.num_layers
+    kernels = 4 * hidden**2 + 2 * hidden * config.feed_forward_size
+    block = seq_len * kernels + 2 * seq_len**2 * hidden
+    mlm = mlm_slots * hidden * (hidden + config.vocab_size)
+    nsp = pairs * hidden * (hidden + 2)
+    return 3 * 2 * rows * (layers * block + mlm + nsp)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """bfloat16 peak in FLOP/s of one device by its `jax.Device.device_kind`; None if unknown."""
+    return next((peak for kind, peak in PEAKS if device_kind.startswith(kind)), None)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -12,6 +13,29 @@ from bertjax.model import ACTIVATIONS, BertConfig, Encoder, dense, layer_norm
 def gather(hidden: Array, positions: Array) -> Array:
     """The vectors of `hidden` [B, T, H] at `positions` int32 [B, N]: [B, N, H]."""
     return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+
+
+@jax.custom_vjp
+def similarity(x: Array, word: Array) -> Array:
+    """The products of vectors [N, H] and word embeddings [V, H]: float32 [N, V].
+
+    Scores keep the precision that they are summed in; the backward pass then multiplies in the
+    dtype of the inputs, where differentiating this line would multiply in float32.
+    """
+    return jnp.einsum("nh,vh->nv", x, word, preferred_element_type=jnp.float32)
+
+
+def _similarity_forward(x: Array, word: Array) -> tuple[Array, tuple[Array, Array]]:
+    return similarity(x, word), (x, word)
+
+
+def _similarity_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, word = inputs
+    gradient = gradient.astype(x.dtype)
+    return gradient @ word, jnp.einsum("nv,nh->vh", gradient, x)
+
+
+similarity.defvjp(_similarity_forward, _similarity_backward)
 
 
 class Pooler(nn.Module):
@@ -36,10 +60,8 @@ class MLM(nn.Module):
         x = ACTIVATIONS[config.activation](dense(config, config.hidden_size, "transform")(x))
         x = layer_norm(config, "norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
-        logits = jnp.einsum(
-            "...h,vh->...v", x, word.astype(x.dtype), preferred_element_type=jnp.float32
-        )
-        return logits + bias
+        scores = similarity(x.reshape(-1, x.shape[-1]), word.astype(x.dtype)) + bias
+        return scores.reshape(*x.shape[:-1], -1)
 
 
 class PretrainingModel(nn.Module):

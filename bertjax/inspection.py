@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,8 +30,9 @@ def save_batches(
     batches = list(task.train_batches(start, start + steps))
     if not batches:
         raise ValueError(f"steps={steps} saves nothing: ask for at least 1.")
+    arrays: dict[str, Any] = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
     with epath.Path(path).open("wb") as file:
-        np.savez(file, **{name: np.stack([b[name] for b in batches]) for name in batches[0]})
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def parameter_table(config: Config) -> str:

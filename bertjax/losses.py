@@ -16,21 +16,26 @@ Sum = tuple[Array, Array]
 def cross_entropy(logits: Array, targets: Array, weights: Array) -> Sum:
     """-log softmax(logits)[target] in nats, summed over the slots, and the sum of the weights.
 
-    `logits` are [..., C], taken in float32; int32 `targets` and float32 `weights` are [...]. The
-    target's logit is picked by a comparison that fuses into the sum, so the backward pass needs no
-    scatter and an axis of classes spread over devices no gather.
+    `logits` are [..., C], taken in float32; int32 `targets` and float32 `weights` are [...].
     """
     logits = logits.astype(jnp.float32)
-    chosen = targets[..., None] == jnp.arange(logits.shape[-1], dtype=targets.dtype)
-    target_logits = jnp.sum(jnp.where(chosen, logits, 0), axis=-1)
-    losses = jax.nn.logsumexp(logits, axis=-1) - target_logits
+    losses = jax.nn.logsumexp(logits, axis=-1) - _of_target(logits, targets)
     return jnp.sum(losses * weights), jnp.sum(weights)
 
 
 def accuracy(logits: Array, targets: Array, weights: Array) -> Sum:
-    """The weight of the slots whose largest logit is the target's, and of all; shapes as above."""
-    correct = jnp.argmax(logits, axis=-1) == targets
+    """The weight of the slots whose target has the one largest logit, and that of all.
+
+    Shapes are those of `cross_entropy`. A target that shares the largest logit is not counted, so
+    a model that tells nothing apart scores 0. (An argmax takes ten times as long on a CPU.)
+    """
+    as_large = logits >= _of_target(logits, targets)[..., None]
+    correct = jnp.sum(as_large, axis=-1) == 1
     return jnp.sum(correct * weights), jnp.sum(weights)
+
+
+def _of_target(logits: Array, targets: Array) -> Array:
+    return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
 
 def pretraining(logits: Mapping[str, Array], batch: Mapping[str, Array]) -> dict[str, Sum]:

@@ -23,7 +23,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(output|down)/kernel", ("model", "fsdp")),
     (r"(query|key|value|up)/bias", ("model",)),
     (r"embeddings/(word|position|type)", (None, "fsdp")),
-    (r"dense/kernel", ("fsdp", None)),
+    (r"(transform|nsp)/kernel", ("fsdp", None)),
     (r".*", ()),
 )
 

@@ -64,7 +64,7 @@ def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> N
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}"""
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in tree.items():
         nested = isinstance(value, dict)
         flat |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}

@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines import InputError
+from data_pipelines.bulk import BulkEncoder
 from data_pipelines.corpus import check_options, finish, stage_for
 from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
 from data_pipelines.records import (
@@ -87,7 +88,7 @@ def prepare_with_beam(
                 | "Sources" >> beam.Create(sources)
                 | "Read" >> beam.FlatMap(_read, text_field)
                 | "Spread" >> beam.Reshuffle()
-                | "Encode" >> beam.Map(_encode, tokenizer)
+                | "Encode" >> beam.ParDo(_Encode(tokenizer))
             )
             deal = beam.pvalue.AsSingleton(
                 encoded
@@ -112,10 +113,17 @@ def _read(source: tuple[int, str], text_field: str) -> Iterator[tuple[int, list[
         yield number * _DOCUMENTS_OF_A_SOURCE + i, document
 
 
-def _encode(document: tuple[int, list[str]], tokenizer: Tokenizer) -> Encoded:
-    number, lines = document
-    row, record = encode_documents([lines], tokenizer)
-    return number, row.tobytes(), record
+class _Encode(beam.DoFn):
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def setup(self) -> None:
+        self._encoder = BulkEncoder(self._tokenizer)
+
+    def process(self, document: tuple[int, list[str]]) -> Iterator[Encoded]:
+        number, lines = document
+        row, record = encode_documents([lines], self._encoder)
+        yield number, row.tobytes(), record
 
 
 def _deal(rows: list[tuple[int, bytes]], held_out: float, dedup: bool, shards: int | None) -> _Deal:

@@ -21,6 +21,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines import InputError
+from data_pipelines.bulk import BulkEncoder, grouped
 from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
 from data_pipelines.records import (
     MANIFEST,
@@ -76,6 +77,7 @@ def prepare(
     check_options(output, held_out, shards)
     sources = resolve(inputs)
     documents = itertools.chain.from_iterable(read_source(s, text_field) for s in sources)
+    batches = grouped(documents, lambda document: sum(map(len, document)), _BATCH)
     dtype = token_dtype(len(tokenizer.pieces))
     workers = os.cpu_count() or 1 if workers is None else workers
     meter = _Meter(progress)
@@ -84,7 +86,7 @@ def prepare(
         temporary_file(stage) as spool,
         temporary_file(stage) as rows,
     ):
-        for index, payload in _encode_in_parallel(_batches(documents), tokenizer, workers):
+        for index, payload in _encode_in_parallel(batches, tokenizer, workers):
             index["start"] += spool.tell()
             spool.write(payload)
             rows.write(index.tobytes())
@@ -131,26 +133,14 @@ def check_options(output: epath.PathLike, held_out: float, shards: int | None) -
 # ---------------------------------------------------------------- documents to ids
 
 
-def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
-    batch: list[list[str]] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += sum(map(len, document))
-        if characters >= _BATCH:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
 def _encode_in_parallel(
     batches: Iterable[list[list[str]]], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[np.ndarray, bytes]]:
     """`encode_documents` of every batch, in order; few batches are in flight at a time."""
     if workers <= 1:
+        encoder = BulkEncoder(tokenizer)
         for batch in batches:
-            yield encode_documents(batch, tokenizer)
+            yield encode_documents(batch, encoder)
         return
     with ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), _start_worker, (tokenizer,)
@@ -164,12 +154,12 @@ def _encode_in_parallel(
             yield pending.popleft().result()
 
 
-_worker_tokenizer: Tokenizer
+_worker_encoder: BulkEncoder
 
 
 def _start_worker(tokenizer: Tokenizer) -> None:
-    global _worker_tokenizer
-    _worker_tokenizer = tokenizer
+    global _worker_encoder
+    _worker_encoder = BulkEncoder(tokenizer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
@@ -182,7 +172,7 @@ def _die_with_parent() -> None:
 
 
 def _encode_in_worker(batch: list[list[str]]) -> tuple[np.ndarray, bytes]:
-    return encode_documents(batch, _worker_tokenizer)
+    return encode_documents(batch, _worker_encoder)
 
 
 # ---------------------------------------------------------------- documents to shards

@@ -7,15 +7,13 @@ which document goes into which.
 """
 
 import hashlib
-import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
 from data_pipelines import InputError
-from data_pipelines.records import token_dtype
+from data_pipelines.bulk import BulkEncoder
 from data_pipelines.sentences import split_sentences
-from data_pipelines.tokenization import Tokenizer
 
 INDEX = np.dtype(  # a row for each document read
     [
@@ -39,23 +37,26 @@ Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows
 
 
 def encode_documents(
-    documents: Iterable[list[str]], tokenizer: Tokenizer
+    documents: Sequence[list[str]], encoder: BulkEncoder
 ) -> tuple[np.ndarray, bytes]:
     """Tokenise documents: their rows of `INDEX`, and the payload that the rows point into."""
-    dtype = token_dtype(len(tokenizer.pieces))
+    sentences = [[s for line in lines for s in split_sentences(line)] for lines in documents]
+    tokens, lengths = encoder([s for document in sentences for s in document])
+    last = np.cumsum([len(document) for document in sentences])[:-1]
+    ends = np.concatenate([[0], np.cumsum(lengths)])[last]
     rows = []
     payload = bytearray()
-    for lines in documents:
+    for lines, document_tokens, document_lengths in zip(
+        documents, np.split(tokens, ends), np.split(lengths, last), strict=True
+    ):
         text = "\n".join(lines).encode()
         digest = hashlib.blake2b(text, digest_size=16).digest()
-        sentences = [tokenizer.encode(s) for line in lines for s in split_sentences(line)]
-        kept = [ids for ids in sentences if ids]
-        tokens = np.array(list(itertools.chain.from_iterable(kept)), dtype)
-        unknown = np.count_nonzero(tokens == tokenizer.unk_id)
-        record = np.array([len(ids) for ids in kept], _LENGTH).tobytes() + tokens.tobytes()
+        kept = document_lengths[document_lengths > 0].astype(_LENGTH)
+        unknown = np.count_nonzero(document_tokens == encoder.tokenizer.unk_id)
+        record = kept.tobytes() + document_tokens.tobytes()
         where = np.frombuffer(digest, "<u8"), len(payload), len(record)
-        counts = len(kept), len(tokens), unknown, len(sentences) - len(kept), len(text)
-        rows.append((*where, *counts))
+        dropped = len(document_lengths) - len(kept)
+        rows.append((*where, len(kept), len(document_tokens), unknown, dropped, len(text)))
         payload += record
     return np.array(rows, INDEX), bytes(payload)
 

@@ -101,7 +101,7 @@ def draw_pairs(
     if next_sentence and len(shard.documents) < 3:
         raise InputError(
             "a random second sentence must come from another document, and there is only one; "
-            "prepare at least two documents a shard"
+            "prepare at least two documents a shard."
         )
     room = seq_len - (3 if next_sentence else 2)
     drawn: list[int] = []

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
@@ -100,12 +100,6 @@ class PretrainingData:
             self._shard_rows = [self._plan(0, shard).ends[-1] for shard in range(len(self._infos))]
         self.rows_per_epoch = sum(self._shard_rows)
         self.steps = None if self._training else -(-self.rows_per_epoch // options.batch_size)
-
-    def heldout(self) -> Self | None:
-        """The held-out data of the same corpus for this host; None where there is none."""
-        if not self.manifest.heldout:
-            return None
-        return type(self)(self.directory, self.options, "heldout", self.hosts, self.host)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """This host's rows of global batch `step`: the arrays of `rows.BATCH`.

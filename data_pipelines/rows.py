@@ -4,8 +4,9 @@ All functions here are pure. Which documents come when is for `streams` and `pre
 
 Text that fills rows badly waits. Best fit leaves some rows that are far from full: most pairs of
 middle length find no other that fits beside them. An epoch holds only as many of the fullest rows
-as hold `FULL` real pieces on average; the text in the others is drawn anew in the next epoch, into
-other pairs with other neighbours. No pair is changed to make it fit.
+as hold `FULL` real pieces on average; the text in the others (about 3% of English Wikipedia in rows
+of 128, 1% in rows of 512) is drawn anew in the next epoch, into other pairs with other
+neighbours. No pair is changed to make it fit.
 """
 
 import dataclasses

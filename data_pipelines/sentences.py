@@ -21,10 +21,14 @@ Nothing is lost: the sentences put together are the line, but for white space at
 
 import re
 
-_CLOSING = r"\"'”’»)\]}"
+_STOPS, _WIDE_STOPS = ".!?…।॥؟۔", "。！？｡"
+_CLOSING, _WIDE_CLOSING = r"\"'”’»)\]}", "」』）】》"
+# That every match starts with one of a few signs lets the search skip what lies between; that it
+# starts a run of them keeps the search linear.
 _END = re.compile(
-    rf"(?<![.!?…।॥؟۔])(?P<stop>[.!?…।॥؟۔]+)[{_CLOSING}]*\s+(?=[^\w\s]*(?P<next>\w+))"
-    rf"|[。！？｡]+[」』）】》{_CLOSING}]*\s*"
+    rf"[{_STOPS}{_WIDE_STOPS}](?:"
+    rf"(?<=[{_WIDE_STOPS}])[{_WIDE_STOPS}]*[{_WIDE_CLOSING}{_CLOSING}]*\s*|"
+    rf"(?<![{_STOPS}]{{2}})(?P<more>[{_STOPS}]*)[{_CLOSING}]*\s+(?=[^\w\s]*(?P<next>\w+)))"
 )
 _COUNTER = re.compile(r"[0-9]+|[A-Za-z]")
 _INITIALS = re.compile(r"[A-Z]|[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+")
@@ -69,14 +73,14 @@ def split_sentences(line: str) -> list[str]:
 
 def _ends_sentence(line: str, start: int, end: re.Match[str]) -> bool:
     """Whether the sentence that began at `start` ends at `end`, a match of `_END`."""
-    stop, following = end["stop"], end["next"]
-    if stop is None:
+    more, following = end.groups()
+    if following is None:  # a wide stop
         return True
     if following[0].islower():
         return False
-    if stop != ".":
-        return True
     at = end.start()
+    if more or line[at] != ".":
+        return True
     match = _WORD.search(line, max(start, at - _LONGEST), at)
     word = match[0] if match else ""
     lower = word.lower()

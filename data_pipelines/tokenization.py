@@ -70,7 +70,7 @@ class Tokenizer(Protocol):
 class _Memo(dict[str, tuple[int, ...]]):
     """Remembers the ids of short words; forgets all of them when it is full, to stay bounded."""
 
-    ENTRIES = 200_000
+    ENTRIES = 1 << 17
     LONGEST = 64  # characters; a longer word (a line of Chinese, an address) seldom comes again
 
     def __init__(self, compute: Callable[[str], Iterable[int]]):

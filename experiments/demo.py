@@ -125,9 +125,13 @@ def curve(width: int = 60, height: int = 10) -> str:
     rows = []
     for row in range(height, -1, -1):
         level = low + (high - low) * row / height
-        marks = "".join("•" if round((c - low) / (high - low) * height) == row else " " for c in columns)
+        marks = "".join(
+            "•" if round((c - low) / (high - low) * height) == row else " " for c in columns
+        )
         rows.append(f"   {level:5.2f} │{marks}")
-    return "\n".join([*rows, f"         └{'─' * width}", f"          step 0{'':{width - 13}}{STEPS:,}"])
+    return "\n".join(
+        [*rows, f"         └{'─' * width}", f"          step 0{'':{width - 13}}{STEPS:,}"]
+    )
 
 
 def fill(sentences: list[str]) -> list[dict]:

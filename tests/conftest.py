@@ -28,7 +28,7 @@ def data_dir() -> pathlib.Path:
 
 
 def sample_text(seed: int, documents: int) -> str:
-    """Documents of invented words, which follow each other as in a language: some often, most not."""
+    """Documents of invented words, some frequent and most not, as in a language."""
     draw = np.random.Generator(np.random.Philox(key=seed)).random
     syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
     words = [a + b + c for a in syllables for b in syllables for c in ("", "n", "s")]

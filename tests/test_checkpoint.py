@@ -135,7 +135,7 @@ def test_an_unfinished_checkpoint_is_replaced(checkpoints, target) -> None:
 def test_no_intact_checkpoint_is_an_error_and_no_new_beginning(checkpoints, target) -> None:
     for step in (10, 20):
         _truncate(pathlib.Path(checkpoints.path(step)))
-    with pytest.raises(CheckpointError, match="no checkpoint in .* is intact"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         checkpoints.restore(target)
 
 
@@ -143,7 +143,7 @@ def test_a_failed_save_leaves_the_earlier_ones_and_no_trace(checkpoints, target)
     def full(path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match="step 30 .* No space left on device"):
+    with pytest.raises(CheckpointError, match=r"step 30 .* No space left on device"):
         checkpoints.save(make_state(30), full)
     assert not checkpoints.path(30).exists()
     assert checkpoints.steps() == [10, 20]

@@ -131,7 +131,18 @@ def test_a_damaged_corpus_is_refused(corpus, tmp_path, refused, damage) -> None:
 
 
 def prepare(text: object, vocab: object, output: object, *flags: object) -> list[object]:
-    return ["prepare", "--input", text, "--vocab", vocab, "--output", output, "--workers", 1, *flags]
+    return [
+        "prepare",
+        "--input",
+        text,
+        "--vocab",
+        vocab,
+        "--output",
+        output,
+        "--workers",
+        1,
+        *flags,
+    ]
 
 
 def test_text_that_cannot_be_is_refused(tmp_path, refused, vocab) -> None:

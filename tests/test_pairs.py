@@ -218,6 +218,15 @@ def test_lengths_and_labels_are_distributed_as_in_the_original(short):
         assert np.abs(shares[0] - shares[1]).max() < bound
 
 
+def test_a_chunk_of_several_sentences_is_continued_half_of_the_time():
+    """Of a document with two sentences: one true pair, or else two random ones."""
+    shard = make_shard([[4, 4], [4, 4]])
+    rng = np.random.Generator(np.random.Philox(key=2))
+    pairs = draw_pairs(shard, np.zeros(40_000, np.int64), 32, 0.0, rng)
+    assert (pairs.is_random == 0).sum() / 40_000 == pytest.approx(0.5, abs=0.01)
+    assert len(pairs) == (pairs.is_random == 0).sum() + 2 * (40_000 - (pairs.is_random == 0).sum())
+
+
 def test_the_random_share_is_above_one_half():
     documents = [[20] * 20] * 50
     assert 0.5 < draw(make_shard(documents), 128).is_random.mean() < 0.6

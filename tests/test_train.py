@@ -1,18 +1,24 @@
 """The train loop: the same run, however often it is interrupted and on whatever mesh."""
 
+import functools
 import json
 import pathlib
+import signal
 
 import jax
 import numpy as np
 import pytest
 from etils import epath
+from jax.sharding import NamedSharding
 
+import bertjax.train as train_module
 from bertjax import tasks
 from bertjax.checkpoint import find_checkpoint, load_params
 from bertjax.config import Config, load_config
 from bertjax.evaluate import evaluate
-from bertjax.sharding import make_mesh, sharded_shapes
+from bertjax.feed import to_global
+from bertjax.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
+from bertjax.step import sums_and_gradient
 from bertjax.train import Diverged, Run, Stopped
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -32,15 +38,11 @@ def metrics(workdir: pathlib.Path) -> list[dict]:
 
 
 def losses(workdir: pathlib.Path) -> list[tuple]:
-    return [
-        (m["step"], m["split"], *(m.get(name) for name in LOSSES)) for m in metrics(workdir)
-    ]
+    return [(m["step"], m["split"], *(m.get(name) for name in LOSSES)) for m in metrics(workdir)]
 
 
 def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
-    shapes = jax.eval_shape(
-        lambda: tasks.find("pretrain").init_params(config, jax.random.key(0))
-    )
+    shapes = jax.eval_shape(lambda: tasks.find("pretrain").init_params(config, jax.random.key(0)))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
@@ -78,18 +80,14 @@ def test_metrics_have_their_promised_fields(whole) -> None:
 
 def stop_at(step: int, monkeypatch) -> None:
     """Makes the stop signal arrive during a step."""
-    import bertjax.train as module
-
-    plain = module._Profiler.before
+    plain = train_module._Profiler.before
 
     def before(self, current: int) -> None:
         plain(self, current)
         if current == step:
-            import signal
-
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(module._Profiler, "before", before)
+    monkeypatch.setattr(train_module._Profiler, "before", before)
 
 
 @pytest.mark.parametrize("step", [0, 4, 7, 10])
@@ -156,9 +154,7 @@ def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
 def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) -> None:
     config = configure(corpus, init=whole, optimizer__learning_rate=1e-9, steps=3)
     Run(config, tmp_path).train()
-    for ours, theirs in zip(
-        params_of(tmp_path, config), params_of(whole, config), strict=True
-    ):
+    for ours, theirs in zip(params_of(tmp_path, config), params_of(whole, config), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-7)
 
 
@@ -192,3 +188,34 @@ def test_predictions_fill_each_mask(corpus, whole) -> None:
 def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
     with pytest.raises(ValueError, match=message):
         list(tasks.predict(epath.Path(whole), lines))
+
+
+def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
+    """Loss and gradient of 32 rows with unlike numbers of masked pieces, computed in three ways."""
+    config = configure(corpus, batch_size=32)
+    task = tasks.find("pretrain")(config)
+    batch = {name: array.copy() for name, array in next(iter(task.train_batches(0, 1))).items()}
+    batch["mlm_weights"][:7, 2:] = 0
+    counts = batch["mlm_weights"].sum(axis=1)
+    assert len(set(counts.reshape(-1, 4).sum(axis=0))) > 1  # parts differ in masked pieces
+    assert len(set(counts.reshape(8, -1).sum(axis=1))) > 1  # and so do devices
+    params = task.init_params(config, jax.random.key(0))
+
+    def gradient(params, batch, accumulation=1):
+        return sums_and_gradient(task.loss, params, batch, None, accumulation)
+
+    whole_sums, whole = jax.jit(gradient)(params, batch)
+    part_sums, parts = jax.jit(functools.partial(gradient, accumulation=4))(params, batch)
+    mesh = make_mesh(8, 1, 1)
+    rows = to_global(batch, NamedSharding(mesh, ROWS))
+    assert {shard.data.shape[0] for shard in rows["token_ids"].addressable_shards} == {4}
+    device_sums, devices = jax.jit(gradient)(
+        jax.device_put(params, tree_shardings(mesh, params)), rows
+    )
+    for name, pair in whole_sums.items():
+        np.testing.assert_allclose(part_sums[name], pair, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(device_sums[name], pair, rtol=1e-5, err_msg=name)
+    size = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(whole)))
+    for others in (parts, devices):
+        for ours, theirs in zip(jax.tree.leaves(whole), jax.tree.leaves(others), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * size)

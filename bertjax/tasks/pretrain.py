@@ -1,9 +1,10 @@
 """Pre-training: masked language model and next sentence prediction (paper, section 3.1)."""
 
 import dataclasses
-import math
+import itertools
+import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from data_pipelines.pretraining import PretrainingData
 from data_pipelines.rows import PretrainingOptions, render_row
 from data_pipelines.tokenization import Tokenizer, load_tokenizer
 
+_log = logging.getLogger("bertjax")
+
 _BEST = 5  # pieces reported for each mask
 _SHARED = ("seed", "batch_size", "seq_len", "packing")  # fields of the configuration itself
 DATA_FIELDS: dict[str, Any] = {"dir": ""} | {
@@ -32,6 +35,17 @@ DATA_FIELDS: dict[str, Any] = {"dir": ""} | {
 def make_model(config: Config) -> PretrainingModel:
     """The model of a configuration: without NSP head where the objective has none."""
     return PretrainingModel(config.model, next_sentence=config.data["objective"] == "mlm_nsp")
+
+
+def _logits(
+    model: PretrainingModel, params: Any, batch: Batch, key: jax.Array | None
+) -> dict[str, jax.Array]:
+    """See `PretrainingModel`; a key turns dropout on."""
+    rngs = None if key is None else {"dropout": key}
+    return cast(
+        dict[str, jax.Array],
+        model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs),
+    )
 
 
 class Task:
@@ -48,6 +62,8 @@ class Task:
         self.heldout = None
         if self.data.manifest.heldout:
             self.heldout = PretrainingData(directory, options, "heldout", hosts, host)
+        else:
+            _log.warning("%s holds out no text: the run is not evaluated.", directory)
         self.model = make_model(config)
         pieces = len(self.data.tokenizer.pieces)
         if pieces > config.model.vocab_size:
@@ -65,8 +81,7 @@ class Task:
         return make_model(config).init(key, dict.fromkeys(names, ids), deterministic=True)["params"]
 
     def loss(self, params: Any, batch: Batch, key: jax.Array | None) -> Sums:
-        rngs = None if key is None else {"dropout": key}
-        logits = self.model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs)
+        logits = _logits(self.model, params, batch, key)
         real = batch["pack_ids"] > 0
         fill = (jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size))
         return losses.pretraining(logits, batch) | {"fill": fill}
@@ -75,7 +90,7 @@ class Task:
         rows = self.config.batch_size
         return {
             name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
-            for name, array in self.data.batch(0).items()
+            for name, array in self.data.options.empty_rows(1).items()
         }
 
     def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
@@ -84,17 +99,17 @@ class Task:
     def eval_batches(self) -> Iterable[dict[str, np.ndarray]]:
         if self.heldout is None:
             return ()
-        stop = min(self.config.eval_batches or self.heldout.steps, self.heldout.steps)
-        return self.heldout.dataset(0, stop).as_numpy_iterator()
+        batches = self.heldout.dataset().as_numpy_iterator()
+        return itertools.islice(batches, self.config.eval_batches or None)
 
     def scores(self, means: dict[str, float]) -> dict[str, float]:
-        scores = means | {"mlm_perplexity": math.exp(means["mlm_loss"])}
+        scores = means | {"mlm_perplexity": float(np.exp(means["mlm_loss"]))}
         return {name: value for name, value in scores.items() if name != "fill"}
 
     def flops_per_step(self) -> float:
-        shapes = self.batch_shapes()
-        rows, slots = shapes["mlm_positions"].shape
-        return flops.train_step_flops(self.config.model, rows, self.config.seq_len, slots)
+        config, row = self.config, self.data.options.row
+        pairs = row.pairs if self.model.next_sentence else 0
+        return flops.train_step_flops(config.model, config.batch_size, row.pieces, row.slots, pairs)
 
     def show(self, batch: dict[str, np.ndarray], row: int) -> str:
         return render_row(batch, row, self.data.tokenizer)
@@ -120,7 +135,7 @@ class Task:
 
         @jax.jit
         def probabilities(params: Any, batch: Batch) -> jax.Array:
-            logits = model.apply({"params": params}, batch, deterministic=True)["mlm_logits"]
+            logits = _logits(model, params, batch, None)["mlm_logits"]
             return jax.nn.softmax(logits[0, :, : len(tokenizer.pieces)])
 
         for number, line in enumerate(lines, 1):

@@ -3,7 +3,7 @@
     python -m experiments.bench.tokenization --text TEXT --vocab VOCAB
 
 Both read the same lines in one process, on one core, in turns, so that the ratio does not depend on
-the machine; processor time is what is measured. Both must give the same ids. Peak memory is that
+the machine; processor time is measured. Both must give the same ids. Peak memory is that
 of a process of its own on a quarter of the text and on all of it, read line by line.
 """
 
@@ -136,18 +136,17 @@ class PlainTokenizer:
         )
 
 
-def compare(lines: list[str], ours: Tokenizer, peer: PlainTokenizer, turns: int) -> None:
-    """Times both on equal parts of the text, in turns, and prints the ratio."""
+def compare(lines: Iterator[str], ours: Tokenizer, peer: PlainTokenizer) -> None:
+    """Times both on the same text, a thousand lines each in turn, and prints the ratio."""
     seconds = {"bertjax": 0.0, "plain Python": 0.0}
     pieces = 0
-    for turn in range(turns):
-        part = lines[turn::turns]
+    while part := list(itertools.islice(lines, 1000)):
         started = time.process_time()
         expected = [peer.encode(line) for line in part]
         between = time.process_time()
         result = [ours.encode(line) for line in part]
-        seconds["plain Python"] += between - started
         seconds["bertjax"] += time.process_time() - between
+        seconds["plain Python"] += between - started
         if result != expected:
             raise AssertionError("the two tokenizers differ")
         pieces += sum(map(len, result))
@@ -177,8 +176,8 @@ def main() -> None:
             peak = pool.apply(peak_memory, (arguments.text, arguments.vocab, lines))
         print(f"peak memory, {lines:8,} lines: {peak} MiB")
     ours = load_tokenizer(arguments.vocab)
-    text = list(itertools.islice(lines_of(arguments.text), arguments.lines))
-    compare(text, ours, PlainTokenizer(arguments.vocab, not ours.cased), turns=4)
+    text = itertools.islice(lines_of(arguments.text), arguments.lines)
+    compare(text, ours, PlainTokenizer(arguments.vocab, not ours.cased))
 
 
 if __name__ == "__main__":

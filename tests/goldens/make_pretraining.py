@@ -89,7 +89,9 @@ def batch(name: str, rows: int, length: int, slots: int) -> dict[str, np.ndarray
     middles = whole("middle", (rows,), 3, ends - 2)
     real = column < ends[:, None]
     pieces = 5 + np.floor(uniform(f"{name}/pieces", (rows, length)) ** 3 * 115)
-    order = np.argsort(uniform(f"{name}/order", (rows, length - 1)) + 2 * ~real[:, 1:], kind="stable")
+    order = np.argsort(
+        uniform(f"{name}/order", (rows, length - 1)) + 2 * ~real[:, 1:], kind="stable"
+    )
     filled = np.arange(slots) < whole("filled", (rows,), 1, slots + 1)[:, None]
     positions = np.where(filled, 1 + np.sort(order[:, :slots]), 0).astype(np.int32)
     labels = (np.arange(rows) % 2).astype(np.int32)

@@ -1,0 +1,218 @@
+"""How much faster a training step is than that of `transformers` under PyTorch, on the same CPU.
+
+    python -m experiments.bench.cpu_step [--peer-python PYTHON] [--cores N]
+
+One update of BERT-Mini (4 layers, hidden size 256, 4 heads, 30,522 pieces) in float32: 32 rows of
+128 pieces, 20 of them masked, dropout 0.1, gradient clipping, AdamW. The peer is
+`transformers.BertForPreTraining` as it comes, eager and under `torch.compile`, with PyTorch's fused
+AdamW. Each runs in a process of its own on the same cores, and they take turns, so that whatever
+else the machine does falls on all of them; the ratio is the median over the rounds. Processor time
+is the sum over the cores. PYTHON needs torch and transformers (extra [bench]); it may be the
+interpreter of another environment.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+ROWS, LENGTH, SLOTS, PIECES = 32, 128, 20, 30522
+LAYERS, HIDDEN, HEADS = 4, 256, 4
+RATE = 1e-4
+PEERS = {"eager": "PyTorch eager", "compiled": "PyTorch compiled"}
+NAMES = {"bertjax": "bertjax"} | PEERS
+
+
+def make_batch() -> dict[str, np.ndarray]:
+    """Full rows of random pieces, one pair each: what packing gives, nearly."""
+    draw = np.random.Generator(np.random.Philox(key=0)).random
+    token_ids = (1000 + np.floor(draw((ROWS, LENGTH)) * (PIECES - 1000))).astype(np.int32)
+    chosen = 1 + np.sort(np.argsort(draw((ROWS, LENGTH - 1)))[:, :SLOTS])
+    targets = np.take_along_axis(token_ids, chosen, 1)
+    np.put_along_axis(token_ids, chosen, 103, 1)
+    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+    return {
+        "token_ids": token_ids,
+        "type_ids": (positions >= LENGTH // 2).astype(np.int32),
+        "pack_ids": np.ones((ROWS, LENGTH), np.int32),
+        "positions": positions,
+        "mlm_positions": chosen.astype(np.int32),
+        "mlm_targets": targets,
+        "mlm_weights": np.ones((ROWS, SLOTS), np.float32),
+        "cls_positions": np.zeros((ROWS, 1), np.int32),
+        "nsp_labels": (draw((ROWS, 1)) < 0.5).astype(np.int32),
+        "nsp_weights": np.ones((ROWS, 1), np.float32),
+    }
+
+
+def bertjax_step() -> Callable[[], object]:
+    """A function that makes one update, as `bertjax train` does."""
+    import jax
+
+    from bertjax import losses
+    from bertjax.config import Config
+    from bertjax.heads import PretrainingModel
+    from bertjax.model import BertConfig
+    from bertjax.optimizer import OptimizerConfig, make_optimizer
+    from bertjax.step import Sums, TrainState, init_state, make_train_step
+
+    model: Any = PretrainingModel(BertConfig(PIECES, LAYERS, HIDDEN, HEADS))
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=RATE))
+    batch = jax.device_put(make_batch())
+
+    def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sums:
+        rngs = None if key is None else {"dropout": key}
+        logits = model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs)
+        return losses.pretraining(logits, batch)
+
+    @jax.jit
+    def start(key: jax.Array) -> TrainState:
+        params = model.init(key, batch, deterministic=True)["params"]
+        return init_state(params, loss, optimizer, batch)
+
+    seed_key = jax.random.key(0, impl=Config.dropout_rng)
+    update = jax.jit(make_train_step(loss, optimizer, seed_key=seed_key), donate_argnums=0)
+    state = start(jax.random.key(0))
+
+    def step() -> object:
+        nonlocal state
+        state, sums = update(state, batch)
+        return jax.block_until_ready((state, sums))
+
+    return step
+
+
+def peer_step(compiled: bool, threads: int) -> Callable[[], object]:
+    """A function that makes one update of the peer."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=PIECES,
+            num_hidden_layers=LAYERS,
+            hidden_size=HIDDEN,
+            num_attention_heads=HEADS,
+            intermediate_size=4 * HIDDEN,
+        )
+    ).train()
+    plain = [p for name, p in model.named_parameters() if "LayerNorm" in name or "bias" in name]
+    rest = [
+        p for name, p in model.named_parameters() if not ("LayerNorm" in name or "bias" in name)
+    ]
+    groups = [{"params": rest, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, eps=1e-6, fused=True)
+    batch = make_batch()
+    labels = np.full((ROWS, LENGTH), -100)
+    np.put_along_axis(labels, batch["mlm_positions"], batch["mlm_targets"], 1)
+    inputs = {
+        "input_ids": batch["token_ids"],
+        "token_type_ids": batch["type_ids"],
+        "attention_mask": batch["pack_ids"],
+        "labels": labels,
+        "next_sentence_label": batch["nsp_labels"][:, 0],
+    }
+    tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
+    forward = torch.compile(model) if compiled else model
+
+    def step() -> object:
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward(**tensors).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def work(name: str, threads: int) -> None:
+    """A process that makes as many steps as each line of its input says, and tells their cost."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print does not mix with the answers
+    step = bertjax_step() if name == "bertjax" else peer_step(name == "compiled", threads)
+    for line in sys.stdin:
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(int(line)):
+            step()
+        answers.write(f"[{time.perf_counter() - wall}, {time.process_time() - processor}]\n")
+        answers.flush()
+
+
+def measure(python: str, cores: int, rounds: int, steps: int) -> Iterator[dict[str, list[float]]]:
+    """Wall and processor seconds of a step for each contestant, round by round."""
+    workers = {
+        name: subprocess.Popen(
+            [
+                *(python if name in PEERS else sys.executable, __file__),
+                *("--work", name, "--cores", str(cores)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+        )
+        for name in NAMES
+    }
+
+    def ask(name: str, steps: int) -> list[float]:
+        worker = workers[name]
+        assert worker.stdin and worker.stdout
+        worker.stdin.write(f"{steps}\n")
+        worker.stdin.flush()
+        answer = worker.stdout.readline()
+        if not answer:
+            sys.exit(f"{NAMES[name]} failed: does {python} have torch and transformers?")
+        return [seconds / steps for seconds in json.loads(answer)]
+
+    try:
+        for name in NAMES:
+            ask(name, 3)  # compiles and settles
+        for _ in range(rounds):
+            yield {name: ask(name, steps) for name in NAMES}
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=3, help="steps a round")
+    parser.add_argument("--work", choices=NAMES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
+    if args.work:
+        return work(args.work, args.cores)
+
+    found = []
+    for costs in measure(args.peer_python, args.cores, args.rounds, args.steps):
+        found.append(costs)
+        rates = (f"{NAMES[name]} {ROWS / wall:.1f}" for name, (wall, _) in costs.items())
+        print(f"round {len(found)} of {args.rounds}, sequences/s: " + ", ".join(rates), flush=True)
+    print(f"\n{'':18}{'sequences/s':>12}{'processor s/step':>18}{'bertjax is faster by':>24}")
+    for name, label in NAMES.items():
+        wall, processor = (statistics.median(costs[name][i] for costs in found) for i in (0, 1))
+        ratios = (
+            statistics.median(costs[name][i] / costs["bertjax"][i] for costs in found)
+            for i in (0, 1)
+        )
+        times = "{:.2f} ({:.2f} processor)".format(*ratios) if name in PEERS else ""
+        print(f"{label:18}{ROWS / wall:12.1f}{processor:18.2f}{times:>24}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The loss of knowing how often each piece occurs and nothing else, on the masked held-out pieces.
+
+    python experiments/bench/unigram_entropy.py --config FILE[:ARG] [--config.FIELD=VALUE ...]
+
+A model that learnt language is below this; one that learnt frequencies alone comes down to it.
+Frequencies are those of the held-out pieces themselves, the hardest baseline of this kind.
+"""
+
+import argparse
+
+import numpy as np
+
+from bertjax import tasks
+from bertjax.cli import parse_overrides
+from bertjax.config import load_config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True)
+    args, rest = parser.parse_known_args()
+    config = load_config(args.config, parse_overrides(rest), tasks.data_fields())
+    counts = np.zeros(config.model.vocab_size)
+    for batch in tasks.find(config.task)(config).eval_batches():
+        np.add.at(counts, batch["mlm_targets"], batch["mlm_weights"])
+    shares = counts[counts > 0] / counts.sum()
+    entropy = -(shares * np.log(shares)).sum()
+    print(f"{counts.sum():,.0f} masked pieces, unigram entropy {entropy:.4f} nats")
+
+
+if __name__ == "__main__":
+    main()

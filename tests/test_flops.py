@@ -1,0 +1,102 @@
+"""Operations are those of the matrix products that the compiler sees; peaks are the makers'."""
+
+import re
+
+import jax
+import jax.extend
+import numpy as np
+import pytest
+
+from bertjax.flops import PEAKS, peak_flops, train_step_flops
+from bertjax.heads import PretrainingModel
+from bertjax.model import BertConfig
+
+CONFIG = BertConfig(
+    vocab_size=300,
+    num_layers=3,
+    hidden_size=48,
+    num_heads=6,
+    intermediate_size=100,
+    max_positions=64,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
+ROWS, LENGTH, SLOTS, PAIRS = 3, 40, 7, 2
+
+
+def products(jaxpr) -> int:
+    """Twice the multiplications of every matrix product in a program, loops included."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            inner = np.prod([left[axis] for axis in contracted], dtype=int)
+            total += 2 * int(inner * np.prod(equation.outvars[0].aval.shape))
+        times = equation.params.get("length", 1)
+        total += times * sum(
+            products(inner) for inner in jax.extend.core.jaxprs_in_params(equation.params)
+        )
+    return total
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_operations_are_those_of_the_program(next_sentence):
+    model = PretrainingModel(CONFIG, next_sentence)
+    pieces, slots, pairs = (np.zeros((ROWS, n), np.int32) for n in (LENGTH, SLOTS, PAIRS))
+    names = ("token_ids", "type_ids", "pack_ids", "positions")
+    batch = dict.fromkeys(names, pieces) | {"mlm_positions": slots, "cls_positions": pairs}
+    params = jax.eval_shape(
+        lambda key: model.init(key, batch, deterministic=True), jax.random.key(0)
+    )
+
+    def total(params):
+        return sum(x.sum() for x in model.apply(params, batch, deterministic=True).values())
+
+    counted = products(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
+    assert counted == train_step_flops(CONFIG, ROWS, LENGTH, SLOTS, PAIRS if next_sentence else 0)
+
+
+def test_a_large_model_comes_near_six_operations_a_parameter_and_piece():
+    large = BertConfig(num_layers=24, hidden_size=1024, num_heads=16)
+    kernels = 24 * 12 * 1024**2
+    per_piece = train_step_flops(large, 1, 128, 20) / 128
+    assert 6 * kernels < per_piece < 1.08 * 6 * kernels
+
+
+def test_operations_grow_with_rows_and_with_the_square_of_a_long_row():
+    assert train_step_flops(CONFIG, 8, 64, 9, 1) == 8 * train_step_flops(CONFIG, 1, 64, 9, 1)
+    one, two = (train_step_flops(CONFIG, 1, length, 0) for length in (10**6, 2 * 10**6))
+    assert 3.99 < two / one < 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "tera"),
+    [
+        ("TPU v3", 61.5),
+        ("TPU v4", 275),
+        ("TPU v5 lite", 197),
+        ("TPU v5e", 197),
+        ("TPU v5", 459),
+        ("TPU v5p", 459),
+        ("TPU v6 lite", 918),
+        ("TPU v6e", 918),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+    ],
+)
+def test_peaks_of_known_devices(kind, tera):
+    assert peak_flops(kind) == tera * 1e12
+
+
+@pytest.mark.parametrize("kind", ["cpu", "", "NVIDIA GeForce GTX 1080", "TPU"])
+def test_no_peak_is_made_up_for_an_unknown_device(kind):
+    assert peak_flops(kind) is None
+
+
+def test_no_entry_is_hidden_by_one_before_it():
+    kinds = [kind for kind, _ in PEAKS]
+    hidden = [b for i, b in enumerate(kinds) for a in kinds[:i] if re.match(re.escape(a), b)]
+    assert not hidden

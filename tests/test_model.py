@@ -1,0 +1,265 @@
+"""The encoder: its shape, its first weights, and what must not change what it computes."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.model import BertConfig, Encoder
+
+CONFIG = BertConfig(
+    vocab_size=120,
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    intermediate_size=96,
+    max_positions=40,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
+LENGTH = 16
+
+
+def inputs(length: int = LENGTH, rows: int = 2) -> tuple[np.ndarray, ...]:
+    """Token ids, type ids, pack ids and positions of full rows."""
+    random = np.random.default_rng(0)
+    token_ids = random.integers(5, CONFIG.vocab_size, (rows, length)).astype(np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    type_ids = (positions >= length // 2).astype(np.int32)
+    return token_ids, type_ids, np.ones_like(token_ids), positions
+
+
+@functools.cache
+def params(config: BertConfig = CONFIG) -> Any:
+    return jax.jit(functools.partial(Encoder(config).init, deterministic=True))(
+        jax.random.key(0), *inputs()
+    )
+
+
+@functools.cache
+def program(config: BertConfig, deterministic: bool) -> Any:
+    return jax.jit(functools.partial(Encoder(config).apply, deterministic=deterministic))
+
+
+def encode(config: BertConfig, *arrays: np.ndarray, key: jax.Array | None = None) -> np.ndarray:
+    """The vectors of `config` with the parameters of CONFIG: settings do not change the tree."""
+    rngs = None if key is None else {"dropout": key}
+    hidden = program(config, key is None)(params(), *arrays, rngs=rngs)
+    return np.asarray(hidden.astype(jnp.float32))
+
+
+def with_(**fields: Any) -> BertConfig:
+    return dataclasses.replace(CONFIG, **fields)
+
+
+# Shape
+
+
+def test_the_tree_of_parameters():
+    leaves = jax.tree_util.tree_leaves_with_path(params()["params"])
+    shapes = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves
+    }
+    assert shapes == {
+        "embeddings/word": (120, 32),
+        "embeddings/type": (2, 32),
+        "embeddings/position": (40, 32),
+        "embeddings/norm/scale": (32,),
+        "embeddings/norm/bias": (32,),
+        "blocks/attention/query/kernel": (2, 32, 32),
+        "blocks/attention/query/bias": (2, 32),
+        "blocks/attention/key/kernel": (2, 32, 32),
+        "blocks/attention/key/bias": (2, 32),
+        "blocks/attention/value/kernel": (2, 32, 32),
+        "blocks/attention/value/bias": (2, 32),
+        "blocks/attention/output/kernel": (2, 32, 32),
+        "blocks/attention/output/bias": (2, 32),
+        "blocks/attention_norm/scale": (2, 32),
+        "blocks/attention_norm/bias": (2, 32),
+        "blocks/feed_forward/up/kernel": (2, 32, 96),
+        "blocks/feed_forward/up/bias": (2, 96),
+        "blocks/feed_forward/down/kernel": (2, 96, 32),
+        "blocks/feed_forward/down/bias": (2, 32),
+        "blocks/feed_forward_norm/scale": (2, 32),
+        "blocks/feed_forward_norm/bias": (2, 32),
+    }
+
+
+@pytest.mark.parametrize("fields", [{"scan_layers": True, "remat": True}, {"dtype": "bfloat16"}])
+def test_how_it_is_computed_does_not_change_the_first_parameters(fields):
+    other = params(with_(**fields))
+    jax.tree.map(np.testing.assert_array_equal, params(), other)
+    assert {leaf.dtype for leaf in jax.tree.leaves(other)} == {jnp.dtype("float32")}
+
+
+def test_kernels_and_embeddings_start_normal_cut_at_two_deviations_and_the_rest_at_0_and_1():
+    config = with_(vocab_size=2000, hidden_size=256)
+    # The deviation of a standard normal cut at two deviations; tf.truncated_normal has it too.
+    tail = 2 * math.exp(-2) / math.sqrt(2 * math.pi)
+    cut = math.sqrt(1 - 2 * tail / math.erf(math.sqrt(2)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params(config)):
+        name = path[-1].key
+        if name in ("bias", "scale"):
+            np.testing.assert_array_equal(leaf, float(name == "scale"))
+        else:
+            assert np.abs(leaf).max() <= 0.04
+            assert abs(leaf.mean()) < 5 * 0.02 / math.sqrt(leaf.size)
+            assert abs(leaf.std() / (0.02 * cut) - 1) < 5 / math.sqrt(2 * leaf.size)
+
+
+def test_layers_start_different():
+    kernels = params()["params"]["blocks"]["attention"]["query"]["kernel"]
+    assert len({np.asarray(kernel).tobytes() for kernel in kernels}) == CONFIG.num_layers
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"num_heads": 5}, "num_heads=5 does not divide hidden_size=32"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"hidden_size": 32.0}, "hidden_size=32.0"),
+        ({"intermediate_size": 0}, "feed_forward_size=0"),
+        ({"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
+        ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
+        ({"init_std": float("nan")}, "init_std=nan"),
+        ({"activation": "swish"}, "activation='swish' must be gelu or gelu_tanh or relu"),
+        ({"dtype": "float16"}, "dtype='float16' must be float32 or bfloat16"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(fields, complaint):
+    with pytest.raises(ValueError) as error:
+        with_(**fields)
+    assert str(error.value).startswith(complaint) and "\n" not in str(error.value)
+
+
+def test_the_feed_forward_is_four_times_as_wide_unless_told():
+    assert BertConfig().feed_forward_size == 3072
+    assert CONFIG.feed_forward_size == 96
+
+
+# Invariance
+
+
+def test_scanned_layers_equal_unrolled_ones():
+    looped = encode(with_(scan_layers=True), *inputs())
+    np.testing.assert_allclose(looped, encode(CONFIG, *inputs()), atol=1e-5)
+
+
+def test_gradients_are_the_same_scanned_and_rematerialised():
+    def total(params, config):
+        hidden = Encoder(config).apply(
+            params, *inputs(), deterministic=False, rngs={"dropout": jax.random.key(5)}
+        )
+        return (hidden**2 * jnp.arange(CONFIG.hidden_size)).mean()
+
+    gradient = jax.jit(jax.grad(total), static_argnums=1)
+    config = with_(hidden_dropout=0.2, attention_dropout=0.2)
+    plain = gradient(params(), config)
+    for scan_layers in (False, True):
+        other = gradient(params(), dataclasses.replace(config, scan_layers=scan_layers, remat=True))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, other)
+
+
+def test_a_packed_pair_equals_the_same_pair_alone():
+    token_ids, type_ids, pack_ids, positions = inputs()
+    first, second = np.s_[:1, :9], np.s_[:1, 9:]
+    pack_ids, positions = pack_ids.copy(), positions.copy()
+    pack_ids[second], positions[second] = 2, np.arange(LENGTH - 9)
+    together = encode(CONFIG, *(x[:1] for x in (token_ids, type_ids, pack_ids, positions)))
+    for part in (first, second):
+        alone = encode(CONFIG, *(x[part] for x in (token_ids, type_ids, pack_ids, positions)))
+        np.testing.assert_allclose(together[part], alone, atol=1e-5)
+
+
+def test_padding_changes_nothing():
+    padded = [np.pad(array, ((0, 0), (0, 20))) for array in inputs()]
+    hidden = encode(CONFIG, *padded)
+    assert np.isfinite(hidden).all()
+    np.testing.assert_allclose(hidden[:, :LENGTH], encode(CONFIG, *inputs()), atol=1e-5)
+
+
+def test_rows_do_not_see_each_other():
+    alone = encode(CONFIG, *(array[1:] for array in inputs()))
+    np.testing.assert_allclose(encode(CONFIG, *inputs())[1:], alone, atol=1e-6)
+
+
+def changed_at(place: int) -> tuple[np.ndarray, ...]:
+    token_ids, *rest = inputs()
+    token_ids = token_ids.copy()
+    token_ids[:, place] = 5 + (token_ids[:, place] + 1) % 100
+    return token_ids, *rest
+
+
+def test_a_causal_model_does_not_see_the_future():
+    config = with_(causal=True)
+    before, after = encode(config, *inputs()), encode(config, *changed_at(10))
+    np.testing.assert_allclose(before[:, :10], after[:, :10], atol=1e-6)
+    assert (np.abs(before - after).max(-1)[:, 10:] > 1e-3).all()
+
+
+def test_a_bidirectional_model_sees_all_of_its_pair():
+    before, after = encode(CONFIG, *inputs()), encode(CONFIG, *changed_at(10))
+    assert (np.abs(before - after).max(-1) > 1e-6).all()
+
+
+def test_every_input_counts():
+    base = encode(CONFIG, *inputs())
+    for which in range(4):
+        arrays = list(inputs())
+        arrays[which] = np.roll(arrays[which] if which != 2 else arrays[3] // 4, 3, axis=1)
+        assert np.abs(encode(CONFIG, *arrays) - base).max() > 1e-3
+
+
+def test_bfloat16_is_close():
+    half, full = encode(with_(dtype="bfloat16"), *inputs()), encode(CONFIG, *inputs())
+    assert 0 < np.abs(half - full).max() < 0.1
+    raw = jax.eval_shape(program(with_(dtype="bfloat16"), True), params(), *inputs())
+    assert raw.dtype == jnp.dtype("bfloat16")
+
+
+def test_a_piece_that_is_not_in_the_vocabulary_gives_no_number():
+    token_ids, *rest = inputs()
+    assert np.isnan(encode(CONFIG, np.full_like(token_ids, CONFIG.vocab_size), *rest)).all()
+
+
+# Dropout
+
+
+def test_dropout_follows_its_key_and_differs_between_layers():
+    config = with_(hidden_dropout=0.3, attention_dropout=0.3)
+    one, same, other = (encode(config, *inputs(), key=jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 1e-3
+    np.testing.assert_array_equal(encode(config, *inputs()), encode(CONFIG, *inputs()))
+
+
+@pytest.mark.parametrize("fields", [{"hidden_dropout": 0.5}, {"attention_dropout": 0.5}])
+def test_each_rate_drops_something(fields):
+    dropped = encode(with_(**fields), *inputs(), key=jax.random.key(0))
+    assert np.abs(dropped - encode(CONFIG, *inputs())).max() > 1e-3
+
+
+def test_dropout_without_a_key_is_an_error():
+    with pytest.raises(Exception, match="dropout"):
+        Encoder(with_(hidden_dropout=0.1)).apply(params(), *inputs(), deterministic=False)
+
+
+# Layers
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_all_layers_begin_with_the_embeddings_and_end_with_the_last(scan_layers):
+    encoder = Encoder(with_(scan_layers=scan_layers))
+    apply = functools.partial(encoder.apply, deterministic=True, all_layers=True)
+    layers = jax.jit(apply)(params(), *inputs())
+    assert layers.shape == (CONFIG.num_layers + 1, 2, LENGTH, CONFIG.hidden_size)
+    np.testing.assert_allclose(layers[-1], encode(CONFIG, *inputs()), atol=1e-6)
+    np.testing.assert_allclose(layers[0].mean(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(layers[0].std(-1), 1, rtol=1e-3)

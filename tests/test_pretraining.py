@@ -1,0 +1,475 @@
+"""Batches are a function of the corpus, the options and the step, and of nothing else."""
+
+import dataclasses
+import hashlib
+import itertools
+import pathlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_pipelines import InputError, pretraining
+from data_pipelines.corpus import prepare
+from data_pipelines.pretraining import PretrainingData, PretrainingOptions
+from data_pipelines.records import Manifest, ShardWriter, read_shard, token_dtype, write_manifest
+from data_pipelines.rows import BATCH
+from data_pipelines.tokenization import WordPieceTokenizer, load_tokenizer
+
+Batch = dict[str, np.ndarray]
+
+DOCUMENTS, HELDOUT = 240, 90
+FIRST = 6  # id of the first real piece
+TOKENIZER = WordPieceTokenizer(
+    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
+    + [f"{mark}{i}" for i in range(DOCUMENTS + HELDOUT) for mark in ("w", "##c")],
+    cased=False,
+)
+
+
+def write_corpus(directory: pathlib.Path, shards: int = 8, heldout: int = 2) -> pathlib.Path:
+    """A corpus whose document d is made of the pieces `w{d}` and `##c{d}`, so that pieces tell."""
+    TOKENIZER.save(directory)
+    rng = np.random.Generator(np.random.Philox(key=0))
+    documents = []
+    for document in range(DOCUMENTS + HELDOUT):
+        sizes = 1 + (rng.random(1 + int(rng.random() * 15)) * 20).astype(int)
+        documents.append(
+            [(FIRST + 2 * document + (rng.random(size) < 0.3)).tolist() for size in sizes]
+        )
+    infos: dict[str, list[Any]] = {"train": [], "heldout": []}
+    parts = [("train", documents[i:DOCUMENTS:shards]) for i in range(shards)]
+    parts += [("heldout", documents[DOCUMENTS + i :: heldout]) for i in range(heldout)]
+    for i, (split, part) in enumerate(parts):
+        with ShardWriter(
+            directory, f"{split}-{i}.tokens", token_dtype(len(TOKENIZER.pieces))
+        ) as writer:
+            for document in part:
+                writer.append(document)
+            infos[split].append(writer.close())
+    manifest = Manifest(TOKENIZER.fingerprint(), len(TOKENIZER.pieces), {}, **infos, totals={})
+    write_manifest(directory, manifest)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks a shard, as in a large corpus."""
+    if "corpus" in request.fixturenames:
+        monkeypatch.setattr(pretraining, "CHUNK_TOKENS", 1000)
+
+
+def options(batch_size: int = 16, **fields: Any) -> PretrainingOptions:
+    return PretrainingOptions(**({"seq_len": 64, "batch_size": batch_size, "workers": 2} | fields))
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    assert list(one) == list(other) == list(BATCH)
+    for name, array in one.items():
+        assert array.dtype == other[name].dtype
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    return all(np.array_equal(array, other[name]) for name, array in one.items())
+
+
+def join(blocks: list[Batch]) -> Batch:
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def restored(batch: Batch) -> np.ndarray:
+    """`token_ids` before masking."""
+    token_ids = batch["token_ids"].copy()
+    row, slot = np.nonzero(batch["mlm_weights"])
+    token_ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_targets"][row, slot]
+    return token_ids
+
+
+def documents_of(token_ids: np.ndarray) -> set[int]:
+    return set(((token_ids[token_ids >= FIRST] - FIRST) // 2).tolist())
+
+
+# ---------------------------------------------------------------- same seed, same bytes
+
+STEPS = (*range(51), 1_000_000)
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 8])
+def test_the_global_batch_does_not_depend_on_the_number_of_hosts(corpus, hosts):
+    alone = PretrainingData(corpus, options())
+    shared = [PretrainingData(corpus, options(), hosts=hosts, host=h) for h in range(hosts)]
+    for step in STEPS:
+        assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+
+
+def test_a_batch_does_not_depend_on_what_was_read_before(corpus):
+    read_on = PretrainingData(corpus, options())
+    batches = [read_on.batch(step) for step in range(51)]
+    for step in (50, 25, 0):
+        assert_equal(PretrainingData(corpus, options()).batch(step), batches[step])
+
+
+def test_threads_do_not_disturb_one_another(corpus):
+    data = PretrainingData(corpus, options())
+    with ThreadPoolExecutor(8) as pool:
+        batches = list(pool.map(data.batch, range(51)))
+    for step in range(51):
+        assert_equal(PretrainingData(corpus, options()).batch(step), batches[step])
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_the_dataset_gives_the_batches_in_order(corpus, workers):
+    data = PretrainingData(corpus, options(workers=workers))
+    found = list(data.dataset(25, 51).as_numpy_iterator())
+    assert len(found) == 26
+    for step, batch in enumerate(found, 25):
+        assert_equal(batch, data.batch(step))
+
+
+def test_the_dataset_has_static_shapes_and_need_not_end(corpus):
+    data = PretrainingData(corpus, options(), hosts=2)
+    dataset = data.dataset()
+    assert {name: tuple(spec.shape) for name, spec in dataset.element_spec.items()} == {
+        name: array.shape for name, array in data.batch(0).items()
+    }
+    first = list(itertools.islice(dataset.as_numpy_iterator(), 2))
+    assert_equal(first[1], data.batch(1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "399ab4c59420f5ad"),
+        ({"masking": "word"}, "36ab7f0642e59d42"),
+        ({"masking": "span", "objective": "mlm"}, "1dd70cb03b911479"),
+    ],
+)
+def test_batches_are_the_same_on_any_machine(corpus, fields, expected):
+    """Written down once: a change here changes the data of every run."""
+    batch = PretrainingData(corpus, options(**fields)).batch(3)
+    content = b"".join(array.tobytes() for array in batch.values())
+    assert hashlib.blake2b(content, digest_size=8).hexdigest() == expected
+
+
+# ---------------------------------------------------------------- epochs
+
+
+def test_epochs_are_equally_long_and_differ(corpus):
+    """With one stream, step and row are the same."""
+    data = PretrainingData(corpus, options(batch_size=1))
+    epoch = data.rows_per_epoch
+    same = [equal(data.batch(row), data.batch(row + epoch)) for row in range(0, epoch, 7)]
+    assert not any(same)
+
+
+def test_no_two_rows_of_an_epoch_share_their_masks(corpus):
+    """Rows that a pair fills alone would have the same positions if they shared their draws."""
+    data = PretrainingData(corpus, options(batch_size=1, packing=False))
+    batches = [data.batch(row) for row in range(data.rows_per_epoch)]
+    full = [batch["mlm_positions"] for batch in batches if batch["pack_ids"].all()]
+    assert len(full) > 100
+    assert len({positions.tobytes() for positions in full}) == len(full)
+
+
+@pytest.mark.parametrize("dupe_factor", [1, 3])
+def test_static_masking_repeats_its_epochs(corpus, dupe_factor):
+    data = PretrainingData(corpus, options(batch_size=1, dupe_factor=dupe_factor))
+    epoch = data.rows_per_epoch
+    for row in range(0, epoch, 7):
+        assert_equal(data.batch(row), data.batch(row + dupe_factor * epoch))
+        for between in range(1, dupe_factor):
+            assert not equal(data.batch(row), data.batch(row + between * epoch))
+
+
+def test_seeds_differ(corpus):
+    one, other = (PretrainingData(corpus, options(seed=seed)) for seed in (1, 2))
+    assert one.rows_per_epoch == other.rows_per_epoch
+    assert not equal(one.batch(0), other.batch(0))
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_epochs_go_through_the_whole_corpus(corpus, packing):
+    data = PretrainingData(corpus, options(batch_size=1, packing=packing))
+    epoch = range(data.rows_per_epoch)
+    seen = set().union(*(documents_of(restored(data.batch(row))) for row in epoch))
+    assert len(seen) > 0.97 * DOCUMENTS
+    for row in epoch:
+        seen |= documents_of(restored(data.batch(row + len(epoch))))
+    assert seen == set(range(DOCUMENTS))
+
+
+def test_without_packing_rows_are_as_many_as_pairs(corpus):
+    data = PretrainingData(corpus, options(packing=False))
+    batch = data.batch(0)
+    assert batch["pack_ids"].max() == 1 and batch["nsp_weights"].shape == (16, 1)
+    assert data.rows_per_epoch > PretrainingData(corpus, options()).rows_per_epoch
+
+
+# ---------------------------------------------------------------- what is in a batch
+
+
+@pytest.mark.parametrize("masking", ["piece", "word", "span"])
+def test_labels_say_whether_b_is_of_another_document(corpus, masking):
+    data = PretrainingData(corpus, options(masking=masking))
+    labels = []
+    for step in range(20):
+        batch = data.batch(step)
+        token_ids = restored(batch)
+        for row, slot in zip(*np.nonzero(batch["nsp_weights"]), strict=True):
+            here = batch["pack_ids"][row] == slot + 1
+            a, b = (
+                documents_of(token_ids[row][here & (batch["type_ids"][row] == type_id)])
+                for type_id in (0, 1)
+            )
+            assert len(a) == len(b) == 1
+            assert batch["nsp_labels"][row, slot] == (a != b)
+            labels.append(a != b)
+    assert 0.5 < np.mean(labels) < 0.65
+
+
+def test_single_segments_have_no_second_sentence_and_no_label(corpus):
+    batch = PretrainingData(corpus, options(objective="mlm")).batch(0)
+    assert not batch["type_ids"].any() and not batch["nsp_weights"].any()
+    assert not batch["nsp_labels"].any()
+    pairs = batch["pack_ids"].max(axis=1)
+    assert ((batch["token_ids"] == TOKENIZER.sep_id).sum(axis=1) == pairs).all()
+    assert (batch["mlm_weights"].sum(axis=1) > 0).all()
+
+
+@pytest.mark.parametrize("fields", [{"seq_len": 8}, {"max_predictions": 1}, {"mask_prob": 1.0}])
+def test_extreme_options_work(corpus, fields):
+    data = PretrainingData(corpus, options(**fields))
+    for step in range(3):
+        batch = data.batch(step)
+        assert (batch["mlm_weights"].sum(axis=1) > 0).all()
+        assert (batch["pack_ids"][:, 0] == 1).all()
+
+
+# ---------------------------------------------------------------- held-out data
+
+
+def read(data: PretrainingData) -> Batch:
+    assert data.steps is not None
+    return join([data.batch(step) for step in range(data.steps)])
+
+
+def test_heldout_rows_are_finite_and_fixed(corpus):
+    """Neither the batch size nor the hosts nor the seed change them; only padding follows."""
+    data = PretrainingData(corpus, options(), "heldout")
+    rows = read(data)
+    assert data.steps == -(-data.rows_per_epoch // 16)
+    assert_equal(read(data), rows)
+    for other in (
+        PretrainingData(corpus, options(batch_size=10), "heldout"),
+        PretrainingData(corpus, options(seed=9), "heldout"),
+        PretrainingData(corpus, options(dupe_factor=2), "heldout"),
+    ):
+        found = read(other)
+        filled = data.rows_per_epoch
+        assert_equal(*({name: a[:filled] for name, a in batch.items()} for batch in (rows, found)))
+        assert not any(array[filled:].any() for array in found.values())
+
+
+@pytest.mark.parametrize("hosts", [2, 8])
+def test_hosts_share_heldout_data(corpus, hosts):
+    alone = PretrainingData(corpus, options(), "heldout")
+    shared = [
+        PretrainingData(corpus, options(), "heldout", hosts=hosts, host=h) for h in range(hosts)
+    ]
+    for step in range(alone.steps):
+        assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+
+
+def test_heldout_data_is_all_held_out_documents_and_no_other(corpus):
+    rows = read(PretrainingData(corpus, options(), "heldout"))
+    assert documents_of(restored(rows)) == set(range(DOCUMENTS, DOCUMENTS + HELDOUT))
+
+
+def test_no_heldout_text_is_left_out_or_repeated(tmp_path, monkeypatch):
+    """In rows with room for whole documents nothing is cut, so that all own text can be counted."""
+    monkeypatch.setattr(pretraining, "CHUNK_TOKENS", 5000)
+    corpus = write_corpus(tmp_path, heldout=1)
+    data = PretrainingData(corpus, options(seq_len=1024, short_seq_prob=0), "heldout")
+    batch = read(data)
+    token_ids = restored(batch)
+    found = np.zeros(DOCUMENTS + HELDOUT, int)
+    for row, slot in zip(*np.nonzero(batch["nsp_weights"]), strict=True):
+        own = batch["pack_ids"][row] == slot + 1
+        if batch["nsp_labels"][row, slot]:
+            own &= batch["type_ids"][row] == 0
+        text = token_ids[row][own & (token_ids[row] >= FIRST)]
+        found += np.bincount((text - FIRST) // 2, minlength=len(found))
+    expected = np.zeros_like(found)
+    for info in data.manifest.heldout:
+        tokens = read_shard(corpus, info).tokens.astype(int)
+        expected += np.bincount((tokens - FIRST) // 2, minlength=len(expected))
+    assert found.tolist() == expected.tolist()
+
+
+def test_heldout_data_ends(corpus):
+    data = PretrainingData(corpus, options(), "heldout")
+    assert len(list(data.dataset())) == data.steps
+    for step in (-1, data.steps):
+        with pytest.raises(IndexError, match="steps of heldout data"):
+            data.batch(step)
+
+
+def test_a_corpus_may_lack_heldout_data(tmp_path):
+    PretrainingData(write_corpus(tmp_path, heldout=0), options()).batch(0)
+    with pytest.raises(InputError, match="no heldout documents"):
+        PretrainingData(tmp_path, options(), "heldout")
+
+
+# ---------------------------------------------------------------- errors at the door
+
+
+def test_a_host_opens_only_its_own_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretraining, "SAMPLE_TOKENS", 1)  # the first shard is enough
+    directory = write_corpus(tmp_path)
+    expected = PretrainingData(directory, options(), hosts=4, host=3).batch(5)
+    for shard in range(1, 6):
+        (directory / f"train-{shard}.tokens").unlink()
+    assert_equal(PretrainingData(directory, options(), hosts=4, host=3).batch(5), expected)
+    with pytest.raises(InputError, match=r"train-4\.tokens is missing"):
+        PretrainingData(directory, options(), hosts=4, host=2)
+
+
+def test_a_damaged_shard_is_noticed(tmp_path):
+    directory = write_corpus(tmp_path)
+    path = directory / "train-7.tokens"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"train-7\.tokens is damaged"):
+        PretrainingData(directory, options())
+
+
+def test_another_tokenizer_is_noticed(tmp_path):
+    directory = write_corpus(tmp_path)
+    WordPieceTokenizer([*TOKENIZER.pieces, "more"], cased=False).save(directory)
+    with pytest.raises(InputError, match="another tokenizer"):
+        PretrainingData(directory, options())
+
+
+def test_a_shard_of_one_document_is_refused(tmp_path):
+    directory = write_corpus(tmp_path, shards=DOCUMENTS)
+    with pytest.raises(InputError, match="holds 1 document"):
+        PretrainingData(directory, options())
+    PretrainingData(directory, options(objective="mlm")).batch(0)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "hosts", "host", "message"),
+    [
+        (15, 2, 0, "batch_size=15 cannot be shared by 2 hosts; make it a multiple of 2"),
+        (12, 6, 0, "6 hosts cannot share 4 streams"),
+        (16, 16, 0, "16 hosts cannot share 8 streams"),
+        (16, 2, 2, "host=2 is none of 2 hosts"),
+    ],
+)
+def test_hosts_that_cannot_share_the_batch_are_refused(corpus, batch_size, hosts, host, message):
+    with pytest.raises(InputError, match=message):
+        PretrainingData(corpus, options(batch_size), hosts=hosts, host=host)
+
+
+def test_an_unknown_split_is_refused(corpus):
+    with pytest.raises(InputError, match="split='test' is unknown"):
+        PretrainingData(corpus, options(), "test")
+
+
+def test_a_folder_that_is_no_corpus_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a finished corpus"):
+        PretrainingData(tmp_path, options())
+
+
+# ---------------------------------------------------------------- real text
+
+
+@pytest.fixture(scope="module")
+def wiki(data_dir, tmp_path_factory) -> pathlib.Path:
+    tokenizer = load_tokenizer(data_dir / "vocab" / "bert-base-uncased-vocab.txt")
+    directory = tmp_path_factory.mktemp("wiki") / "corpus"
+    prepare([str(data_dir / "text" / "wiki_en.txt.xz")], tokenizer, directory, workers=1)
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seq_len", [128, 512])
+def test_rows_of_real_text_are_full(wiki, seq_len):
+    data = PretrainingData(wiki, PretrainingOptions(seq_len, 256))
+    batches = [data.batch(step) for step in range(0, data.rows_per_epoch // 256, 4)]
+    assert np.mean([batch["pack_ids"] > 0 for batch in batches]) >= 0.98
+    labels = sum(batch["nsp_labels"].sum() for batch in batches)
+    assert 0.5 < labels / sum(batch["nsp_weights"].sum() for batch in batches) < 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masking", ["piece", "word", "span"])
+def test_a_million_positions_of_real_text(wiki, masking):
+    """The shares within 0.002, the right number in each pair, nothing special, whole words."""
+    data = PretrainingData(wiki, PretrainingOptions(128, 256, masking=masking))
+    continues = data.tokenizer.continues
+    seen: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    short = pairs = 0
+    for step in itertools.count():
+        batch = data.batch(step)
+        row, slot = np.nonzero(batch["mlm_weights"])
+        at = batch["mlm_positions"][row, slot]
+        seen.append(batch["token_ids"][row, at])
+        targets.append(batch["mlm_targets"][row, slot])
+        lengths, found = np.zeros((2, 256, 9), int)
+        np.add.at(lengths, (np.arange(256)[:, None], batch["pack_ids"]), 1)
+        np.add.at(found, (row, batch["pack_ids"][row, at]), 1)
+        due = np.minimum(20, np.maximum(1, np.rint(0.15 * lengths)))
+        real = (lengths > 0) & (np.arange(9) > 0)
+        assert (found <= due)[real].all()
+        short += np.count_nonzero((found < due) & real)
+        pairs += np.count_nonzero(real)
+        if masking == "word":
+            token_ids = restored(batch)
+            chosen = np.zeros(token_ids.shape, bool)
+            chosen[row, at] = True
+            inside = continues[token_ids[:, 1:]] & (token_ids[:, :-1] != data.tokenizer.sep_id)
+            inside &= token_ids[:, :-1] != data.tokenizer.cls_id
+            assert (chosen[:, 1:] == chosen[:, :-1])[inside].all()
+        if sum(map(len, seen)) >= 1_000_000:
+            break
+    assert short == 0 or (masking == "word" and short < 0.01 * pairs)
+    saw, target = np.concatenate(seen), np.concatenate(targets)
+    tokenizer = data.tokenizer
+    special = [tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]
+    assert not np.isin(target, special).any()
+    random = (saw != tokenizer.mask_id) & (saw != target)
+    assert np.mean(saw == tokenizer.mask_id) == pytest.approx(0.8, abs=0.002)
+    assert np.mean(saw == target) == pytest.approx(0.1, abs=0.002)
+    assert np.mean(random) == pytest.approx(0.1, abs=0.002)
+    assert np.isin(saw[random], tokenizer.real_ids).all()
+
+
+@pytest.mark.slow
+def test_any_step_is_seconds_away(wiki):
+    began = time.perf_counter()
+    PretrainingData(wiki, PretrainingOptions(128, 256)).batch(1_000_000)
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.slow
+def test_real_text_does_not_depend_on_hosts_or_where_it_starts(wiki):
+    chosen = PretrainingOptions(128, 64)
+    alone = PretrainingData(wiki, chosen)
+    for hosts in (2, 8):
+        shared = [PretrainingData(wiki, chosen, hosts=hosts, host=h) for h in range(hosts)]
+        for step in (0, 25, 50, 1_000_000):
+            assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+    again = PretrainingData(wiki, dataclasses.replace(chosen, workers=8))
+    for step, batch in enumerate(again.dataset(25, 51).as_numpy_iterator(), 25):
+        assert_equal(batch, alone.batch(step))

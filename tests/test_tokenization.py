@@ -1,0 +1,426 @@
+"""The pieces are those of BERT's published algorithm; vocabularies that do not fit are refused."""
+
+import hashlib
+import io
+import json
+import lzma
+import pathlib
+import pickle
+import pydoc_data.topics
+from collections.abc import Callable
+
+import pytest
+import sentencepiece as sentencepiece_library
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from data_pipelines import InputError, tokenization
+from data_pipelines.tokenization import (
+    SPECIALS,
+    SentencePieceTokenizer,
+    Tokenizer,
+    WordPieceTokenizer,
+    load_tokenizer,
+)
+from data_pipelines.vocab import train_sentencepiece
+from data_pipelines.words import basic_words
+
+GOLDEN = pathlib.Path(__file__).parent / "goldens" / "tokenization.json.xz"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PIECES = (
+    *SPECIALS,
+    *("[unused0]", "un", "##aff", "##able", "want", "##want", "##ed", "runn", "##ing", "日", "本"),
+    *(form + sign for sign in LETTERS + "0123456789,.!?'-[]#$" for form in ("", "##")),
+    *("σ", "##σ", "##ς", "ß", "##ß", "é", "##é", "한", "##국"),
+)
+CASED_PIECES = (*PIECES, "Un", *LETTERS.upper(), *("##" + sign for sign in LETTERS.upper()))
+
+
+def uncased() -> WordPieceTokenizer:
+    return WordPieceTokenizer(PIECES, cased=False)
+
+
+def pieces_of(text: str, tokenizer: Tokenizer | None = None) -> list[str]:
+    tokenizer = tokenizer or uncased()
+    return [tokenizer.pieces[i] for i in tokenizer.encode(text)]
+
+
+def naive_pieces(word: str, pieces: tuple[str, ...]) -> list[str]:
+    """Greedy longest match, from the definition."""
+    if len(word) > 200:
+        return ["[UNK]"]
+    found: list[str] = []
+    rest = word
+    while rest:
+        prefix = "##" if found else ""
+        lengths = [n for n in range(1, len(rest) + 1) if prefix + rest[:n] in pieces]
+        if not lengths:
+            return ["[UNK]"]
+        found.append(prefix + rest[: max(lengths)])
+        rest = rest[max(lengths) :]
+    return found
+
+
+# ---------------------------------------------------------------- released vocabularies
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict:
+    return json.loads(lzma.decompress(GOLDEN.read_bytes()))
+
+
+def is_unassigned(golden: dict) -> Callable[[int], bool]:
+    code_points = {c for first, last in golden["unassigned"] for c in range(first, last + 1)}
+    return code_points.__contains__
+
+
+def digest(ids: list[list[int]]) -> str:
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]
+
+
+RELEASED = ("uncased", "cased", "multilingual-cased")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RELEASED)
+def test_every_character_gives_the_published_ids(
+    golden: dict, data_dir: pathlib.Path, name: str
+) -> None:
+    tokenizer = load_tokenizer(data_dir / "vocab" / f"bert-base-{name}-vocab.txt")
+    unassigned = is_unassigned(golden)
+    for block, expected in golden["characters"][name].items():
+        start = int(block, 16)
+        chars = [chr(c) for c in range(start, start + 4096) if not unassigned(c)]
+        ids = [tokenizer.encode(text) for char in chars for text in (char, f"a{char}b")]
+        assert digest(ids) == expected, f"a character from U+{start:04X} on"
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_real_text_in_twelve_languages_gives_the_published_ids(
+    golden: dict, data_dir: pathlib.Path, name: str
+) -> None:
+    tokenizer = load_tokenizer(data_dir / "vocab" / f"bert-base-{name}-vocab.txt")
+    for file, expected in golden["texts"][name].items():
+        articles = json.loads((data_dir / "xquad" / file).read_text("utf-8"))["data"]
+        texts = [paragraph["context"] for a in articles for paragraph in a["paragraphs"]]
+        assert digest([tokenizer.encode(text) for text in texts]) == expected, file
+
+
+# ---------------------------------------------------------------- WordPiece
+
+
+TRICKY = st.sampled_from([*"aBΣσςéÉİ日,.'-:;()\"[ \t\n\r", *"\u0301\u00ad\x0b\u00a0\u2028\ud800"])
+TEXTS = st.one_of(st.text(), st.text(TRICKY), st.lists(st.sampled_from(PIECES)).map(" ".join))
+
+
+@given(TEXTS)
+def test_pieces_are_the_longest_matches_of_the_words(text: str) -> None:
+    words = basic_words(text, cased=False, strip_accents=True)
+    assert pieces_of(text) == [piece for word in words for piece in naive_pieces(word, PIECES)]
+
+
+@given(TEXTS, TEXTS)
+def test_a_space_keeps_texts_apart(a: str, b: str) -> None:
+    tokenizer = uncased()
+    assert tokenizer.encode(f"{a} {b}") == tokenizer.encode(a) + tokenizer.encode(b)
+
+
+@given(TEXTS)
+def test_decoded_pieces_encode_to_themselves(text: str) -> None:
+    tokenizer = uncased()
+    ids = tokenizer.encode(text)
+    assume(tokenizer.unk_id not in ids)
+    assert tokenizer.encode(tokenizer.decode(ids)) == ids
+
+
+def test_the_example_of_the_original() -> None:
+    assert pieces_of("UNwant\u00e9d,running") == ["un", "##want", "##ed", ",", "runn", "##ing"]
+
+
+def test_one_unknown_character_makes_a_word_unknown() -> None:
+    assert pieces_of("unaffable unaff\u2603able able") == [
+        *("un", "##aff", "##able", "[UNK]"),
+        *("a", "##b", "##l", "##e"),
+    ]
+
+
+@pytest.mark.parametrize("char", ["a", "ß"])
+@pytest.mark.parametrize("length", [100, 101, 200])
+def test_a_word_may_have_200_characters(char: str, length: int) -> None:
+    assert pieces_of(char * length) == [char, *["##" + char] * (length - 1)]
+
+
+@pytest.mark.parametrize("char", ["a", "ß"])
+def test_a_longer_word_is_unknown(char: str) -> None:
+    assert pieces_of(f"b {char * 201} c") == ["b", "[UNK]", "c"]
+
+
+@pytest.mark.parametrize("special", [*SPECIALS, "[unused0]"])
+def test_no_text_gives_a_special_piece(special: str) -> None:
+    assert special not in pieces_of(f"a {special} {special.lower()}b")
+    cased = WordPieceTokenizer(CASED_PIECES, cased=True)
+    assert special not in pieces_of(f"a {special} {special.lower()}b", cased)
+
+
+def test_half_a_surrogate_pair_is_unknown() -> None:
+    assert pieces_of("a \ud800 b\udfffb") == ["a", "[UNK]", "[UNK]"]
+
+
+def test_the_memory_of_words_is_bounded_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = " ".join(f"{a}{b}, Un{a}.{b}日{'x' * 70}" for a in LETTERS for b in LETTERS)
+    expected = uncased().encode(text)
+    monkeypatch.setattr(tokenization._Memo, "ENTRIES", 10)
+    tokenizer = uncased()
+    assert tokenizer.encode(text) == tokenizer.encode(text) == expected
+    for memo in (tokenizer._ids_of_raw, tokenizer._ids_of_word):
+        assert 0 < len(memo) <= 10
+        assert max(map(len, memo)) <= memo.LONGEST
+
+
+def test_what_is_known_of_each_piece() -> None:
+    tokenizer = uncased()
+    assert (tokenizer.kind, tokenizer.cased) == ("wordpiece", False)
+    ids = [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id]
+    assert [*ids, tokenizer.mask_id] == [0, 1, 2, 3, 4]
+    for i, piece in enumerate(PIECES):
+        assert tokenizer.continues[i] == piece.startswith("##")
+        assert (i in tokenizer.real_ids) == (piece not in (*SPECIALS, "[unused0]"))
+    assert tokenizer.continues.dtype == bool
+    assert tokenizer.real_ids.dtype == "int32"
+
+
+def test_decoding_is_for_reading() -> None:
+    tokenizer = uncased()
+    ids = [tokenizer.cls_id, *tokenizer.encode("Unaffable, unwanted!"), tokenizer.mask_id]
+    assert tokenizer.decode(ids) == "[CLS] unaffable , unwanted ! [MASK]"
+    assert tokenizer.decode([]) == ""
+
+
+# ---------------------------------------------------------------- files
+
+
+def write(path: pathlib.Path, pieces: tuple[str, ...] | list[str]) -> pathlib.Path:
+    path.write_bytes(("\n".join(pieces) + "\n").encode())
+    return path
+
+
+def test_the_case_of_a_file_is_seen_in_its_pieces(tmp_path: pathlib.Path) -> None:
+    assert not load_tokenizer(write(tmp_path / "uncased.txt", PIECES)).cased
+    assert load_tokenizer(write(tmp_path / "cased.txt", CASED_PIECES)).cased
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_pieces_without_case_go_with_either_switch(tmp_path: pathlib.Path, cased: bool) -> None:
+    path = write(tmp_path / "vocab.txt", [*SPECIALS, "[X1]", "<S>", "日", "本", "1", "##1", "ا"])
+    assert load_tokenizer(path, cased=cased).cased is cased
+    assert not load_tokenizer(path).cased
+
+
+def test_a_last_newline_and_returns_do_not_matter(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "unix.txt").write_text("\n".join(PIECES), "utf-8")
+    (tmp_path / "dos.txt").write_bytes("\r\n".join([*PIECES, ""]).encode())
+    for path in tmp_path.iterdir():
+        assert load_tokenizer(path).pieces == list(PIECES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        ("\n".join([*SPECIALS, "a", "b", "a"]).encode(), "'a' twice, on lines 6 and 8"),
+        ("\n".join([*SPECIALS, "a", "", "b"]).encode(), "line 7"),
+        ("\n".join(["[PAD]", "[UNK]", "[CLS]", "a"]).encode(), r"pieces \[SEP\], \[MASK\]"),
+        (b"[PAD]\n[UNK]\n\xff\n", "UTF-8: byte 0xff at offset 12"),
+    ],
+)
+def test_a_broken_vocabulary_is_refused(
+    tmp_path: pathlib.Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        load_tokenizer(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"no vocabulary at .*none\.txt"):
+        load_tokenizer(tmp_path / "none.txt")
+    with pytest.raises(InputError, match=r"neither vocab\.txt nor spm\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_case_that_does_not_go_with_the_pieces_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"is cased \(it holds 'Un'\) but lower-casing is on"):
+        load_tokenizer(write(tmp_path / "vocab.txt", CASED_PIECES), cased=False)
+    with pytest.raises(InputError, match=r"is uncased .* but lower-casing is off"):
+        load_tokenizer(write(tmp_path / "vocab.txt", PIECES), cased=True)
+
+
+def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path: pathlib.Path) -> None:
+    for pieces, cased in ((PIECES, False), (CASED_PIECES, True)):
+        for strip_accents in (None, False, True):
+            tokenizer = WordPieceTokenizer(pieces, cased=cased, strip_accents=strip_accents)
+            tokenizer.save(tmp_path / "saved")
+            loaded = load_tokenizer(tmp_path / "saved")
+            assert loaded.fingerprint() == tokenizer.fingerprint()
+            assert loaded.encode("Été Unaffable") == tokenizer.encode("Été Unaffable")
+
+
+def test_the_saved_files_are_those_of_transformers(tmp_path: pathlib.Path) -> None:
+    WordPieceTokenizer(PIECES, cased=False).save(tmp_path)
+    assert (tmp_path / "vocab.txt").read_text("utf-8").split("\n") == [*PIECES, ""]
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": True,
+        "strip_accents": True,
+        "tokenize_chinese_chars": True,
+        **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
+    }
+
+
+def test_switches_must_agree_with_a_directory(tmp_path: pathlib.Path) -> None:
+    WordPieceTokenizer([*SPECIALS, "日"], cased=False).save(tmp_path)
+    assert not load_tokenizer(tmp_path, cased=False, strip_accents=True).cased
+    with pytest.raises(InputError, match=r"cased=True.*cased=False"):
+        load_tokenizer(tmp_path, cased=True)
+    with pytest.raises(InputError, match=r"strip_accents=False.*strip_accents=True"):
+        load_tokenizer(tmp_path, strip_accents=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"tokenize_chinese_chars": false}', "tokenize_chinese_chars"),
+    ],
+)
+def test_a_broken_configuration_is_refused(
+    tmp_path: pathlib.Path, config: str, message: str
+) -> None:
+    write(tmp_path / "vocab.txt", PIECES)
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(InputError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_the_fingerprint_tells_all_that_decides_the_ids() -> None:
+    a, b = [*SPECIALS, "日", "本"], [*SPECIALS, "本", "日"]
+    tokenizers = [
+        WordPieceTokenizer(pieces, cased=cased, strip_accents=strip_accents)
+        for pieces in (a, b)
+        for cased in (False, True)
+        for strip_accents in (False, True)
+    ]
+    assert len({tokenizer.fingerprint() for tokenizer in tokenizers}) == len(tokenizers)
+    assert WordPieceTokenizer(a, cased=False).fingerprint() == tokenizers[1].fingerprint()
+
+
+def test_a_worker_gets_the_same_tokenizer() -> None:
+    tokenizer = WordPieceTokenizer(CASED_PIECES, cased=True, strip_accents=True)
+    tokenizer.encode("Unaffable " * 10)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.fingerprint() == tokenizer.fingerprint()
+    assert copy.encode("Été Unaffable") == tokenizer.encode("Été Unaffable")
+
+
+# ---------------------------------------------------------------- SentencePiece
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def sentencepiece(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
+    lines = pydoc_data.topics.topics["specialnames"].split("\n")
+    model = train_sentencepiece(lines, 300, kind=request.param, cased=True)
+    return SentencePieceTokenizer(model)
+
+
+def test_sentencepiece_has_the_same_special_pieces(sentencepiece: SentencePieceTokenizer) -> None:
+    assert (sentencepiece.kind, sentencepiece.cased) == ("sentencepiece", True)
+    assert sentencepiece.pieces[:5] == list(SPECIALS)
+    assert sentencepiece.real_ids.tolist() == list(range(5, 300))
+    for i in sentencepiece.real_ids:
+        assert sentencepiece.continues[i] == (not sentencepiece.pieces[i].startswith("▁"))
+    assert not sentencepiece.continues[:5].any()
+
+
+def test_sentencepiece_reads_and_writes_text(sentencepiece: SentencePieceTokenizer) -> None:
+    text = "A class definition is an executable statement"
+    ids = [sentencepiece.cls_id, *sentencepiece.encode(text), sentencepiece.mask_id]
+    assert sentencepiece.decode(ids) == f"[CLS] {text} [MASK]"
+    assert sentencepiece.encode("") == []
+    assert sentencepiece.unk_id in sentencepiece.encode("☃")
+
+
+def test_sentencepiece_finds_no_special_piece_in_text(
+    sentencepiece: SentencePieceTokenizer,
+) -> None:
+    others = {sentencepiece.pad_id, sentencepiece.cls_id, sentencepiece.sep_id}
+    for special in SPECIALS:
+        ids = sentencepiece.encode(f"a {special} {special}b")
+        assert not {*others, sentencepiece.mask_id} & set(ids)
+
+
+@given(a=st.text(), b=st.text())
+def test_a_space_keeps_texts_apart_in_sentencepiece_too(
+    sentencepiece: SentencePieceTokenizer, a: str, b: str
+) -> None:
+    assert sentencepiece.encode(f"{a} {b}") == sentencepiece.encode(a) + sentencepiece.encode(b)
+
+
+def test_sentencepiece_survives_half_a_surrogate_pair(
+    sentencepiece: SentencePieceTokenizer,
+) -> None:
+    assert sentencepiece.encode("a\ud800b") == sentencepiece.encode("a?b")
+
+
+def test_a_saved_sentencepiece_model_is_loaded_as_it_was(
+    sentencepiece: SentencePieceTokenizer, tmp_path: pathlib.Path
+) -> None:
+    sentencepiece.save(tmp_path)
+    copies = [
+        load_tokenizer(tmp_path),
+        load_tokenizer(tmp_path / "spm.model", cased=True),
+        pickle.loads(pickle.dumps(sentencepiece)),
+    ]
+    for copy in copies:
+        assert copy.fingerprint() == sentencepiece.fingerprint()
+        assert copy.encode("class C(B):") == sentencepiece.encode("class C(B):")
+
+
+def test_sentencepiece_brings_its_own_switches(
+    sentencepiece: SentencePieceTokenizer, tmp_path: pathlib.Path
+) -> None:
+    sentencepiece.save(tmp_path)
+    with pytest.raises(InputError, match="keeps case, but cased=False"):
+        load_tokenizer(tmp_path, cased=False)
+    with pytest.raises(InputError, match="strip_accents is a switch of WordPiece"):
+        load_tokenizer(tmp_path, strip_accents=True)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "broken.model").write_bytes(b"no model")
+    with pytest.raises(InputError, match=r"broken\.model: not a SentencePiece model"):
+        load_tokenizer(tmp_path / "broken.model")
+
+
+def test_a_model_that_spells_special_pieces_is_refused() -> None:
+    model = io.BytesIO()
+    sentencepiece_library.SentencePieceTrainer.train(
+        sentence_iterator=iter(pydoc_data.topics.topics["specialnames"].split("\n")),
+        model_writer=model,
+        vocab_size=300,
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        pad_piece="[PAD]",
+        unk_piece="[UNK]",
+        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        minloglevel=2,
+    )
+    with pytest.raises(InputError, match=r"finds the special piece \[CLS\] in raw text"):
+        SentencePieceTokenizer(model.getvalue())

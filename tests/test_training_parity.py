@@ -1,0 +1,62 @@
+"""200 updates follow an independent run: same weights, same batches, another framework.
+
+The curve is that of PyTorch's AdamW on the `transformers` model, made by
+goldens/make_pretraining.py; what it was made with follows from NumPy's random stream.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from goldens import make_pretraining as recipe
+
+from bertjax import losses
+from bertjax.heads import PretrainingModel
+from bertjax.model import BertConfig
+from bertjax.optimizer import OptimizerConfig, make_optimizer
+from bertjax.step import Sums, init_state, make_train_step
+
+MODEL = PretrainingModel(BertConfig(**recipe.MODEL))
+
+
+def weights() -> Any:
+    shapes = jax.eval_shape(
+        lambda key: MODEL.init(key, recipe.train_batch(0), deterministic=True), jax.random.key(0)
+    )
+
+    def leaf(path: Any, leaf: Any) -> np.ndarray:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return recipe.array(name, leaf.shape, recipe.weight)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes["params"])
+
+
+def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sums:
+    logits = MODEL.apply({"params": params}, batch, deterministic=True)
+    return losses.pretraining(logits, batch)
+
+
+def test_the_loss_of_each_of_200_steps_is_pytorchs():
+    optimizer = make_optimizer(
+        OptimizerConfig(
+            name="adamw",
+            learning_rate=recipe.LEARNING_RATE,
+            warmup_steps=recipe.WARMUP,
+            total_steps=recipe.STEPS,
+            weight_decay=recipe.WEIGHT_DECAY,
+            b1=recipe.B1,
+            b2=recipe.B2,
+            eps=recipe.EPS,
+            clip_norm=recipe.CLIP_NORM,
+        )
+    )
+    step = jax.jit(make_train_step(loss, optimizer, seed_key=jax.random.key(0)))
+    state = init_state(weights(), loss, optimizer, recipe.train_batch(0))
+    curve = []
+    for number in range(recipe.STEPS):
+        state, sums = step(state, recipe.train_batch(number))
+        curve.append(float(sums["loss"][0]))
+    with np.load(recipe.PATH) as golden:
+        theirs = golden["curve"]
+    assert theirs[-1] < 0.5 * theirs[0]
+    np.testing.assert_allclose(curve, theirs, rtol=1e-3)

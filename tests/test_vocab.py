@@ -1,0 +1,345 @@
+"""A trained vocabulary is deterministic, exact in size, and holds every frequent character."""
+
+import hashlib
+import itertools
+import os
+import pathlib
+import pydoc_data.topics
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines import InputError, vocab
+from data_pipelines.tokenization import (
+    SPECIALS,
+    SentencePieceTokenizer,
+    WordPieceTokenizer,
+    load_tokenizer,
+)
+from data_pipelines.vocab import (
+    count_words,
+    sentencepiece_from_counts,
+    train_sentencepiece,
+    train_vocabulary,
+    train_wordpiece,
+    wordpiece_from_counts,
+)
+
+LINES = [
+    line for topic in sorted(pydoc_data.topics.topics.items()) for line in topic[1].split("\n")
+]
+FEW_LINES = LINES[:1500]
+COUNTS = Counter({"low": 5, "lower": 2, "newest": 6, "widest": 3, "slow": 2})
+
+
+def sentence(error: pytest.ExceptionInfo[InputError]) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ---------------------------------------------------------------- WordPiece
+
+
+@pytest.mark.parametrize("size", [300, 1999, 2000, 2001, 4000])
+@pytest.mark.parametrize("cased", [False, True])
+def test_the_size_is_exactly_the_one_asked_for(size: int, cased: bool) -> None:
+    pieces = train_wordpiece(LINES, size, cased=cased)
+    assert len(pieces) == len(set(pieces)) == size
+    assert WordPieceTokenizer(pieces, cased=cased).pieces == pieces
+
+
+def test_a_large_vocabulary_is_laid_out_as_that_of_bert() -> None:
+    pieces = train_wordpiece(LINES, 2000, cased=False)
+    assert pieces[0] == "[PAD]"
+    assert pieces[1:100] == [f"[unused{i}]" for i in range(99)]
+    assert pieces[100:104] == ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert not any(piece.startswith("[") and len(piece) > 1 for piece in pieces[104:])
+
+
+def test_a_small_vocabulary_wastes_no_piece() -> None:
+    pieces = train_wordpiece(LINES, 1999, cased=False)
+    assert pieces[:5] == list(SPECIALS)
+    assert not any("unused" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_every_frequent_character_is_held_in_both_forms(cased: bool) -> None:
+    pieces = train_wordpiece(LINES, 2000, cased=cased)
+    text = "".join(LINES) if cased else "".join(LINES).lower()
+    counts = Counter(char for char in text if not char.isspace())
+    frequent = {char for char, count in counts.items() if count >= max(2, 1e-6 * counts.total())}
+    assert len(frequent) > 50
+    assert frequent | {"##" + char for char in frequent} <= set(pieces)
+
+
+def test_a_character_seen_once_is_not_held() -> None:
+    pieces = wordpiece_from_counts({"aa": 100, "b": 2, "c": 1}, 10)
+    assert pieces == [*SPECIALS, "a", "##a", "b", "##b", "aa"]
+
+
+def test_characters_leave_half_of_a_small_vocabulary_to_longer_pieces() -> None:
+    counts = {f"{a}{b}": 3 for a, b in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=2)}
+    pieces = wordpiece_from_counts(counts, 45)
+    assert Counter(len(piece.removeprefix("##")) for piece in pieces[5:]) == {1: 20, 2: 20}
+
+
+def test_where_there_are_no_longer_pieces_characters_take_all() -> None:
+    counts = {chr(0x4E00 + i): 1000 - i for i in range(100)}
+    pieces = wordpiece_from_counts(counts, 5 + 151)
+    assert pieces[5:9] == ["一", "##一", "丁", "##丁"]
+    assert len(pieces) == 156
+
+
+def test_half_a_surrogate_pair_is_not_held() -> None:
+    assert wordpiece_from_counts({"a": 2, "\ud800": 9, "a\ud800": 9}, 7)[5:] == ["a", "##a"]
+
+
+def test_the_pair_that_occurs_most_often_is_joined_first() -> None:
+    # Nine times e-s, o-w and s-t: the pair with the older piece first, that of the commoner
+    # character. Then low 7; n-e, e-w and w-est occur 6 times each, and w is the oldest.
+    pieces = vocab._merge(COUNTS, list("weslotndir"), room=25)
+    assert pieces[:4] == ["w", "##w", "e", "##e"]
+    assert pieces[20:] == ["##es", "##ow", "##est", "low", "##west"]
+
+
+def merged_by_definition(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[str]:
+    """Counts all pairs anew for every join. Ties go to the pieces that are older."""
+    pieces = [form + char for char in alphabet for form in ("", "##")]
+    words = {w: [w[0], *("##" + char for char in w[1:])] for w in counts if {*w} <= {*alphabet}}
+    while len(pieces) < room:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, spelling in words.items():
+            for pair in itertools.pairwise(spelling):
+                pairs[pair] += counts[word]
+        frequent = [pair for pair in pairs if pairs[pair] >= 2]
+        if not frequent:
+            break
+        best = min(frequent, key=lambda pair: (-pairs[pair], *map(pieces.index, pair)))
+        piece = best[0] + best[1].removeprefix("##")
+        for spelling in words.values():
+            i = 0
+            while i < len(spelling) - 1:
+                if (spelling[i], spelling[i + 1]) == best:
+                    spelling[i : i + 2] = [piece]
+                i += 1
+        if piece not in pieces:
+            pieces.append(piece)
+    return pieces
+
+
+WORDS = st.dictionaries(st.text("abc", min_size=1, max_size=12), st.integers(1, 5), min_size=1)
+
+
+@given(WORDS, st.sampled_from(["abc", "cab", "ba", "a"]), st.integers(6, 40))
+def test_joining_follows_the_definition(counts: dict[str, int], alphabet: str, room: int) -> None:
+    expected = merged_by_definition(counts, list(alphabet), room)
+    assert vocab._merge(counts, list(alphabet), room) == expected
+
+
+@given(WORDS)
+def test_the_largest_size_is_named_and_possible(counts: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="the largest size it can give is") as error:
+        wordpiece_from_counts(counts, 1000)
+    largest = int(sentence(error).split()[-1])
+    if largest > len(SPECIALS):
+        assert len(wordpiece_from_counts(counts, largest)) == largest
+    with pytest.raises(InputError, match=f"is {largest}$"):
+        wordpiece_from_counts(counts, largest + 1)
+
+
+def test_the_largest_size_counts_the_unused_pieces() -> None:
+    def largest(words: int) -> int:
+        counts = {chr(0x4E00 + i): 2 for i in range(words)}
+        with pytest.raises(InputError) as error:
+            wordpiece_from_counts(counts, 9999)
+        size = int(sentence(error).split()[-1])
+        assert len(wordpiece_from_counts(counts, size)) == size
+        return size
+
+    assert largest(900) == 1805  # 1800 pieces with 5 special ones
+    assert largest(947) == 1899
+    assert largest(948) == 2000  # 1896 pieces with 104
+    assert largest(998) == 2100
+
+
+def test_the_order_of_the_words_does_not_matter() -> None:
+    counts = Counter(word for line in FEW_LINES for word in line.lower().split())
+    backwards = dict(reversed(counts.items()))
+    assert wordpiece_from_counts(counts, 1000) == wordpiece_from_counts(backwards, 1000)
+
+
+def test_counts_are_relative() -> None:
+    tenfold = {word: 10 * count for word, count in COUNTS.items()}
+    assert wordpiece_from_counts(tenfold, 38) == wordpiece_from_counts(COUNTS, 38)
+
+
+def test_words_that_stay_unknown_teach_nothing() -> None:
+    counts = {"ab": 5, "c" * 201: 50, "d\u2603": 1}
+    pieces = wordpiece_from_counts(counts, len(SPECIALS) + 7)
+    assert pieces[5:] == ["c", "##c", "a", "##a", "b", "##b", "ab"]
+
+
+def test_the_words_of_the_text_are_known() -> None:
+    tokenizer = WordPieceTokenizer(train_wordpiece(LINES, 4000, cased=True), cased=True)
+    ids = [i for line in LINES for i in tokenizer.encode(line)]
+    assert ids.count(tokenizer.unk_id) / len(ids) < 1e-3
+    assert sum(tokenizer.continues[i] for i in ids) / len(ids) < 0.15
+    for word in ("the", "object", "Python", "function"):
+        assert word in tokenizer.pieces
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_real_text_is_cut_into_few_pieces(data_dir: pathlib.Path, cased: bool) -> None:
+    lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")
+    tokenizer = WordPieceTokenizer(train_wordpiece(lines, 8000, cased=cased), cased=cased)
+    ids = [i for line in lines for i in tokenizer.encode(line)]
+    continuing = sum(tokenizer.continues[i] for i in ids)
+    assert ids.count(tokenizer.unk_id) < 5e-4 * len(ids)
+    assert len(ids) < 1.3 * (len(ids) - continuing)
+
+
+# ---------------------------------------------------------------- counting
+
+
+def words_of(part: str) -> list[str]:
+    return part.split("-")
+
+
+def test_words_are_counted_over_all_lines() -> None:
+    lines = ["a-b c", "c a-b", "", "d"]
+    assert count_words(lines, str.split, words_of) == {"a": 2, "b": 2, "c": 2, "d": 1}
+
+
+def test_beyond_the_bound_frequent_words_keep_their_counts() -> None:
+    def lines() -> Iterator[str]:
+        for i in range(1000):
+            yield f"often{i % 3} rare{i} sometimes" if i % 10 == 0 else f"often{i % 3} rare{i}"
+
+    counts = count_words(lines(), str.split, words_of, most=50)
+    assert len(counts) <= 100
+    assert counts["often0"] + counts["often1"] + counts["often2"] == 1000
+    assert counts["sometimes"] == 100
+
+
+def test_a_text_without_words_is_refused() -> None:
+    for lines in ([], [""], [" \n", "\0\u200d"]):
+        with pytest.raises(InputError, match="holds no word"):
+            train_wordpiece(lines, 100, cased=False)
+
+
+# ---------------------------------------------------------------- SentencePiece
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("cased", [False, True])
+def test_sentencepiece_is_exact_and_deterministic(kind: str, cased: bool) -> None:
+    model = train_sentencepiece(FEW_LINES, 500, kind=kind, cased=cased)
+    assert train_sentencepiece(FEW_LINES, 500, kind=kind, cased=cased) == model
+    tokenizer = SentencePieceTokenizer(model)
+    assert len(tokenizer.pieces) == 500
+    assert tokenizer.cased is cased
+    assert any(piece != piece.lower() for piece in tokenizer.pieces[5:]) is cased
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sentencepiece_names_the_sizes_that_are_possible(kind: str) -> None:
+    counts = count_words(FEW_LINES, str.split, lambda word: [word])
+    for size, message in ((100_000, r"largest size it can give is (\d+)"), (9, r"(\d+) at least")):
+        with pytest.raises(InputError, match=message) as error:
+            sentencepiece_from_counts(counts, size, kind=kind, cased=True)
+        match = re.search(message, sentence(error))
+        assert match
+        model = sentencepiece_from_counts(counts, int(match[1]), kind=kind, cased=True)
+        assert len(SentencePieceTokenizer(model).pieces) == int(match[1])
+
+
+def test_sentencepiece_survives_half_a_surrogate_pair() -> None:
+    lines = [*FEW_LINES, "\ud800\0"] * 2
+    assert SentencePieceTokenizer(train_sentencepiece(lines, 300, kind="bpe", cased=True))
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("wordpiece", "vocab.txt"), ("bpe", "a.model"), ("unigram", "a.model")]
+)
+@pytest.mark.parametrize("cased", [False, True])
+def test_the_file_is_a_tokenizer(tmp_path: pathlib.Path, kind: str, name: str, cased: bool) -> None:
+    output = tmp_path / "new" / name
+    path = train_vocabulary(FEW_LINES, size=500, cased=cased, kind=kind, output=output)
+    assert [path] == [output] == list(output.parent.iterdir())
+    tokenizer = load_tokenizer(path, cased=cased)
+    assert len(tokenizer.pieces) == 500
+    assert tokenizer.cased is cased
+
+
+TRAIN = """
+import sys, pydoc_data.topics
+from data_pipelines.vocab import train_vocabulary
+lines = pydoc_data.topics.topics["specialnames"].split("\\n")
+train_vocabulary(iter(lines), size=700, cased=True, kind=sys.argv[1], output=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(("kind", "name"), [("wordpiece", "v.txt"), ("unigram", "v.model")])
+def test_the_same_text_gives_the_same_file_in_every_process(
+    tmp_path: pathlib.Path, kind: str, name: str
+) -> None:
+    digests = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", TRAIN, kind, str(tmp_path / name)]
+        root = pathlib.Path(__file__).parent.parent
+        subprocess.run(command, env=environment, cwd=root, check=True)
+        digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kind": "word-piece"}, "unknown kind of vocabulary 'word-piece'"),
+        ({"kind": "bpe"}, r"must end in \.model"),
+        ({"output": "vocab.model"}, r"must not end in \.model"),
+        ({"output": "."}, "is a directory"),
+        ({"size": 5}, "5 pieces is too small"),
+    ],
+)
+def test_a_usage_error_is_found_before_the_text_is_read(
+    tmp_path: pathlib.Path, changed: dict, message: str
+) -> None:
+    def lines() -> Iterator[str]:
+        raise AssertionError("the text was read")
+        yield ""
+
+    options = {"size": 100, "cased": False, "kind": "wordpiece", "output": "vocab.txt", **changed}
+    options["output"] = tmp_path / options["output"]
+    with pytest.raises(InputError, match=message) as error:
+        train_vocabulary(lines(), **options)
+    sentence(error)
+
+
+def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: pathlib.Path) -> None:
+    def broken() -> Iterator[str]:
+        yield from FEW_LINES
+        raise OSError("the disk went away")
+
+    output = tmp_path / "vocab.txt"
+    output.write_text("precious")
+    options = {"cased": False, "kind": "wordpiece", "output": output}
+    with pytest.raises(OSError, match="went away"):
+        train_vocabulary(broken(), size=300, **options)
+    for lines, size in (([], 300), (["too few"], 300)):
+        with pytest.raises(InputError):
+            train_vocabulary(lines, size=size, **options)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
+    train_vocabulary(FEW_LINES, size=300, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]
+    assert output.read_text() != "precious"
