@@ -12,7 +12,6 @@ A directory without files.json is what a killed save left behind; it is never re
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from jax.experimental import multihost_utils
 from bertjax import RunError
 from bertjax.sharding import named_leaves
 from bertjax.step import TrainState
+from bertjax.writers import is_remote
 
 FILES = "files.json"
 _log = logging.getLogger("bertjax")
@@ -44,7 +44,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: epath.PathLike, keep: int = 3, keep_every: int = 0) -> None:
-        self.directory = epath.Path(directory)
+        self.directory = _absolute(directory)
         self.keep = keep
         self.keep_every = keep_every
 
@@ -140,7 +140,7 @@ def find_checkpoint(path: epath.PathLike) -> epath.Path:
       FileNotFoundError: there is none.
       CheckpointError: the one that is named, or every one of the workdir, is damaged.
     """
-    path = epath.Path(path)
+    path = _absolute(path)
     if (path / FILES).exists():
         damage = find_damage(path)
         if damage is not None:
@@ -211,12 +211,17 @@ def _restore(path: epath.Path, target: Any) -> Any:
         return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
 
 
+def _absolute(path: epath.PathLike) -> epath.Path:
+    """Orbax takes no relative paths, and remote ones do not pass through `resolve`."""
+    return epath.Path(path) if is_remote(path) else epath.Path(path).resolve()
+
+
 def _check_room(path: epath.Path, state: TrainState) -> None:
     """Raises OSError where a local disk has no room for the state's arrays.
 
     The storage library finds out too, but only half-way.
     """
-    if "://" in os.fspath(path):
+    if is_remote(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))  # and what describes them

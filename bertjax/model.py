@@ -169,10 +169,11 @@ class Block(nn.Module):
 
     config: BertConfig
     deterministic: bool
+    keep: bool
 
     @nn.compact
-    def __call__(self, x: Array, pack_ids: Array) -> tuple[Array, Array]:
-        """[B, T, H] twice, as a scan wants it: to carry on and to keep."""
+    def __call__(self, x: Array, pack_ids: Array) -> tuple[Array, Array | None]:
+        """[B, T, H], as a scan wants it: once to carry on, once to stack where asked to `keep`."""
 
         def add(x: Array, update: Array, name: str) -> Array:
             key = None if self.deterministic else self.make_rng("dropout")
@@ -182,7 +183,7 @@ class Block(nn.Module):
         attend = SelfAttention(self.config, self.deterministic, name="attention")
         x = add(x, attend(x, pack_ids), "attention_norm")
         x = add(x, FeedForward(self.config, name="feed_forward")(x), "feed_forward_norm")
-        return x, x
+        return x, x if self.keep else None
 
 
 class Encoder(nn.Module):
@@ -218,6 +219,6 @@ class Encoder(nn.Module):
             in_axes=nn.broadcast,
             length=config.num_layers,
             unroll=1 if config.scan_layers else config.num_layers,
-        )(config, deterministic, name="blocks")
+        )(config, deterministic, keep=all_layers, name="blocks")
         last, layers = blocks(x, pack_ids)
         return jnp.concatenate([x[None], layers]) if all_layers else last

@@ -17,7 +17,8 @@ from data_pipelines.tokenization import Tokenizer
 
 T = TypeVar("T")
 
-_SLOT_BITS = 18  # 262,144 words, 7 MB
+_SLOTS = 1 << 18  # words in the cache, at 25 bytes
+_PROBES = 4  # slots that are tried
 _PORTION = 1 << 16  # characters whose arrays fit into the processor's cache
 _LONGEST_WORD = 16  # bytes of UTF-8, two machine words, that the cache takes
 _MOST_IDS = 4  # of a word that the cache takes
@@ -47,17 +48,18 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 class BulkEncoder:
     """A tokenizer with a cache of words. Call it with sentences.
 
-    A slot of the cache keeps the first word that asks for it, and frequent words ask early. The
-    key is the word itself, its bytes with zeros behind: no word is taken for another. (NUL may be
-    lost at the end of a word, but the tokenizer drops it anyway.)
+    The cache is a table with open addressing: a word is looked for in a few slots, the first of
+    them chosen by a hash, and stays in the one it finds free; frequent words come early. The key is
+    the word itself, its bytes with zeros behind: no word is taken for another. (NUL may be lost at
+    the end of a word, but the tokenizer drops it anyway.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.dtype = token_dtype(len(tokenizer.pieces))
-        self._words = np.zeros((2, 1 << _SLOT_BITS), "<u8")
-        self._counts = np.zeros(1 << _SLOT_BITS, np.uint8)  # 0: the slot is free
-        self._ids = np.zeros((1 << _SLOT_BITS, _MOST_IDS), self.dtype)
+        self._low, self._high = np.zeros((2, _SLOTS), "<u8")
+        self._counts = np.zeros(_SLOTS, np.uint8)  # 0: the slot is free
+        self._ids = np.zeros((_MOST_IDS, _SLOTS), self.dtype)
 
     def __call__(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids [n] of sentences without line feeds, and how many [s] of them each one has."""
@@ -83,11 +85,10 @@ class BulkEncoder:
     def _encode_words(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         content = text.encode() + b"\n"
         starts, ends, lines = _find_words(np.frombuffer(content, np.uint8))
-        words = _pack(content, starts, ends)
-        slots = (words[0] * _MIX[0] ^ words[1] * _MIX[1]) * _MIX[0] >> np.uint64(64 - _SLOT_BITS)
-        slots = slots.astype(np.int64)
+        low, high = _pack(content, starts, ends)
+        slots, known = self._look_up(low, high)
         short = ends - starts <= _LONGEST_WORD
-        known = (self._words[:, slots] == words).all(axis=0) & short
+        known &= short
         counts = self._counts[slots].astype(np.int64)
 
         unknown = np.flatnonzero(~known)
@@ -98,19 +99,34 @@ class BulkEncoder:
         counts[unknown] = [len(ids) for ids in computed]
 
         bounds = np.concatenate([[0], np.cumsum(counts)])
-        tokens = np.zeros(bounds[-1] + _MOST_IDS, self.dtype)  # room for a whole row at the end
-        columns = np.arange(_MOST_IDS)
-        taken = columns < counts[known, None]
-        tokens[(bounds[:-1][known, None] + columns)[taken]] = self._ids[slots[known]][taken]
+        tokens = np.zeros(bounds[-1], self.dtype)
         tokens[_ranges(bounds[unknown], counts[unknown])] = list(itertools.chain(*computed))
+        for column, more in _columns(np.flatnonzero(known), counts):
+            tokens[bounds[more] + column] = self._ids[column][slots[more]]
 
         free = self._counts[slots[unknown]] == 0
         new = unknown[free & short[unknown] & (counts[unknown] <= _MOST_IDS)]
         new = new[np.unique(slots[new], return_index=True)[1]]
-        self._words[:, slots[new]] = words[:, new]
+        self._low[slots[new]], self._high[slots[new]] = low[new], high[new]
         self._counts[slots[new]] = counts[new]
-        self._ids[slots[new]] = tokens[bounds[new, None] + columns]
-        return tokens[: bounds[-1]], np.diff(bounds[lines], prepend=0)
+        for column, more in _columns(new, counts):
+            self._ids[column][slots[more]] = tokens[bounds[more] + column]
+        return tokens, np.diff(bounds[lines], prepend=0)
+
+    def _look_up(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each word the slot where the search ended, and whether the word is there."""
+        mixed = (low * _MIX[0] ^ high * _MIX[1]) * _MIX[0] >> np.uint64(40)  # the high bits
+        slots = mixed.astype(np.int64) % _SLOTS
+        known = np.zeros(len(slots), bool)
+        searched = np.arange(len(slots))
+        for _ in range(_PROBES):
+            held = slots[searched]
+            same = (self._low[held] == low[searched]) & (self._high[held] == high[searched])
+            taken = self._counts[held] > 0
+            known[searched[same & taken]] = True
+            searched = searched[~same & taken]
+            slots[searched] = (slots[searched] + 1) % _SLOTS
+        return slots, known
 
 
 def _find_words(content: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,13 +146,22 @@ def _find_words(content: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return starts, np.flatnonzero(end) + 1, lines
 
 
-def _pack(content: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The first 16 bytes of each word as uint64 [2, w], zeros behind shorter words."""
+def _pack(content: bytes, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes 0-7 and 8-15 of each word, both uint64 [w], zeros behind shorter words."""
     halves = np.ndarray(len(content) + 8, "<u8", content + bytes(_LONGEST_WORD), strides=(1,))
     lengths = ends - starts
     low = halves[starts] & _FIRST_BYTES[np.minimum(lengths, 8)]
-    high = halves[starts + 8] & _FIRST_BYTES[np.clip(lengths - 8, 0, 8)]
-    return np.stack([low, high])
+    high = np.zeros(len(starts), np.uint64)
+    long = np.flatnonzero(lengths > 8)
+    high[long] = halves[starts[long] + 8] & _FIRST_BYTES[np.minimum(lengths[long] - 8, 8)]
+    return low, high
+
+
+def _columns(words: np.ndarray, counts: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """For each place of an id within a word, the words that have an id there."""
+    for column in range(_MOST_IDS):
+        words = words[counts[words] > column]
+        yield column, words
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

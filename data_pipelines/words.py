@@ -64,6 +64,8 @@ def basic_words(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     The original lower-cases and decomposes word by word. Doing it once for the whole text is the
     same: neither looks past a space.
     """
+    if text.isascii() and text.isalnum():  # most parts of a text, and nothing to do for them
+        return [text if cased else text.lower()]
     text = text.translate(_CLEAN)
     if not cased:
         text = text.lower()

@@ -33,12 +33,12 @@ def check(encoder: BulkEncoder, sentences: list[str]) -> None:
     assert tokens.dtype == encoder.dtype
 
 
-@pytest.mark.parametrize("slot_bits", [0, 3, 12])
+@pytest.mark.parametrize("slots", [1, 8, 4096])
 @pytest.mark.parametrize("cased", [True, False])
 def test_ids_are_those_of_the_tokenizer(
-    monkeypatch: pytest.MonkeyPatch, cased: bool, slot_bits: int
+    monkeypatch: pytest.MonkeyPatch, cased: bool, slots: int
 ) -> None:
-    monkeypatch.setattr(bulk, "_SLOT_BITS", slot_bits)
+    monkeypatch.setattr(bulk, "_SLOTS", slots)
     encoder = BulkEncoder(WordPieceTokenizer(VOCAB if cased else UNCASED, cased=cased))
 
     @settings(max_examples=150, deadline=None)
