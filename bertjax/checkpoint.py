@@ -224,7 +224,7 @@ def _check_room(path: epath.Path, state: TrainState) -> None:
     if is_remote(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))  # and what describes them
+    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2e6  # and its metadata
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise OSError(f"it needs {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB left")

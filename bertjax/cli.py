@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     try:
+        if getattr(args, "runner", None):
+            args.beam_options, rest = [f"--runner={args.runner}", *rest], []
         args.overrides = parse_overrides(rest, hasattr(args, "config"))
         work = args.verb(args)
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -104,17 +106,31 @@ def _prepare(args: argparse.Namespace) -> None:
     from data_pipelines.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)
-    manifest = prepare(
-        args.input,
-        tokenizer,
-        args.output,
-        workers=args.workers,
-        held_out=args.held_out,
-        dedup=args.dedup,
-        shards=args.shards,
-        text_field=args.field,
-    )
-    print(json.dumps(manifest.totals))
+    options = {"held_out": args.held_out, "dedup": args.dedup, "shards": args.shards}
+    options["text_field"] = args.field
+    if args.runner:
+        from data_pipelines.beam import prepare_with_beam
+
+        manifest = prepare_with_beam(
+            args.input, tokenizer, args.output, args.beam_options, **options
+        )
+    else:
+        manifest = prepare(
+            args.input,
+            tokenizer,
+            args.output,
+            workers=args.workers,
+            progress=sys.stderr,
+            **options,
+        )
+    totals = [_counted(name, number) for name, number in manifest.totals.items()]
+    print(f"{args.output}: {', '.join(totals)}.")
+
+
+def _counted(name: str, number: float) -> str:
+    """("bytes_of_text", 1200) -> "1,200 bytes of text"; shares in percent."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:.3%}"
+    return f"{shown} {name.replace('_', ' ')}"
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -245,6 +261,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--dedup", action="store_true", help="drop documents seen before")
     command.add_argument("--shards", type=int, help="files of training data (by size)")
+    command.add_argument(
+        "--runner",
+        help="an Apache Beam runner that does it instead, such as DataflowRunner; "
+        "arguments that are none of the above go to it",
+    )
 
     def add_config(command: _Parser) -> None:
         command.add_argument(

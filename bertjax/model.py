@@ -36,8 +36,9 @@ class BertConfig:
     `activation` is "gelu" (with erf, as the released checkpoints), "gelu_tanh" or "relu"; `dtype`
     is that of the computation, parameters being float32 always; `scan_layers` compiles one block
     and loops over it, which compiles faster, and otherwise the loop is unrolled, which runs faster;
-    `remat` recomputes each block in the backward pass instead of keeping what it produced; with
-    `causal` a piece sees only what stands before it. Raises ValueError for a shape that cannot be.
+    `remat` recomputes each block in the backward pass instead of keeping what it produced (on CPUs
+    that saves memory only with `scan_layers`); with `causal` a piece sees only itself and what
+    stands before it. Raises ValueError for a shape that cannot be.
     """
 
     vocab_size: int = 30522
@@ -221,4 +222,4 @@ class Encoder(nn.Module):
             unroll=1 if config.scan_layers else config.num_layers,
         )(config, deterministic, keep=all_layers, name="blocks")
         last, layers = blocks(x, pack_ids)
-        return jnp.concatenate([x[None], layers]) if all_layers else last
+        return last if layers is None else jnp.concatenate([x[None], layers])

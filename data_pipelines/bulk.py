@@ -116,16 +116,15 @@ class BulkEncoder:
     def _look_up(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each word the slot where the search ended, and whether the word is there."""
         mixed = (low * _MIX[0] ^ high * _MIX[1]) * _MIX[0] >> np.uint64(40)  # the high bits
-        slots = mixed.astype(np.int64) % _SLOTS
+        slots = mixed.astype(np.int64)
         known = np.zeros(len(slots), bool)
         searched = np.arange(len(slots))
-        for _ in range(_PROBES):
-            held = slots[searched]
+        for probe in range(_PROBES):
+            held = slots[searched] = (slots[searched] + min(probe, 1)) % _SLOTS
             same = (self._low[held] == low[searched]) & (self._high[held] == high[searched])
             taken = self._counts[held] > 0
             known[searched[same & taken]] = True
             searched = searched[~same & taken]
-            slots[searched] = (slots[searched] + 1) % _SLOTS
         return slots, known
 
 

@@ -240,20 +240,20 @@ class _Meter:
         self._documents += len(index)
         self._bytes += int(index["bytes"].sum(dtype=np.int64))
         self._pieces += int(index["tokens"].sum(dtype=np.int64))
-        if time.monotonic() - self._shown > (0.2 if self._redraws else 10):
-            self._show("" if self._redraws else "\n")
+        if self._stream and time.monotonic() - self._shown > (0.2 if self._redraws else 10):
+            self._show(self._stream)
 
     def end(self) -> None:
-        self._show("\n")
+        if self._stream and self._redraws:
+            self._show(self._stream)
+            self._stream.write("\n")
 
-    def _show(self, end: str) -> None:
-        if not self._stream:
-            return
+    def _show(self, stream: TextIO) -> None:
         self._shown = time.monotonic()
         rate = self._pieces / (self._shown - self._begin)
         line = (
             f"{self._documents:,} documents, {self._bytes / 1e6:,.1f} MB of text, "
             f"{self._pieces:,} pieces, {rate:,.0f} pieces/s"
         )
-        self._stream.write(f"\r\x1b[K{line}{end}" if self._redraws else line + end)
-        self._stream.flush()
+        stream.write(f"\r\x1b[K{line}" if self._redraws else f"{line}\n")
+        stream.flush()

@@ -129,6 +129,8 @@ class WordPieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a raw text. No special piece is added, nor recognised in the text."""
+        if text.isascii() and text.isalnum():  # one word as it stands
+            return self._longest_matches(text if self.cased else text.lower())
         return list(self._ids_of_raw.ids(raw_words(text, cased=self.cased)))
 
     def decode(self, ids: Sequence[int]) -> str:

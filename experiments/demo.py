@@ -13,7 +13,7 @@ import sys
 import time
 
 RUN = pathlib.Path("runs/demo")
-STEPS = 2400
+STEPS = 3000
 PIECES = 4096
 
 TRAIN = [
@@ -21,19 +21,19 @@ TRAIN = [
     "--workdir",
     f"{RUN}/workdir",
     "--config",
-    f"experiments/pretrain.py:model=4-192,data={RUN}/corpus",
+    f"experiments/pretrain.py:model=tiny,data={RUN}/corpus",
     f"--config.model.vocab_size={PIECES}",
     "--config.model.dtype=float32",
     f"--config.steps={STEPS}",
     "--config.batch_size=32",
     "--config.seq_len=64",
     "--config.data.max_predictions=12",
-    "--config.log_every=100",
-    "--config.checkpoint_every=300",
-    "--config.eval_every=600",
+    "--config.log_every=250",
+    "--config.checkpoint_every=400",
+    "--config.eval_every=1000",
     "--config.eval_batches=40",
     "--config.keep_every=0",
-    "--config.optimizer.learning_rate=1e-3",
+    "--config.optimizer.learning_rate=2e-3",
     "--config.optimizer.warmup=10%",
     "--config.optimizer.decay_steps=0",
     "--config.model.hidden_dropout=0.0",

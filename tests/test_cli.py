@@ -38,6 +38,7 @@ def refused(capsys, compilations):
     """Runs a command and returns the sentence that it is refused with."""
 
     def run(*arguments: object) -> str:
+        capsys.readouterr()  # what earlier commands said
         try:
             status = main([str(argument) for argument in arguments])
         except SystemExit as stop:  # argparse's way

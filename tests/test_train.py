@@ -64,6 +64,7 @@ def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
     assert names == ["00000004", "00000008", "00000012"]
 
 
+@pytest.mark.slow
 def test_it_learns(corpus, tmp_path) -> None:
     Run(configure(corpus, steps=60, log_every=10, eval_every=60), tmp_path).train()
     curve = [m["mlm_loss"] for m in metrics(tmp_path) if m["split"] == "train"]
@@ -90,6 +91,7 @@ def stop_at(step: int, monkeypatch) -> None:
     monkeypatch.setattr(train_module._Profiler, "before", before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 4, 7, 10])
 def test_a_stopped_run_goes_on_to_the_last_bit(corpus, tmp_path, whole, monkeypatch, step) -> None:
     with monkeypatch.context() as patch:
@@ -110,6 +112,7 @@ def test_a_finished_run_is_left_alone(corpus, whole) -> None:
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(2, 4, 1), (1, 2, 4), (2, 2, 2)])
 def test_the_mesh_does_not_change_the_losses(corpus, tmp_path, mesh) -> None:
     plain = {"model__hidden_dropout": 0.0, "model__attention_dropout": 0.0, "model__num_heads": 4}
@@ -120,6 +123,7 @@ def test_the_mesh_does_not_change_the_losses(corpus, tmp_path, mesh) -> None:
         np.testing.assert_allclose(a[2:5], b[2:5], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
     corpus, tmp_path
 ) -> None:
@@ -151,6 +155,7 @@ def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
     Run(configure(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole)
 
 
+@pytest.mark.slow
 def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) -> None:
     config = configure(corpus, init=whole, optimizer__learning_rate=1e-9, steps=3)
     Run(config, tmp_path).train()
@@ -190,6 +195,7 @@ def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
         list(tasks.predict(epath.Path(whole), lines))
 
 
+@pytest.mark.slow
 def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
     """Loss and gradient of 32 rows with unlike numbers of masked pieces, computed in three ways."""
     config = configure(corpus, batch_size=32)
