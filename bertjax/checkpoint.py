@@ -74,6 +74,7 @@ class Checkpoints:
             if primary and path.exists():
                 (path / FILES).unlink(missing_ok=True)
                 path.rmtree()
+            if primary:
                 _check_room(path, state)
             _barrier("checkpoint-start")
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:

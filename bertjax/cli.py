@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    logging.getLogger("bertjax").setLevel(logging.INFO)
+    for ours in ("bertjax", "data_pipelines"):
+        logging.getLogger(ours).setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
     parser = _parser()
     args, rest = parser.parse_known_args(argv)

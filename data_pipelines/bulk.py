@@ -5,6 +5,7 @@ and text repeats its words. So all words of a batch are found, looked up in a ca
 their ids in a few array operations; only words that the cache lacks go to the tokenizer.
 """
 
+import contextlib
 import itertools
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,7 +78,9 @@ class BulkEncoder:
         # The lower case of a capital sigma depends on what follows, punctuation or not.
         alone = self.tokenizer.cased or "Σ" not in text
         if self.tokenizer.kind == "wordpiece" and alone:
-            return self._encode_words(text if self.tokenizer.cased else text.lower())
+            # Half a surrogate pair, as JSON may hold, has no UTF-8.
+            with contextlib.suppress(UnicodeEncodeError):
+                return self._encode_words(text if self.tokenizer.cased else text.lower())
         encoded = [self.tokenizer.encode(sentence) for sentence in sentences]
         lengths = np.array([len(ids) for ids in encoded], np.int64)
         return np.fromiter(itertools.chain.from_iterable(encoded), self.dtype), lengths

@@ -49,7 +49,7 @@ def encode_documents(
     for lines, document_tokens, document_lengths in zip(
         documents, np.split(tokens, ends), np.split(lengths, last), strict=True
     ):
-        text = "\n".join(lines).encode()
+        text = "\n".join(lines).encode(errors="surrogatepass")
         digest = hashlib.blake2b(text, digest_size=16).digest()
         kept = document_lengths[document_lengths > 0].astype(_LENGTH)
         unknown = np.count_nonzero(document_tokens == encoder.tokenizer.unk_id)

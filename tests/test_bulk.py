@@ -88,3 +88,8 @@ def test_real_text(data_dir: pathlib.Path, name: str, vocab: str) -> None:
     documents = list(read_documents([str(data_dir / "text" / f"{name}.txt.xz")]))[:1000]
     for document in documents:
         check(encoder, [sentence for line in document for sentence in split_sentences(line)])
+
+
+def test_half_a_surrogate_pair_is_text_like_any_other() -> None:
+    tokenizer = WordPieceTokenizer(UNCASED, cased=False)
+    check(BulkEncoder(tokenizer), ["a \ud800 b", "a\udfffb c"])
