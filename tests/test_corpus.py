@@ -133,7 +133,7 @@ def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
         (io.StringIO(), ""),
         (
             Terminal(),
-            r"(\r\x1b\[K.*)?\r\x1b\[K40 documents, 0\.0 MB of text, [\d,]+ pieces, [\d,]+ pieces/s\n",
+            r"(\r\x1b\[K.*)?\r\x1b\[K40 documents, 0\.0 MB of text, .* pieces/s\n",
         ),
     ):
         out = tmp_path / type(stream).__name__
