@@ -18,7 +18,7 @@ from bertjax.config import read_config
 from bertjax.sharding import make_mesh, sharded_shapes
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS, SAVED_EVERY = 300, 15
+STEPS, SAVED_EVERY = 1000, 25
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
         elif kill == 0:
             time.sleep(draw.uniform(0.5, 3))  # before there is anything
         else:
-            wait_for_step(process, tmp_path, reached + draw.randrange(1, 30))
+            wait_for_step(process, tmp_path, reached + draw.randrange(1, 60))
             time.sleep(draw.uniform(0, 0.3))
         process.kill()
         process.wait()
