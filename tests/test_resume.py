@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import time
@@ -33,8 +34,13 @@ def command(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) ->
 
 def start(*arguments: object) -> subprocess.Popen:
     line = [sys.executable, "-m", "bertjax", *map(str, arguments)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(line, env=process_environment(), **quiet)
+    return subprocess.Popen(
+        line,
+        env=process_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
@@ -61,38 +67,43 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
-def wait_for_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> None:
-    while process.poll() is None and max([0, *(m["step"] for m in metrics(workdir))]) < step:
-        time.sleep(0.01)
-
-
-def wait_for_save(process: subprocess.Popen, workdir: pathlib.Path) -> None:
-    """Returns while a checkpoint is being written."""
-    checkpoints = Checkpoints(workdir / "checkpoints")
-    while process.poll() is None:
-        found = [path.name for path in (workdir / "checkpoints").glob("*")]
-        if any(int(name) not in checkpoints.steps() for name in found if name.isdigit()):
+def wait_for_step(process: subprocess.Popen, step: int) -> None:
+    """Returns once this very process has logged a step; a process before it is not believed."""
+    for line in process.stderr:
+        logged = re.match(r"step ([\d,]+)/", line)
+        if logged and int(logged[1].replace(",", "")) >= step:
             return
+    pytest.fail(f"the run ended before step {step}")
+
+
+def wait_for_save(process: subprocess.Popen, checkpoints: Checkpoints) -> None:
+    """Returns while a checkpoint that had not been begun is being written."""
+    begun = {path.name for path in checkpoints.directory.glob("*")}
+    while process.poll() is None:
+        new = [p for p in checkpoints.directory.glob("*") if p.name not in begun]
+        if any(int(p.name) not in checkpoints.steps() for p in new if p.name.isdigit()):
+            return
+    pytest.fail("the run ended without another save")
 
 
 def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
     draw = random.Random(11)
-    during_save = 0
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
     for kill in range(10):
+        saved = max(checkpoints.steps(), default=0)
         process = start(*command(corpus, tmp_path))
-        reached = max([0, *Checkpoints(tmp_path / "checkpoints").steps()])
-        if kill in (3, 7):
-            wait_for_step(process, tmp_path, reached + 1)
-            wait_for_save(process, tmp_path)
-            during_save += process.poll() is None
-        elif kill == 0:
+        if kill == 0:
             time.sleep(draw.uniform(0.5, 3))  # before there is anything
+        elif kill in (3, 7):
+            wait_for_step(process, saved + 10)
+            wait_for_save(process, checkpoints)
         else:
-            wait_for_step(process, tmp_path, reached + draw.randrange(1, 60))
-            time.sleep(draw.uniform(0, 0.3))
+            wait_for_step(process, saved + draw.randrange(1, 80))
+            time.sleep(draw.uniform(0, 0.1))
+        assert process.poll() is None
         process.kill()
         process.wait()
-    assert during_save == 2
+    assert checkpoints.steps()  # so that the last run has something to go on from
     done = bertjax(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
     assert "going on from step" in done.stderr
@@ -102,9 +113,10 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
 
 def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -> None:
     process = start(*command(corpus, tmp_path))
-    wait_for_step(process, tmp_path, 30)
+    wait_for_step(process, 30)
     process.terminate()
-    assert process.wait(timeout=60) == 1
+    process.communicate(timeout=60)
+    assert process.returncode == 1
     saved = Checkpoints(tmp_path / "checkpoints").steps()
     assert saved[-1] >= 30
     done = bertjax(*command(corpus, tmp_path))
