@@ -49,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     try:
-        if getattr(args, "runner", None):
-            args.beam_options, rest = [f"--runner={args.runner}", *rest], []
-        args.overrides = parse_overrides(rest, hasattr(args, "config"))
+        args.rest = args.parse_rest(rest)
         work = args.verb(args)
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return _fail(error, 2)
@@ -71,13 +69,18 @@ def _fail(error: BaseException, status: int) -> int:
     return status
 
 
-def parse_overrides(rest: Sequence[str], takes_config: bool = True) -> dict[str, str]:
+def _refuse(rest: Sequence[str]) -> None:
+    """What a verb does with arguments that its parser does not know."""
+    if rest:
+        raise ValueError(f"{rest[0]} is no argument of this command: see --help.")
+
+
+def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
     """`--config.a.b=value` arguments as {"a.b": "value"}."""
+    _refuse([item for item in rest if not item.startswith("--config.")])
     overrides = {}
     for item in rest:
         name, equals, value = item.removeprefix("--config.").partition("=")
-        if not takes_config or not item.startswith("--config."):
-            raise ValueError(f"{item} is no argument of this command: see --help.")
         if not equals:
             raise ValueError(f"{item} has no value: write {item}=VALUE.")
         overrides[name] = value
@@ -88,7 +91,7 @@ def _load_config(args: argparse.Namespace) -> "Config":
     from bertjax import tasks
     from bertjax.config import load_config
 
-    return load_config(args.config, args.overrides, tasks.data_fields())
+    return load_config(args.config, args.rest, tasks.data_fields())
 
 
 def _vocab(args: argparse.Namespace) -> None:
@@ -112,10 +115,10 @@ def _prepare(args: argparse.Namespace) -> None:
     if args.runner:
         from data_pipelines.beam import prepare_with_beam
 
-        manifest = prepare_with_beam(
-            args.input, tokenizer, args.output, args.beam_options, **options
-        )
+        flags = [f"--runner={args.runner}", *args.rest]
+        manifest = prepare_with_beam(args.input, tokenizer, args.output, flags, **options)
     else:
+        _refuse(args.rest)
         manifest = prepare(
             args.input,
             tokenizer,
@@ -232,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"example: {_EXAMPLES[name]}",
             allow_abbrev=False,
         )
-        command.set_defaults(verb=run)
+        command.set_defaults(verb=run, parse_rest=_refuse)
         return command
 
     def add_input(command: _Parser) -> None:
@@ -253,6 +256,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--kind", choices=["wordpiece", "bpe", "unigram"], default="wordpiece")
 
     command = verb(_prepare, "turn text into shards of token ids")
+    command.set_defaults(parse_rest=list)
     add_input(command)
     command.add_argument("--vocab", required=True, metavar="FILE")
     command.add_argument("--cased", action="store_true", help="keep case and accents")
@@ -275,6 +279,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FILE[:ARG]",
             help="a file with get_config(ARG); --config.FIELD=VALUE overrides a field",
         )
+        command.set_defaults(parse_rest=parse_overrides)
 
     command = verb(_inspect, "show what the model will see, masks marked, or its parameters")
     add_config(command)

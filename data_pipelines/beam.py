@@ -13,7 +13,7 @@ from etils import epath
 
 from data_pipelines import InputError
 from data_pipelines.bulk import BulkEncoder
-from data_pipelines.corpus import check_options, finish, stage_for
+from data_pipelines.corpus import check_output, checked_options, finish, stage_for
 from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
 from data_pipelines.records import (
     Manifest,
@@ -68,14 +68,8 @@ def prepare_with_beam(
     Raises:
       InputError: unusable options or output. What a worker refuses is the runner's error to raise.
     """
-    check_options(output, held_out, shards)
-    options = {
-        "inputs": list(inputs),
-        "text_field": text_field,
-        "held_out": held_out,
-        "dedup": dedup,
-        "shards": shards,
-    }
+    check_output(output)
+    options = checked_options(inputs, text_field, held_out, dedup, shards)
     dtype = token_dtype(len(tokenizer.pieces))
     sources = list(enumerate(resolve(inputs)))
     with stage_for(epath.Path(output)) as stage:

@@ -74,7 +74,8 @@ def prepare(
     Raises:
       InputError: unusable inputs or options, or an output that already holds something.
     """
-    check_options(output, held_out, shards)
+    check_output(output)
+    options = checked_options(inputs, text_field, held_out, dedup, shards)
     sources = resolve(inputs)
     documents = itertools.chain.from_iterable(read_source(s, text_field) for s in sources)
     batches = grouped(documents, lambda document: sum(map(len, document)), _BATCH)
@@ -103,22 +104,28 @@ def prepare(
             ]
             for split, parts in members.items()
         }
-        options = {
-            "inputs": list(inputs),
-            "text_field": text_field,
-            "held_out": held_out,
-            "dedup": dedup,
-            "shards": shards,
-        }
         return finish(stage, tokenizer, options, infos, count(index, members))
 
 
-def check_options(output: epath.PathLike, held_out: float, shards: int | None) -> None:
-    """Refuse options that cannot work and an output that holds something (InputError)."""
+def checked_options(
+    inputs: Sequence[str], text_field: str, held_out: float, dedup: bool, shards: int | None
+) -> dict[str, Any]:
+    """The options of a preparation as its manifest records them; InputError if they cannot work."""
     if not 0 <= held_out < 1:
         raise InputError(f"held_out is {held_out}; choose a share from 0 (none) to below 1.")
     if shards is not None and shards < 1:
         raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
+    return {
+        "inputs": list(inputs),
+        "text_field": text_field,
+        "held_out": held_out,
+        "dedup": dedup,
+        "shards": shards,
+    }
+
+
+def check_output(output: epath.PathLike) -> None:
+    """Refuse an output that holds something (InputError)."""
     output = epath.Path(output)
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; choose another output directory.")

@@ -1,5 +1,7 @@
 """What several test modules share: real data where there is some, and a small corpus of our own."""
 
+import json
+import lzma
 import os
 import pathlib
 import subprocess
@@ -25,6 +27,16 @@ def data_dir() -> pathlib.Path:
     if not pathlib.Path(path).is_dir():
         pytest.fail(f"BERTJAX_DATA names {path}, which is no folder")
     return pathlib.Path(path)
+
+
+@pytest.fixture(scope="session")
+def tokenization_golden() -> dict:
+    """What another implementation of the published algorithm gives; "unassigned" is a set."""
+    path = pathlib.Path(__file__).parent / "goldens" / "tokenization.json.xz"
+    golden = json.loads(lzma.decompress(path.read_bytes()))
+    ranges = golden["unassigned"]
+    golden["unassigned"] = {c for first, last in ranges for c in range(first, last + 1)}
+    return golden
 
 
 def sample_text(seed: int, documents: int) -> str:

@@ -1,8 +1,5 @@
 """The words of a text are those of BERT's published algorithm, character for character."""
 
-import json
-import lzma
-import pathlib
 import unicodedata
 from collections.abc import Callable, Iterator
 
@@ -12,8 +9,6 @@ from hypothesis import strategies as st
 
 from data_pipelines.words import basic_words, raw_words
 
-GOLDEN = pathlib.Path(__file__).parent / "goldens" / "tokenization.json.xz"
-
 
 def words_of(text: str, *, cased: bool, strip_accents: bool | None = None) -> list[str]:
     strip = not cased if strip_accents is None else strip_accents
@@ -22,16 +17,6 @@ def words_of(text: str, *, cased: bool, strip_accents: bool | None = None) -> li
 
 
 # ---------------------------------------------------------------- every character
-
-
-@pytest.fixture(scope="module")
-def golden() -> dict:
-    return json.loads(lzma.decompress(GOLDEN.read_bytes()))
-
-
-def is_unassigned(golden: dict) -> Callable[[int], bool]:
-    code_points = {c for first, last in golden["unassigned"] for c in range(first, last + 1)}
-    return code_points.__contains__
 
 
 def expected_words(golden: dict, case: str) -> Iterator[tuple[int, str, str]]:
@@ -56,17 +41,22 @@ def assert_words(golden: dict, case: str, chosen: Callable[[int], bool]) -> None
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_every_assigned_character_gives_the_published_words(golden: dict, case: str) -> None:
-    unassigned = is_unassigned(golden)
-    assert_words(golden, case, lambda code_point: not unassigned(code_point))
+def test_every_assigned_character_gives_the_published_words(
+    tokenization_golden: dict, case: str
+) -> None:
+    golden = tokenization_golden
+    assert_words(golden, case, lambda code_point: code_point not in golden["unassigned"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_every_unassigned_character_gives_the_published_words(golden: dict, case: str) -> None:
+def test_every_unassigned_character_gives_the_published_words(
+    tokenization_golden: dict, case: str
+) -> None:
+    golden = tokenization_golden
     if unicodedata.unidata_version != golden["unicode"]:
         pytest.skip(f"Unicode {unicodedata.unidata_version} has assigned some of them")
-    assert_words(golden, case, is_unassigned(golden))
+    assert_words(golden, case, golden["unassigned"].__contains__)
 
 
 # ---------------------------------------------------------------- chosen strings
