@@ -30,7 +30,7 @@ def evaluate(config: Config, checkpoint: epath.PathLike) -> Scores:
     task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
     task.check_checkpoint(path)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
-    shapes = jax.eval_shape(lambda: task.init_params(config, jax.random.key(0)))
+    shapes = jax.eval_shape(task.init_params, jax.random.key(0))
     check_mesh(mesh, config.batch_size, 1, shapes)
     check_params(path, shapes)
     params = load_params(path, sharded_shapes(mesh, shapes))

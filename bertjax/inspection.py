@@ -37,8 +37,7 @@ def save_batches(
 
 def parameter_table(config: Config) -> str:
     """Name, shape and size of each parameter, and their total."""
-    task = tasks.find(config.task)
-    params = jax.eval_shape(lambda: task.init_params(config, jax.random.key(0)))
+    params = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
     rows = [(name, str(leaf.shape), math.prod(leaf.shape)) for name, leaf in named_leaves(params)]
     rows.append(("total", "", sum(size for *_, size in rows)))
     name_width, shape_width = (max(len(row[column]) for row in rows) for column in (0, 1))

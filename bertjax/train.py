@@ -10,21 +10,19 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from etils import epath
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from bertjax import RunError, flops, tasks, workdirs
 from bertjax.checkpoint import Checkpoints, check_params, find_checkpoint, load_params
 from bertjax.config import Config
 from bertjax.evaluate import make_evaluator
 from bertjax.feed import Feed
-from bertjax.optimizer import make_optimizer, make_schedule
-from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
+from bertjax.program import Program
 from bertjax.signals import stop_signals
-from bertjax.step import Sums, TrainState, init_state, make_train_step, means
+from bertjax.step import Sums, TrainState, means
 from bertjax.tasks import Task
 from bertjax.writers import Writers
 
@@ -52,19 +50,12 @@ class Run:
         self.task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
         self.config = config = config.resolve(self.task.rows_per_epoch)
         self.steps = int(config.steps)
-        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
-        self.schedule = make_schedule(config.optimizer_config())
-        self.optimizer = make_optimizer(config.optimizer_config())
-        params = jax.eval_shape(lambda: self.task.init_params(config, jax.random.key(0)))
-        check_mesh(self.mesh, config.batch_size, config.accumulation, params)
+        self.program = Program(config, self.task)
         if config.init:
             init = find_checkpoint(config.init)
             self.task.check_checkpoint(init)
-            check_params(init, params)
+            check_params(init, self.program.state.params)
         workdirs.claim(self.workdir, config, self.task)
-        self.target = sharded_shapes(self.mesh, jax.eval_shape(self._init))
-        self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.target)
-        self.rows = NamedSharding(self.mesh, ROWS)
         self.checkpoints = Checkpoints(
             self.workdir / "checkpoints", config.keep, int(config.keep_every)
         )
@@ -85,53 +76,31 @@ class Run:
         primary = jax.process_index() == 0
         with (
             Writers(self.workdir, self.steps, start_step=first, active=primary) as writers,
-            contextlib.closing(Feed(self.task.train_batches(first, self.steps), self.rows)) as feed,
+            contextlib.closing(
+                Feed(self.task.train_batches(first, self.steps), self.program.rows)
+            ) as feed,
             _Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
         ):
             self._loop(state, writers, feed, profiler)
 
-    def _init(self) -> TrainState:
-        key = jax.random.key(self.config.seed, impl="threefry2x32")
-        batch = self.task.batch_shapes()
-        params = self.task.init_params(self.config, key)
-        return init_state(params, self.task.loss, self.optimizer, batch)
-
     def _first_state(self) -> TrainState:
-        state = self.checkpoints.restore(self.target)
+        state = self.checkpoints.restore(self.program.state)
         if state is not None:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
-        state = jax.jit(self._init, out_shardings=self.shardings)()
+        state = self.program.init()
         if self.config.init:
             path = find_checkpoint(self.config.init)
-            state = state._replace(params=load_params(path, self.target.params))
+            state = state._replace(params=load_params(path, self.program.state.params))
             _log.info("beginning with the parameters of %s.", path)
         return state
-
-    def compile(self) -> Any:
-        """The compiled train step: (state, batch) -> (state, window); see `bertjax.step`."""
-        config = self.config
-        train_step = make_train_step(
-            self.task.loss,
-            self.optimizer,
-            seed_key=jax.random.key(config.seed, impl=config.dropout_rng),
-            accumulation=config.accumulation,
-            log_every=int(config.log_every),
-        )
-        jitted = jax.jit(
-            train_step,
-            in_shardings=(self.shardings, self.rows),
-            out_shardings=(self.shardings, None),
-            donate_argnums=0,
-        )
-        return jitted.lower(self.target, self.task.batch_shapes()).compile()
 
     def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
-        train_step = self.compile()
-        evaluate = make_evaluator(self.task, self.mesh)
-        meter = _Meter(self.task, config, self.mesh, feed)
+        train_step = self.program.lower().compile()
+        evaluate = make_evaluator(self.task, self.program.mesh)
+        meter = _Meter(self.task, config, self.program.mesh, feed)
         pending: tuple[int, Sums] | None = None
 
         def log_pending() -> None:
@@ -141,7 +110,7 @@ class Run:
                 pending = None
                 values = means(jax.device_get(window))
                 progress = {
-                    "learning_rate": float(self.schedule(step - 1)),
+                    "learning_rate": float(self.program.schedule(step - 1)),
                     "epoch": step * config.batch_size / self.task.rows_per_epoch,
                 }
                 writers.write(step, "train", values | progress | meter.read(values))

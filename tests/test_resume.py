@@ -52,7 +52,7 @@ def metrics(workdir: pathlib.Path) -> list[dict]:
 
 def params_of(workdir: pathlib.Path) -> list[bytes]:
     config = read_config(find_checkpoint(workdir) / "config.json", tasks.data_fields())
-    shapes = jax.eval_shape(lambda: tasks.find("pretrain").init_params(config, jax.random.key(0)))
+    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]

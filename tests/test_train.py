@@ -42,7 +42,7 @@ def losses(workdir: pathlib.Path) -> list[tuple]:
 
 
 def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
-    shapes = jax.eval_shape(lambda: tasks.find("pretrain").init_params(config, jax.random.key(0)))
+    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
@@ -205,7 +205,7 @@ def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
     counts = batch["mlm_weights"].sum(axis=1)
     assert len(set(counts.reshape(-1, 4).sum(axis=0))) > 1  # parts differ in masked pieces
     assert len(set(counts.reshape(8, -1).sum(axis=1))) > 1  # and so do devices
-    params = task.init_params(config, jax.random.key(0))
+    params = task.init_params(jax.random.key(0))
 
     def gradient(params, batch, accumulation=1):
         return sums_and_gradient(task.loss, params, batch, None, accumulation)

@@ -11,13 +11,32 @@ from bertjax.checkpoint import find_checkpoint
 from bertjax.config import Config, read_config
 from bertjax.step import Batch, Sums
 
-# task name -> module with `Task`, a class that follows the protocol, and `DATA_FIELDS`, the
-# defaults of its `data` fields.
+# task name -> module with `Objective` and `Task`, classes that follow the protocols, and
+# `DATA_FIELDS`, the defaults of its `data` fields.
 MODULES = {"pretrain": "bertjax.tasks.pretrain"}
 
 
-class Task(Protocol):
-    """What training and evaluation need to know of a task.
+class Objective(Protocol):
+    """What is compiled: a model and its loss, from the configuration alone, without data."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises ValueError in one sentence where the configuration makes no model."""
+
+    def init_params(self, key: Any) -> Any:
+        """Random parameters from a JAX key."""
+
+    def loss(self, params: Any, batch: Batch, key: Any) -> Sums:
+        """Sums over the batch; see `bertjax.step.LossFunction`."""
+
+    def batch_shapes(self) -> dict[str, Any]:
+        """Name -> `jax.ShapeDtypeStruct` of the arrays of a global batch."""
+
+    def flops_per_step(self) -> float:
+        """Model operations of one step over the global batch."""
+
+
+class Task(Objective, Protocol):
+    """What training and evaluation need to know of a task: its objective and its data.
 
     Attributes:
       rows_per_epoch: rows of one pass over the training data.
@@ -30,16 +49,6 @@ class Task(Protocol):
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
         """Opens and checks the data; raises ValueError in one sentence."""
 
-    @staticmethod
-    def init_params(config: Config, key: Any) -> Any:
-        """Random parameters from a JAX key; needs no data."""
-
-    def loss(self, params: Any, batch: Batch, key: Any) -> Sums:
-        """Sums over the batch; see `bertjax.step.LossFunction`."""
-
-    def batch_shapes(self) -> dict[str, Any]:
-        """Name -> `jax.ShapeDtypeStruct` of the arrays of a global batch."""
-
     def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
         """This host's rows of the global batches of steps start..stop-1."""
 
@@ -48,9 +57,6 @@ class Task(Protocol):
 
     def scores(self, means: dict[str, float]) -> dict[str, float]:
         """What is reported of an evaluation, from the means of the sums and the total `loss`."""
-
-    def flops_per_step(self) -> float:
-        """Model operations of one step over the global batch."""
 
     def save(self, directory: epath.Path) -> None:
         """Writes what opens a checkpoint besides its arrays: vocabulary, labels."""
@@ -69,6 +75,11 @@ class Task(Protocol):
 def find(name: str) -> type[Task]:
     """The class of a task in `MODULES`."""
     return importlib.import_module(MODULES[name]).Task
+
+
+def objective(config: Config) -> Objective:
+    """The objective of the configuration's task."""
+    return importlib.import_module(MODULES[config.task]).Objective(config)
 
 
 def data_fields() -> dict[str, dict[str, Any]]:

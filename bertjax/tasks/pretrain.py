@@ -32,56 +32,35 @@ DATA_FIELDS: dict[str, Any] = {"dir": ""} | {
 }
 
 
-def make_model(config: Config) -> PretrainingModel:
-    """The model of a configuration: without NSP head where the objective has none."""
-    return PretrainingModel(config.model, next_sentence=config.data["objective"] == "mlm_nsp")
+class Objective:
+    """See `bertjax.tasks.Objective`."""
 
-
-def _logits(
-    model: PretrainingModel, params: Any, batch: Batch, key: jax.Array | None
-) -> dict[str, jax.Array]:
-    """See `PretrainingModel`; a key turns dropout on."""
-    rngs = None if key is None else {"dropout": key}
-    return cast(
-        dict[str, jax.Array],
-        model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs),
-    )
-
-
-class Task:
-    """See `bertjax.tasks.Task`."""
-
-    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
-        fields = dict(config.data)
-        directory = fields.pop("dir")
-        if not directory:
-            raise ValueError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
-        options = PretrainingOptions(**{name: getattr(config, name) for name in _SHARED}, **fields)
+    def __init__(self, config: Config) -> None:
+        fields = {name: value for name, value in config.data.items() if name != "dir"}
+        shared = {name: getattr(config, name) for name in _SHARED}
         self.config = config
-        self.data = PretrainingData(directory, options, "train", hosts, host)
-        self.heldout = None
-        if self.data.manifest.heldout:
-            self.heldout = PretrainingData(directory, options, "heldout", hosts, host)
-        else:
-            _log.warning("%s holds out no text: the run is not evaluated.", directory)
-        self.model = make_model(config)
-        pieces = len(self.data.tokenizer.pieces)
-        if pieces > config.model.vocab_size:
-            raise ValueError(
-                f"the vocabulary of {directory} has {pieces:,} pieces and model.vocab_size="
-                f"{config.model.vocab_size:,}: raise it to at least that."
-            )
-        self.rows_per_epoch = self.data.rows_per_epoch
-        self.data_fingerprint = self.data.manifest.digest()
+        self.options = PretrainingOptions(**shared, **fields)
+        self.model = PretrainingModel(
+            config.model, next_sentence=self.options.objective == "mlm_nsp"
+        )
 
-    @staticmethod
-    def init_params(config: Config, key: jax.Array) -> Any:
-        ids = jnp.zeros((1, 8), jnp.int32)
-        names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
-        return make_model(config).init(key, dict.fromkeys(names, ids), deterministic=True)["params"]
+    def init_params(self, key: jax.Array) -> Any:
+        batch = {
+            name: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
+            for name, leaf in self.batch_shapes().items()
+        }
+        return self.model.init(key, batch, deterministic=True)["params"]
+
+    def logits(self, params: Any, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
+        """See `PretrainingModel`; a key turns dropout on."""
+        rngs = None if key is None else {"dropout": key}
+        return cast(
+            dict[str, jax.Array],
+            self.model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs),
+        )
 
     def loss(self, params: Any, batch: Batch, key: jax.Array | None) -> Sums:
-        logits = _logits(self.model, params, batch, key)
+        logits = self.logits(params, batch, key)
         real = batch["pack_ids"] > 0
         fill = (jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size))
         return losses.pretraining(logits, batch) | {"fill": fill}
@@ -90,8 +69,37 @@ class Task:
         rows = self.config.batch_size
         return {
             name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
-            for name, array in self.data.options.empty_rows(1).items()
+            for name, array in self.options.empty_rows(1).items()
         }
+
+    def flops_per_step(self) -> float:
+        config, row = self.config, self.options.row
+        pairs = row.pairs if self.model.next_sentence else 0
+        return flops.train_step_flops(config.model, config.batch_size, row.pieces, row.slots, pairs)
+
+
+class Task(Objective):
+    """See `bertjax.tasks.Task`."""
+
+    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        super().__init__(config)
+        directory = config.data["dir"]
+        if not directory:
+            raise ValueError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
+        self.data = PretrainingData(directory, self.options, "train", hosts, host)
+        self.heldout = None
+        if self.data.manifest.heldout:
+            self.heldout = PretrainingData(directory, self.options, "heldout", hosts, host)
+        else:
+            _log.warning("%s holds out no text: the run is not evaluated.", directory)
+        pieces = len(self.data.tokenizer.pieces)
+        if pieces > config.model.vocab_size:
+            raise ValueError(
+                f"the vocabulary of {directory} has {pieces:,} pieces and model.vocab_size="
+                f"{config.model.vocab_size:,}: raise it to at least that."
+            )
+        self.rows_per_epoch = self.data.rows_per_epoch
+        self.data_fingerprint = self.data.manifest.digest()
 
     def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
         return self.data.dataset(start, stop).as_numpy_iterator()
@@ -105,11 +113,6 @@ class Task:
     def scores(self, means: dict[str, float]) -> dict[str, float]:
         scores = means | {"mlm_perplexity": float(np.exp(means["mlm_loss"]))}
         return {name: value for name, value in scores.items() if name != "fill"}
-
-    def flops_per_step(self) -> float:
-        config, row = self.config, self.data.options.row
-        pairs = row.pairs if self.model.next_sentence else 0
-        return flops.train_step_flops(config.model, config.batch_size, row.pieces, row.slots, pairs)
 
     def show(self, batch: dict[str, np.ndarray], row: int) -> str:
         return render_row(batch, row, self.data.tokenizer)
@@ -128,14 +131,14 @@ class Task:
     @staticmethod
     def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Fills the `[MASK]`s of each line: text, then per mask its likeliest pieces."""
-        tokenizer, model = load_tokenizer(path), make_model(config)
-        shapes = jax.eval_shape(lambda: Task.init_params(config, jax.random.key(0)))
+        tokenizer, objective = load_tokenizer(path), Objective(config)
+        shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         params = load_params(path, with_shardings(shapes, device))
 
         @jax.jit
         def probabilities(params: Any, batch: Batch) -> jax.Array:
-            logits = _logits(model, params, batch, None)["mlm_logits"]
+            logits = objective.logits(params, batch, None)["mlm_logits"]
             return jax.nn.softmax(logits[0, :, : len(tokenizer.pieces)])
 
         for number, line in enumerate(lines, 1):

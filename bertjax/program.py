@@ -1,0 +1,79 @@
+"""What is compiled: the train step of a configuration on a mesh, from shapes alone.
+
+`train` runs it and `preflight` judges it, so that what is judged is what is run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from bertjax.config import Config
+from bertjax.optimizer import make_optimizer, make_schedule
+from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes, with_shardings
+from bertjax.step import TrainState, init_state, make_train_step
+from bertjax.tasks import Objective
+
+
+class Program:
+    """The train step of a resolved configuration on a mesh of devices.
+
+    Args:
+      config: its durations are numbers of steps.
+      objective: the model and its loss.
+      devices: of this machine or of a topology that only the compiler knows; all by default.
+
+    Attributes:
+      mesh: where arrays lie.
+      state: a `TrainState` of `jax.ShapeDtypeStruct` with shardings.
+      rows: the sharding of every array of a batch.
+      schedule: learning rate of an update, from the number of updates before it.
+
+    Raises:
+      ValueError: the configuration does not fit the mesh.
+    """
+
+    def __init__(
+        self, config: Config, objective: Objective, devices: Sequence[jax.Device] | None = None
+    ) -> None:
+        self._config, self._objective = config, objective
+        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model, devices)
+        self.schedule = make_schedule(config.optimizer_config())
+        self._optimizer = make_optimizer(config.optimizer_config())
+        shapes = jax.eval_shape(self._init)
+        check_mesh(self.mesh, config.batch_size, config.accumulation, shapes.params)
+        self.state: TrainState = sharded_shapes(self.mesh, shapes)
+        self.rows = NamedSharding(self.mesh, ROWS)
+
+    def init(self) -> TrainState:
+        """The state before the first step, with random parameters."""
+        return jax.jit(self._init, out_shardings=self._shardings())()
+
+    def lower(self) -> jax.stages.Lowered:
+        """The train step: (state, batch) -> (state, window); see `bertjax.step`."""
+        config = self._config
+        train_step = make_train_step(
+            self._objective.loss,
+            self._optimizer,
+            seed_key=jax.random.key(config.seed, impl=config.dropout_rng),
+            accumulation=config.accumulation,
+            log_every=int(config.log_every),
+        )
+        jitted = jax.jit(
+            train_step,
+            in_shardings=(self._shardings(), self.rows),
+            out_shardings=(self._shardings(), None),
+            donate_argnums=0,
+        )
+        return jitted.lower(self.state, with_shardings(self._objective.batch_shapes(), self.rows))
+
+    def _shardings(self) -> Any:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.state)
+
+    def _init(self) -> TrainState:
+        key = jax.random.key(self._config.seed, impl="threefry2x32")
+        params = self._objective.init_params(key)
+        return init_state(
+            params, self._objective.loss, self._optimizer, self._objective.batch_shapes()
+        )
