@@ -1,9 +1,13 @@
 """The mesh, and one table of rules from parameter names to mesh axes.
 
-A batch's rows lie over `data` and `fsdp` together. Parameters (and the optimizer's moments of
-them) lie over `fsdp` and `model` as the first rule that matches their name says.
+A batch's rows lie over `data` and `fsdp` together. Parameters and the optimizer's moments of them
+are stored in pieces, over `fsdp` and `model` as the table says, and over `data` wherever `fsdp`
+stands in it and the size allows it. A step computes with a copy that is whole over `data`,
+gathered once, and gradients are summed into the pieces that a device keeps (Rajbhandari et al.
+2020, ZeRO, stages 1 and 2); what lies over `fsdp` is gathered where it is used (stage 3).
 """
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -11,16 +15,20 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "model")
 ROWS = PartitionSpec(("data", "fsdp"))
 
-# (pattern of the end of a parameter's name, mesh axis of each of its last dimensions).
-# The leading layer dimension of stacked parameters is never split.
-RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+Axis = str | tuple[str, ...] | None
+
+# (pattern of the end of a parameter's name, mesh axes of each of its last dimensions).
+# The leading layer dimension of stacked parameters is never split, nor, where it can be helped,
+# the last one over many devices: a TPU lays out 128 elements of it at the least.
+RULES: tuple[tuple[str, tuple[Axis, ...]], ...] = (
     (r"(query|key|value|up)/kernel", ("fsdp", "model")),
-    (r"(output|down)/kernel", ("model", "fsdp")),
+    (r"(output|down)/kernel", (("model", "fsdp"), None)),
     (r"(query|key|value|up)/bias", ("model",)),
     (r"embeddings/(word|position|type)", (None, "fsdp")),
     (r"(transform|nsp)/kernel", ("fsdp", None)),
@@ -66,24 +74,65 @@ def check_mesh(mesh: Mesh, batch_size: int, accumulation: int, params: Any) -> N
             f"{accumulation}: make it a multiple of {ways * accumulation}."
         )
     for name, leaf in named_leaves(params):
-        for size, axis in zip(leaf.shape, _spec(name, leaf), strict=True):
-            if axis is not None and size % mesh.shape[axis]:
+        for size, axes in zip(leaf.shape, _stored(mesh, name, leaf), strict=True):
+            if size % _parts(mesh, axes or ()):
+                split = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes or ())
                 raise ValueError(
-                    f"{name} has a dimension of {size}, which {axis}={mesh.shape[axis]} of the "
-                    f"mesh does not divide: choose another mesh.{axis}."
+                    f"{name} has a dimension of {size}, which {split} of the mesh does not "
+                    "divide: choose another mesh."
                 )
 
 
 def tree_shardings(mesh: Mesh, tree: Any) -> Any:
-    """A `NamedSharding` for each leaf of a tree of arrays or shapes, by the table of rules.
+    """How each leaf of a tree of arrays or shapes is stored, as a `NamedSharding`.
 
     Works for parameters and for whatever holds trees of them, such as optimizer states.
     """
 
     def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(*_spec(parameter_name(path), leaf)))
+        return NamedSharding(mesh, PartitionSpec(*_stored(mesh, parameter_name(path), leaf)))
 
     return jax.tree_util.tree_map_with_path(leaf_sharding, tree)
+
+
+def gather_matrices(mesh: Mesh, params: Any, dtype: jax.typing.DTypeLike) -> Any:
+    """The parameters that a step computes with: matrices in `dtype` and whole over `data`.
+
+    What goes over the wire is the copy in `dtype`, and in the backward pass the gradient of it,
+    which each device receives summed for its own piece alone, and which is float32 from there on.
+    """
+
+    def gathered(path: tuple[Any, ...], leaf: Array) -> Array:
+        name = parameter_name(path)
+        rule = _rule(name, leaf)
+        if not any("fsdp" in (axes or ()) for axes in rule):
+            return leaf
+        stored = NamedSharding(mesh, PartitionSpec(*_stored(mesh, name, leaf)))
+        return _gather(
+            leaf, jax.numpy.dtype(dtype), stored, NamedSharding(mesh, PartitionSpec(*rule))
+        )
+
+    return jax.tree_util.tree_map_with_path(gathered, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather(x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding) -> Array:
+    return jax.lax.with_sharding_constraint(x.astype(dtype), used)
+
+
+def _gather_forward(
+    x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding
+) -> tuple[Array, None]:
+    return _gather(x, dtype, stored, used), None
+
+
+def _gather_backward(
+    dtype: np.dtype, stored: NamedSharding, used: NamedSharding, _: None, gradient: Array
+) -> tuple[Array]:
+    return (jax.lax.with_sharding_constraint(gradient, stored).astype(jax.numpy.float32),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
 def sharded_shapes(mesh: Mesh, tree: Any) -> Any:
@@ -114,8 +163,25 @@ def parameter_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _spec(name: str, leaf: Any) -> tuple[str | None, ...]:
+def _rule(name: str, leaf: Any) -> tuple[Axis, ...]:
     axes = next(axes for pattern, axes in RULES if re.search(f"(^|/){pattern}$", name))
     if leaf.ndim < len(axes):
         axes = ()
     return (None,) * (leaf.ndim - len(axes)) + axes
+
+
+def _stored(mesh: Mesh, name: str, leaf: Any) -> tuple[tuple[str, ...] | None, ...]:
+    """The mesh axes of each dimension: those of the table, and `data` where it divides."""
+    split: list[tuple[str, ...] | None] = []
+    for size, axes in zip(leaf.shape, _rule(name, leaf), strict=True):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        spread = tuple(part for name in names for part in _SPREAD.get(name, (name,)))
+        split.append((spread if size % _parts(mesh, spread) == 0 else names) or None)
+    return tuple(split)
+
+
+_SPREAD = {"fsdp": ("data", "fsdp")}
+
+
+def _parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
+    return math.prod(mesh.shape[axis] for axis in axes)

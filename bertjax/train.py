@@ -98,7 +98,7 @@ class Run:
     def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
-        train_step = self.program.lower().compile()
+        train_step = self.program.compile()
         evaluate = make_evaluator(self.task, self.program.mesh)
         meter = _Meter(self.task, config, self.program.mesh, feed)
         pending: tuple[int, Sums] | None = None
