@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 
+@jax.named_scope("dropout")
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
     """Zeroes elements of `x` [..., N, D] with probability `rate` and scales up the rest.
 

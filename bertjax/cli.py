@@ -27,6 +27,7 @@ _EXAMPLES = {
     "vocab": "bertjax vocab --input 'text/*.txt' --size 30522 --output vocab.txt",
     "prepare": "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine",
     "inspect": "bertjax inspect --config experiments/pretrain.py:smoke,data=corpora/mine --steps 1",
+    "preflight": "bertjax preflight --config experiments/pretrain.py:model=base --topology v5e:4x4",
     "train": "bertjax train --config experiments/pretrain.py:smoke,data=corpora/mine "
     "--workdir runs/smoke",
     "evaluate": "bertjax evaluate --config experiments/pretrain.py:smoke,data=corpora/mine "
@@ -148,6 +149,29 @@ def _inspect(args: argparse.Namespace) -> None:
     else:
         for text in show_batches(config, args.start, args.steps, args.hosts, args.host):
             print(text)
+
+
+def _preflight(args: argparse.Namespace) -> None:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs, so no accelerator is taken
+    from bertjax import preflight
+    from bertjax.topology import Topology
+
+    topology, config = Topology(args.topology), _load_config(args)
+    if args.search:
+        verdict = preflight.largest_batch(config, topology)
+        if verdict is None:
+            raise RunError("not even one row a device fits: use a smaller model or more devices.")
+        print(f"{verdict.rows_per_device} rows a device are the most, in powers of two\n")
+    else:
+        verdict = preflight.preflight(config, topology)
+    print(preflight.describe(verdict), flush=True)
+    if args.json:
+        epath.Path(args.json).write_text(verdict.to_json())
+    if not verdict.fits:
+        for change, changed in preflight.remedies(config, topology):
+            print(f"\nwith {change}: {preflight.describe(changed).splitlines()[0]}", flush=True)
+            if changed.fits:
+                break
 
 
 def _train(args: argparse.Namespace) -> Work:
@@ -289,6 +313,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--host", type=int, default=0)
     command.add_argument("--save", metavar="FILE.npz", help="arrays [steps, rows, ...] instead")
     command.add_argument("--params", action="store_true", help="table of parameters instead")
+
+    command = verb(_preflight, "say whether a run fits a topology, and how fast it will be")
+    add_config(command)
+    command.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="such as v5e:4x4")
+    command.add_argument("--json", metavar="FILE", help="what is printed, for a program")
+    command.add_argument(
+        "--search", choices=["batch"], help="find the most rows a device that fit instead"
+    )
 
     command = verb(_train, "train, or go on training, in a workdir")
     add_config(command)

@@ -113,8 +113,9 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         key = jax.random.fold_in(seed_key, state.step)
         sums, grads = sums_and_gradient(loss, state.params, batch, key, accumulation)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         one = jnp.ones((), jnp.float32)
         now = sums | {"loss": (total_loss(sums), one), "grad_norm": (optax.tree.norm(grads), one)}
         window = jax.tree.map(jnp.add, state.window, now)

@@ -1,0 +1,119 @@
+"""Accelerators that only a compiler sees: topologies by name, and what their chips can do."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+
+from bertjax import RunError
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A kind of chip, as its maker describes it.
+
+    Attributes:
+      hz: clock, at which the peak operations a second (`flops.PEAKS`) are reached.
+      hbm: bytes of memory of a device that a program may use.
+      link: bytes a second that one link sends in one direction.
+      wraps: devices along an axis from which on its ends are linked to each other.
+    """
+
+    hz: float
+    hbm: int
+    link: float
+    wraps: int
+
+
+CHIPS = {
+    "v4": Chip(1.05e9, round(15.25 * GIB), 4.5e10, 4),  # of two devices
+    "v5e": Chip(1.5e9, round(15.75 * GIB), 4.5e10, 16),
+    "v5p": Chip(1.75e9, round(95.74 * GIB), 9e10, 4),
+    "v6e": Chip(1.75e9, round(31.25 * GIB), 9e10, 16),
+}
+
+
+class NoCompiler(RunError):
+    """The compiler for the topology is not installed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices that only the compiler sees: "v5e:4x4", or "cpu:8" for devices of this machine."""
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in self.name.partition(":")[2].split("x"))
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that a device sends in rings along every axis at once."""
+        if self.chip is None:
+            return 0.0
+        # Where an axis does not wrap, a ring goes there and back over the same links.
+        ways = sum(2 if size >= self.chip.wraps else 1 for size in self.shape if size > 1)
+        return ways * self.chip.link
+
+    @property
+    def chip(self) -> Chip | None:
+        """None for a CPU."""
+        return CHIPS.get(self.kind)
+
+    def __post_init__(self) -> None:
+        kinds = "|".join([*CHIPS, "cpu"])
+        if not re.fullmatch(rf"({kinds}):[1-9]\d*(x[1-9]\d*)*", self.name):
+            raise ValueError(
+                f"topology {self.name!r} is unknown: write one such as v5e:4x4, v6e:8x8, "
+                "v4:2x2x4, v5p:2x2x4 or cpu:8."
+            )
+
+    def devices(self) -> Sequence[jax.Device]:
+        """The devices, in the order of a mesh.
+
+        Raises:
+          NoCompiler: for a TPU, the extra `tpu` is not installed.
+          ValueError: there is no such topology.
+        """
+        if self.chip is None:
+            return self._simulated()
+        if importlib.util.find_spec("libtpu") is None:
+            raise NoCompiler(
+                f"{self.name} needs the TPU compiler, which is not installed: "
+                "pip install 'bertjax[tpu]'."
+            )
+        # The compiler must not look for TPUs here, nor mind another process that compiles.
+        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        from jax.experimental import topologies
+
+        try:
+            found = topologies.get_topology_desc(platform="tpu", topology_name=self.name)
+        except jax.errors.JaxRuntimeError as error:
+            reason = str(error).splitlines()[0].partition(": ")[2]
+            raise ValueError(f"there is no topology {self.name}: {reason}.") from error
+        return found.devices
+
+    def _simulated(self) -> Sequence[jax.Device]:
+        with contextlib.suppress(RuntimeError):  # they may have been set up already
+            jax.config.update("jax_num_cpu_devices", self.chips)
+        devices = jax.devices("cpu")
+        if len(devices) < self.chips:
+            raise ValueError(f"{self.name} asks for more than the {len(devices)} devices set up.")
+        return devices[: self.chips]

@@ -1,0 +1,121 @@
+"""A compiled program is read as what it does: collectives with their bytes, loops as they run."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax.hlo import Collective, read_program
+
+MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
+
+
+def collectives_of(function, spec, out, shape=(16, 32), dtype=jnp.float32) -> list[Collective]:
+    """Of a function that runs on each device's piece of an array."""
+    mapped = jax.shard_map(function, mesh=MESH, in_specs=spec, out_specs=out, check_vma=False)
+    array = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(MESH, spec))
+    return read_program(jax.jit(mapped).lower(array).compile().as_text())[1]
+
+
+@pytest.mark.parametrize(
+    ("axis", "devices"), [("a", 4), ("b", 2), (("a", "b"), 8)], ids=["a", "b", "both"]
+)
+def test_a_sum_over_devices(axis, devices) -> None:
+    sums = functools.partial(jax.lax.psum, axis_name=axis)
+    whole = 16 * 32 * 4
+    found = collectives_of(sums, PartitionSpec(), PartitionSpec())
+    assert found == [Collective("all-reduce", whole, devices, 1)]
+    assert found[0].sent == 2 * whole * (devices - 1) / devices
+
+
+def test_a_gathered_array_counts_whole() -> None:
+    gather = functools.partial(jax.lax.all_gather, axis_name="a", tiled=True)
+    found = collectives_of(gather, PartitionSpec("a"), PartitionSpec())
+    assert found == [Collective("all-gather", 16 * 32 * 4, 4, 1)]
+    assert found[0].sent == 16 * 32 * 4 * 3 / 4
+
+
+def test_a_scattered_sum_counts_what_each_device_brings() -> None:
+    scatter = functools.partial(jax.lax.psum_scatter, axis_name="a", tiled=True)
+    found = collectives_of(scatter, PartitionSpec(), PartitionSpec("a"))
+    assert found == [Collective("reduce-scatter", 16 * 32 * 4, 4, 1)]
+    assert found[0].sent == 16 * 32 * 4 * 3 / 4
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(jnp.int8, 1), (jnp.float16, 2), (jnp.float32, 4)])
+def test_bytes_follow_the_dtype(dtype, size) -> None:
+    gather = functools.partial(jax.lax.all_gather, axis_name="b", tiled=True)
+    (found,) = collectives_of(gather, PartitionSpec("b"), PartitionSpec(), dtype=dtype)
+    assert found.bytes == 16 * 32 * size
+
+
+def test_what_a_loop_holds_runs_as_often_as_the_loop() -> None:
+    def loop(x):
+        def body(_, x):
+            return jax.lax.psum(x, "a") * 0.5
+
+        return jax.lax.fori_loop(0, 7, body, x)
+
+    assert [c.runs for c in collectives_of(loop, PartitionSpec(), PartitionSpec())] == [7]
+
+
+def test_loops_multiply() -> None:
+    def inner(_, x):
+        return jax.lax.psum(x, "a") * 0.5
+
+    def outer(_, x):
+        return jax.lax.fori_loop(0, 5, inner, x + 1)
+
+    def loops(x):
+        return jax.lax.fori_loop(0, 3, outer, x)
+
+    assert [c.runs for c in collectives_of(loops, PartitionSpec(), PartitionSpec())] == [15]
+
+
+def test_a_program_of_one_device_exchanges_nothing() -> None:
+    text = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8))).compile().as_text()
+    instructions, collectives = read_program(text)
+    assert not collectives
+    assert instructions and all(each.runs == 1 for each in instructions)
+
+
+SCHEDULED = """\
+HloModule jit_f, is_scheduled=true
+
+%body.1 (p.1: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p.1 = (s32[]{:T(128)}, f32[8]{0:T(128)}) parameter(0)
+  %x = f32[8]{0:T(128)S(1)} get-tuple-element(%p.1), index=1
+  %fusion.1 = f32[8]{0:T(128)S(1)} fusion(%x), kind=kLoop, calls=%fused.1, METADATA
+  %i = s32[]{:T(128)} get-tuple-element(%p.1), index=0
+  ROOT %tuple.1 = (s32[]{:T(128)}, f32[8]{0:T(128)}) tuple(%i, %fusion.1)
+}
+
+%fused.1 (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0:T(128)} parameter(0)
+  ROOT %m = f32[8]{0:T(128)} multiply(%q, %q), COST
+}
+
+%condition.1 (p.2: (s32[], f32[8])) -> pred[] {
+  %p.2 = (s32[]{:T(128)}, f32[8]{0:T(128)}) parameter(0)
+  %j = s32[]{:T(128)} get-tuple-element(%p.2), index=0
+  %bound = s32[]{:T(128)} constant(24)
+  ROOT %less = pred[]{:T(512)} compare(%j, %bound), direction=LT
+}
+
+ENTRY %main.1 (a: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %a = (s32[]{:T(128)}, f32[8]{0:T(128)}) parameter(0)
+  ROOT %while.1 = (s32[]{:T(128)}, f32[8]{0:T(128)}) while(%a), condition=%condition.1, body=%body.1
+}
+"""
+
+
+def test_cycles_are_those_of_what_runs_and_not_of_what_is_fused() -> None:
+    cost = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
+    name = 'metadata={op_name="jit(f)/while/attention/mul"}, '
+    text = SCHEDULED.replace("METADATA", name + cost % 100).replace("COST", cost % 9)
+    instructions, _ = read_program(text)
+    counted = [(i.op_name, i.runs, i.cycles) for i in instructions if i.cycles]
+    assert counted == [("jit(f)/while/attention/mul", 24, 100)]

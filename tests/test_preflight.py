@@ -1,0 +1,147 @@
+"""What a topology would make of a run is known before it is paid for."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from conftest import process_environment
+
+from bertjax import tasks
+from bertjax.config import Config, load_config
+from bertjax.preflight import describe, preflight
+from bertjax.topology import Topology
+
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+EIGHT = Topology("cpu:8")
+
+needs_tpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="needs the TPU compiler: pip install 'bertjax[tpu]'",
+)
+
+
+def configuration(**overrides: object) -> Config:
+    fields = {"model.vocab_size": 1000, "batch_size": 16, **overrides}
+    text = {name: str(value) for name, value in fields.items()}
+    return load_config(f"{PRETRAIN}:smoke", text, tasks.data_fields())
+
+
+def parameters(vocabulary: int, layers: int, hidden: int) -> tuple[int, int]:
+    """Numbers in matrices and elsewhere of a BERT with both heads, from the table of its parts."""
+    block = 12 * hidden**2
+    matrices = (vocabulary + 512 + 2) * hidden + layers * block + 2 * hidden**2 + 2 * hidden
+    block_vectors = 4 * hidden + 4 * hidden + hidden + 4 * hidden
+    vectors = 2 * hidden + layers * block_vectors + (3 * hidden + vocabulary) + hidden + 2
+    return matrices, vectors
+
+
+MATRICES, VECTORS = parameters(1000, 2, 64)
+
+
+@pytest.fixture(scope="module")
+def data_parallel():
+    return preflight(configuration(), EIGHT)
+
+
+def test_parameters_and_moments_of_a_device_are_those_of_the_sharding_table(data_parallel) -> None:
+    assert data_parallel.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)
+    assert data_parallel.optimizer_bytes == 2 * data_parallel.parameter_bytes + 2 * 4
+
+
+def test_data_parallelism_sums_each_gradient_and_gathers_each_matrix_once(data_parallel) -> None:
+    kinds = data_parallel.collectives
+    summed = sum(kinds[kind]["bytes"] for kind in kinds if "reduce" in kind)
+    # Gradients of what is looked up alone are not summed: each device gets all rows' vectors, some
+    # features of each, and has its piece of those tables to itself.
+    gradients = 4 * (MATRICES - (512 + 2) * 64 + VECTORS)
+    assert kinds["all-to-all"]["bytes"] == 4 * (16 // 8) * 32 * 64
+    # Beside the gradients, some sums of the losses and the norm.
+    assert gradients <= summed < gradients + 1000
+    assert kinds["all-gather"]["bytes"] == pytest.approx(4 * MATRICES, rel=0.1)
+
+
+def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
+    verdict = preflight(configuration(**{"mesh.data": 1, "mesh.fsdp": 8}), EIGHT)
+    assert verdict.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)
+    # Forward and backward at the most, and at the least once.
+    assert verdict.collectives["all-gather"]["bytes"] > 0.8 * 4 * MATRICES
+
+
+def test_model_operations_follow_the_closed_formula(data_parallel) -> None:
+    config = configuration()
+    rows, pieces, hidden = config.batch_size, config.seq_len, 64
+    block = pieces * 12 * hidden**2 + 2 * pieces**2 * hidden
+    heads = 5 * hidden * (hidden + 1000) + 2 * hidden * (hidden + 2)
+    assert data_parallel.model_flops == 6 * rows * (2 * block + heads)
+
+
+def test_json_says_what_is_printed(data_parallel) -> None:
+    values = json.loads(data_parallel.to_json())
+    assert values["fits"] and values["chips"] == 8 and values["steps"] == 20
+    assert values["estimated_cycles"] is None  # only a TPU's compiler estimates them
+    text = describe(data_parallel)
+    assert text.startswith("fits cpu:8")
+    assert "Known" in text and "Estimated" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["v5e", "v5e:", "v5e:4x", "v5e:0x4", "tpu:4x4", "v5e:4*4", "cpu:-1"]
+)
+def test_what_is_no_topology_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="unknown: write one such as v5e:4x4"):
+        Topology(name)
+
+
+def test_a_mesh_that_does_not_fit_the_topology_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit 8 devices"):
+        preflight(configuration(**{"mesh.data": 4}), EIGHT)
+
+
+def on_tpu(program: str) -> str:
+    """Output of a program that has the TPU compiler to itself, as this process has its devices."""
+    environment = process_environment() | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@needs_tpu_compiler
+@pytest.mark.parametrize(("topology", "rows"), [("v5e:4x4", 32), ("v6e:8x8", 32)])
+def test_bert_base_fits_a_slice(topology: str, rows: int, tmp_path) -> None:
+    chips = 16 if topology == "v5e:4x4" else 64
+    arguments = [
+        *("preflight", "--config", f"{PRETRAIN}:model=base", "--topology", topology),
+        *(f"--config.batch_size={rows * chips}", "--config.model.scan_layers=True"),
+        *("--json", str(tmp_path / "verdict.json")),
+    ]
+    on_tpu(f"from bertjax.cli import main; assert main({arguments!r}) == 0")
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["fits"] and verdict["chips"] == chips
+    matrices, vectors = parameters(30_522, 12, 768)
+    assert verdict["parameter_bytes"] == 4 * (matrices // chips + vectors)
+    # bfloat16 on the wire: two bytes a number of a matrix.
+    assert verdict["collectives"]["all-gather"]["bytes"] == pytest.approx(2 * matrices, rel=0.1)
+    assert 0.1 < verdict["estimated_mfu"] < 1
+    assert sum(verdict["estimated_parts"].values()) == pytest.approx(1)
+
+
+@pytest.mark.slow
+@needs_tpu_compiler
+def test_what_does_not_fit_is_told_with_a_change_that_makes_it_fit(tmp_path) -> None:
+    arguments = [
+        *("preflight", "--config", f"{PRETRAIN}:model=12-768", "--topology", "v5e:2x2"),
+        *("--config.batch_size=1536", "--config.model.scan_layers=True"),
+        *("--json", str(tmp_path / "verdict.json")),
+    ]
+    text = on_tpu(f"from bertjax.cli import main; assert main({arguments!r}) == 0")
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert not verdict["fits"] and verdict["hbm_bytes"] > verdict["hbm_limit_bytes"]
+    assert text.startswith("does NOT fit v5e:2x2")
+    assert text.splitlines()[-1].startswith("with --config.model.remat=True")
+    assert ": fits v5e:2x2" in text.splitlines()[-1]
