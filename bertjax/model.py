@@ -142,6 +142,29 @@ def layer_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
     return nn.LayerNorm(config.layer_norm_eps, dtype=dtype, use_fast_variance=False, name=name)
 
 
+@jax.custom_vjp
+def lookup(table: Array, ids: Array) -> Array:
+    """The rows of `table` [N, H] at int32 `ids` [...]: [..., H], NaN for an id out of range.
+
+    The gradient of a row is summed in float32 whatever the table: a frequent piece comes hundreds
+    of times in a batch, and a sum of three digits stands still long before.
+    """
+    return jnp.take(table, ids, axis=0)  # unlike indexing, which no run would notice
+
+
+def _lookup_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
+    return lookup(table, ids), (table, ids)
+
+
+def _lookup_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    table, ids = inputs
+    sums = jnp.zeros(table.shape, jnp.float32).at[ids].add(gradient.astype(jnp.float32))
+    return sums.astype(table.dtype), None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
+
+
 class Embeddings(nn.Module):
     """LN(word + type + position), then dropout."""
 
@@ -158,9 +181,10 @@ class Embeddings(nn.Module):
         self, token_ids: Array, type_ids: Array, positions: Array, *, deterministic: bool
     ) -> Array:
         """[B, T, H] from three int32 [B, T]."""
-        # Unlike indexing, `take` gives NaN for an id out of range, which no run overlooks.
         tables = ((self.word, token_ids), (self.type, type_ids), (self.position, positions))
-        summed = sum(jnp.take(table, ids, axis=0) for table, ids in tables)
+        dtype = jnp.dtype(self.config.dtype)
+        found = [lookup(table.astype(dtype), ids) for table, ids in tables]
+        summed = sum(vectors.astype(jnp.float32) for vectors in found)
         key = None if deterministic else self.make_rng("dropout")
         return dropout(self.norm(summed), self.config.hidden_dropout, key)
 
