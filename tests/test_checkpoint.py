@@ -70,7 +70,7 @@ def test_a_state_comes_back_on_another_mesh(checkpoints) -> None:
     state = checkpoints.restore(sharded_shapes(mesh, make_state(0)))
     assert equal(state, make_state(20))
     word = state.params["encoder"]["embeddings"]["word"]
-    assert len({str(shard.index) for shard in word.addressable_shards}) == 4
+    assert len({str(shard.index) for shard in word.addressable_shards}) == 8
 
 
 def test_only_the_newest_and_the_milestones_are_kept(tmp_path) -> None:
