@@ -213,7 +213,8 @@ def _estimate(
     for each in instructions:
         cycles[_part(each.op_name)] += each.runs * each.cycles
     total = sum(cycles.values())
-    waiting = sum(each.sent * each.runs for each in exchanges) / topology.bandwidth
+    sent = sum(each.sent * each.runs for each in exchanges)
+    waiting = sent / topology.bandwidth if sent else 0.0
     seconds = total / topology.chip.hz + waiting
     return {
         "estimated_cycles": total,

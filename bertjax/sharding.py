@@ -108,9 +108,8 @@ def gather_matrices(mesh: Mesh, params: Any, dtype: jax.typing.DTypeLike) -> Any
         if not any("fsdp" in (axes or ()) for axes in rule):
             return leaf
         stored = NamedSharding(mesh, PartitionSpec(*_stored(mesh, name, leaf)))
-        return _gather(
-            leaf, jax.numpy.dtype(dtype), stored, NamedSharding(mesh, PartitionSpec(*rule))
-        )
+        used = NamedSharding(mesh, PartitionSpec(*rule))
+        return _gather(leaf, np.dtype(dtype), stored, used)
 
     return jax.tree_util.tree_map_with_path(gathered, params)
 
@@ -129,7 +128,7 @@ def _gather_forward(
 def _gather_backward(
     dtype: np.dtype, stored: NamedSharding, used: NamedSharding, _: None, gradient: Array
 ) -> tuple[Array]:
-    return (jax.lax.with_sharding_constraint(gradient, stored).astype(jax.numpy.float32),)
+    return (jax.lax.with_sharding_constraint(gradient, stored).astype(np.float32),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
