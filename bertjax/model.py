@@ -93,47 +93,10 @@ def initializer(config: BertConfig) -> jax.nn.initializers.Initializer:
     return jax.nn.initializers.truncated_normal(config.init_std)
 
 
-class Dense(nn.Module):
+def dense(config: BertConfig, features: int, name: str | None = None) -> nn.Dense:
     """A linear layer [..., n] -> [..., features] in the computation's dtype."""
-
-    config: BertConfig
-    features: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        dtype, init = jnp.dtype(self.config.dtype), initializer(self.config)
-        kernel = self.param("kernel", init, (x.shape[-1], self.features))
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
-        return add_bias(jnp.dot(x.astype(dtype), kernel.astype(dtype)), bias)
-
-
-@jax.custom_vjp
-def add_bias(x: Array, bias: Array) -> Array:
-    """x [..., F] + bias float32 [F], in the dtype of `x`."""
-    return x + bias.astype(x.dtype)
-
-
-def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
-    return add_bias(x, bias), None
-
-
-def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
-    # A TPU sums over rows several times as fast where its matrix units do it.
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    summed = jax.lax.platform_dependent(rows, tpu=_sum_by_product, default=_sum_of_rows)
-    return gradient, summed
-
-
-def _sum_of_rows(rows: Array) -> Array:
-    return jnp.sum(rows, axis=0, dtype=jnp.float32)
-
-
-def _sum_by_product(rows: Array) -> Array:
-    ones = jnp.ones((8, len(rows)), rows.dtype)
-    return jnp.dot(ones, rows, preferred_element_type=jnp.float32)[0]
-
-
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+    dtype = jnp.dtype(config.dtype)
+    return nn.Dense(features, dtype=dtype, kernel_init=initializer(config), name=name)
 
 
 def layer_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
@@ -200,7 +163,7 @@ class SelfAttention(nn.Module):
         config, size = self.config, self.config.hidden_size
         heads = (*x.shape[:-1], config.num_heads, size // config.num_heads)
         query, key, value = (
-            Dense(config, size, name=name)(x).reshape(heads) for name in ("query", "key", "value")
+            dense(config, size, name)(x).reshape(heads) for name in ("query", "key", "value")
         )
         mixed = attention(
             query,
@@ -211,7 +174,7 @@ class SelfAttention(nn.Module):
             dropout_rate=config.attention_dropout,
             dropout_key=None if self.deterministic else self.make_rng("dropout"),
         )
-        return Dense(config, size, name="output")(mixed.reshape(x.shape))
+        return dense(config, size, "output")(mixed.reshape(x.shape))
 
 
 class FeedForward(nn.Module):
@@ -221,9 +184,9 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        wide = Dense(self.config, self.config.feed_forward_size, name="up")(x)
+        wide = dense(self.config, self.config.feed_forward_size, "up")(x)
         wide = ACTIVATIONS[self.config.activation](wide)
-        return Dense(self.config, self.config.hidden_size, name="down")(wide)
+        return dense(self.config, self.config.hidden_size, "down")(wide)
 
 
 class Block(nn.Module):

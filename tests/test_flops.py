@@ -31,12 +31,12 @@ def products(jaxpr) -> int:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
-            depth = np.prod([left[axis] for axis in contracted], dtype=int)
-            total += 2 * int(depth * np.prod(equation.outvars[0].aval.shape))
-        inner = [products(each) for each in jax.extend.core.jaxprs_in_params(equation.params)]
-        if equation.primitive.name == "cond":  # sums that a TPU takes as products, and others not
-            inner = [min(inner)]
-        total += equation.params.get("length", 1) * sum(inner)
+            inner = np.prod([left[axis] for axis in contracted], dtype=int)
+            total += 2 * int(inner * np.prod(equation.outvars[0].aval.shape))
+        times = equation.params.get("length", 1)
+        total += times * sum(
+            products(inner) for inner in jax.extend.core.jaxprs_in_params(equation.params)
+        )
     return total
 
 
