@@ -20,6 +20,8 @@ from bertjax import RunError
 
 if TYPE_CHECKING:
     from bertjax.config import Config
+    from bertjax.preflight import Verdict
+    from bertjax.topology import Topology
 
 Work = Callable[[], None]  # what is left to do once all input has been checked
 
@@ -111,8 +113,12 @@ def _prepare(args: argparse.Namespace) -> None:
     from data_pipelines.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)
-    options = {"held_out": args.held_out, "dedup": args.dedup, "shards": args.shards}
-    options["text_field"] = args.field
+    options = {
+        "held_out": args.held_out,
+        "dedup": args.dedup,
+        "shards": args.shards,
+        "text_field": args.field,
+    }
     if args.runner:
         from data_pipelines.beam import prepare_with_beam
 
@@ -157,21 +163,30 @@ def _preflight(args: argparse.Namespace) -> None:
     from bertjax.topology import Topology
 
     topology, config = Topology(args.topology), _load_config(args)
-    if args.search:
-        verdict = preflight.largest_batch(config, topology)
-        if verdict is None:
-            raise RunError("not even one row a device fits: use a smaller model or more devices.")
-        print(f"{verdict.rows_per_device} rows a device are the most, in powers of two\n")
-    else:
-        verdict = preflight.preflight(config, topology)
+    judge = _search if args.search else preflight.preflight
+    verdict = judge(config, topology)
     print(preflight.describe(verdict), flush=True)
     if args.json:
         epath.Path(args.json).write_text(verdict.to_json())
     if not verdict.fits:
         for change, changed in preflight.remedies(config, topology):
             print(f"\nwith {change}: {preflight.describe(changed).splitlines()[0]}", flush=True)
-            if changed.fits:
-                break
+
+
+def _search(config: "Config", topology: "Topology") -> "Verdict":
+    """Prints the most rows a device that fit; returns the verdict on the most of all."""
+    from bertjax.preflight import largest_batch
+
+    found = []
+    for remat in (False, True):
+        verdict = largest_batch(config, topology, remat)
+        rows = "none fits" if verdict is None else f"{verdict.rows_per_device} fit"
+        print(f"rows a device {'with' if remat else 'without'} remat: {rows}", flush=True)
+        found += [verdict] if verdict else []
+    if not found:
+        raise RunError(f"not even a row a device fits {topology.name}: use more devices.")
+    print()
+    return max(found, key=lambda verdict: verdict.rows_per_device)
 
 
 def _train(args: argparse.Namespace) -> Work:

@@ -7,6 +7,7 @@ estimated (cycles, seconds, utilisation) are told apart in all that is reported.
 import collections
 import dataclasses
 import json
+import logging
 import math
 import re
 import time
@@ -20,6 +21,8 @@ from bertjax.config import Config
 from bertjax.hlo import Collective, Instruction, read_program
 from bertjax.program import Program
 from bertjax.topology import GIB, Topology
+
+_log = logging.getLogger("bertjax")
 
 # Scopes of an operation's name -> the part of the step that it belongs to; the first counts.
 PARTS = (
@@ -65,6 +68,7 @@ class Verdict:
     compile_seconds: float
     steps: int
     rows_per_device: int
+    remat: bool
     estimated_cycles: int | None = None
     estimated_collective_seconds: float | None = None
     estimated_step_seconds: float | None = None
@@ -83,7 +87,11 @@ def preflight(config: Config, topology: Topology) -> Verdict:
       NoCompiler: see `Topology.devices`.
     """
     config, devices = config.resolve(), topology.devices()
-    program = Program(config, tasks.objective(config), devices)
+    objective = tasks.objective(config)
+    program = Program(config, objective, devices)
+    rows = config.batch_size // len(devices)
+    remat = " with remat" if config.model.remat else ""
+    _log.info(f"compiling for {topology.name}, {rows} rows a device{remat}")
     began = time.perf_counter()
     limit = topology.chip.hbm if topology.chip else None
     common: dict[str, Any] = {
@@ -93,9 +101,10 @@ def preflight(config: Config, topology: Topology) -> Verdict:
         "parameter_bytes": shard_bytes(program.state.params),
         "optimizer_bytes": shard_bytes(program.state.opt_state),
         "hbm_limit_bytes": limit,
-        "model_flops": tasks.objective(config).flops_per_step(),
+        "model_flops": objective.flops_per_step(),
         "steps": int(config.steps),
-        "rows_per_device": config.batch_size // len(devices),
+        "rows_per_device": rows,
+        "remat": config.model.remat,
     }
     try:
         compiled = program.compile()
@@ -131,26 +140,50 @@ def preflight(config: Config, topology: Topology) -> Verdict:
 
 
 def remedies(config: Config, topology: Topology) -> Iterator[tuple[str, Verdict]]:
-    """Overrides that need less memory, each with what it comes to, the mildest first."""
-    remat = dataclasses.replace(config.model, remat=True)
-    yield (
-        "--config.model.remat=True",
-        preflight(dataclasses.replace(config, model=remat), topology),
-    )
-    accumulation = 2 * config.accumulation
+    """Overrides that need less memory, each with what it comes to, the mildest first.
+
+    Ends with the first that fits, or when a device is left with a row at a time.
+    """
+    config = _with_remat(config, True)
+    text, accumulation = "--config.model.remat=True", config.accumulation
     while config.batch_size % (accumulation * len(topology.devices())) == 0:
-        text = f"--config.model.remat=True --config.accumulation={accumulation}"
-        changed = dataclasses.replace(config, model=remat, accumulation=accumulation)
-        yield text, preflight(changed, topology)
+        verdict = preflight(dataclasses.replace(config, accumulation=accumulation), topology)
+        yield text, verdict
+        if verdict.fits:
+            return
         accumulation *= 2
+        text = f"--config.model.remat=True --config.accumulation={accumulation}"
 
 
-def largest_batch(config: Config, topology: Topology) -> Verdict | None:
-    """The verdict of the largest power of two of rows a device that fits; None if 1 does not."""
-    best, batch = None, len(topology.devices()) * config.accumulation
-    while (verdict := preflight(dataclasses.replace(config, batch_size=batch), topology)).fits:
-        best, batch = verdict, 2 * batch
-    return best
+def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | None:
+    """The most rows a device that fit, by doubling or halving those of the configuration.
+
+    Returns:
+      The verdict on them; None if no half of them fits.
+    Raises:
+      ValueError: the topology has no limit.
+    """
+    if topology.chip is None:
+        raise ValueError(f"{topology.name} has no memory limit to search for: name a TPU topology.")
+    config = _with_remat(config, remat)
+
+    def verdict_on(batch: int) -> Verdict:
+        return preflight(dataclasses.replace(config, batch_size=batch), topology)
+
+    batch, best = config.batch_size, verdict_on(config.batch_size)
+    if best.fits:
+        while (more := verdict_on(2 * batch)).fits:
+            batch, best = 2 * batch, more
+        return best
+    while batch % (2 * config.accumulation * len(topology.devices())) == 0:
+        batch //= 2
+        if (less := verdict_on(batch)).fits:
+            return less
+    return None
+
+
+def _with_remat(config: Config, remat: bool) -> Config:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
 
 
 def shard_bytes(tree: Any) -> int:

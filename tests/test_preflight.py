@@ -5,13 +5,14 @@ import json
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import process_environment
 
 from bertjax import tasks
 from bertjax.config import Config, load_config
-from bertjax.preflight import describe, preflight
+from bertjax.preflight import describe, largest_batch, preflight
 from bertjax.topology import Topology
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -98,6 +99,29 @@ def test_what_is_no_topology_is_refused(name: str) -> None:
 def test_a_mesh_that_does_not_fit_the_topology_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit 8 devices"):
         preflight(configuration(**{"mesh.data": 4}), EIGHT)
+
+
+def test_rows_are_not_searched_for_where_there_is_no_limit() -> None:
+    with pytest.raises(ValueError, match="cpu:8 has no memory limit"):
+        largest_batch(configuration(), EIGHT, remat=False)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 2), (5, 4), (64, 64)])
+def test_the_search_finds_the_most_rows_that_fit(most: int, rows: int, monkeypatch) -> None:
+    def fits(config: Config, topology: Topology) -> SimpleNamespace:
+        rows = config.batch_size // 8
+        return SimpleNamespace(fits=rows <= most, rows_per_device=rows)
+
+    monkeypatch.setattr("bertjax.preflight.preflight", fits)
+    monkeypatch.setattr(Topology, "devices", lambda self: range(8))
+    verdict = largest_batch(configuration(batch_size=32), Topology("v5e:2x4"), remat=False)
+    assert verdict is not None and verdict.rows_per_device == rows
+
+
+def test_the_search_finds_nothing_where_not_even_a_row_fits(monkeypatch) -> None:
+    monkeypatch.setattr("bertjax.preflight.preflight", lambda *_: SimpleNamespace(fits=False))
+    monkeypatch.setattr(Topology, "devices", lambda self: range(8))
+    assert largest_batch(configuration(batch_size=32), Topology("v5e:2x4"), remat=True) is None
 
 
 def on_tpu(program: str) -> str:
