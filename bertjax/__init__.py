@@ -2,6 +2,14 @@
 
 __version__ = "0.1.0"
 
+RESTART = 75  # exit status that asks for the same command again (EX_TEMPFAIL of sysexits.h)
+
 
 class RunError(Exception):
-    """A run ended before its end, for a reason that the message gives in one sentence."""
+    """A run ended before its end, for a reason that the message gives in one sentence.
+
+    Attributes:
+      status: the exit status of the command line.
+    """
+
+    status = 1

@@ -19,9 +19,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
-from bertjax import RunError
+from bertjax import RunError, hosts
 from bertjax.sharding import named_leaves
 from bertjax.step import TrainState
 from bertjax.writers import is_remote
@@ -69,25 +68,22 @@ class Checkpoints:
             there before is untouched.
         """
         path = self.path(int(state.step))
-        primary = jax.process_index() == 0
         try:
-            if primary and path.exists():
-                (path / FILES).unlink(missing_ok=True)
-                path.rmtree()
-            if primary:
+            if hosts.is_first():
+                _discard(path)
                 _check_room(path, state)
-            _barrier("checkpoint-start")
+            hosts.wait_for_all("checkpoint-start")
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(path / "params", state.params, force=True)
                 checkpointer.save(path / "training", _training(state), force=True)
-            if primary:
+            if hosts.is_first():
                 describe(path)
                 draft = path / f"{FILES}.draft"
                 draft.write_text(json.dumps(_list_files(path), indent=1))
                 draft.replace(path / FILES)
-            _barrier("checkpoint-end")
+            hosts.wait_for_all("checkpoint-end")
         except Exception as error:
-            if primary:
+            if hosts.is_first():
                 _discard(path)
             # What is outermost in the storage library's chain of messages says least.
             reason = str(error).strip().split(": ")[-1] or type(error).__name__
@@ -96,7 +92,7 @@ class Checkpoints:
                 f"({reason}): earlier checkpoints are intact; make room and run the same command "
                 "again."
             ) from error
-        if primary:
+        if hosts.is_first():
             self._delete_old()
         return path
 
@@ -110,23 +106,28 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints and none is intact.
         """
+        (step,) = hosts.from_first(lambda: [self._newest_intact()], 1)
+        if step < 0:
+            return None
+        training = _restore(self.path(step) / "training", _training(target))
+        params = _restore(self.path(step) / "params", target.params)
+        return TrainState(training["step"], params, training["opt_state"], training["window"])
+
+    def _newest_intact(self) -> int:
+        """Its step; -1 where there is no checkpoint at all."""
         steps = self.steps()
         for step in reversed(steps):
             path = self.path(step)
             damage = find_damage(path)
             if damage is None:
-                training = _restore(path / "training", _training(target))
-                params = _restore(path / "params", target.params)
-                return TrainState(
-                    training["step"], params, training["opt_state"], training["window"]
-                )
+                return step
             _log.warning("checkpoint %s is damaged (%s): trying the one before.", path, damage)
         if steps:
             raise CheckpointError(
                 f"no checkpoint in {self.directory} is intact: put back a copy of one, or delete "
                 "the directory to begin from step 0."
             )
-        return None
+        return -1
 
     def _delete_old(self) -> None:
         for step in self.steps()[: -self.keep]:
@@ -252,8 +253,3 @@ def _discard(path: epath.Path) -> None:
     if path.exists():
         (path / FILES).unlink(missing_ok=True)
         path.rmtree()
-
-
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)

@@ -1,12 +1,13 @@
 """The command line: `bertjax VERB ...` parses, calls and prints.
 
-Exit status: 0 done; 2 a usage or input error, one sentence on standard error; 1 anything else,
-also a run that a signal stopped before its last step.
+Exit status: 0 done; 2 a usage or input error, one sentence on standard error; 75 a run that a
+signal or the loss of another host ended early, to be run again; 1 anything else.
 """
 
 import argparse
 import contextlib
 import difflib
+import functools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from bertjax.preflight import Verdict
     from bertjax.topology import Topology
 
-Work = Callable[[], None]  # what is left to do once all input has been checked
+Work = Callable[[], int | None]  # what is left to do once all input has been checked
 
 _EXAMPLES = {
     "vocab": "bertjax vocab --input 'text/*.txt' --size 30522 --output vocab.txt",
@@ -49,22 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for ours in ("bertjax", "data_pipelines"):
         logging.getLogger(ours).setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
-    parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args, rest = _parser().parse_known_args(argv)
+    args.argv = argv
     try:
         args.rest = args.parse_rest(rest)
         work = args.verb(args)
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return _fail(error, 2)
     except (RunError, OSError) as error:
-        return _fail(error, 1)
-    if work is None:
-        return 0
+        return _fail(error, getattr(error, "status", 1))
     try:
-        work()
+        return (work and work()) or 0
     except (RunError, OSError) as error:
-        return _fail(error, 1)
-    return 0
+        return _fail(error, getattr(error, "status", 1))
 
 
 def _fail(error: BaseException, status: int) -> int:
@@ -192,18 +191,36 @@ def _search(config: "Config", topology: "Topology") -> "Verdict":
 def _train(args: argparse.Namespace) -> Work:
     from bertjax.train import Run
 
-    return Run(_load_config(args), args.workdir).train
+    config = _load_config(args)
+    return _join_hosts(args) or Run(config, args.workdir).train
 
 
-def _evaluate(args: argparse.Namespace) -> None:
+def _evaluate(args: argparse.Namespace) -> Work | None:
+    from bertjax import hosts
     from bertjax.evaluate import evaluate
 
-    scores = evaluate(_load_config(args), args.checkpoint)
-    text = json.dumps(scores, indent=1)
-    output = epath.Path(args.output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "scores.json").write_text(text)
-    print(text)
+    config = _load_config(args)
+    if supervise := _join_hosts(args):
+        return supervise
+    scores = evaluate(config, args.checkpoint)
+    if hosts.is_first():
+        text = json.dumps(scores, indent=1)
+        output = epath.Path(args.output)
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "scores.json").write_text(text)
+        print(text)
+    return None
+
+
+def _join_hosts(args: argparse.Namespace) -> Work | None:
+    """Joins the other hosts, if there are any; or gives the work of the parent of what does."""
+    from bertjax import hosts
+
+    cluster = hosts.find_cluster(args.coordinator, args.hosts, args.host)
+    if cluster and not hosts.is_child():
+        return functools.partial(hosts.supervise, args.argv)
+    hosts.join(cluster)
+    return None
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -337,12 +354,21 @@ def _parser() -> argparse.ArgumentParser:
         "--search", choices=["batch"], help="find the most rows a device that fit instead"
     )
 
+    def add_hosts(command: _Parser) -> None:
+        text = "where Cloud TPU, GKE or Slurm do not tell the hosts of each other"
+        group = command.add_argument_group("several hosts", text)
+        group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0")
+        group.add_argument("--hosts", type=int, help="how many take part")
+        group.add_argument("--host", type=int, help="which of them this is, from 0")
+
     command = verb(_train, "train, or go on training, in a workdir")
     add_config(command)
+    add_hosts(command)
     command.add_argument("--workdir", required=True)
 
     command = verb(_evaluate, "score a checkpoint")
     add_config(command)
+    add_hosts(command)
     command.add_argument("--checkpoint", required=True, help="a checkpoint or a workdir")
     command.add_argument("--output", required=True, metavar="DIR")
 

@@ -47,6 +47,8 @@ def make_mesh(
       ValueError: the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
+    # A process feeds its own rows of a batch, which must lie one after the other.
+    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
     sizes = [data, fsdp, model]
     text = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) == 1:
@@ -55,6 +57,12 @@ def make_mesh(
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise ValueError(
             f"mesh {text} does not fit {len(devices)} devices: the sizes must multiply to that."
+        )
+    local = len(devices) // len({device.process_index for device in devices})
+    if local % sizes[2]:
+        raise ValueError(
+            f"mesh {text} splits the model over hosts of {local} devices: choose a divisor of "
+            "that for mesh.model."
         )
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 

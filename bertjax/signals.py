@@ -1,40 +1,60 @@
-"""Stop signals as an event that a loop looks at between its steps."""
+"""Stop signals as a question that a loop asks between its steps."""
 
 import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+import jax
+from jax.experimental import multihost_utils
+
+Stop = Callable[[int], bool]
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or SIGINT sets; a second signal acts as it does outside.
+def stop_signals() -> Iterator[Stop]:
+    """A function from the step just done to whether SIGTERM or SIGINT asks to stop after it.
 
-    Only Python's main thread can receive signals: elsewhere the event is never set.
+    It must be called once a step. With several processes a signal to any of them makes it true
+    after the same step on all. Only Python's main thread can receive signals: elsewhere it is
+    never true of a single process.
     """
-    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+        yield lambda step: False
+    elif jax.process_count() > 1:
+        # JAX has taken SIGTERM for itself when it joined the processes.
+        with _handling([signal.SIGINT], lambda _: signal.raise_signal(signal.SIGTERM)):
+            yield multihost_utils.reached_preemption_sync_point
+    else:
+        stop = threading.Event()
+
+        def request(number: int) -> None:
+            stop.set()
+            name = signal.Signals(number).name
+            logging.getLogger("bertjax").info("%s: saving after this step, then stopping.", name)
+
+        with _handling([signal.SIGTERM, signal.SIGINT], request):
+            yield lambda step: stop.is_set()
+
+
+@contextlib.contextmanager
+def _handling(numbers: list[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
+    """Handles the first of these signals; a second one acts as it does outside."""
+    before = {number: signal.getsignal(number) for number in numbers}
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def request(number: int, _: Any) -> None:
+    def first(number: int, _: Any) -> None:
         restore()
-        stop.set()
-        name = signal.Signals(number).name
-        logging.getLogger("bertjax").info("%s: saving after this step, then stopping.", name)
+        handle(number)
 
-    for number in _SIGNALS:
-        signal.signal(number, request)
+    for number in numbers:
+        signal.signal(number, first)
     try:
-        yield stop
+        yield
     finally:
         restore()

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import RunError, flops, tasks, workdirs
+from bertjax import RESTART, RunError, flops, hosts, tasks, workdirs
 from bertjax.checkpoint import Checkpoints, check_params, find_checkpoint, load_params
 from bertjax.config import Config
 from bertjax.evaluate import make_evaluator
@@ -35,6 +35,8 @@ class Diverged(RunError):
 
 class Stopped(RunError):
     """A stop signal arrived; the state was saved."""
+
+    status = RESTART
 
 
 class Run:
@@ -73,9 +75,8 @@ class Run:
         if first >= self.steps:
             _log.info("%s is trained to its last step, %d.", self.workdir, first)
             return
-        primary = jax.process_index() == 0
         with (
-            Writers(self.workdir, self.steps, start_step=first, active=primary) as writers,
+            Writers(self.workdir, self.steps, start_step=first, active=hosts.is_first()) as writers,
             contextlib.closing(
                 Feed(self.task.train_batches(first, self.steps), self.program.rows)
             ) as feed,
@@ -122,7 +123,7 @@ class Run:
                 state, window = train_step(state, batch)
                 meter.steps += 1
                 log_pending()  # the devices are at work on the new step meanwhile
-                last, stopping = step == self.steps, stop.is_set()
+                last, stopping = step == self.steps, stop(step)
                 if last or step % int(config.log_every) == 0:
                     pending = (step, window)
                 evaluates = last or step % int(config.eval_every) == 0

@@ -10,6 +10,7 @@ import jax
 from etils import epath
 
 import bertjax
+from bertjax import hosts
 from bertjax.config import Config
 from bertjax.tasks import Task
 
@@ -25,11 +26,10 @@ def claim(workdir: epath.Path, config: Config, task: Task) -> None:
     Raises:
       ValueError: it belongs to a run with another configuration or other data.
     """
-    if not (workdir / "run.json").exists():
-        if jax.process_index() == 0:
-            workdir.mkdir(parents=True, exist_ok=True)
-            write_run(workdir, config, task, 0)
-        return
+    if hosts.is_first() and not (workdir / "run.json").exists():
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_run(workdir, config, task, 0)
+    hosts.wait_for_all("workdir")
     try:
         before = _flat(json.loads((workdir / "config.json").read_text()))
         run = json.loads((workdir / "run.json").read_text())

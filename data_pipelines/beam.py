@@ -146,7 +146,8 @@ def _write(
     (split, name), documents = shard
     with ShardWriter(directory, name, dtype) as writer:
         for _, row, record in sorted(documents):
-            writer.append_flat(*unpack(np.frombuffer(row, INDEX)[0], record, dtype))
+            rows = np.frombuffer(row, INDEX)
+            writer.append_flat(*unpack(rows, [record], dtype), rows["sentences"])
         return split, writer.close()
 
 

@@ -38,6 +38,7 @@ from data_pipelines.sources import read_source, resolve
 from data_pipelines.tokenization import Tokenizer
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
+_BLOCK = 1 << 20  # bytes of ids that are written to a shard at a time
 _PARTIAL = ".partial"
 
 
@@ -189,9 +190,11 @@ def _write_shard(
     directory: epath.Path, name: str, dtype: np.dtype, rows: np.ndarray, spool: IO[bytes]
 ) -> ShardInfo:
     with ShardWriter(directory, name, dtype) as writer:
-        for row in rows:
-            record = os.pread(spool.fileno(), row["size"], row["start"])
-            writer.append_flat(*unpack(row, record, dtype))
+        blocks = np.cumsum(rows["size"]) // _BLOCK
+        for part in np.split(rows, np.flatnonzero(np.diff(blocks)) + 1):
+            where = zip(part["size"].tolist(), part["start"].tolist(), strict=True)
+            records = [os.pread(spool.fileno(), size, start) for size, start in where]
+            writer.append_flat(*unpack(part, records, dtype), part["sentences"])
         return writer.close()
 
 

@@ -7,7 +7,7 @@ which document goes into which.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -42,29 +42,50 @@ def encode_documents(
     """Tokenise documents: their rows of `INDEX`, and the payload that the rows point into."""
     sentences = [[s for line in lines for s in split_sentences(line)] for lines in documents]
     tokens, lengths = encoder([s for document in sentences for s in document])
-    last = np.cumsum([len(document) for document in sentences])[:-1]
-    ends = np.concatenate([[0], np.cumsum(lengths)])[last]
-    rows = []
+    ends = np.cumsum([len(document) for document in sentences])  # of documents, in sentences
+    kept = _up_to(ends, lengths > 0)
+    token_ends = _up_to(ends, lengths)
+    texts = ["\n".join(lines).encode(errors="surrogatepass") for lines in documents]
+    index = np.zeros(len(documents), INDEX)
+    digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
+    index["hash"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    index["sentences"] = np.diff(kept, prepend=0)
+    index["tokens"] = np.diff(token_ends, prepend=0)
+    index["unknown"] = np.diff(_up_to(token_ends, tokens == encoder.tokenizer.unk_id), prepend=0)
+    index["dropped"] = np.diff(ends, prepend=0) - index["sentences"]
+    index["bytes"] = [len(text) for text in texts]
+
+    parts = lengths[lengths > 0].astype(_LENGTH).tobytes(), tokens.tobytes()
+    cuts = [kept * _LENGTH.itemsize, token_ends * tokens.itemsize]
+    index["size"] = np.diff(cuts[0] + cuts[1], prepend=0)
+    index["start"] = np.cumsum(index["size"]) - index["size"]
     payload = bytearray()
-    for lines, document_tokens, document_lengths in zip(
-        documents, np.split(tokens, ends), np.split(lengths, last), strict=True
-    ):
-        text = "\n".join(lines).encode(errors="surrogatepass")
-        digest = hashlib.blake2b(text, digest_size=16).digest()
-        kept = document_lengths[document_lengths > 0].astype(_LENGTH)
-        unknown = np.count_nonzero(document_tokens == encoder.tokenizer.unk_id)
-        record = kept.tobytes() + document_tokens.tobytes()
-        where = np.frombuffer(digest, "<u8"), len(payload), len(record)
-        dropped = len(document_lengths) - len(kept)
-        rows.append((*where, len(kept), len(document_tokens), unknown, dropped, len(text)))
-        payload += record
-    return np.array(rows, INDEX), bytes(payload)
+    at: tuple[int, ...] = (0, 0)
+    for to in zip(*(cut.tolist() for cut in cuts), strict=True):
+        for part, begin, end in zip(parts, at, to, strict=True):
+            payload += part[begin:end]
+        at = to
+    return index, bytes(payload)
 
 
-def unpack(row: np.void, record: bytes, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """The token ids [n] of a document and the lengths [s] of its sentences."""
-    lengths = np.frombuffer(record, _LENGTH, row["sentences"])
-    return np.frombuffer(record, dtype, offset=lengths.nbytes), lengths
+def _up_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The sums of `values` before each of `ends`, int64."""
+    return np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[ends]
+
+
+def unpack(
+    rows: np.ndarray, records: Iterable[bytes], dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """The token ids [n] of documents and the lengths [s] of their sentences.
+
+    Args:
+      rows: of `INDEX`, one a document.
+      records: what the rows point to.
+    """
+    cuts = (rows["sentences"] * _LENGTH.itemsize).tolist()
+    pairs = [(record[:cut], record[cut:]) for record, cut in zip(records, cuts, strict=True)]
+    lengths, tokens = (b"".join(parts) for parts in zip(*pairs, strict=True))
+    return np.frombuffer(tokens, dtype), np.frombuffer(lengths, _LENGTH)
 
 
 def assign_shards(index: np.ndarray, held_out: float, dedup: bool, shards: int | None) -> Members:

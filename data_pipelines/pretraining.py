@@ -9,7 +9,7 @@ in threads under tf.data.
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class PretrainingData:
 
     Training data is endless. Its rows come from S = gcd(batch_size, shards) streams. Each fills an
     equal block of every global batch from its own shards, so that a host opens only the shards
-    whose rows it has (and a sample, from the first ones). Held-out data is a finite set of rows,
+    whose rows it has. Held-out data is a finite set of rows,
     the same whatever the seed, the batch size and the hosts: each pair once, and a last batch that
     is filled up with rows of weight 0.
 
@@ -43,6 +43,8 @@ class PretrainingData:
       split: "train" or "heldout".
       hosts, host: how many hosts share the global batch, and which of them this is. Host h has
         rows h * batch_size / hosts and on.
+      share: gives all hosts the `size` integers that a function gives on the first one. Without
+        it each host calls the function, which opens shards of the first stream.
 
     Attributes:
       tokenizer: the one that the corpus was prepared with.
@@ -62,6 +64,7 @@ class PretrainingData:
         split: str = "train",
         hosts: int = 1,
         host: int = 0,
+        share: Callable[[Callable[[], tuple[int, ...]], int], tuple[int, ...]] | None = None,
     ) -> None:
         if split not in ("train", "heldout"):
             raise InputError(f"split={split!r} is unknown; choose train or heldout.")
@@ -79,9 +82,7 @@ class PretrainingData:
         own = range(self.streams)
         if self._training:
             own = own[host * self.streams // hosts : (host + 1) * self.streams // hosts]
-        totals = np.cumsum([info.tokens for info in self._infos])
-        sample = range(min(len(totals), 1 + int(np.searchsorted(totals, SAMPLE_TOKENS))))
-        needed = {*sample, *itertools.chain.from_iterable(map(self._shards_of, own))}
+        needed = list(itertools.chain.from_iterable(map(self._shards_of, own)))
         with ThreadPoolExecutor(options.threads) as pool:
             opened = pool.map(lambda shard: read_shard(directory, self._infos[shard]), needed)
             self._shards = dict(zip(needed, opened, strict=True))
@@ -94,7 +95,8 @@ class PretrainingData:
         )
         self._chunk = streams.Memo(self._make_chunk, 2 * len(own) + in_flight // CHUNK_TOKENS)
         if self._training:
-            self._kept, self._sampled = self._measure(sample)
+            share = share or (lambda make, size: make())
+            self._kept, self._sampled = share(self._measure, 2)
             self._shard_rows = [self._rows_of_tokens(info.tokens) for info in self._infos]
         else:
             self._shard_rows = [self._plan(0, shard).ends[-1] for shard in range(len(self._infos))]
@@ -213,10 +215,12 @@ class PretrainingData:
         rows = [int(row_of.max()) + 1 for _, row_of in drawn]
         return streams.Plan(chunks, list(itertools.accumulate(rows)))
 
-    def _measure(self, sample: range) -> tuple[int, int]:
+    def _measure(self) -> tuple[int, int]:
         """Rows worth keeping, and the tokens that gave them: equal on all hosts, for any seed."""
         rows = tokens = 0
-        for shard in sample:
+        for shard in self._shards_of(0):
+            if shard not in self._shards:
+                self._shards[shard] = read_shard(self.directory, self._infos[shard])
             for chunk in self._cut(shard, "sample", shard):
                 pairs, row_of = self._draw(shard, chunk, ("sample", shard, tokens))
                 rows += rows_to_keep(pairs, row_of, self.options)

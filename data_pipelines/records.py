@@ -111,22 +111,31 @@ class ShardWriter:
         """Add a document: its sentences, each a sequence of token ids, none of them empty."""
         lengths = np.array([len(sentence) for sentence in document], np.int64)
         tokens = [token for sentence in document for token in sentence]
-        self.append_flat(np.array(tokens, self._dtype), lengths)
+        self.append_flat(np.array(tokens, self._dtype), lengths, np.array([len(lengths)]))
 
-    def append_flat(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Add a document given as `tokens` [n] and its sentences' `lengths` [s], summing to n."""
-        if not len(lengths) or not lengths.all() or lengths.sum() != len(tokens):
+    def append_flat(self, tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> None:
+        """Add documents.
+
+        Args:
+          tokens: their ids [n].
+          lengths: tokens [s] of each sentence, summing to n.
+          sentences: how many [d] each document has, summing to s.
+        """
+        if not (lengths.all() and sentences.all()) or (lengths.sum(), sentences.sum()) != (
+            len(tokens),
+            len(lengths),
+        ):
             raise ValueError(
-                f"{self._path.name}: document {self._counts[0]} has {len(tokens)} tokens in "
-                f"sentences of {lengths.tolist()}; give every sentence at least one token."
+                f"{self._path.name}: {len(tokens)} tokens do not make sentences of "
+                f"{lengths.tolist()} in documents of {sentences.tolist()}; give every document at "
+                "least one sentence, and every sentence at least one token."
             )
-        documents, sentences, ids = self._parts
-        sentences.write((np.cumsum(lengths) + self._counts[2]).astype("<i8").tobytes())
-        ids.write(tokens.astype(self._dtype, copy=False).tobytes())
-        self._counts[0] += 1
-        self._counts[1] += len(lengths)
-        self._counts[2] += len(tokens)
-        documents.write(self._counts[1].to_bytes(8, "little"))
+        _, sentences_before, tokens_before = self._counts
+        self._parts[0].write((np.cumsum(sentences) + sentences_before).astype("<i8").tobytes())
+        self._parts[1].write((np.cumsum(lengths) + tokens_before).astype("<i8").tobytes())
+        self._parts[2].write(tokens.astype(self._dtype, copy=False).tobytes())
+        for i, added in enumerate((sentences, lengths, tokens)):
+            self._counts[i] += len(added)
 
     def close(self) -> ShardInfo:
         """Write the file and return what the manifest needs to know of it."""

@@ -49,6 +49,8 @@ _BEFORE_A_NUMBER = _words(
     pp sec sect sep sept ver vol vols"""
 )
 _ABBREVIATIONS = _words("al assn ave bldg blvd bros co corp dept est etc inc jr ltd sr univ")
+_KNOWN = _BEFORE_A_NAME | _BEFORE_A_NUMBER | _ABBREVIATIONS
+_LONGEST_KNOWN = max(map(len, _KNOWN))
 _OFTEN_FIRST = _words(
     """After All Although An And As At Because Before Both But By During Each For From He Her Here
     His How However If In It Its Many Most My Not On One Our She Since So Some Such That The Their
@@ -80,6 +82,10 @@ def _ends_sentence(line: str, start: int, end: re.Match[str]) -> bool:
         return False
     at = end.start()
     if more or line[at] != ".":
+        return True
+    # Most stops are behind a plain word, of which the last letters tell enough.
+    word = line[max(start, at - _LONGEST_KNOWN - 1) : at].rpartition(" ")[2]
+    if len(word) > 1 and word.isalpha() and word.lower() not in _KNOWN:
         return True
     match = _WORD.search(line, max(start, at - _LONGEST), at)
     word = match[0] if match else ""

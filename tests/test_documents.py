@@ -24,9 +24,9 @@ lines = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=
 def decoded(index: np.ndarray, payload: bytes) -> list[list[str]]:
     """The sentences of every document, as text."""
     documents = []
-    for row in index:
+    for i, row in enumerate(index):
         record = payload[row["start"] : row["start"] + row["size"]]
-        tokens, lengths = unpack(row, record, DTYPE)
+        tokens, lengths = unpack(index[i : i + 1], [record], DTYPE)
         sentences = np.split(tokens, np.cumsum(lengths)[:-1])
         documents.append([TOKENIZER.decode(sentence.tolist()) for sentence in sentences])
     return documents

@@ -70,8 +70,11 @@ def test_documents_come_back(
 def test_flat_documents_are_the_same_documents(tmp_path: pathlib.Path) -> None:
     info = write(tmp_path)
     with ShardWriter(tmp_path, info.name, token_dtype(30522)) as writer:
-        for document in DOCUMENTS:
-            writer.append_flat(np.concatenate(document), np.array([len(s) for s in document]))
+        for part in (DOCUMENTS[:1], DOCUMENTS[1:]):
+            sentences = [sentence for document in part for sentence in document]
+            lengths = np.array([len(sentence) for sentence in sentences])
+            counts = np.array([len(document) for document in part])
+            writer.append_flat(np.concatenate(sentences), lengths, counts)
         assert writer.close() == info
 
 

@@ -113,17 +113,6 @@ def test_a_finished_run_is_left_alone(corpus, whole) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(2, 4, 1), (1, 2, 4), (2, 2, 2)])
-def test_the_mesh_does_not_change_the_losses(corpus, tmp_path, mesh) -> None:
-    plain = {"model__hidden_dropout": 0.0, "model__attention_dropout": 0.0, "model__num_heads": 4}
-    sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__model"), mesh, strict=True))
-    Run(configure(corpus, **plain), tmp_path / "data").train()
-    Run(configure(corpus, **plain, **sizes), tmp_path / "mixed").train()
-    for a, b in zip(losses(tmp_path / "data"), losses(tmp_path / "mixed"), strict=True):
-        np.testing.assert_allclose(a[2:5], b[2:5], rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
     corpus, tmp_path
 ) -> None:

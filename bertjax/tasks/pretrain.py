@@ -15,6 +15,7 @@ from bertjax import flops, losses
 from bertjax.checkpoint import load_params
 from bertjax.config import Config
 from bertjax.heads import PretrainingModel
+from bertjax.hosts import from_first
 from bertjax.sharding import with_shardings
 from bertjax.step import Batch, Sums
 from data_pipelines.pretraining import PretrainingData
@@ -86,7 +87,9 @@ class Task(Objective):
         directory = config.data["dir"]
         if not directory:
             raise ValueError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
-        self.data = PretrainingData(directory, self.options, "train", hosts, host)
+        # The processes of one program share what one of them measures.
+        share = from_first if jax.process_count() == hosts else None
+        self.data = PretrainingData(directory, self.options, "train", hosts, host, share)
         self.heldout = None
         if self.data.manifest.heldout:
             self.heldout = PretrainingData(directory, self.options, "heldout", hosts, host)

@@ -4,9 +4,9 @@
 
 Speed: the whole of `prepare` (reading, sentences, ids, shards) against the published tokenisation
 written out plainly in Python, which only reads and tokenises; the same text, the same number of
-worker processes, one after the other in one run. Processor seconds stand beside those of the clock:
-they tell more on a machine that others use too. Memory: the greatest sum over all processes while a
-quarter of the text is prepared, and all of it.
+worker processes, in turns, of which the medians count. Processor seconds stand beside those of the
+clock: they tell more on a machine that others use too. Memory: the greatest sum over all processes
+while a quarter of the text is prepared, and all of it.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pathlib
 import resource
+import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--text", nargs="+", required=True)
     parser.add_argument("--vocab", type=pathlib.Path, required=True)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     vocab, workers = arguments.vocab, arguments.workers
 
@@ -104,17 +106,21 @@ def main() -> None:
                 if number % 4 == 0:
                     quarter.write(block)
 
-        spent = []
-        for name, run in (("prepare", run_prepare), ("plain Python", run_peer)):
-            clock, processor = time.perf_counter(), processor_seconds()
-            pieces = run(str(texts[1]), vocab, workers)
-            seconds = time.perf_counter() - clock, processor_seconds() - processor
-            spent.append(seconds)
-            print(
-                f"{name:12}  {pieces:,} pieces  {pieces / seconds[0]:10,.0f} pieces/s  "
-                f"{seconds[0]:6.1f} s  {seconds[1]:6.1f} processor s"
-            )
-        by_clock, by_processor = (peer / ours for ours, peer in zip(*spent, strict=True))
+        spent: dict[str, list[tuple[float, float]]] = {"prepare": [], "plain Python": []}
+        for _ in range(arguments.rounds):
+            for (name, seconds), run in zip(spent.items(), (run_prepare, run_peer), strict=True):
+                clock, processor = time.perf_counter(), processor_seconds()
+                pieces = run(str(texts[1]), vocab, workers)
+                seconds.append((time.perf_counter() - clock, processor_seconds() - processor))
+                print(
+                    f"{name:12}  {pieces:,} pieces  {pieces / seconds[-1][0]:10,.0f} pieces/s  "
+                    f"{seconds[-1][0]:6.1f} s  {seconds[-1][1]:6.1f} processor s"
+                )
+        ours, peer = (
+            [statistics.median(kind) for kind in zip(*seconds, strict=True)]
+            for seconds in spent.values()
+        )
+        by_clock, by_processor = (b / a for a, b in zip(ours, peer, strict=True))
         print(f"ratio         {by_clock:.1f} by the clock, {by_processor:.1f} by processor time")
 
         peaks = [peak_memory(str(text), vocab, workers) for text in texts]

@@ -1,0 +1,244 @@
+"""Several hosts are one program: same losses, own shards alone, and none outlives the others."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from conftest import process_environment
+
+from bertjax import hosts, tasks
+from bertjax.checkpoint import Checkpoints, find_checkpoint, load_params
+from bertjax.config import read_config
+from bertjax.hosts import Cluster, find_cluster
+from bertjax.sharding import make_mesh, sharded_shapes
+
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+STEPS = 60
+TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
+
+# Notes the shards that a process opens, in a file of its own.
+AUDIT = """
+import os, sys
+def note(event, arguments):
+    if event == "open" and str(arguments[0]).endswith(".tokens"):
+        with open(f"{os.environ['OPENED']}.{os.environ.get('HOST', '0')}", "a") as file:
+            print(os.path.basename(str(arguments[0])), file=file)
+sys.addaudithook(note)
+"""
+
+
+class Program:
+    """Processes that train together, four simulated devices in all."""
+
+    def __init__(
+        self, corpus: pathlib.Path, workdir: pathlib.Path, processes: int, **overrides: object
+    ) -> None:
+        fields = {"model.vocab_size": 128, "model.dtype": "float32", "steps": STEPS}
+        fields |= {"checkpoint_every": 20, "log_every": 5, "eval_every": 30, **overrides}
+        line = [sys.executable, "-m", "bertjax", "train", "--workdir", str(workdir)]
+        line += ["--config", f"{PRETRAIN}:smoke,data={corpus}"]
+        line += [f"--config.{name}={value}" for name, value in fields.items()]
+        audit = workdir.parent / "audit"
+        audit.mkdir(exist_ok=True)
+        (audit / "sitecustomize.py").write_text(AUDIT)
+        environment = process_environment() | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // processes}",
+            "PYTHONPATH": str(audit),
+            "OPENED": str(workdir) + ".opened",
+        }
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        self.errors = [workdir.parent / f"{workdir.name}.{host}.log" for host in range(processes)]
+        self.processes = []
+        for host, log in enumerate(self.errors):
+            cluster = ["--coordinator", f"localhost:{port}", "--hosts", str(processes)]
+            cluster += ["--host", str(host)]
+            with log.open("w") as file:
+                process = subprocess.Popen(
+                    line + (cluster if processes > 1 else []),
+                    env=environment | {"HOST": str(host)},
+                    stdout=subprocess.DEVNULL,
+                    stderr=file,
+                )
+            self.processes.append(process)
+
+    def wait(self, seconds: float = 200) -> list[int]:
+        """The exit statuses, within so many seconds."""
+        end = time.monotonic() + seconds
+        try:
+            return [process.wait(end - time.monotonic()) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+    def wait_for_step(self, step: int) -> None:
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            logged = re.findall(r"^step ([\d,]+)/", self.errors[0].read_text(), re.MULTILINE)
+            if logged and int(logged[-1]) >= step:
+                return
+            time.sleep(0.05)
+        self.wait(0.1)
+        pytest.fail(f"no step {step}: {self.errors[0].read_text()[-2000:]}")
+
+    def sentence(self, host: int) -> str:
+        return self.errors[host].read_text().splitlines()[-1]
+
+
+def metrics(workdir: pathlib.Path) -> list[dict]:
+    entries = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries]
+
+
+def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> None:
+    """That two runs logged the same steps with the same numbers."""
+    for a, b in zip(metrics(ours), metrics(theirs), strict=True):
+        assert a.keys() == b.keys() and a["split"] == b["split"]
+        for name in a.keys() - {"split"}:
+            assert a[name] == pytest.approx(b[name], rel=tolerance), (a["step"], name)
+
+
+def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
+    config = read_config(find_checkpoint(workdir) / "config.json", tasks.data_fields())
+    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
+    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
+    return jax.tree.map(np.asarray, jax.tree.leaves(load_params(find_checkpoint(workdir), target)))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, runs) -> pathlib.Path:
+    """A run of one process, without interruption."""
+    program = Program(corpus, runs / "alone", 1)
+    assert program.wait() == [0], program.sentence(0)
+    return runs / "alone"
+
+
+@pytest.fixture(scope="module")
+def two(corpus, runs) -> pathlib.Path:
+    """A run of two processes, without interruption."""
+    program = Program(corpus, runs / "two", 2)
+    assert program.wait() == [0, 0], program.sentence(0)
+    return runs / "two"
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one(alone, two) -> None:
+    assert_close(two, alone, 1e-6)
+
+
+@pytest.mark.slow
+def test_a_process_opens_its_own_shards_alone(alone, two) -> None:
+    opened = [
+        {
+            name
+            for name in (two.parent / f"two.opened.{host}").read_text().split()
+            if "train" in name
+        }
+        for host in range(2)
+    ]
+    assert len(opened[0]) == len(opened[1]) == 4
+    assert not opened[0] & opened[1]
+    everything = (alone.parent / "alone.opened.0").read_text().split()
+    assert opened[0] | opened[1] == {name for name in everything if "train" in name}
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_process_ends_the_others_and_the_same_command_goes_on(
+    corpus, runs, two
+) -> None:
+    program = Program(corpus, runs / "killed", 2)
+    program.wait_for_step(25)
+    program.processes[1].kill()
+    lost = time.monotonic()
+    assert program.wait(120)[0] == 75
+    assert time.monotonic() - lost < 120
+    assert program.sentence(0).startswith("bertjax: ")
+    assert "run the same command on all hosts" in program.sentence(0)
+    again = Program(corpus, runs / "killed", 2)
+    assert again.wait() == [0, 0], again.sentence(0)
+    assert "going on from step 20" in again.errors[1].read_text()
+    assert metrics(runs / "killed") == metrics(two)
+    for ours, theirs in zip(params_of(runs / "killed"), params_of(two), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
+    corpus, runs, alone
+) -> None:
+    program = Program(corpus, runs / "stopped", 4)
+    program.wait_for_step(25)
+    program.processes[2].terminate()
+    assert program.wait(90) == [75] * 4
+    (step,) = {re.search(r"stopped at step (\d+)", program.sentence(i))[1] for i in range(4)}
+    assert Checkpoints(runs / "stopped" / "checkpoints").steps()[-1] == int(step)
+    again = Program(corpus, runs / "stopped", 1)
+    assert again.wait() == [0], again.sentence(0)
+    assert f"going on from step {step}" in again.errors[0].read_text()
+    assert_close(runs / "stopped", alone, 1e-6)
+
+
+def test_a_process_is_alone_where_nothing_speaks_of_others(monkeypatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(hosts, "_on_tpu", lambda: False)
+    assert find_cluster(None, None, None) is None
+
+
+def test_slurm_gives_a_process_all_devices_of_its_node(monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "1(x4)")
+    assert find_cluster(None, None, None) == Cluster(devices=tuple(range(8)))
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "8(x4)")
+    assert find_cluster(None, None, None) == Cluster()
+
+
+def test_arguments_name_a_cluster() -> None:
+    assert find_cluster("first:1234", 4, 3) == Cluster("first:1234", 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("first:1234", 4, None), "go together"),
+        ((None, 4, 0), "go together"),
+        (("first:1234", 4, 4), "--host=4 is none of --hosts=4"),
+        (("first:1234", 4, -1), "--host=-1 is none"),
+        (("first", 4, 0), "has no port"),
+    ],
+)
+def test_what_names_no_cluster_is_refused(arguments, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        find_cluster(*arguments)
+
+
+def test_a_child_that_a_signal_ends_asks_for_the_same_command(monkeypatch, capfd) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
+    plain = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda _, **options: plain([sys.executable, "-c", program], **options)
+    )
+    try:
+        assert hosts.supervise([]) == 75
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert "ended by SIGABRT" in capfd.readouterr().err
