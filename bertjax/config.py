@@ -75,7 +75,6 @@ class Config:
       keep: newest checkpoints that are kept.
       keep_every: checkpoints at its multiples are kept for ever; 0 for none.
       init: a workdir or checkpoint that gives the first parameters; "" for random ones.
-      dropout_rng: generator of dropout's random bits: threefry2x32, rbg or unsafe_rbg.
       profile: "START:STOP" writes a profiler trace of these steps; "" for none.
       data: fields that the task defines; `dir` is always one.
     """
@@ -94,7 +93,6 @@ class Config:
     keep: int = 3
     keep_every: Duration = 0
     init: str = ""
-    dropout_rng: str = "rbg"
     profile: str = ""
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
@@ -114,10 +112,6 @@ class Config:
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of accumulation="
                 f"{self.accumulation}: change one of them."
-            )
-        if self.dropout_rng not in ("threefry2x32", "rbg", "unsafe_rbg"):
-            raise ValueError(
-                f"dropout_rng={self.dropout_rng!r} is unknown: use threefry2x32, rbg or unsafe_rbg."
             )
         if self.profile:
             self.profile_steps()

@@ -78,7 +78,7 @@ class Program:
         train_step = make_train_step(
             loss,
             self._optimizer,
-            seed_key=jax.random.key(config.seed, impl=config.dropout_rng),
+            seed_key=jax.random.key(config.seed),
             accumulation=config.accumulation,
             log_every=int(config.log_every),
         )
@@ -94,8 +94,7 @@ class Program:
         return jax.tree.map(lambda leaf: leaf.sharding, self.state)
 
     def _init(self) -> TrainState:
-        key = jax.random.key(self._config.seed, impl="threefry2x32")
-        params = self._objective.init_params(key)
+        params = self._objective.init_params(jax.random.key(self._config.seed))
         return init_state(
             params, self._objective.loss, self._optimizer, self._objective.batch_shapes()
         )

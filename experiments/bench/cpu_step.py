@@ -58,7 +58,6 @@ def bertjax_step() -> Callable[[], object]:
     import jax
 
     from bertjax import losses
-    from bertjax.config import Config
     from bertjax.heads import PretrainingModel
     from bertjax.model import BertConfig
     from bertjax.optimizer import OptimizerConfig, make_optimizer
@@ -78,7 +77,7 @@ def bertjax_step() -> Callable[[], object]:
         params = model.init(key, batch, deterministic=True)["params"]
         return init_state(params, loss, optimizer, batch)
 
-    seed_key = jax.random.key(0, impl=Config.dropout_rng)
+    seed_key = jax.random.key(0)
     update = jax.jit(make_train_step(loss, optimizer, seed_key=seed_key), donate_argnums=0)
     state = start(jax.random.key(0))
 
