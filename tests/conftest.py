@@ -13,6 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import pytest
+from laptop import Laptop
 
 from data_pipelines.corpus import prepare
 from data_pipelines.tokenization import WordPieceTokenizer
@@ -70,6 +71,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
     prepare([str(text)], tokenizer, directory / "shards", workers=1, held_out=0.05, shards=8)
     return directory / "shards"
+
+
+@pytest.fixture
+def laptop(tmp_path) -> Laptop:
+    laptop = Laptop(tmp_path / "laptop")
+    laptop.stub("gcloud", "xpk", "kubectl", "docker", "ssh", "git", "mkdir", "tar")
+    return laptop
 
 
 def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:

