@@ -1,6 +1,7 @@
 # `make demo` and `make test` set up everything they need in .venv; nothing else is touched.
 PYTHON ?= python3
 VENV ?= .venv
+EXTRAS ?= test
 BIN := $(VENV)/bin
 
 .PHONY: demo test check lint format clean
@@ -9,10 +10,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python experiments/demo.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -29,5 +30,5 @@ clean:
 $(VENV)/.installed: pyproject.toml setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else f"bertjax needs Python 3.11 to 3.13, this is {v.major}.{v.minor}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
