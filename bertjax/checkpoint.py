@@ -244,8 +244,11 @@ def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]
 
 
 def _digest(file: epath.Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with file.open("rb") as content:  # remote ones are no files that hashlib could read itself
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _discard(path: epath.Path) -> None:

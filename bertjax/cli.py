@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = _parser().parse_known_args(argv)
     args.argv = argv
     try:
+        _check_buckets(argv)
         args.rest = args.parse_rest(rest)
         work = args.verb(args)
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -69,6 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(error: BaseException, status: int) -> int:
     print(f"bertjax: {' '.join(str(error).split())}", file=sys.stderr)
     return status
+
+
+def _check_buckets(argv: Sequence[str]) -> None:
+    """Refuses a bucket that does not exist: tensorflow would try for ever to write into it."""
+    for bucket in sorted(set(re.findall(r"gs://[^/,\s]+", " ".join(argv)))):
+        if not epath.Path(bucket).exists():
+            raise FileNotFoundError(f"there is no bucket {bucket}: name one that exists.")
 
 
 def _refuse(rest: Sequence[str]) -> None:
@@ -228,7 +237,8 @@ def _predict(args: argparse.Namespace) -> None:
 
     with _input(args.input) as source, _output(args.output) as sink:
         for answer in tasks.predict(args.checkpoint, source):
-            print(json.dumps(answer, ensure_ascii=False), file=sink, flush=True)
+            # A remote file that is flushed is written anew as a whole.
+            print(json.dumps(answer, ensure_ascii=False), file=sink, flush=sink is sys.stdout)
 
 
 def _report(args: argparse.Namespace) -> None:

@@ -8,10 +8,8 @@ overrides and gives a frozen `Config`; a field that no one reads is an error.
 import ast
 import dataclasses
 import difflib
-import importlib.util
 import json
 import math
-import pathlib
 import re
 import types
 import typing
@@ -19,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+from etils import epath
 
 from bertjax.model import BertConfig
 from bertjax.optimizer import OptimizerConfig
@@ -26,6 +25,7 @@ from bertjax.optimizer import OptimizerConfig
 # A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps".
 Duration = int | str
 
+_SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # FILE[:ARG]; gs:// ends no FILE
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|percent|steps?|epochs?|examples?)\s*")
 
 
@@ -199,8 +199,8 @@ def load_config(
     Raises:
       ValueError: an unknown field, task or a value of the wrong type.
     """
-    path, _, arg = spec.partition(":")
-    raw = _run_file(pathlib.Path(path), arg)
+    path, arg = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr] # anything matches
+    raw = _run_file(epath.Path(path), arg)
     for name, text in overrides.items():
         _override(raw, name, text)
     return parse_config(raw, data_fields)
@@ -227,14 +227,15 @@ def read_config(path: Any, data_fields: Mapping[str, Mapping[str, Any]]) -> Conf
     return parse_config(json.loads(path.read_text()), data_fields)
 
 
-def _run_file(path: pathlib.Path, arg: str) -> dict[str, Any]:
-    if not path.is_file():
+def _run_file(path: epath.Path, arg: str) -> dict[str, Any]:
+    if not path.exists() or path.is_dir():
         raise FileNotFoundError(f"{path}: no such configuration file; check --config.")
-    spec = importlib.util.spec_from_file_location("bertjax_configuration", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise ValueError(f"{path}: not a Python file; a configuration ends in .py.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = types.ModuleType("bertjax_configuration")
+    module.__file__ = str(path)
+    # Python's own import knows local files alone.
+    exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path}: has no get_config(arg); add one that returns a ConfigDict.")
     config = module.get_config(arg)

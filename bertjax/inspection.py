@@ -1,5 +1,6 @@
 """What a configuration means before it is run: its batches as text, its parameters as a table."""
 
+import io
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -31,8 +32,9 @@ def save_batches(
     if not batches:
         raise ValueError(f"steps={steps} saves nothing: ask for at least 1.")
     arrays: dict[str, Any] = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
-    with epath.Path(path).open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+    content = io.BytesIO()  # np.savez seeks in what it writes, and a remote file cannot
+    np.savez(content, allow_pickle=False, **arrays)
+    epath.Path(path).write_bytes(content.getvalue())
 
 
 def parameter_table(config: Config) -> str:
