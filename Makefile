@@ -3,31 +3,32 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= test
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(EXTRAS)
 
 .PHONY: demo test check lint format clean
 
-demo: $(VENV)/.installed
+demo: $(INSTALLED)
 	$(BIN)/python experiments/demo.py
 
-test: $(VENV)/.installed
+test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-check: $(VENV)/.installed
+check: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
-lint: $(VENV)/.installed
+lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed
+format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info
 
-$(VENV)/.installed: pyproject.toml setup.cfg constraints.txt
+$(INSTALLED): pyproject.toml setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else f"bertjax needs Python 3.11 to 3.13, this is {v.major}.{v.minor}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'

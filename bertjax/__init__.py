@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 RESTART = 75  # exit status that asks for the same command again (EX_TEMPFAIL of sysexits.h)
+CHILD = "BERTJAX_CHILD"  # variable in the environment of what `hosts.supervise` starts
 
 
 class RunError(Exception):

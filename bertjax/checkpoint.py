@@ -81,7 +81,8 @@ class Checkpoints:
                 draft = path / f"{FILES}.draft"
                 draft.write_text(json.dumps(_list_files(path), indent=1))
                 draft.replace(path / FILES)
-            hosts.wait_for_all("checkpoint-end")
+        except jax.errors.JaxRuntimeError:  # another host is lost
+            raise
         except Exception as error:
             if hosts.is_first():
                 _discard(path)
@@ -92,6 +93,7 @@ class Checkpoints:
                 f"({reason}): earlier checkpoints are intact; make room and run the same command "
                 "again."
             ) from error
+        hosts.wait_for_all("checkpoint-end")
         if hosts.is_first():
             self._delete_old()
         return path
@@ -106,14 +108,14 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints and none is intact.
         """
-        (step,) = hosts.from_first(lambda: [self._newest_intact()], 1)
+        (step,) = hosts.from_first(lambda: [self.newest_intact()], 1)
         if step < 0:
             return None
         training = _restore(self.path(step) / "training", _training(target))
         params = _restore(self.path(step) / "params", target.params)
         return TrainState(training["step"], params, training["opt_state"], training["window"])
 
-    def _newest_intact(self) -> int:
+    def newest_intact(self) -> int:
         """Its step; -1 where there is no checkpoint at all."""
         steps = self.steps()
         for step in reversed(steps):
@@ -149,15 +151,13 @@ def find_checkpoint(path: epath.PathLike) -> epath.Path:
             raise CheckpointError(f"checkpoint {path} is damaged ({damage}): use another one.")
         return path
     found = Checkpoints(path / "checkpoints")
-    for step in reversed(found.steps()):
-        if find_damage(found.path(step)) is None:
-            return found.path(step)
-    if found.steps():
-        raise CheckpointError(f"no checkpoint in {found.directory} is intact.")
-    raise FileNotFoundError(
-        f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
-        "`bertjax train` wrote."
-    )
+    (step,) = hosts.from_first(lambda: [found.newest_intact()], 1)
+    if step < 0:
+        raise FileNotFoundError(
+            f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
+            "`bertjax train` wrote."
+        )
+    return found.path(step)
 
 
 def find_damage(path: epath.Path) -> str | None:

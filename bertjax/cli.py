@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from etils import epath
 
-from bertjax import RunError
+from bertjax import CHILD, RunError
 
 if TYPE_CHECKING:
     from bertjax.config import Config
@@ -54,18 +54,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args, rest = _parser().parse_known_args(argv)
     args.argv = argv
+    if CHILD not in os.environ:
+        return _run(args, rest)
+    from bertjax import hosts
+
+    return hosts.run_child(functools.partial(_run, args, rest))
+
+
+def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
-        _check_buckets(argv)
-        args.rest = args.parse_rest(rest)
-        work = args.verb(args)
-    except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        return _fail(error, 2)
-    except (RunError, OSError) as error:
-        return _fail(error, getattr(error, "status", 1))
-    try:
+        try:
+            _check_buckets(args.argv)
+            args.rest = args.parse_rest(rest)
+            work = args.verb(args)
+        except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            return _fail(error, 2)
         return (work and work()) or 0
     except (RunError, OSError) as error:
         return _fail(error, getattr(error, "status", 1))
+    except _bucket_errors() as error:
+        return _fail(error, 1)
 
 
 def _fail(error: BaseException, status: int) -> int:
@@ -73,10 +81,23 @@ def _fail(error: BaseException, status: int) -> int:
     return status
 
 
+def _bucket_errors() -> tuple[type[Exception], ...]:
+    """What tensorflow raises where a bucket lets us do too little; they are no OSErrors."""
+    if "tensorflow" not in sys.modules:
+        return ()
+    from tensorflow import errors
+
+    return errors.PermissionDeniedError, errors.UnauthenticatedError
+
+
 def _check_buckets(argv: Sequence[str]) -> None:
     """Refuses a bucket that does not exist: tensorflow would try for ever to write into it."""
     for bucket in sorted(set(re.findall(r"gs://[^/,\s]+", " ".join(argv)))):
-        if not epath.Path(bucket).exists():
+        try:
+            exists = epath.Path(bucket).exists()
+        except _bucket_errors():  # who may use its objects may not always look at the bucket itself
+            continue
+        if not exists:
             raise FileNotFoundError(f"there is no bucket {bucket}: name one that exists.")
 
 
@@ -192,7 +213,10 @@ def _search(config: "Config", topology: "Topology") -> "Verdict":
         print(f"rows a device {'with' if remat else 'without'} remat: {rows}", flush=True)
         found += [verdict] if verdict else []
     if not found:
-        raise RunError(f"not even a row a device fits {topology.name}: use more devices.")
+        raise RunError(
+            f"not even {config.accumulation} rows a device, one in each part of the accumulation, "
+            f"fit {topology.name}: use more devices or a mesh that splits the model."
+        )
     print()
     return max(found, key=lambda verdict: verdict.rows_per_device)
 
@@ -201,7 +225,7 @@ def _train(args: argparse.Namespace) -> Work:
     from bertjax.train import Run
 
     config = _load_config(args)
-    return _join_hosts(args) or Run(config, args.workdir).train
+    return _join_hosts(args, saves=True) or Run(config, args.workdir).train
 
 
 def _evaluate(args: argparse.Namespace) -> Work | None:
@@ -209,7 +233,7 @@ def _evaluate(args: argparse.Namespace) -> Work | None:
     from bertjax.evaluate import evaluate
 
     config = _load_config(args)
-    if supervise := _join_hosts(args):
+    if supervise := _join_hosts(args, saves=False):
         return supervise
     scores = evaluate(config, args.checkpoint)
     if hosts.is_first():
@@ -221,14 +245,14 @@ def _evaluate(args: argparse.Namespace) -> Work | None:
     return None
 
 
-def _join_hosts(args: argparse.Namespace) -> Work | None:
+def _join_hosts(args: argparse.Namespace, saves: bool) -> Work | None:
     """Joins the other hosts, if there are any; or gives the work of the parent of what does."""
     from bertjax import hosts
 
     cluster = hosts.find_cluster(args.coordinator, args.hosts, args.host)
     if cluster and not hosts.is_child():
         return functools.partial(hosts.supervise, args.argv)
-    hosts.join(cluster)
+    hosts.join(cluster, saves)
     return None
 
 
@@ -361,7 +385,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="such as v5e:4x4")
     command.add_argument("--json", metavar="FILE", help="what is printed, for a program")
     command.add_argument(
-        "--search", choices=["batch"], help="find the most rows a device that fit instead"
+        "--search",
+        choices=["batch"],
+        help="find the most rows a device that fit instead; compiles a program for each try",
     )
 
     def add_hosts(command: _Parser) -> None:

@@ -26,6 +26,8 @@ from bertjax.optimizer import OptimizerConfig
 Duration = int | str
 
 _SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # FILE[:ARG]; gs:// ends no FILE
+# Fields that runs of older versions have and that opening their checkpoints does not need.
+RETIRED = {"model.dropout_rng"}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|percent|steps?|epochs?|examples?)\s*")
 
 
@@ -224,7 +226,11 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
 
 def read_config(path: Any, data_fields: Mapping[str, Mapping[str, Any]]) -> Config:
     """The `Config` in a config.json that a run or checkpoint holds (an epath.Path)."""
-    return parse_config(json.loads(path.read_text()), data_fields)
+    raw = json.loads(path.read_text())
+    for name in RETIRED:
+        section, _, field = name.partition(".")
+        raw.get(section, {}).pop(field, None)
+    return parse_config(raw, data_fields)
 
 
 def _run_file(path: epath.Path, arg: str) -> dict[str, Any]:

@@ -12,16 +12,18 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import jax
 from jax.experimental import multihost_utils
 
-from bertjax import RESTART, RunError
+from bertjax import CHILD, RESTART, RunError
 
 HEARTBEAT_SECONDS = 60  # a host that was silent for so long is lost
 _JOIN_SECONDS = 300
-_CHILD = "BERTJAX_CHILD"
+# What ends a process when another one is lost, when memory is short, and when the machine goes.
+_PASSING = {signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Cluster:
       coordinator: HOST:PORT at which the first process listens, or "" for JAX to find all out.
       hosts, host: how many processes there are, and which of them this is.
       devices: of this machine that are this process's; all for an empty tuple.
+      optional: whether a process to which JAX finds no others goes on alone.
     """
 
     coordinator: str = ""
     hosts: int | None = None
     host: int | None = None
     devices: tuple[int, ...] = ()
+    optional: bool = False
 
 
 def find_cluster(coordinator: str | None, hosts: int | None, host: int | None) -> Cluster | None:
@@ -61,43 +65,70 @@ def find_cluster(coordinator: str | None, hosts: int | None, host: int | None) -
         alone = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1"
         gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if alone else 0
         return Cluster(devices=tuple(range(gpus)))
-    return Cluster() if _on_tpu() else None
+    return Cluster(optional=True) if _on_tpu() else None
 
 
 def is_child() -> bool:
     """Whether this process is the child that `supervise` started."""
-    return _CHILD in os.environ
+    return CHILD in os.environ
 
 
 def supervise(argv: Sequence[str]) -> int:
     """Runs the command line in a child process and returns its exit status.
 
-    SIGTERM and SIGINT are passed on as SIGTERM. The child dies with this process. Where a signal
-    ends the child, as JAX's runtime does when it loses another host, says so and gives `RESTART`.
+    SIGTERM and SIGINT are passed on as SIGTERM, a second SIGINT as SIGKILL. The child dies with
+    this process. Where a signal ends the child, says so; the status is `RESTART` after one such as
+    JAX's runtime sends when it loses another host, and 1 after one of a fault in the program.
     """
     child = subprocess.Popen(
         [sys.executable, "-m", "bertjax", *argv],
-        env=os.environ | {_CHILD: str(os.getpid())},
+        env=os.environ | {CHILD: str(os.getpid())},
         start_new_session=True,  # or a terminal would interrupt it a second time
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: child.send_signal(signal.SIGTERM))
+    interrupts = iter([signal.SIGTERM])
+    signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
+    signal.signal(signal.SIGINT, lambda *_: child.send_signal(next(interrupts, signal.SIGKILL)))
     status = child.wait()
     if status >= 0:
         return status
-    name = signal.Signals(-status).name
+    ended = f"bertjax: this host's process was ended by {signal.Signals(-status).name}"
+    if -status not in _PASSING:
+        print(f"{ended}, a fault of the program or the machine.", file=sys.stderr)
+        return 1
     print(
-        f"bertjax: this host's process was ended by {name}, as happens when another host is lost "
-        "(the cause stands above, here or on that host): run the same command on all hosts to go "
-        "on from the last checkpoint.",
+        f"{ended}, as happens when another host is lost (the cause stands above, here or on that "
+        "host) or a machine has no memory left: run the same command on all hosts to go on from "
+        "the last checkpoint.",
         file=sys.stderr,
     )
     return RESTART
 
 
-def join(cluster: Cluster | None) -> None:
+def run_child(run: Callable[[], int]) -> int:
+    """The exit status of `run`, in a child of `supervise`; ends the process where `run` failed.
+
+    At its exit JAX waits for the other hosts, which wait for this one in the midst of a step, until
+    it aborts. Only where the failure may be the loss of another host is that left to JAX.
+    """
+    try:
+        status = run()
+    except jax.errors.JaxRuntimeError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    if status not in (0, RESTART):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def join(cluster: Cluster | None, saves: bool) -> None:
     """Makes the processes of the cluster one program; to be called before JAX looks for devices.
 
+    Args:
+      saves: whether the program will ask `stop_signals`; otherwise SIGTERM ends it at once.
     Raises:
       RunError: the others were not there in time.
     """
@@ -105,6 +136,7 @@ def join(cluster: Cluster | None) -> None:
         return
     if is_child():
         _die_with_parent()
+    jax.config.update("jax_enable_preemption_service", saves)
     try:
         jax.distributed.initialize(
             cluster.coordinator or None,
@@ -116,9 +148,11 @@ def join(cluster: Cluster | None) -> None:
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
+        if cluster.optional and isinstance(error, ValueError):  # it found none
+            return
         raise RunError(
-            f"the hosts did not come together in {_JOIN_SECONDS} s ({str(error).splitlines()[0]}): "
-            "start the same command on every host."
+            f"the hosts did not come together ({str(error).splitlines()[0]}): start the same "
+            f"command on every host within {_JOIN_SECONDS} s."
         ) from error
 
 
@@ -151,5 +185,5 @@ def _on_tpu() -> bool:
 def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ[_CHILD]):  # it died meanwhile
+    if os.getppid() != int(os.environ[CHILD]):  # it died meanwhile
         os.kill(os.getpid(), signal.SIGKILL)

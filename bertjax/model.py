@@ -70,8 +70,8 @@ class BertConfig:
                 f"choose a divisor of it, usually hidden_size / 64."
             )
         for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
+            if not 0 <= getattr(self, name) < 0.99999:  # it is rounded to a multiple of 2**-16
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 0.99999).")
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be greater than 0.")

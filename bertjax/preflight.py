@@ -20,6 +20,7 @@ from bertjax import flops, tasks
 from bertjax.config import Config
 from bertjax.hlo import Collective, Instruction, read_program
 from bertjax.program import Program
+from bertjax.sharding import make_mesh, row_parts
 from bertjax.topology import GIB, Topology
 
 _log = logging.getLogger("bertjax")
@@ -89,7 +90,7 @@ def preflight(config: Config, topology: Topology) -> Verdict:
     config, devices = config.resolve(), topology.devices()
     objective = tasks.objective(config)
     program = Program(config, objective, devices)
-    rows = config.batch_size // len(devices)
+    rows = config.batch_size // row_parts(program.mesh)
     remat = " with remat" if config.model.remat else ""
     _log.info(f"compiling for {topology.name}, {rows} rows a device{remat}")
     began = time.perf_counter()
@@ -146,7 +147,7 @@ def remedies(config: Config, topology: Topology) -> Iterator[tuple[str, Verdict]
     """
     config = _with_remat(config, True)
     text, accumulation = "--config.model.remat=True", config.accumulation
-    while config.batch_size % (accumulation * len(topology.devices())) == 0:
+    while config.batch_size % (accumulation * _row_parts(config, topology)) == 0:
         verdict = preflight(dataclasses.replace(config, accumulation=accumulation), topology)
         yield text, verdict
         if verdict.fits:
@@ -156,30 +157,32 @@ def remedies(config: Config, topology: Topology) -> Iterator[tuple[str, Verdict]
 
 
 def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | None:
-    """The most rows a device that fit, by doubling or halving those of the configuration.
+    """The most rows a device that fit, by doubling those of the configuration and then bisection.
 
     Returns:
-      The verdict on them; None if no half of them fits.
+      The verdict on them; None if not even one fits for each part of the accumulation.
     Raises:
       ValueError: the topology has no limit.
     """
     if topology.chip is None:
         raise ValueError(f"{topology.name} has no memory limit to search for: name a TPU topology.")
     config = _with_remat(config, remat)
+    least = config.accumulation * _row_parts(config, topology)
+    best, fits, fails = None, 0, None
+    times = max(1, config.batch_size // least)
+    while fails is None or fails - fits > 1:
+        verdict = preflight(dataclasses.replace(config, batch_size=times * least), topology)
+        if verdict.fits:
+            best, fits = verdict, times
+        else:
+            fails = times
+        times = 2 * fits if fails is None else (fits + fails) // 2
+    return best
 
-    def verdict_on(batch: int) -> Verdict:
-        return preflight(dataclasses.replace(config, batch_size=batch), topology)
 
-    batch, best = config.batch_size, verdict_on(config.batch_size)
-    if best.fits:
-        while (more := verdict_on(2 * batch)).fits:
-            batch, best = 2 * batch, more
-        return best
-    while batch % (2 * config.accumulation * len(topology.devices())) == 0:
-        batch //= 2
-        if (less := verdict_on(batch)).fits:
-            return less
-    return None
+def _row_parts(config: Config, topology: Topology) -> int:
+    mesh = config.mesh
+    return row_parts(make_mesh(mesh.data, mesh.fsdp, mesh.model, topology.devices()))
 
 
 def _with_remat(config: Config, remat: bool) -> Config:

@@ -44,7 +44,8 @@ def make_mesh(
     Args:
       data, fsdp, model: devices along each axis; one may be -1 for all that the others leave.
     Raises:
-      ValueError: the sizes do not multiply to the number of devices.
+      ValueError: the sizes do not multiply to the number of devices, or `model` does not divide
+        those of a host.
     """
     devices = jax.devices() if devices is None else devices
     # A process feeds its own rows of a batch, which must lie one after the other.
@@ -67,6 +68,11 @@ def make_mesh(
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
+def row_parts(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return _parts(mesh, ROWS[0])
+
+
 def check_mesh(mesh: Mesh, batch_size: int, accumulation: int, params: Any) -> None:
     """Refuses what the mesh cannot hold, before anything compiles.
 
@@ -75,7 +81,7 @@ def check_mesh(mesh: Mesh, batch_size: int, accumulation: int, params: Any) -> N
     Raises:
       ValueError: rows or a dimension of a parameter do not divide over the devices.
     """
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    ways = row_parts(mesh)
     if batch_size % (ways * accumulation):
         raise ValueError(
             f"batch_size={batch_size} does not divide over {ways} devices x accumulation="

@@ -53,10 +53,10 @@ class Run:
         self.config = config = config.resolve(self.task.rows_per_epoch)
         self.steps = int(config.steps)
         self.program = Program(config, self.task)
-        if config.init:
-            init = find_checkpoint(config.init)
-            self.task.check_checkpoint(init)
-            check_params(init, self.program.state.params)
+        self._init = find_checkpoint(config.init) if config.init else None
+        if self._init:
+            self.task.check_checkpoint(self._init)
+            check_params(self._init, self.program.state.params)
         workdirs.claim(self.workdir, config, self.task)
         self.checkpoints = Checkpoints(
             self.workdir / "checkpoints", config.keep, int(config.keep_every)
@@ -90,10 +90,9 @@ class Run:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
         state = self.program.init()
-        if self.config.init:
-            path = find_checkpoint(self.config.init)
-            state = state._replace(params=load_params(path, self.program.state.params))
-            _log.info("beginning with the parameters of %s.", path)
+        if self._init:
+            state = state._replace(params=load_params(self._init, self.program.state.params))
+            _log.info("beginning with the parameters of %s.", self._init)
         return state
 
     def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:

@@ -11,7 +11,7 @@ from etils import epath
 
 import bertjax
 from bertjax import hosts
-from bertjax.config import Config
+from bertjax.config import RETIRED, Config
 from bertjax.tasks import Task
 
 # Fields that may differ between the runs that continue each other in one workdir.
@@ -37,6 +37,11 @@ def claim(workdir: epath.Path, config: Config, task: Task) -> None:
         raise ValueError(f"{workdir} holds no readable run ({error}): use another one.") from error
     now = _flat(json.loads(json.dumps(config.to_dict())))
     for name in sorted(before.keys() | now.keys()):
+        if name in RETIRED:
+            raise ValueError(
+                f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
+                "finish it with the version that began it, or use another --workdir."
+            )
         if name not in _FREE and before.get(name) != now.get(name):
             raise ValueError(
                 f"{workdir} holds a run with {name}={before.get(name)!r} and this configuration "

@@ -46,6 +46,7 @@ class Server:
         self.objects: dict[str, Stored] = {}
         self.before_write: Callable[[str], None] = lambda name: None  # given an object's name
         self.refused: list[str] = []
+        self.forbidden: set[str] = set()  # names of answers that are 403
         self.clients: set[str] = set()
         self.uploads: dict[str, dict[str, str]] = {}  # begun: number -> query
         self.lock = threading.RLock()
@@ -121,6 +122,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 try:
                     if bucket != self.store.bucket:
                         raise Failure(404)
+                    if answer.__name__ in self.store.forbidden:
+                        raise Failure(403)
                     return answer(self, body, *names)
                 except Failure as failure:
                     return self._send(failure.args[0])

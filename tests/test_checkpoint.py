@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from bertjax import hosts
 from bertjax.checkpoint import (
     CheckpointError,
     Checkpoints,
@@ -148,6 +149,19 @@ def test_a_failed_save_leaves_the_earlier_ones_and_no_trace(checkpoints, target)
     assert not checkpoints.path(30).exists()
     assert checkpoints.steps() == [10, 20]
     assert equal(checkpoints.restore(target), make_state(20))
+
+
+def test_a_finished_save_is_kept_when_another_host_is_lost_at_its_end(
+    checkpoints, target, monkeypatch
+) -> None:
+    def lose(what: str) -> None:
+        if what == "checkpoint-end":
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE: a host is gone")
+
+    monkeypatch.setattr(hosts, "wait_for_all", lose)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        checkpoints.save(make_state(30), describe)
+    assert equal(checkpoints.restore(target), make_state(30))
 
 
 def test_parameters_alone_can_be_loaded(checkpoints, target) -> None:

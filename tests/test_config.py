@@ -1,5 +1,6 @@
 """Configurations: every field is known, typed and checked before anything else happens."""
 
+import json
 import pathlib
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import tasks
-from bertjax.config import Config, load_config, parse_config
+from bertjax.config import Config, load_config, parse_config, read_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 FIELDS = {"pretrain": {"dir": "", "workers": None, "mask_prob": 0.15, "masking": "piece"}}
@@ -159,6 +160,13 @@ def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
 def test_a_wrong_argument_is_refused(arg: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load(arg)
+
+
+def test_a_field_that_was_retired_does_not_close_a_checkpoint(tmp_path) -> None:
+    written = Config().to_dict()
+    written["model"]["dropout_rng"] = "rbg"
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert read_config(tmp_path / "config.json", FIELDS) == parse()
 
 
 def test_a_missing_file_is_named() -> None:

@@ -8,14 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax import hosts, tasks
+from bertjax import RunError, hosts, tasks
 from bertjax.checkpoint import Checkpoints, find_checkpoint, load_params
 from bertjax.config import read_config
 from bertjax.hosts import Cluster, find_cluster
@@ -40,10 +42,15 @@ class Program:
     """Processes that train together, four simulated devices in all."""
 
     def __init__(
-        self, corpus: pathlib.Path, workdir: pathlib.Path, processes: int, **overrides: object
+        self,
+        corpus: pathlib.Path,
+        workdir: pathlib.Path,
+        processes: int,
+        *,
+        last: Sequence[str] = (),  # arguments of the last process alone
     ) -> None:
         fields = {"model.vocab_size": 128, "model.dtype": "float32", "steps": STEPS}
-        fields |= {"checkpoint_every": 20, "log_every": 5, "eval_every": 30, **overrides}
+        fields |= {"checkpoint_every": 20, "log_every": 5, "eval_every": 30}
         line = [sys.executable, "-m", "bertjax", "train", "--workdir", str(workdir)]
         line += ["--config", f"{PRETRAIN}:smoke,data={corpus}"]
         line += [f"--config.{name}={value}" for name, value in fields.items()]
@@ -66,7 +73,11 @@ class Program:
             cluster += ["--host", str(host)]
             with log.open("w") as file:
                 process = subprocess.Popen(
-                    line + (cluster if processes > 1 else []),
+                    [
+                        *line,
+                        *(cluster if processes > 1 else ()),
+                        *(last if host == processes - 1 else ()),
+                    ],
                     env=environment | {"HOST": str(host)},
                     stdout=subprocess.DEVNULL,
                     stderr=file,
@@ -99,6 +110,11 @@ class Program:
 def metrics(workdir: pathlib.Path) -> list[dict]:
     entries = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries]
+
+
+def assert_same_params(ours: pathlib.Path, theirs: pathlib.Path) -> None:
+    for a, b in zip(params_of(ours), params_of(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> None:
@@ -144,18 +160,14 @@ def test_two_processes_give_the_losses_of_one(alone, two) -> None:
 
 @pytest.mark.slow
 def test_a_process_opens_its_own_shards_alone(alone, two) -> None:
-    opened = [
-        {
-            name
-            for name in (two.parent / f"two.opened.{host}").read_text().split()
-            if "train" in name
-        }
-        for host in range(2)
-    ]
-    assert len(opened[0]) == len(opened[1]) == 4
-    assert not opened[0] & opened[1]
-    everything = (alone.parent / "alone.opened.0").read_text().split()
-    assert opened[0] | opened[1] == {name for name in everything if "train" in name}
+    def opened(workdir: pathlib.Path, host: int) -> set[str]:
+        names = (workdir.parent / f"{workdir.name}.opened.{host}").read_text().split()
+        return {name for name in names if "train" in name}
+
+    first, second = opened(two, 0), opened(two, 1)
+    assert len(first) == len(second) == 4
+    assert not first & second
+    assert first | second == opened(alone, 0)
 
 
 @pytest.mark.slow
@@ -174,8 +186,7 @@ def test_the_loss_of_a_process_ends_the_others_and_the_same_command_goes_on(
     assert again.wait() == [0, 0], again.sentence(0)
     assert "going on from step 20" in again.errors[1].read_text()
     assert metrics(runs / "killed") == metrics(two)
-    for ours, theirs in zip(params_of(runs / "killed"), params_of(two), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same_params(runs / "killed", two)
 
 
 @pytest.mark.slow
@@ -192,6 +203,44 @@ def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
     assert again.wait() == [0], again.sentence(0)
     assert f"going on from step {step}" in again.errors[0].read_text()
     assert_close(runs / "stopped", alone, 1e-6)
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_it_at_once_with_its_own_status(corpus, runs) -> None:
+    program = Program(corpus, runs / "wrong", 2, last=["--config.data.dir=nowhere"])
+    began = time.monotonic()
+    assert program.processes[1].wait(60) == 2
+    assert time.monotonic() - began < 60
+    assert "nowhere" in program.sentence(1)
+    assert program.wait(120)[0] == 75
+    assert "another host is lost" in program.sentence(0)
+
+
+def test_a_child_that_fails_does_not_wait_for_the_others(monkeypatch, capfd) -> None:
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    def fail() -> int:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(os, "_exit", end)
+    for run, status in [(lambda: 2, 2), (fail, 1)]:
+        with pytest.raises(SystemExit) as ended:
+            hosts.run_child(run)
+        assert ended.value.code == status
+    assert "KeyError: 'a defect'" in capfd.readouterr().err
+    for status in (0, 75):  # all hosts end so together
+        assert hosts.run_child(lambda status=status: status) == status
+
+
+def test_a_tpu_without_others_trains_alone(monkeypatch) -> None:
+    def find_none(*_: object, **__: object) -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", find_none)
+    hosts.join(Cluster(optional=True), saves=True)
+    with pytest.raises(RunError, match="did not come together"):
+        hosts.join(Cluster(), saves=True)
 
 
 def test_a_process_is_alone_where_nothing_speaks_of_others(monkeypatch) -> None:
@@ -229,16 +278,49 @@ def test_what_names_no_cluster_is_refused(arguments, sentence) -> None:
         find_cluster(*arguments)
 
 
-def test_a_child_that_a_signal_ends_asks_for_the_same_command(monkeypatch, capfd) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    program = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
+@pytest.fixture
+def supervise(monkeypatch):
+    """`hosts.supervise` with a program of ours as the child."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     plain = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda _, **options: plain([sys.executable, "-c", program], **options)
-    )
-    try:
-        assert hosts.supervise([]) == 75
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert "ended by SIGABRT" in capfd.readouterr().err
+
+    def supervised(program: str) -> int:
+        line = [sys.executable, "-c", program]
+        monkeypatch.setattr(subprocess, "Popen", lambda _, **options: plain(line, **options))
+        return hosts.supervise([])
+
+    yield supervised
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "sentence"),
+    [
+        ("SIGABRT", 75, "run the same command on all hosts"),
+        ("SIGKILL", 75, "no memory left"),
+        ("SIGSEGV", 1, "a fault of the program or the machine"),
+    ],
+)
+def test_a_child_that_a_signal_ends_says_whether_to_run_again(
+    supervise, capfd, name: str, status: int, sentence: str
+) -> None:
+    assert supervise(f"import os, signal; os.kill(os.getpid(), signal.{name})") == status
+    said = capfd.readouterr().err
+    assert f"ended by {name}" in said and sentence in said
+
+
+def test_a_second_interrupt_ends_a_child_that_does_not_stop(supervise, tmp_path) -> None:
+    ready = tmp_path / "ready"
+
+    def interrupt() -> None:
+        while not ready.exists():
+            time.sleep(0.05)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    threading.Thread(target=interrupt).start()
+    program = "import signal, pathlib, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    assert supervise(program + f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)") == 75

@@ -42,6 +42,18 @@ def tool(name: str) -> str:
     return path
 
 
+def run_alone(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a tool that shall ask nobody and reach nothing."""
+    return subprocess.run(
+        command,
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 def printed_for(laptop: Laptop, program: str) -> list[list[str]]:
     """The commands of one program that the scripts print or the guide shows, each kind once."""
     values = write_values(laptop.home, PLAIN)
@@ -56,20 +68,13 @@ def printed_for(laptop: Laptop, program: str) -> list[list[str]]:
 def test_gcloud_accepts_every_command(laptop, tmp_path) -> None:
     tool("gcloud")
     # Without an account nothing is sent; what its parser refuses ends with status 2 before that.
-    environment = os.environ | {
+    account = {
         "CLOUDSDK_CONFIG": str(tmp_path / "gcloud"),
         "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
     }
 
     def judge(command: list[str]) -> tuple[int, str]:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_alone(command, **account)
         return done.returncode, done.stderr
 
     commands = printed_for(laptop, "gcloud")
@@ -160,14 +165,6 @@ def test_slurm_accepts_every_command(laptop, tmp_path) -> None:
 @pytest.mark.parametrize("program", ["kubectl", "docker"])
 def test_kubectl_and_docker_accept_every_command(laptop, program) -> None:
     tool(program)
-    environment = os.environ | {"HOME": str(laptop.home), "DOCKER_HOST": "unix:///nowhere"}
     for command in printed_for(laptop, program):
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_alone(command, HOME=str(laptop.home), DOCKER_HOST="unix:///nowhere")
         assert done.returncode and "unknown" not in done.stderr, done.stderr

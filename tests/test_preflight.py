@@ -7,6 +7,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
 import pytest
 from conftest import process_environment
 
@@ -106,21 +107,25 @@ def test_rows_are_not_searched_for_where_there_is_no_limit() -> None:
         largest_batch(configuration(), EIGHT, remat=False)
 
 
-@pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 2), (5, 4), (64, 64)])
-def test_the_search_finds_the_most_rows_that_fit(most: int, rows: int, monkeypatch) -> None:
+@pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 2), (5, 5), (64, 64)])
+@pytest.mark.parametrize("model", [1, 2])
+def test_the_search_finds_the_most_rows_that_fit(
+    most: int, rows: int, model: int, monkeypatch
+) -> None:
     def fits(config: Config, topology: Topology) -> SimpleNamespace:
-        rows = config.batch_size // 8
+        rows = config.batch_size // (8 // model)
         return SimpleNamespace(fits=rows <= most, rows_per_device=rows)
 
     monkeypatch.setattr("bertjax.preflight.preflight", fits)
-    monkeypatch.setattr(Topology, "devices", lambda self: range(8))
-    verdict = largest_batch(configuration(batch_size=32), Topology("v5e:2x4"), remat=False)
+    monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
+    config = configuration(**{"batch_size": 32, "mesh.model": model})
+    verdict = largest_batch(config, Topology("v5e:2x4"), remat=False)
     assert verdict is not None and verdict.rows_per_device == rows
 
 
 def test_the_search_finds_nothing_where_not_even_a_row_fits(monkeypatch) -> None:
     monkeypatch.setattr("bertjax.preflight.preflight", lambda *_: SimpleNamespace(fits=False))
-    monkeypatch.setattr(Topology, "devices", lambda self: range(8))
+    monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
     assert largest_batch(configuration(batch_size=32), Topology("v5e:2x4"), remat=True) is None
 
 

@@ -203,6 +203,15 @@ def test_a_bucket_that_does_not_exist_is_refused(bucket) -> None:
     assert said == "bertjax: there is no bucket gs://bucked: name one that exists.\n"
 
 
+def test_the_right_to_objects_alone_suffices(bucket, corpus) -> None:
+    bucket.forbidden = {"bucket"}
+    finish(start(bucket, *configured("inspect", GS)))
+    bucket.forbidden = {"bucket", "metadata", "media", "listing"}
+    said = finish(start(bucket, *configured("inspect", GS)), status=1)
+    assert said.startswith("bertjax: ") and "403" in said and said.count("\n") == 1
+    bucket.forbidden = set()
+
+
 def test_nothing_else_was_asked_of_the_bucket(bucket, resumed) -> None:
     assert not bucket.refused
     assert {client.partition("/")[0] for client in bucket.clients} == {"TSL", "tensorstore"}

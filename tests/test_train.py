@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import shutil
 import signal
 
 import jax
@@ -138,6 +139,16 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
 def test_a_workdir_belongs_to_one_run(corpus, whole, change, message) -> None:
     with pytest.raises(ValueError, match=message):
         Run(configure(corpus, **change), whole)
+
+
+def test_a_run_of_an_older_version_is_not_gone_on_with(corpus, whole, tmp_path) -> None:
+    for name in ("config.json", "run.json"):
+        shutil.copy(whole / name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model"]["dropout_rng"] = "rbg"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"model\.dropout_rng, which this version .* not have"):
+        Run(configure(corpus), tmp_path)
 
 
 def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
