@@ -6,10 +6,15 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 # Eight devices on one CPU, for the tests of meshes; it must be set before JAX starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Many processes compile the same programs. Workers of pytest find the folder in their environment.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    compiled = tempfile.TemporaryDirectory()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
 
 import numpy as np
 import pytest
