@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax import RunError, hosts, tasks
+from bertjax import RunError, hosts, program, tasks
 from bertjax.checkpoint import Checkpoints, find_checkpoint, load_params
 from bertjax.config import read_config
 from bertjax.hosts import Cluster, find_cluster
@@ -36,6 +36,29 @@ def note(event, arguments):
             print(os.path.basename(str(arguments[0])), file=file)
 sys.addaudithook(note)
 """
+
+
+# Restores a run's state on a mesh over all processes and saves it elsewhere.
+COPY = """
+import sys
+from bertjax import hosts, program, tasks
+from bertjax.checkpoint import Checkpoints
+from bertjax.config import load_config
+number, port, run, copy = sys.argv[1:]
+hosts.join(hosts.Cluster(f"localhost:{port}", 4, int(number)), saves=False)
+overrides = {"model.vocab_size": "128", "model.dtype": "float32", "steps": "60", "mesh.fsdp": "2"}
+config = load_config(f"{PRETRAIN}:smoke", overrides, tasks.data_fields()).resolve()
+target = program.Program(config, tasks.objective(config)).state
+assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
+state = Checkpoints(f"{run}/checkpoints").restore(target)
+Checkpoints(copy).save(state, lambda path: None)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 class Program:
@@ -63,9 +86,7 @@ class Program:
             "PYTHONPATH": str(audit),
             "OPENED": str(workdir) + ".opened",
         }
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.errors = [workdir.parent / f"{workdir.name}.{host}.log" for host in range(processes)]
         self.processes = []
         for host, log in enumerate(self.errors):
@@ -130,6 +151,14 @@ def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
     shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     return jax.tree.map(np.asarray, jax.tree.leaves(load_params(find_checkpoint(workdir), target)))
+
+
+def state_of(checkpoints: pathlib.Path, run: pathlib.Path) -> list[np.ndarray]:
+    """All arrays of the newest checkpoint, on one device; `run` has the configuration."""
+    config = read_config(run / "config.json", tasks.data_fields())
+    target = program.Program(config, tasks.objective(config), jax.devices()[:1]).state
+    state = Checkpoints(checkpoints).restore(target)
+    return jax.tree.map(np.asarray, jax.tree.leaves(state))
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +232,28 @@ def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
     assert again.wait() == [0], again.sentence(0)
     assert f"going on from step {step}" in again.errors[0].read_text()
     assert_close(runs / "stopped", alone, 1e-6)
+
+
+@pytest.mark.slow
+def test_four_processes_open_and_save_the_state_of_one_to_the_last_bit(alone, tmp_path) -> None:
+    port = free_port()
+    environment = process_environment() | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    copy = COPY.replace("{PRETRAIN}", str(PRETRAIN))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", copy, str(number), str(port), alone, tmp_path / "copy"],
+            env=environment,
+        )
+        for number in range(4)
+    ]
+    assert [process.wait(200) for process in processes] == [0] * 4
+    ours, theirs = state_of(tmp_path / "copy", alone), state_of(alone / "checkpoints", alone)
+    assert len(ours) > 3 * 20  # parameters and two moments of each
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow
