@@ -116,7 +116,7 @@ class _Encode(beam.DoFn):
 
     def process(self, document: tuple[int, list[str]]) -> Iterator[Encoded]:
         number, lines = document
-        row, record = encode_documents([lines], self._encoder)
+        row, record = encode_documents(["\n".join(lines)], self._encoder)
         yield number, row.tobytes(), record
 
 

@@ -14,15 +14,17 @@ from typing import TypeVar
 import numpy as np
 
 from data_pipelines.records import token_dtype
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.tokenization import Tokenizer, WordPieceTokenizer
 
 T = TypeVar("T")
 
-_SLOTS = 1 << 18  # words in the cache, at 25 bytes
+_SLOTS = 1 << 18  # words in the cache, at 32 bytes, or 40 with ids of four bytes
 _PROBES = 4  # slots that are tried
 _PORTION = 1 << 16  # characters whose arrays fit into the processor's cache
 _LONGEST_WORD = 16  # bytes of UTF-8, two machine words, that the cache takes
 _MOST_IDS = 4  # of a word that the cache takes
+# For each count of ids which of _MOST_IDS places they fill: booleans, to be gathered in one piece.
+_FIRST_IDS = np.tri(_MOST_IDS + 1, _MOST_IDS, -1, bool).view(f"V{_MOST_IDS}")[:, 0]
 
 _SPACE, _LETTER, _SIGN = range(3)
 _KINDS = np.full(256, _LETTER, np.uint8)  # of a byte; a letter is also what the tokenizer drops
@@ -58,9 +60,9 @@ class BulkEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.dtype = token_dtype(len(tokenizer.pieces))
-        self._low, self._high = np.zeros((2, _SLOTS), "<u8")
-        self._counts = np.zeros(_SLOTS, np.uint8)  # 0: the slot is free
-        self._ids = np.zeros((_MOST_IDS, _SLOTS), self.dtype)
+        ids = f"V{_MOST_IDS * self.dtype.itemsize}"
+        fields = [("low", "<u8"), ("high", "<u8"), ("ids", ids), ("count", "<u8")]
+        self._table = np.zeros(_SLOTS, fields)  # count 0: the slot is free
 
     def __call__(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids [n] of sentences without line feeds, and how many [s] of them each one has."""
@@ -76,59 +78,75 @@ class BulkEncoder:
         if text.count("\n") >= len(sentences):
             raise ValueError("a sentence holds a line feed; split the text at line feeds first")
         # The lower case of a capital sigma depends on what follows, punctuation or not.
-        alone = self.tokenizer.cased or "Σ" not in text
-        if self.tokenizer.kind == "wordpiece" and alone:
+        tokenizer = self.tokenizer
+        alone = tokenizer.cased or "Σ" not in text
+        if isinstance(tokenizer, WordPieceTokenizer) and alone:
             # Half a surrogate pair, as JSON may hold, has no UTF-8.
             with contextlib.suppress(UnicodeEncodeError):
-                return self._encode_words(text if self.tokenizer.cased else text.lower())
-        encoded = [self.tokenizer.encode(sentence) for sentence in sentences]
+                return self._encode_words(text.encode(), tokenizer)
+        encoded = [tokenizer.encode(sentence) for sentence in sentences]
         lengths = np.array([len(ids) for ids in encoded], np.int64)
         return np.fromiter(itertools.chain.from_iterable(encoded), self.dtype), lengths
 
-    def _encode_words(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        content = text.encode() + b"\n"
+    def _encode_words(
+        self, content: bytes, tokenizer: WordPieceTokenizer
+    ) -> tuple[np.ndarray, np.ndarray]:
+        content += b"\n"
+        if not tokenizer.cased:
+            content = content.lower()  # what is not ASCII the tokenizer lower-cases, word by word
         starts, ends, lines = _find_words(np.frombuffer(content, np.uint8))
         low, high = _pack(content, starts, ends)
-        slots, known = self._look_up(low, high)
+        slots, rows, known = self._look_up(low, high)
         short = ends - starts <= _LONGEST_WORD
         known &= short
-        counts = self._counts[slots].astype(np.int64)
+        counts = np.where(known, rows["count"], 0).astype(np.int64)
+        known_ids = rows["ids"].copy().view(self.dtype)[_FIRST_IDS[counts].view(bool)]
 
         unknown = np.flatnonzero(~known)
         spans = zip(starts[unknown].tolist(), ends[unknown].tolist(), strict=True)
-        texts = [content[start:end] for start, end in spans]
-        ids_of = {text: self.tokenizer.encode(text.decode()) for text in set(texts)}
-        computed = [ids_of[text] for text in texts]
-        counts[unknown] = [len(ids) for ids in computed]
+        words = [content[start:end].decode() for start, end in spans]
+        numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
+        ids, ids_of = tokenizer.encode_words(numbers)
+        which = np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))
+        counts[unknown] = ids_of[which]
+        first = np.cumsum(ids_of) - ids_of
 
         bounds = np.concatenate([[0], np.cumsum(counts)])
         tokens = np.zeros(bounds[-1], self.dtype)
-        tokens[_ranges(bounds[unknown], counts[unknown])] = list(itertools.chain(*computed))
-        for column, more in _columns(np.flatnonzero(known), counts):
-            tokens[bounds[more] + column] = self._ids[column][slots[more]]
+        added = np.zeros(len(tokens), bool)
+        added[_ranges(bounds[unknown], counts[unknown])] = True
+        tokens[added] = ids[_ranges(first[which], counts[unknown])]
+        tokens[~added] = known_ids
 
-        free = self._counts[slots[unknown]] == 0
+        free = rows["count"][unknown] == 0
         new = unknown[free & short[unknown] & (counts[unknown] <= _MOST_IDS)]
         new = new[np.unique(slots[new], return_index=True)[1]]
-        self._low[slots[new]], self._high[slots[new]] = low[new], high[new]
-        self._counts[slots[new]] = counts[new]
-        for column, more in _columns(new, counts):
-            self._ids[column][slots[more]] = tokens[bounds[more] + column]
+        rows = np.zeros(len(new), self._table.dtype)
+        rows["low"], rows["high"], rows["count"] = low[new], high[new], counts[new]
+        places = np.zeros(_MOST_IDS * len(new), self.dtype)
+        places[_FIRST_IDS[counts[new]].view(bool)] = tokens[_ranges(bounds[new], counts[new])]
+        rows["ids"] = places.view(rows["ids"].dtype)
+        self._table[slots[new]] = rows
         return tokens, np.diff(bounds[lines], prepend=0)
 
-    def _look_up(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each word the slot where the search ended, and whether the word is there."""
+    def _look_up(
+        self, low: np.ndarray, high: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each word the slot where the search ended, its row, and whether the word is there."""
         mixed = (low * _MIX[0] ^ high * _MIX[1]) * _MIX[0] >> np.uint64(40)  # the high bits
-        slots = mixed.astype(np.int64)
-        known = np.zeros(len(slots), bool)
-        searched = np.arange(len(slots))
-        for probe in range(_PROBES):
-            held = slots[searched] = (slots[searched] + min(probe, 1)) % _SLOTS
-            same = (self._low[held] == low[searched]) & (self._high[held] == high[searched])
-            taken = self._counts[held] > 0
-            known[searched[same & taken]] = True
-            searched = searched[~same & taken]
-        return slots, known
+        slots = mixed.astype(np.int64) % _SLOTS
+        rows = np.take(self._table, slots)
+        taken = rows["count"] > 0
+        known = taken & (rows["low"] == low) & (rows["high"] == high)
+        searched = np.flatnonzero(taken & ~known)
+        for _ in range(_PROBES - 1):
+            slots[searched] = (slots[searched] + 1) % _SLOTS
+            rows[searched] = held = np.take(self._table, slots[searched])
+            taken = held["count"] > 0
+            same = taken & (held["low"] == low[searched]) & (held["high"] == high[searched])
+            known[searched] = same
+            searched = searched[taken & ~same]
+        return slots, rows, known
 
 
 def _find_words(content: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -157,13 +175,6 @@ def _pack(content: bytes, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndar
     long = np.flatnonzero(lengths > 8)
     high[long] = halves[starts[long] + 8] & _FIRST_BYTES[np.minimum(lengths[long] - 8, 8)]
     return low, high
-
-
-def _columns(words: np.ndarray, counts: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """For each place of an id within a word, the words that have an id there."""
-    for column in range(_MOST_IDS):
-        words = words[counts[words] > column]
-        yield column, words
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def prepare(
     options = checked_options(inputs, text_field, held_out, dedup, shards)
     sources = resolve(inputs)
     documents = itertools.chain.from_iterable(read_source(s, text_field) for s in sources)
-    batches = grouped(documents, lambda document: sum(map(len, document)), _BATCH)
+    batches = grouped(map("\n".join, documents), len, _BATCH)
     dtype = token_dtype(len(tokenizer.pieces))
     workers = os.cpu_count() or 1 if workers is None else workers
     meter = _Meter(progress)
@@ -142,7 +142,7 @@ def check_output(output: epath.PathLike) -> None:
 
 
 def _encode_in_parallel(
-    batches: Iterable[list[list[str]]], tokenizer: Tokenizer, workers: int
+    batches: Iterable[list[str]], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[np.ndarray, bytes]]:
     """`encode_documents` of every batch, in order; few batches are in flight at a time."""
     if workers <= 1:
@@ -150,9 +150,10 @@ def _encode_in_parallel(
         for batch in batches:
             yield encode_documents(batch, encoder)
         return
-    with ProcessPoolExecutor(
+    pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), _start_worker, (tokenizer,)
-    ) as pool:
+    )
+    try:
         pending: deque[Future] = deque()
         for batch in batches:
             pending.append(pool.submit(_encode_in_worker, batch))
@@ -160,6 +161,8 @@ def _encode_in_parallel(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # they end while the shards are written
 
 
 _worker_encoder: BulkEncoder
@@ -179,7 +182,7 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
-def _encode_in_worker(batch: list[list[str]]) -> tuple[np.ndarray, bytes]:
+def _encode_in_worker(batch: list[str]) -> tuple[np.ndarray, bytes]:
     return encode_documents(batch, _worker_encoder)
 
 

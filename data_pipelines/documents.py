@@ -36,16 +36,19 @@ _TRAIN_DOCUMENTS, _TRAIN_PIECES, _HELDOUT_DOCUMENTS, _MOST_SHARDS = 64, 100_000,
 Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows of its documents
 
 
-def encode_documents(
-    documents: Sequence[list[str]], encoder: BulkEncoder
-) -> tuple[np.ndarray, bytes]:
-    """Tokenise documents: their rows of `INDEX`, and the payload that the rows point into."""
-    sentences = [[s for line in lines for s in split_sentences(line)] for lines in documents]
+def encode_documents(documents: Sequence[str], encoder: BulkEncoder) -> tuple[np.ndarray, bytes]:
+    """Tokenise documents: their rows of `INDEX`, and the payload that the rows point into.
+
+    A sentence ends with its line at the latest.
+    """
+    sentences = [
+        [s for line in text.split("\n") for s in split_sentences(line)] for text in documents
+    ]
     tokens, lengths = encoder([s for document in sentences for s in document])
     ends = np.cumsum([len(document) for document in sentences])  # of documents, in sentences
     kept = _up_to(ends, lengths > 0)
     token_ends = _up_to(ends, lengths)
-    texts = ["\n".join(lines).encode(errors="surrogatepass") for lines in documents]
+    texts = [text.encode(errors="surrogatepass") for text in documents]
     index = np.zeros(len(documents), INDEX)
     digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
     index["hash"] = np.frombuffer(digests, "<u8").reshape(-1, 2)

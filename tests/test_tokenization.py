@@ -106,6 +106,15 @@ def test_pieces_are_the_longest_matches_of_the_words(text: str) -> None:
     assert pieces_of(text) == [piece for word in words for piece in naive_pieces(word, PIECES)]
 
 
+@given(st.lists(TEXTS.map(lambda text: text.encode(errors="replace").decode())))
+def test_words_together_have_the_ids_that_each_has_alone(words: list[str]) -> None:
+    tokenizer = uncased()
+    ids, counts = tokenizer.encode_words(words)
+    expected = [tokenizer.encode(word) for word in words]
+    assert ids.tolist() == [i for each in expected for i in each]
+    assert counts.tolist() == [len(each) for each in expected]
+
+
 @given(TEXTS, TEXTS)
 def test_a_space_keeps_texts_apart(a: str, b: str) -> None:
     tokenizer = uncased()

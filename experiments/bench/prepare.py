@@ -60,6 +60,8 @@ def run_prepare(text: str, vocab: pathlib.Path, workers: int) -> int:
     with tempfile.TemporaryDirectory() as directory:
         output = pathlib.Path(directory, "corpus")
         manifest = prepare([text], load_tokenizer(vocab), output, workers=workers)
+        for worker in multiprocessing.active_children():
+            worker.join()  # as above
         return int(manifest.totals["pieces"])
 
 
@@ -93,7 +95,7 @@ def main() -> None:
     parser.add_argument("--text", nargs="+", required=True)
     parser.add_argument("--vocab", type=pathlib.Path, required=True)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     vocab, workers = arguments.vocab, arguments.workers
 
