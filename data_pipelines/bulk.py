@@ -121,32 +121,36 @@ class BulkEncoder:
         free = rows["count"][unknown] == 0
         new = unknown[free & short[unknown] & (counts[unknown] <= _MOST_IDS)]
         new = new[np.unique(slots[new], return_index=True)[1]]
-        rows = np.zeros(len(new), self._table.dtype)
-        rows["low"], rows["high"], rows["count"] = low[new], high[new], counts[new]
+        learnt = np.zeros(len(new), self._table.dtype)
+        learnt["low"], learnt["high"], learnt["count"] = low[new], high[new], counts[new]
         places = np.zeros(_MOST_IDS * len(new), self.dtype)
         places[_FIRST_IDS[counts[new]].view(bool)] = tokens[_ranges(bounds[new], counts[new])]
-        rows["ids"] = places.view(rows["ids"].dtype)
-        self._table[slots[new]] = rows
+        learnt["ids"] = places.view(learnt["ids"].dtype)
+        self._table[slots[new]] = learnt
         return tokens, np.diff(bounds[lines], prepend=0)
 
     def _look_up(
         self, low: np.ndarray, high: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each word the slot where the search ended, its row, and whether the word is there."""
+        """For each word [w] the slot where the search ended, its row, and whether it is known."""
         mixed = (low * _MIX[0] ^ high * _MIX[1]) * _MIX[0] >> np.uint64(40)  # the high bits
         slots = mixed.astype(np.int64) % _SLOTS
         rows = np.take(self._table, slots)
-        taken = rows["count"] > 0
-        known = taken & (rows["low"] == low) & (rows["high"] == high)
-        searched = np.flatnonzero(taken & ~known)
+        known, others = _compare(rows, low, high)
+        searched = np.flatnonzero(others)
         for _ in range(_PROBES - 1):
             slots[searched] = (slots[searched] + 1) % _SLOTS
             rows[searched] = held = np.take(self._table, slots[searched])
-            taken = held["count"] > 0
-            same = taken & (held["low"] == low[searched]) & (held["high"] == high[searched])
-            known[searched] = same
-            searched = searched[taken & ~same]
+            known[searched], others = _compare(held, low[searched], high[searched])
+            searched = searched[others]
         return slots, rows, known
+
+
+def _compare(rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of the table hold the word asked for, and which hold another; both bool [w]."""
+    taken = rows["count"] > 0
+    same = taken & (rows["low"] == low) & (rows["high"] == high)
+    return same, taken & ~same
 
 
 def _find_words(content: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -37,9 +37,12 @@ Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows
 
 
 def encode_documents(documents: Sequence[str], encoder: BulkEncoder) -> tuple[np.ndarray, bytes]:
-    """Tokenise documents: their rows of `INDEX`, and the payload that the rows point into.
+    """Tokenise documents: their rows of `INDEX` [d], and the payload that the rows point into.
 
-    A sentence ends with its line at the latest.
+    Args:
+      documents: texts [d], their lines apart by line feeds; a sentence ends with its line at the
+        latest.
+      encoder: gives the ids.
     """
     sentences = [
         [s for line in text.split("\n") for s in split_sentences(line)] for text in documents
