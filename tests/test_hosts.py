@@ -40,14 +40,14 @@ sys.addaudithook(note)
 
 # Restores a run's state on a mesh over all processes and saves it elsewhere.
 COPY = """
-import sys
+import dataclasses, pathlib, sys
 from bertjax import hosts, program, tasks
 from bertjax.checkpoint import Checkpoints
-from bertjax.config import load_config
+from bertjax.config import read_config
 number, port, run, copy = sys.argv[1:]
 hosts.join(hosts.Cluster(f"localhost:{port}", 4, int(number)), saves=False)
-overrides = {"model.vocab_size": "128", "model.dtype": "float32", "steps": "60", "mesh.fsdp": "2"}
-config = load_config(f"{PRETRAIN}:smoke", overrides, tasks.data_fields()).resolve()
+config = read_config(pathlib.Path(run, "config.json"), tasks.data_fields())
+config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))
 target = program.Program(config, tasks.objective(config)).state
 assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
 state = Checkpoints(f"{run}/checkpoints").restore(target)
@@ -241,10 +241,9 @@ def test_four_processes_open_and_save_the_state_of_one_to_the_last_bit(alone, tm
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }
-    copy = COPY.replace("{PRETRAIN}", str(PRETRAIN))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", copy, str(number), str(port), alone, tmp_path / "copy"],
+            [sys.executable, "-c", COPY, str(number), str(port), alone, tmp_path / "copy"],
             env=environment,
         )
         for number in range(4)
