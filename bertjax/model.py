@@ -5,6 +5,8 @@ each has a leading axis of `num_layers`, whether the program loops over it or is
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -12,17 +14,37 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.attention import attention, dropout
+from bertjax.attention import attention
+from bertjax.dropout import dropout
 
 
+@jax.custom_vjp
 def gelu(x: Array) -> Array:
     """x times the normal distribution function at x (Hendrycks and Gimpel 2016), with erf."""
-    return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+    return x * _normal_cdf(x)
+
+
+def _normal_cdf(x: Array) -> Array:
+    return 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+def _gelu_forward(x: Array) -> tuple[Array, Array]:
+    # The derivative is kept in place of x: beside the matrix product that gives x it costs
+    # nothing, while the backward pass would wait for it.
+    cdf = _normal_cdf(x)
+    return x * cdf, cdf + x * jnp.exp(-0.5 * x * x) * (2 * math.pi) ** -0.5
+
+
+def _gelu_backward(derivative: Array, gradient: Array) -> tuple[Array]:
+    return (gradient * derivative,)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 # The widest array of a block would otherwise be kept three times over for the backward pass.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": jax.checkpoint(gelu),
+    "gelu": gelu,
     "gelu_tanh": jax.checkpoint(jax.nn.gelu),
     "relu": jax.nn.relu,
 }
@@ -93,16 +115,97 @@ def initializer(config: BertConfig) -> jax.nn.initializers.Initializer:
     return jax.nn.initializers.truncated_normal(config.init_std)
 
 
-def dense(config: BertConfig, features: int, name: str | None = None) -> nn.Dense:
+class Dense(nn.Module):
     """A linear layer [..., n] -> [..., features] in the computation's dtype."""
-    dtype = jnp.dtype(config.dtype)
-    return nn.Dense(features, dtype=dtype, kernel_init=initializer(config), name=name)
+
+    config: BertConfig
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        dtype = jnp.dtype(self.config.dtype)
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", initializer(self.config), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return add_bias(jnp.dot(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
 
 
-def layer_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
-    """LayerNorm over the last axis, its statistics in float32."""
-    dtype = jnp.dtype(config.dtype)
-    return nn.LayerNorm(config.layer_norm_eps, dtype=dtype, use_fast_variance=False, name=name)
+@jax.custom_vjp
+def add_bias(x: Array, bias: Array) -> Array:
+    return x + bias
+
+
+def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
+    return x + bias, None
+
+
+def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
+    ones = jnp.ones((8, *gradient.shape[:-1]), gradient.dtype)
+    axes = range(gradient.ndim - 1)
+    sums = jax.lax.dot_general(
+        ones,
+        gradient,
+        ((tuple(axis + 1 for axis in axes), tuple(axes)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    return gradient, sums[0].astype(gradient.dtype)
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
+def dense(config: BertConfig, features: int, name: str | None = None) -> Dense:
+    return Dense(config, features, name=name)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis (Ba et al. 2016), its statistics in float32."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return normalize(x, scale, bias, self.config.layer_norm_eps).astype(self.config.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def normalize(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis, float32.
+
+    The gradient is written out: it reads `x` twice, where the derived one reads more.
+    """
+    return _normalize_forward(x, scale, bias, eps)[0]
+
+
+def _normalize_forward(
+    x: Array, scale: Array, bias: Array, eps: float
+) -> tuple[Array, tuple[Array, ...]]:
+    centred = x.astype(jnp.float32)
+    mean = centred.mean(axis=-1, keepdims=True)
+    centred -= mean
+    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + eps)
+    return centred * inverse * scale + bias, (x, mean, inverse, scale)
+
+
+def _normalize_backward(
+    eps: float, kept: tuple[Array, ...], gradient: Array
+) -> tuple[Array, Array, Array]:
+    x, mean, inverse, scale = kept
+    unit = (x.astype(jnp.float32) - mean) * inverse
+    scaled = gradient * scale
+    along = (scaled * unit).mean(axis=-1, keepdims=True)
+    d_x = inverse * (scaled - scaled.mean(axis=-1, keepdims=True) - unit * along)
+    rows = tuple(range(x.ndim - 1))
+    return d_x.astype(x.dtype), (gradient * unit).sum(axis=rows), gradient.sum(axis=rows)
+
+
+normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+def layer_norm(config: BertConfig, name: str | None = None) -> LayerNorm:
+    return LayerNorm(config, name=name)
 
 
 @jax.custom_vjp

@@ -88,7 +88,10 @@ class Program:
             out_shardings=(self._shardings(), None),
             donate_argnums=0,
         )
-        return jitted.lower(self.state, with_shardings(self._objective.batch_shapes(), self.rows))
+        with jax.set_mesh(self.mesh):
+            return jitted.lower(
+                self.state, with_shardings(self._objective.batch_shapes(), self.rows)
+            )
 
     def _shardings(self) -> Any:
         return jax.tree.map(lambda leaf: leaf.sharding, self.state)

@@ -1,0 +1,204 @@
+"""Attention as one TPU kernel: the weights [T, T] of a head never leave the core's own memory.
+
+It computes what `bertjax.attention` does, forward and backward, a row of the batch at a time. The
+backward pass computes the weights again from query and key, and draws dropout's bits again: both
+cost less than writing the weights to the chip's memory and reading them back (Dao et al. 2022).
+Rows of BERT's lengths fit as a whole, so the softmax needs no second pass.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
+
+from bertjax.dropout import random_words, scale, threshold
+from bertjax.sharding import ROWS
+
+_LANES = 128  # elements side by side in a TPU's registers
+_LONGEST = 512
+_BLOCK = 1 << 18  # bytes of each input that the core holds at a time
+
+
+def serves(query: Array) -> bool:
+    """Whether the kernel takes queries [B, T, N, D] where they are being traced."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.abstract_device is None or mesh.abstract_device.platform != "tpu":
+        return False
+    rows, length, heads, _ = query.shape
+    row_parts = math.prod(mesh.shape[axis] for axis in ROWS[0])
+    fits = length % _LANES == 0 and length <= _LONGEST
+    return fits and rows % row_parts == 0 and heads % mesh.shape["model"] == 0
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    pack_ids: Array,
+    *,
+    causal: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+    interpret: bool = False,
+) -> Array:
+    """As `bertjax.attention.attention`, split over the mesh of the context if there is one.
+
+    `interpret` runs the kernel on any device, slowly.
+    """
+    rows, length, heads, size = query.shape
+    limit, seeds = 0, jnp.zeros(2, jnp.uint32)
+    if dropout_key is not None:
+        limit, seeds = threshold(dropout_rate), jax.random.key_data(dropout_key)
+    kernel = functools.partial(_attention, _Kernel(size, limit, causal, interpret))
+    if not jax.sharding.get_abstract_mesh().empty:
+        wide, heads_axis = PartitionSpec(ROWS[0], None, "model"), PartitionSpec("model")
+        kernel = jax.shard_map(
+            kernel,
+            in_specs=((PartitionSpec(), ROWS, heads_axis, ROWS), wide, wide, wide),
+            out_specs=wide,
+            check_vma=False,
+        )
+    # What is dropped follows from the numbers of row and head in the whole batch and model.
+    shared = (seeds, jnp.arange(rows), jnp.arange(heads), pack_ids)
+    flat = (x.reshape(rows, length, heads * size) for x in (query, key, value))
+    return kernel(shared, *flat).reshape(query.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(
+    kernel: "_Kernel", shared: tuple[Array, ...], query: Array, key: Array, value: Array
+) -> Array:
+    return kernel.run(_Kernel.forward, shared, (query, key, value), outputs=1)[0]
+
+
+def _attention_forward(
+    kernel: "_Kernel", shared: tuple[Array, ...], *inputs: Array
+) -> tuple[Array, Any]:
+    return _attention(kernel, shared, *inputs), (shared, inputs)
+
+
+def _attention_backward(kernel: "_Kernel", kept: Any, gradient: Array) -> tuple[Any, ...]:
+    shared, inputs = kept
+    return (None, *kernel.run(_Kernel.backward, shared, (*inputs, gradient), outputs=3))
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """Both passes over a row and a block of its heads.
+
+    Attributes:
+      size: of a head, D.
+      limit: of dropout's bits; 0 for none.
+    """
+
+    size: int
+    limit: int
+    causal: bool
+    interpret: bool
+
+    def run(
+        self, body: Any, shared: tuple[Array, ...], arrays: tuple[Array, ...], outputs: int
+    ) -> list[Array]:
+        """Runs a pass over the whole of `arrays`, each [B, T, N * D]; outputs are like them."""
+        seeds, rows, heads, pack_ids = shared
+        batch, length, width = arrays[0].shape
+        block = self._block(length, width, arrays[0].dtype.itemsize)
+        wide = pl.BlockSpec((1, length, block), lambda row, part: (row, 0, part))
+        scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
+        queries = pl.BlockSpec((1, length, 1), lambda row, part: (row, 0, 0))
+        keys = pl.BlockSpec((1, 1, length), lambda row, part: (row, 0, 0))
+        return pl.pallas_call(
+            functools.partial(body, self),
+            grid=(batch, width // block),
+            in_specs=[scalars, scalars, scalars, queries, keys, *[wide] * len(arrays)],
+            out_specs=[wide] * outputs,
+            out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * outputs,
+            interpret=self.interpret,
+        )(seeds, rows, heads, pack_ids[:, :, None], pack_ids[:, None, :], *arrays)
+
+    def _block(self, length: int, width: int, itemsize: int) -> int:
+        """Elements of whole heads that a turn takes: all, or as many lanes as there is room for."""
+        sizes = [n for n in range(self.size, width, self.size) if width % n == 0 == n % _LANES]
+        room = [n for n in (*sizes, width) if length * n * itemsize <= _BLOCK]
+        return max(room, default=min(sizes, default=width))
+
+    def forward(
+        self, seeds: Any, rows: Any, heads: Any, q_ids: Any, k_ids: Any, *refs: Any
+    ) -> None:
+        query, key, value, out = refs
+        seen = self._seen(q_ids[0], k_ids[0])
+        for head, part in self._heads(query):
+            weights = _weights(self._scaled(query[0, :, part]), key[0, :, part], seen)
+            if self.limit:
+                keep = self._keep(seeds, rows, heads, head, len(seen))
+                weights = jnp.where(keep, weights * scale(self.limit), 0.0)
+            weights = weights.astype(value.dtype)
+            out[0, :, part] = _product(weights, value[0, :, part], 1, 0).astype(out.dtype)
+
+    def backward(
+        self, seeds: Any, rows: Any, heads: Any, q_ids: Any, k_ids: Any, *refs: Any
+    ) -> None:
+        query, key, value, gradient, d_query, d_key, d_value = refs
+        dtype = query.dtype
+        seen = self._seen(q_ids[0], k_ids[0])
+        for head, part in self._heads(query):
+            q, k, g = self._scaled(query[0, :, part]), key[0, :, part], gradient[0, :, part]
+            weights = dropped = _weights(q, k, seen)
+            d_weights = _product(g, value[0, :, part], 1, 1)
+            if self.limit:
+                keep = self._keep(seeds, rows, heads, head, len(seen))
+                factors = jnp.where(keep, scale(self.limit), 0.0)
+                dropped, d_weights = weights * factors, d_weights * factors
+            d_value[0, :, part] = _product(dropped.astype(dtype), g, 0, 0).astype(dtype)
+            mean = (d_weights * weights).sum(axis=1, keepdims=True)
+            d_scores = (weights * (d_weights - mean)).astype(dtype)
+            d_key[0, :, part] = _product(d_scores, q, 0, 0).astype(dtype)
+            d_query[0, :, part] = self._scaled(_product(d_scores, k, 1, 0)).astype(dtype)
+
+    def _heads(self, query: Any) -> list[tuple[int, Any]]:
+        """For each head of the block its number there, and its part of the last axis."""
+        return [(n, pl.ds(n * self.size, self.size)) for n in range(query.shape[-1] // self.size)]
+
+    def _scaled(self, query: Array) -> Array:
+        return query * self.size**-0.5
+
+    def _seen(self, q_ids: Array, k_ids: Array) -> Array:
+        seen = q_ids == k_ids
+        if self.causal:
+            query, key = (jax.lax.broadcasted_iota(jnp.int32, seen.shape, i) for i in (0, 1))
+            seen &= query >= key
+        return seen
+
+    def _keep(self, seeds: Any, rows: Any, heads: Any, head: int, length: int) -> Array:
+        """Which weights [T, T] survive, as `bertjax.dropout` says of [B, N, T, T]."""
+        quarter = (length // 4, length)
+        block = heads.shape[0] // pl.num_programs(1)
+        row = rows[pl.program_id(0)].astype(jnp.uint32)
+        number = heads[pl.program_id(1) * block + head].astype(jnp.uint32)
+        query, key = (jax.lax.broadcasted_iota(jnp.uint32, quarter, i) for i in (0, 1))
+        place = (number * quarter[0] + query) * quarter[1] + key
+        words = random_words(seeds, jnp.full(quarter, row), place)
+        parts = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+        return jnp.concatenate(parts).astype(jnp.int32) >= self.limit
+
+
+def _weights(query: Array, key: Array, seen: Array) -> Array:
+    scores = jnp.where(seen, _product(query, key, 1, 1), jnp.finfo(jnp.float32).min)
+    powers = jnp.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    """The matrix product over an axis of each, in float32."""
+    axes = (((a_axis,), (b_axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
