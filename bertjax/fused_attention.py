@@ -25,6 +25,12 @@ _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
 _BLOCK = 1 << 18  # bytes of each input that the core holds at a time
 
+# Vector operations for a weight: of the softmax (mask, maximum, difference, exponential, sum,
+# quotient, cast), of dropout (a quarter of two words of Threefry, in 20 rounds; bits, comparison,
+# choice), and of the softmax's and dropout's gradients.
+_SOFTMAX, _DROPOUT, _GRADIENT = 16, 34, 10
+_MATRIX_SPEED = 32  # operations of the matrix units in the time of one of the vector units
+
 
 def serves(query: Array) -> bool:
     """Whether the kernel takes queries [B, T, N, D] where they are being traced."""
@@ -123,8 +129,24 @@ class _Kernel:
             in_specs=[scalars, scalars, scalars, queries, keys, *[wide] * len(arrays)],
             out_specs=[wide] * outputs,
             out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * outputs,
+            cost_estimate=self._cost(arrays, outputs),
             interpret=self.interpret,
         )(seeds, rows, heads, pack_ids[:, :, None], pack_ids[:, None, :], *arrays)
+
+    def _cost(self, arrays: tuple[Array, ...], outputs: int) -> pl.CostEstimate:
+        """What a pass computes and moves, for the compiler's schedule and for `bertjax preflight`.
+
+        Vector operations are counted as the operations of a matrix unit that take as long.
+        """
+        batch, length, width = arrays[0].shape
+        weights = batch * (width // self.size) * length**2
+        products = 2 if outputs == 1 else 5
+        vector = _SOFTMAX + _DROPOUT * (self.limit > 0) + (0 if outputs == 1 else _GRADIENT)
+        return pl.CostEstimate(
+            flops=weights * (2 * products * max(self.size, _LANES) + vector * _MATRIX_SPEED),
+            transcendentals=0,
+            bytes_accessed=(len(arrays) + outputs) * arrays[0].nbytes,
+        )
 
     def _block(self, length: int, width: int, itemsize: int) -> int:
         """Elements of whole heads that a turn takes: all, or as many lanes as there is room for."""

@@ -26,12 +26,16 @@ class Instruction:
       op_name: path of the traced operation, with Flax's and JAX's scopes; "" where unknown.
       runs: how often it runs in one call of the program.
       cycles: that the compiler expects of one run; 0 where it says nothing.
+      flops, bytes: computed and moved in one run by a kernel of our own, into which the compiler
+        does not see, as the kernel says; 0 for all else.
     """
 
     opcode: str
     op_name: str
     runs: int
     cycles: int
+    flops: int = 0
+    bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +80,17 @@ def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
             if key not in collectives or collectives[key].runs < runs:
                 collectives[key] = found
         if not fused and opcode:
-            cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
             name = re.search(r'op_name="([^"]*)"', line)
-            instructions.append(
-                Instruction(opcode, name[1] if name else "", runs, int(cycles[1]) if cycles else 0)
-            )
+            numbers = [
+                _number(line, key) for key in ("estimated_cycles", "flops", "bytes_accessed")
+            ]
+            instructions.append(Instruction(opcode, name[1] if name else "", runs, *numbers))
     return instructions, [c for c in collectives.values() if c.devices > 1]
+
+
+def _number(line: str, key: str) -> int:
+    found = re.search(rf'"{key}":"(\d+)"', line)
+    return int(found[1]) if found else 0
 
 
 def _split(text: str) -> tuple[dict[str, list[str]], str]:

@@ -250,9 +250,9 @@ class Embeddings(nn.Module):
         tables = ((self.word, token_ids), (self.type, type_ids), (self.position, positions))
         dtype = jnp.dtype(self.config.dtype)
         found = [lookup(table.astype(dtype), ids) for table, ids in tables]
-        summed = sum(vectors.astype(jnp.float32) for vectors in found)
+        word, kind, position = (vectors.astype(jnp.float32) for vectors in found)
         key = None if deterministic else self.make_rng("dropout")
-        return dropout(self.norm(summed), self.config.hidden_dropout, key)
+        return dropout(self.norm(word + kind + position), self.config.hidden_dropout, key)
 
 
 class SelfAttention(nn.Module):

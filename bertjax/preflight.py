@@ -50,6 +50,8 @@ class Verdict:
       collectives: {kind: {"runs", "bytes", "bytes_sent"}} of one step.
       model_flops: of one step on all devices.
       estimated_cycles: of one step, collectives left out; None without a TPU's compiler.
+      charged_cycles: those among them that the compiler does not see: of kernels of our own, which
+        are charged what they compute or move at the chip's peaks, whichever takes longer.
       estimated_collective_seconds: if links carry what they can and nothing runs beside them.
       estimated_step_seconds: cycles and collectives one after the other.
       estimated_parts: {part of the model: share of the cycles}.
@@ -71,6 +73,7 @@ class Verdict:
     rows_per_device: int
     remat: bool
     estimated_cycles: int | None = None
+    charged_cycles: int | None = None
     estimated_collective_seconds: float | None = None
     estimated_step_seconds: float | None = None
     estimated_mfu: float | None = None
@@ -224,7 +227,9 @@ def describe(verdict: Verdict) -> str:
     lines += [
         "",
         "Estimated, by the compiler's cost model and the bandwidth of the links",
-        f"  cycles           {v.estimated_cycles / 1e6:,.1f} million a step",
+        f"  cycles           {v.estimated_cycles / 1e6:,.1f} million a step, of them "
+        f"{(v.charged_cycles or 0) / 1e6:,.1f} for kernels that the compiler does not see, at the "
+        "chip's peaks",
         f"  collectives      {1e3 * (v.estimated_collective_seconds or 0):,.1f} ms a step, if none "
         "runs beside other work",
         f"  step             {1e3 * v.estimated_step_seconds:,.1f} ms, model FLOP utilisation "
@@ -244,16 +249,21 @@ def _estimate(
     model_flops: float,
 ) -> dict[str, Any]:
     peak = flops.peak_flops(device.device_kind)
-    assert topology.chip is not None and peak is not None
+    chip = topology.chip
+    assert chip is not None and peak is not None
     cycles: collections.Counter[str] = collections.Counter()
+    charged = 0
     for each in instructions:
-        cycles[_part(each.op_name)] += each.runs * each.cycles
+        at_peak = round(max(each.flops / peak, each.bytes / chip.bandwidth) * chip.hz)
+        charged += each.runs * at_peak
+        cycles[_part(each.op_name)] += each.runs * (each.cycles + at_peak)
     total = sum(cycles.values())
     sent = sum(each.sent * each.runs for each in exchanges)
     waiting = sent / topology.bandwidth if sent else 0.0
-    seconds = total / topology.chip.hz + waiting
+    seconds = total / chip.hz + waiting
     return {
         "estimated_cycles": total,
+        "charged_cycles": charged,
         "estimated_collective_seconds": waiting,
         "estimated_step_seconds": seconds,
         "estimated_mfu": model_flops / (seconds * peak * topology.chips),

@@ -22,21 +22,23 @@ class Chip:
     Attributes:
       hz: clock, at which the peak operations a second (`flops.PEAKS`) are reached.
       hbm: bytes of memory of a device that a program may use.
+      bandwidth: bytes a second between a device and its memory.
       link: bytes a second that one link sends in one direction.
       wraps: devices along an axis from which on its ends are linked to each other.
     """
 
     hz: float
     hbm: int
+    bandwidth: float
     link: float
     wraps: int
 
 
 CHIPS = {
-    "v4": Chip(1.05e9, round(15.25 * GIB), 4.5e10, 4),  # of two devices
-    "v5e": Chip(1.5e9, round(15.75 * GIB), 4.5e10, 16),
-    "v5p": Chip(1.75e9, round(95.74 * GIB), 9e10, 4),
-    "v6e": Chip(1.75e9, round(31.25 * GIB), 9e10, 16),
+    "v4": Chip(1.05e9, round(15.25 * GIB), 6.14e11, 4.5e10, 4),  # of two devices
+    "v5e": Chip(1.5e9, round(15.75 * GIB), 8.19e11, 4.5e10, 16),
+    "v5p": Chip(1.75e9, round(95.74 * GIB), 2.765e12, 9e10, 4),
+    "v6e": Chip(1.75e9, round(31.25 * GIB), 1.64e12, 9e10, 16),
 }
 
 
