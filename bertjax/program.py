@@ -23,9 +23,14 @@ from bertjax.step import Batch, Sums, TrainState, init_state, make_train_step
 from bertjax.tasks import Objective
 
 # By itself the TPU compiler sums gradients in a ring while it computes them, a slice at a time, at
-# half the speed of the whole product, and copies their inputs into another layout for it.
+# half the speed of the whole product, and copies their inputs into another layout for it. And by
+# itself it leaves a product 16 MiB of the core's memory, too little for the backward pass: its
+# inputs would be read several times over.
 _COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
-    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+    "tpu": {
+        "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+        "xla_tpu_scoped_vmem_limit_kib": "32768",
+    }
 }
 
 
