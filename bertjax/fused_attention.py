@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from bertjax.dropout import random_words, scale, threshold
-from bertjax.sharding import ROWS
+from bertjax.sharding import ROWS, on_tpu
 
 _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
@@ -34,9 +34,9 @@ _MATRIX_SPEED = 32  # operations of the matrix units in the time of one of the v
 
 def serves(query: Array) -> bool:
     """Whether the kernel takes queries [B, T, N, D] where they are being traced."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.abstract_device is None or mesh.abstract_device.platform != "tpu":
+    if not on_tpu():
         return False
+    mesh = jax.sharding.get_abstract_mesh()
     rows, length, heads, _ = query.shape
     row_parts = math.prod(mesh.shape[axis] for axis in ROWS[0])
     fits = length % _LANES == 0 and length <= _LONGEST

@@ -16,6 +16,7 @@ from jax import Array
 
 from bertjax.attention import attention
 from bertjax.dropout import dropout
+from bertjax.sharding import on_tpu
 
 
 @jax.custom_vjp
@@ -132,6 +133,7 @@ class Dense(nn.Module):
 
 @jax.custom_vjp
 def add_bias(x: Array, bias: Array) -> Array:
+    """x [..., n] + bias [n]; the gradient of the bias is summed as the device does it fastest."""
     return x + bias
 
 
@@ -140,13 +142,15 @@ def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
 
 
 def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
+    axes = tuple(range(gradient.ndim - 1))
+    if not on_tpu():
+        return gradient, gradient.sum(axis=axes)
+    # A product with ones: its matrix units sum rows in a tenth of the time of its vector units. The
+    # compiler would turn a single row of ones back into a sum.
     ones = jnp.ones((8, *gradient.shape[:-1]), gradient.dtype)
-    axes = range(gradient.ndim - 1)
+    contracted = (tuple(axis + 1 for axis in axes), axes)
     sums = jax.lax.dot_general(
-        ones,
-        gradient,
-        ((tuple(axis + 1 for axis in axes), tuple(axes)), ((), ())),
-        preferred_element_type=jnp.float32,
+        ones, gradient, (contracted, ((), ())), preferred_element_type=jnp.float32
     )
     return gradient, sums[0].astype(gradient.dtype)
 

@@ -68,6 +68,12 @@ def make_mesh(
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
+def on_tpu() -> bool:
+    """Whether what is being traced is for the TPUs of a mesh, that of the context."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and device.platform == "tpu"
+
+
 def row_parts(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return _parts(mesh, ROWS[0])
