@@ -47,7 +47,9 @@ def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Any], Scores]:
     def evaluator(params: Any) -> Scores:
         total: Sums | None = None
         for batch in Feed(task.eval_batches(), NamedSharding(mesh, ROWS)):
-            sums = jax.tree.map(np.float64, jax.device_get(eval_step(params, batch)))
+            with jax.set_mesh(mesh):
+                found = eval_step(params, batch)
+            sums = jax.tree.map(np.float64, jax.device_get(found))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
         if total is None:
             return {}

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.model import ACTIVATIONS, BertConfig, Encoder, dense, layer_norm
+from bertjax.layers import ACTIVATIONS
+from bertjax.model import BertConfig, Dense, Encoder, LayerNorm
 
 
 def gather(hidden: Array, positions: Array) -> Array:
@@ -45,7 +46,7 @@ class Pooler(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return jnp.tanh(dense(self.config, self.config.hidden_size, "transform")(x))
+        return jnp.tanh(Dense(self.config, self.config.hidden_size, name="transform")(x))
 
 
 class MLM(nn.Module):
@@ -57,8 +58,8 @@ class MLM(nn.Module):
     def __call__(self, x: Array, word: Array) -> Array:
         """float32 [..., V] from vectors [..., H] and the word embeddings [V, H]."""
         config = self.config
-        x = ACTIVATIONS[config.activation](dense(config, config.hidden_size, "transform")(x))
-        x = layer_norm(config, "norm")(x)
+        x = ACTIVATIONS[config.activation](Dense(config, config.hidden_size, name="transform")(x))
+        x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
         scores = similarity(x.reshape(-1, x.shape[-1]), word.astype(x.dtype)) + bias
         return scores.reshape(*x.shape[:-1], -1)
@@ -75,7 +76,7 @@ class PretrainingModel(nn.Module):
         self.mlm = MLM(self.config)
         if self.next_sentence:
             self.pooler = Pooler(self.config)
-            self.nsp = dense(self.config, 2)
+            self.nsp = Dense(self.config, 2)
 
     def __call__(self, batch: Mapping[str, Array], *, deterministic: bool) -> dict[str, Array]:
         """float32 logits: "mlm_logits" [B, M, V] and, for `next_sentence`, "nsp_logits" [B, K, 2].

@@ -5,9 +5,6 @@ each has a leading axis of `num_layers`, whether the program loops over it or is
 """
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -16,39 +13,8 @@ from jax import Array
 
 from bertjax.attention import attention
 from bertjax.dropout import dropout
-from bertjax.sharding import on_tpu
+from bertjax.layers import ACTIVATIONS, add_bias, lookup, normalize
 
-
-@jax.custom_vjp
-def gelu(x: Array) -> Array:
-    """x times the normal distribution function at x (Hendrycks and Gimpel 2016), with erf."""
-    return x * _normal_cdf(x)
-
-
-def _normal_cdf(x: Array) -> Array:
-    return 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
-
-
-def _gelu_forward(x: Array) -> tuple[Array, Array]:
-    # The derivative is kept in place of x: beside the matrix product that gives x it costs
-    # nothing, while the backward pass would wait for it.
-    cdf = _normal_cdf(x)
-    return x * cdf, cdf + x * jnp.exp(-0.5 * x * x) * (2 * math.pi) ** -0.5
-
-
-def _gelu_backward(derivative: Array, gradient: Array) -> tuple[Array]:
-    return (gradient * derivative,)
-
-
-gelu.defvjp(_gelu_forward, _gelu_backward)
-
-
-# The widest array of a block would otherwise be kept three times over for the backward pass.
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu_tanh": jax.checkpoint(jax.nn.gelu),
-    "relu": jax.nn.relu,
-}
 DTYPES = ("float32", "bfloat16")
 
 
@@ -125,114 +91,22 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         dtype = jnp.dtype(self.config.dtype)
-        shape = (x.shape[-1], self.features)
-        kernel = self.param("kernel", initializer(self.config), shape)
+        kernel = self.param("kernel", initializer(self.config), (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         return add_bias(jnp.dot(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
 
 
-@jax.custom_vjp
-def add_bias(x: Array, bias: Array) -> Array:
-    """x [..., n] + bias [n]; the gradient of the bias is summed as the device does it fastest."""
-    return x + bias
-
-
-def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
-    return x + bias, None
-
-
-def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
-    axes = tuple(range(gradient.ndim - 1))
-    if not on_tpu():
-        return gradient, gradient.sum(axis=axes)
-    # A product with ones: its matrix units sum rows in a tenth of the time of its vector units. The
-    # compiler would turn a single row of ones back into a sum.
-    ones = jnp.ones((8, *gradient.shape[:-1]), gradient.dtype)
-    contracted = (tuple(axis + 1 for axis in axes), axes)
-    sums = jax.lax.dot_general(
-        ones, gradient, (contracted, ((), ())), preferred_element_type=jnp.float32
-    )
-    return gradient, sums[0].astype(gradient.dtype)
-
-
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
-
-
-def dense(config: BertConfig, features: int, name: str | None = None) -> Dense:
-    return Dense(config, features, name=name)
-
-
 class LayerNorm(nn.Module):
-    """LayerNorm over the last axis (Ba et al. 2016), its statistics in float32."""
+    """LayerNorm over the last axis (Ba et al. 2016): statistics in float32."""
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """[..., n] in the computation's dtype."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         return normalize(x, scale, bias, self.config.layer_norm_eps).astype(self.config.dtype)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def normalize(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-    """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis, float32.
-
-    The gradient is written out: it reads `x` twice, where the derived one reads more.
-    """
-    return _normalize_forward(x, scale, bias, eps)[0]
-
-
-def _normalize_forward(
-    x: Array, scale: Array, bias: Array, eps: float
-) -> tuple[Array, tuple[Array, ...]]:
-    centred = x.astype(jnp.float32)
-    mean = centred.mean(axis=-1, keepdims=True)
-    centred -= mean
-    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + eps)
-    return centred * inverse * scale + bias, (x, mean, inverse, scale)
-
-
-def _normalize_backward(
-    eps: float, kept: tuple[Array, ...], gradient: Array
-) -> tuple[Array, Array, Array]:
-    x, mean, inverse, scale = kept
-    unit = (x.astype(jnp.float32) - mean) * inverse
-    scaled = gradient * scale
-    along = (scaled * unit).mean(axis=-1, keepdims=True)
-    d_x = inverse * (scaled - scaled.mean(axis=-1, keepdims=True) - unit * along)
-    rows = tuple(range(x.ndim - 1))
-    return d_x.astype(x.dtype), (gradient * unit).sum(axis=rows), gradient.sum(axis=rows)
-
-
-normalize.defvjp(_normalize_forward, _normalize_backward)
-
-
-def layer_norm(config: BertConfig, name: str | None = None) -> LayerNorm:
-    return LayerNorm(config, name=name)
-
-
-@jax.custom_vjp
-def lookup(table: Array, ids: Array) -> Array:
-    """The rows of `table` [N, H] at int32 `ids` [...]: [..., H], NaN for an id out of range.
-
-    The gradient of a row is summed in float32 whatever the table: a frequent piece comes hundreds
-    of times in a batch, and a sum of three digits stands still long before.
-    """
-    return jnp.take(table, ids, axis=0)  # unlike indexing, which no run would notice
-
-
-def _lookup_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
-    return lookup(table, ids), (table, ids)
-
-
-def _lookup_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
-    table, ids = inputs
-    sums = jnp.zeros(table.shape, jnp.float32).at[ids].add(gradient.astype(jnp.float32))
-    return sums.astype(table.dtype), None
-
-
-lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
 class Embeddings(nn.Module):
@@ -245,7 +119,7 @@ class Embeddings(nn.Module):
         self.word = self.param("word", init, (config.vocab_size, config.hidden_size))
         self.type = self.param("type", init, (config.type_vocab_size, config.hidden_size))
         self.position = self.param("position", init, (config.max_positions, config.hidden_size))
-        self.norm = layer_norm(config)
+        self.norm = LayerNorm(config)
 
     def __call__(
         self, token_ids: Array, type_ids: Array, positions: Array, *, deterministic: bool
@@ -270,7 +144,7 @@ class SelfAttention(nn.Module):
         config, size = self.config, self.config.hidden_size
         heads = (*x.shape[:-1], config.num_heads, size // config.num_heads)
         query, key, value = (
-            dense(config, size, name)(x).reshape(heads) for name in ("query", "key", "value")
+            Dense(config, size, name=name)(x).reshape(heads) for name in ("query", "key", "value")
         )
         mixed = attention(
             query,
@@ -281,7 +155,7 @@ class SelfAttention(nn.Module):
             dropout_rate=config.attention_dropout,
             dropout_key=None if self.deterministic else self.make_rng("dropout"),
         )
-        return dense(config, size, "output")(mixed.reshape(x.shape))
+        return Dense(config, size, name="output")(mixed.reshape(x.shape))
 
 
 class FeedForward(nn.Module):
@@ -291,9 +165,9 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        wide = dense(self.config, self.config.feed_forward_size, "up")(x)
+        wide = Dense(self.config, self.config.feed_forward_size, name="up")(x)
         wide = ACTIVATIONS[self.config.activation](wide)
-        return dense(self.config, self.config.hidden_size, "down")(wide)
+        return Dense(self.config, self.config.hidden_size, name="down")(wide)
 
 
 class Block(nn.Module):
@@ -310,7 +184,7 @@ class Block(nn.Module):
         def add(x: Array, update: Array, name: str) -> Array:
             key = None if self.deterministic else self.make_rng("dropout")
             update = dropout(update, self.config.hidden_dropout, key)
-            return layer_norm(self.config, name)(x + update)
+            return LayerNorm(self.config, name=name)(x + update)
 
         attend = SelfAttention(self.config, self.deterministic, name="attention")
         x = add(x, attend(x, pack_ids), "attention_norm")

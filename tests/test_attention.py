@@ -1,7 +1,4 @@
-"""Attention stays within a pair, divides by no zero, and dropout keeps expectations."""
-
-import math
-import re
+"""Attention stays within a pair and divides by no zero."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertjax.attention
-from bertjax.attention import dropout, visible
+from bertjax.attention import visible
 
 attention = jax.jit(bertjax.attention.attention, static_argnames=("causal", "dropout_rate"))
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 3, 8
@@ -88,70 +85,3 @@ def test_dropout_falls_on_the_probabilities():
     assert np.asarray(out).std() > 0.1
     np.testing.assert_allclose(out, np.broadcast_to(out[..., :1], out.shape), rtol=1e-6)
     np.testing.assert_allclose(attention(query, key, ones, PACK_IDS), 1, rtol=1e-6)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_dropout_zeroes_its_share_and_keeps_the_mean(rate):
-    dropped = np.asarray(dropout(jnp.ones((64, 128, 64)), rate, jax.random.key(1)))
-    share = 5 * np.sqrt(rate * (1 - rate) / dropped.size)  # five standard deviations
-    assert abs((dropped == 0).mean() - rate) < share
-    assert abs(dropped.mean() - 1) < share / (1 - rate)
-    assert len(np.unique(dropped)) == 2
-
-
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_elements_are_dropped_independently(axis, step):
-    kept = np.asarray(dropout(jnp.ones((64, 64, 64)), 0.5, jax.random.key(2))) > 0
-    apart = np.moveaxis(kept, axis, 0)
-    correlation = np.corrcoef(apart[step:].ravel(), apart[:-step].ravel())[0, 1]
-    assert abs(correlation) < 5 / np.sqrt(apart[step:].size)
-
-
-def test_keys_drop_independently():
-    x = jnp.ones((512, 256))
-    one, other = (np.asarray(dropout(x, 0.5, jax.random.key(seed))) for seed in (0, 1))
-    assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(x.size)
-
-
-@pytest.mark.parametrize("axes", [("rows",), (None, "rows"), (None, None, "rows")])
-def test_what_is_dropped_does_not_depend_on_the_mesh(axes):
-    x = jnp.ones((16, 8, 24))
-    mesh = jax.sharding.Mesh(jax.devices(), ("rows",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-    spread = jax.jit(
-        lambda x: dropout(x, 0.5, jax.random.key(7)), in_shardings=sharding, out_shardings=sharding
-    )
-    np.testing.assert_array_equal(spread(x), dropout(x, 0.5, jax.random.key(7)))
-    # No device draws the bits of others.
-    words = re.findall(r"u32\[([\d,]+)\]", spread.lower(x).compile().as_text())
-    assert max(math.prod(map(int, shape.split(","))) for shape in words) <= x.size // mesh.size
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (1, 4, 3), (2, 7, 2), (2, 1, 3, 4)])
-def test_dropout_takes_any_shape(shape):
-    x = jnp.ones(shape)
-    dropped = dropout(x, 0.5, jax.random.key(0))
-    assert dropped.shape == x.shape and set(np.unique(dropped)) <= {0, 2}
-
-
-def test_dropout_follows_its_key_and_rests_without_one():
-    x = jnp.ones((8, 8))
-    one, same, other = (dropout(x, 0.5, jax.random.key(seed)) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one, same)
-    assert (np.asarray(one) != np.asarray(other)).any()
-    assert dropout(x, 0.5, None) is x
-    assert dropout(x, 0.0, jax.random.key(0)) is x
-
-
-def test_dropout_lets_the_gradient_through_where_the_value_went():
-    def total(x):
-        return (dropout(x, 0.25, jax.random.key(3)) * 2).sum()
-
-    gradient = np.asarray(jax.grad(total)(jnp.ones((16, 16))))
-    kept = np.asarray(dropout(jnp.ones((16, 16)), 0.25, jax.random.key(3)))
-    np.testing.assert_allclose(gradient, 2 * kept)
-
-
-def test_dropout_keeps_the_dtype():
-    assert dropout(jnp.ones((4, 4), jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16

@@ -119,3 +119,12 @@ def test_cycles_are_those_of_what_runs_and_not_of_what_is_fused() -> None:
     instructions, _ = read_program(text)
     counted = [(i.op_name, i.runs, i.cycles) for i in instructions if i.cycles]
     assert counted == [("jit(f)/while/attention/mul", 24, 100)]
+
+
+def test_a_kernel_counts_what_it_says_of_itself() -> None:
+    said = 'backend_config={"cost_estimate":{"flops":"70","bytes_accessed":"30"}}'
+    text = SCHEDULED.replace("METADATA", said).replace("COST", "")
+    instructions, _ = read_program(text)
+    assert [(i.runs, i.cycles, i.flops, i.bytes) for i in instructions if i.flops] == [
+        (24, 0, 70, 30)
+    ]

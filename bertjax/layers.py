@@ -1,0 +1,131 @@
+"""What layers compute, with gradients written out where the derived ones cost more."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bertjax.sharding import on_tpu
+
+
+@jax.custom_vjp
+def gelu(x: Array) -> Array:
+    """x times the normal distribution function at x (Hendrycks and Gimpel 2016), with erf."""
+    return x * _normal_cdf(x)
+
+
+def _normal_cdf(x: Array) -> Array:
+    return 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+def _gelu_forward(x: Array) -> tuple[Array, Array]:
+    # The derivative is kept in place of x: beside the matrix product that gives x it costs
+    # nothing, while the backward pass would wait for it.
+    cdf = _normal_cdf(x)
+    return x * cdf, cdf + x * jnp.exp(-0.5 * x * x) * (2 * math.pi) ** -0.5
+
+
+def _gelu_backward(derivative: Array, gradient: Array) -> tuple[Array]:
+    return (gradient * derivative,)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+# The widest array of a block would otherwise be kept three times over for the backward pass.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": gelu,
+    "gelu_tanh": jax.checkpoint(jax.nn.gelu),
+    "relu": jax.nn.relu,
+}
+
+
+@jax.custom_vjp
+def add_bias(x: Array, bias: Array) -> Array:
+    """x [..., n] + bias [n]; the gradient of the bias is summed as the device does it fastest."""
+    return x + bias
+
+
+def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
+    return x + bias, None
+
+
+def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
+    return gradient, (_sum_by_product if on_tpu() else _sum)(gradient)
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
+def _sum(x: Array) -> Array:
+    return x.sum(axis=tuple(range(x.ndim - 1)))
+
+
+def _sum_by_product(x: Array) -> Array:
+    # As a product with ones: a TPU's matrix units take a tenth of the time of its vector units. The
+    # compiler would turn a single row of ones back into a sum.
+    axes = tuple(range(x.ndim - 1))
+    ones = jnp.ones((8, *x.shape[:-1]), x.dtype)
+    contracted = ((tuple(axis + 1 for axis in axes), axes), ((), ()))
+    return jax.lax.dot_general(ones, x, contracted, preferred_element_type=jnp.float32)[0].astype(
+        x.dtype
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def normalize(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis, float32.
+
+    The gradient is written out: it reads `x` twice, where the derived one reads more.
+    """
+    return _normalize_forward(x, scale, bias, eps)[0]
+
+
+def _normalize_forward(
+    x: Array, scale: Array, bias: Array, eps: float
+) -> tuple[Array, tuple[Array, ...]]:
+    centred = x.astype(jnp.float32)
+    mean = centred.mean(axis=-1, keepdims=True)
+    centred -= mean
+    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + eps)
+    return centred * inverse * scale + bias, (x, mean, inverse, scale)
+
+
+def _normalize_backward(
+    eps: float, kept: tuple[Array, ...], gradient: Array
+) -> tuple[Array, Array, Array]:
+    x, mean, inverse, scale = kept
+    unit = (x.astype(jnp.float32) - mean) * inverse
+    scaled = gradient * scale
+    along = (scaled * unit).mean(axis=-1, keepdims=True)
+    d_x = inverse * (scaled - scaled.mean(axis=-1, keepdims=True) - unit * along)
+    return d_x.astype(x.dtype), _sum(gradient * unit), _sum(gradient)
+
+
+normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+@jax.custom_vjp
+def lookup(table: Array, ids: Array) -> Array:
+    """The rows of `table` [N, H] at int32 `ids` [...]: [..., H], NaN for an id out of range.
+
+    The gradient of a row is summed in float32 whatever the table: a frequent piece comes hundreds
+    of times in a batch, and a sum of three digits stands still long before.
+    """
+    return jnp.take(table, ids, axis=0)  # unlike indexing, which no run would notice
+
+
+def _lookup_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
+    return lookup(table, ids), (table, ids)
+
+
+def _lookup_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    table, ids = inputs
+    sums = jnp.zeros(table.shape, jnp.float32).at[ids].add(gradient.astype(jnp.float32))
+    return sums.astype(table.dtype), None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)

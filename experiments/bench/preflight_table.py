@@ -1,0 +1,90 @@
+"""What preflight says of both models, phases and all recipes on TPU slices, as a table.
+
+    python -m experiments.bench.preflight_table --cache build/preflight
+
+Layers are scanned, because each program compiles in a minute or two so; unrolled they run faster
+(docs/performance.md). Verdicts are kept in the cache, from which an interrupted table goes on.
+"""
+
+import argparse
+import concurrent.futures
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+from typing import Any
+
+from bertjax import tasks
+from bertjax.config import load_config
+from bertjax.preflight import preflight
+from bertjax.topology import GIB, Topology
+
+PRETRAIN = pathlib.Path(__file__).parent.parent / "pretrain.py"
+MODELS = ("base", "large")
+PHASES = (1, 2)
+RECIPES = ("paper", "slides", "lamb")
+TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v6e:4x4", "v6e:8x8")
+ROWS_AT_ONCE = {1: 64, 2: 16}  # on a chip at the most; what is above is accumulated
+
+Case = tuple[str, int, str, str]  # of the four above
+
+
+def judge(case: Case, cache: pathlib.Path) -> dict[str, Any]:
+    """The verdict on a case, from the cache if it is there."""
+    file = cache / ("-".join(map(str, case)).replace(":", "-") + ".json")
+    if not file.exists():
+        model, phase, recipe, name = case
+        topology, spec = Topology(name), f"{PRETRAIN}:model={model},phase={phase},recipe={recipe}"
+        rows = load_config(spec, {}, tasks.data_fields()).batch_size // topology.chips
+        overrides = {
+            "accumulation": str(max(1, rows // ROWS_AT_ONCE[phase])),
+            "model.scan_layers": "True",
+        }
+        config = load_config(spec, overrides, tasks.data_fields())
+        verdict = json.loads(preflight(config, topology).to_json())
+        draft = file.with_suffix(".draft")
+        draft.write_text(json.dumps(verdict | {"accumulation": config.accumulation}, indent=1))
+        draft.replace(file)
+    return json.loads(file.read_text())
+
+
+def line(case: Case, verdict: dict[str, Any]) -> str:
+    """A line of the table."""
+    rows, turns = verdict["rows_per_device"], verdict["accumulation"]
+    cells = [*case, rows if turns == 1 else f"{turns} x {rows // turns}"]
+    memory = f"{verdict['hbm_bytes'] / GIB:.1f}"
+    if verdict["fits"]:
+        seconds = verdict["estimated_step_seconds"]
+        days = seconds * verdict["steps"] / 86_400
+        cells += [memory, f"{1e3 * seconds:,.1f}", f"{verdict['estimated_mfu']:.0%}"]
+        cells += [f"{days:,.2f}", f"{days * 24 * verdict['chips']:,.0f}"]
+    else:
+        over = (verdict["hbm_bytes"] - verdict["hbm_limit_bytes"]) / GIB
+        cells += [memory, f"does not fit, by {over:.1f} GiB", "", "", ""]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+    cases = list(itertools.product(MODELS, PHASES, RECIPES, TOPOLOGIES))
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(arguments.workers, mp_context=spawn) as pool:
+        verdicts = list(pool.map(judge, cases, itertools.repeat(arguments.cache)))
+
+    print(
+        "| model | phase | recipe | topology | rows a chip | GiB | ms | MFU | days | chip-hours |"
+    )
+    print("|---|---|---|---|---:|---:|---:|---:|---:|---:|")
+    for case, verdict in zip(cases, verdicts, strict=True):
+        print(line(case, verdict))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Each layer is its formula, and its written-out gradient the one that differentiation gives."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax import layers
+from bertjax.layers import add_bias, gelu, lookup, normalize
+
+
+def draw(*shape: int, seed: int = 0) -> jax.Array:
+    return 2 * jax.random.normal(jax.random.key(seed), shape) + 0.5
+
+
+def assert_same_gradients(function, formula, *inputs) -> None:
+    """Of a weighted sum of the outputs, to every input."""
+    out = formula(*inputs)
+    np.testing.assert_allclose(function(*inputs), out, rtol=1e-5, atol=1e-5)
+    weights = draw(*out.shape, seed=9)
+    ours, derived = (
+        jax.grad(lambda xs, f=f: (f(*xs) * weights).sum())(inputs) for f in (function, formula)
+    )
+    for a, b in zip(ours, derived, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_gelu_is_x_times_the_normal_distribution_function() -> None:
+    x = np.linspace(-9, 9, 1001, dtype=np.float32)
+    expected = [float(v) * 0.5 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
+    np.testing.assert_allclose(gelu(x), expected, atol=1e-6)
+
+
+def test_the_gradient_of_gelu() -> None:
+    assert_same_gradients(gelu, lambda x: 0.5 * x * (1 + jax.lax.erf(x / math.sqrt(2))), draw(999))
+
+
+def test_gelu_keeps_the_dtype() -> None:
+    value, gradient = jax.value_and_grad(lambda x: gelu(x).sum())(jnp.ones(4, jnp.bfloat16))
+    assert value.dtype == gradient.dtype == jnp.bfloat16
+
+
+def test_normalize_is_its_formula_and_so_is_its_gradient() -> None:
+    def formula(x, scale, bias):
+        deviation = x - x.mean(-1, keepdims=True)
+        return deviation / jnp.sqrt(x.var(-1, keepdims=True) + 1e-3) * scale + bias
+
+    inputs = draw(3, 5, 16), draw(16, seed=1), draw(16, seed=2)
+    assert_same_gradients(lambda *xs: normalize(*xs, 1e-3), formula, *inputs)
+
+
+def test_statistics_of_bfloat16_are_taken_in_float32() -> None:
+    x = (300 + draw(4, 512)).astype(jnp.bfloat16)  # a mean of three digits would lose them all
+    out = normalize(x, jnp.ones(512), jnp.zeros(512), 1e-12)
+    assert out.dtype == jnp.float32
+    exact = np.asarray(x, np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True)
+    np.testing.assert_allclose(out, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("tpu", [False, True])
+@pytest.mark.parametrize("shape", [(7, 16), (2, 7, 16)])
+def test_the_gradient_of_a_bias_is_a_sum_on_any_device(shape, tpu: bool, monkeypatch) -> None:
+    monkeypatch.setattr(layers, "on_tpu", lambda: tpu)
+    assert_same_gradients(add_bias, lambda x, bias: x + bias, draw(*shape), draw(16, seed=1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_gradient_of_a_frequent_piece_does_not_stand_still(dtype: str) -> None:
+    table, ids = jnp.ones((3, 4), dtype), jnp.full((4096,), 1)
+    gradient = jax.grad(lambda table: lookup(table, ids).astype(jnp.float32).sum())(table)
+    assert gradient.dtype == dtype
+    np.testing.assert_array_equal(gradient, [[0] * 4, [4096] * 4, [0] * 4])
