@@ -13,9 +13,9 @@ def threshold(rate: float) -> int:
     return round(rate * 2**16)
 
 
-def scale(threshold: int) -> float:
-    """What survives is multiplied with this, so that expectations stay."""
-    return 2**16 / (2**16 - threshold)
+def scale(limit: int) -> float:
+    """What survives a threshold is multiplied with this, so that expectations stay."""
+    return 2**16 / (2**16 - limit)
 
 
 @jax.named_scope("dropout")

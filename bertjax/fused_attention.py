@@ -8,7 +8,6 @@ Rows of BERT's lengths fit as a whole, so the softmax needs no second pass.
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -19,28 +18,66 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from bertjax.dropout import random_words, scale, threshold
-from bertjax.sharding import ROWS, on_tpu
+from bertjax.sharding import AXES, ROWS, row_parts, tpu_kind
 
 _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
 _BLOCK = 1 << 18  # bytes of each input that the core holds at a time
 
-# Vector operations for a weight: of the softmax (mask, maximum, difference, exponential, sum,
-# quotient, cast), of dropout (a quarter of two words of Threefry, in 20 rounds; bits, comparison,
-# choice), and of the softmax's and dropout's gradients.
+
+@dataclasses.dataclass(frozen=True)
+class _Core:
+    """A kind of TPU core that the kernel was compiled for.
+
+    Attributes:
+      width: of its matrix units; heads that are narrower leave the rest of them idle.
+      matrix_speed: operations of its matrix units in the time of one of its vector units.
+    """
+
+    width: int
+    matrix_speed: int
+
+
+_CORES = {
+    "TPU v4": _Core(128, 32),
+    "TPU v5": _Core(128, 32),
+    "TPU v5 lite": _Core(128, 32),
+    "TPU v6 lite": _Core(256, 128),
+}
+
+# Vector operations for a weight, by the compiler's schedule of the kernel for v5e: of the softmax,
+# of dropout (its bits, for the most part), and of the gradients of both.
 _SOFTMAX, _DROPOUT, _GRADIENT = 16, 34, 10
-_MATRIX_SPEED = 32  # operations of the matrix units in the time of one of the vector units
 
 
 def serves(query: Array) -> bool:
-    """Whether the kernel takes queries [B, T, N, D] where they are being traced."""
-    if not on_tpu():
-        return False
+    """Whether the kernel takes queries [B, T, N, D] where they are being traced.
+
+    That is for TPUs, in a context with a mesh of the axes of `bertjax.sharding`, which divide the
+    rows and the heads; lengths are multiples of 128 up to 512, and heads multiples of 64.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    rows, length, heads, _ = query.shape
-    row_parts = math.prod(mesh.shape[axis] for axis in ROWS[0])
-    fits = length % _LANES == 0 and length <= _LONGEST
-    return fits and rows % row_parts == 0 and heads % mesh.shape["model"] == 0
+    if tpu_kind() not in _CORES or mesh.axis_names != AXES or mesh.manual_axes:
+        return False
+    rows, length, heads, size = query.shape
+    width = heads * size // mesh.shape["model"]
+    return (
+        length % _LANES == 0
+        and length <= _LONGEST
+        and size % 64 == 0
+        and rows % row_parts(mesh) == 0
+        and heads % mesh.shape["model"] == 0
+        and _heads_at_once(length, width, size, query.dtype.itemsize) > 0
+    )
+
+
+def _heads_at_once(length: int, width: int, size: int, itemsize: int) -> int:
+    """As many of the heads as there is room for, in whole registers if not all; 0 for none."""
+    heads = width // size
+    fits = [
+        n for n in range(1, heads + 1) if heads % n == 0 and length * n * size * itemsize <= _BLOCK
+    ]
+    return max((n for n in fits if n == heads or n * size % _LANES == 0), default=0)
 
 
 def attention(
@@ -54,9 +91,9 @@ def attention(
     dropout_key: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """As `bertjax.attention.attention`, split over the mesh of the context if there is one.
+    """As `bertjax.attention.attention`, for what `serves` takes.
 
-    `interpret` runs the kernel on any device, slowly.
+    `interpret` runs the kernel on any device, slowly, and without a mesh too.
     """
     rows, length, heads, size = query.shape
     limit, seeds = 0, jnp.zeros(2, jnp.uint32)
@@ -81,7 +118,7 @@ def attention(
 def _attention(
     kernel: "_Kernel", shared: tuple[Array, ...], query: Array, key: Array, value: Array
 ) -> Array:
-    return kernel.run(_Kernel.forward, shared, (query, key, value), outputs=1)[0]
+    return kernel.run(kernel.forward, shared, (query, key, value), outputs=1)[0]
 
 
 def _attention_forward(
@@ -92,7 +129,7 @@ def _attention_forward(
 
 def _attention_backward(kernel: "_Kernel", kept: Any, gradient: Array) -> tuple[Any, ...]:
     shared, inputs = kept
-    return (None, *kernel.run(_Kernel.backward, shared, (*inputs, gradient), outputs=3))
+    return (None, *kernel.run(kernel.backward, shared, (*inputs, gradient), outputs=3))
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -118,18 +155,21 @@ class _Kernel:
         """Runs a pass over the whole of `arrays`, each [B, T, N * D]; outputs are like them."""
         seeds, rows, heads, pack_ids = shared
         batch, length, width = arrays[0].shape
-        block = self._block(length, width, arrays[0].dtype.itemsize)
+        together = _heads_at_once(length, width, self.size, arrays[0].dtype.itemsize)
+        block = together * self.size
         wide = pl.BlockSpec((1, length, block), lambda row, part: (row, 0, part))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
         queries = pl.BlockSpec((1, length, 1), lambda row, part: (row, 0, 0))
         keys = pl.BlockSpec((1, 1, length), lambda row, part: (row, 0, 0))
         return pl.pallas_call(
-            functools.partial(body, self),
+            body,
             grid=(batch, width // block),
             in_specs=[scalars, scalars, scalars, queries, keys, *[wide] * len(arrays)],
             out_specs=[wide] * outputs,
             out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * outputs,
             cost_estimate=self._cost(arrays, outputs),
+            # A core of two may take either: what each turn writes is its own.
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
             interpret=self.interpret,
         )(seeds, rows, heads, pack_ids[:, :, None], pack_ids[:, None, :], *arrays)
 
@@ -138,21 +178,17 @@ class _Kernel:
 
         Vector operations are counted as the operations of a matrix unit that take as long.
         """
+        core = _CORES.get(tpu_kind(), _CORES["TPU v5 lite"])
         batch, length, width = arrays[0].shape
         weights = batch * (width // self.size) * length**2
         products = 2 if outputs == 1 else 5
         vector = _SOFTMAX + _DROPOUT * (self.limit > 0) + (0 if outputs == 1 else _GRADIENT)
+        matrix = 2 * products * max(self.size, core.width)
         return pl.CostEstimate(
-            flops=weights * (2 * products * max(self.size, _LANES) + vector * _MATRIX_SPEED),
-            transcendentals=0,
+            flops=weights * (matrix + vector * core.matrix_speed),
+            transcendentals=weights,
             bytes_accessed=(len(arrays) + outputs) * arrays[0].nbytes,
         )
-
-    def _block(self, length: int, width: int, itemsize: int) -> int:
-        """Elements of whole heads that a turn takes: all, or as many lanes as there is room for."""
-        sizes = [n for n in range(self.size, width, self.size) if width % n == 0 == n % _LANES]
-        room = [n for n in (*sizes, width) if length * n * itemsize <= _BLOCK]
-        return max(room, default=min(sizes, default=width))
 
     def forward(
         self, seeds: Any, rows: Any, heads: Any, q_ids: Any, k_ids: Any, *refs: Any
@@ -204,9 +240,9 @@ class _Kernel:
     def _keep(self, seeds: Any, rows: Any, heads: Any, head: int, length: int) -> Array:
         """Which weights [T, T] survive, as `bertjax.dropout` says of [B, N, T, T]."""
         quarter = (length // 4, length)
-        block = heads.shape[0] // pl.num_programs(1)
+        together = heads.shape[0] // pl.num_programs(1)
         row = rows[pl.program_id(0)].astype(jnp.uint32)
-        number = heads[pl.program_id(1) * block + head].astype(jnp.uint32)
+        number = heads[pl.program_id(1) * together + head].astype(jnp.uint32)
         query, key = (jax.lax.broadcasted_iota(jnp.uint32, quarter, i) for i in (0, 1))
         place = (number * quarter[0] + query) * quarter[1] + key
         words = random_words(seeds, jnp.full(quarter, row), place)
@@ -217,7 +253,7 @@ class _Kernel:
 def _weights(query: Array, key: Array, seen: Array) -> Array:
     scores = jnp.where(seen, _product(query, key, 1, 1), jnp.finfo(jnp.float32).min)
     powers = jnp.exp(scores - scores.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    return powers * (1 / powers.sum(axis=1, keepdims=True))
 
 
 def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:

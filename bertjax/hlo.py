@@ -81,10 +81,13 @@ def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
                 collectives[key] = found
         if not fused and opcode:
             name = re.search(r'op_name="([^"]*)"', line)
-            numbers = [
-                _number(line, key) for key in ("estimated_cycles", "flops", "bytes_accessed")
-            ]
-            instructions.append(Instruction(opcode, name[1] if name else "", runs, *numbers))
+            said = re.search(r'"cost_estimate":\{[^}]*\}', line)
+            kernel = said[0] if said else ""
+            numbers = _number(kernel, "flops"), _number(kernel, "bytes_accessed")
+            cycles = _number(line, "estimated_cycles")
+            instructions.append(
+                Instruction(opcode, name[1] if name else "", runs, cycles, *numbers)
+            )
     return instructions, [c for c in collectives.values() if c.devices > 1]
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -132,7 +132,7 @@ def preflight(config: Config, topology: Topology) -> Verdict:
     instructions, exchanges = read_program(compiled.as_text() or "")
     estimates: dict[str, Any] = {}
     if topology.chip is not None:
-        estimates = _estimate(topology, devices[0], instructions, exchanges, common["model_flops"])
+        estimates = _estimate(topology, devices, instructions, exchanges, common["model_flops"])
     return Verdict(
         fits=limit is None or used <= limit,
         hbm_bytes=used,
@@ -243,20 +243,24 @@ def describe(verdict: Verdict) -> str:
 
 def _estimate(
     topology: Topology,
-    device: jax.Device,
+    devices: Sequence[jax.Device],
     instructions: Iterable[Instruction],
     exchanges: Iterable[Collective],
     model_flops: float,
 ) -> dict[str, Any]:
-    peak = flops.peak_flops(device.device_kind)
+    peak = flops.peak_flops(devices[0].device_kind)
     chip = topology.chip
     assert chip is not None and peak is not None
+    of_device = peak * topology.chips / len(devices)
     cycles: collections.Counter[str] = collections.Counter()
     charged = 0
     for each in instructions:
-        at_peak = round(max(each.flops / peak, each.bytes / chip.bandwidth) * chip.hz)
-        charged += each.runs * at_peak
-        cycles[_part(each.op_name)] += each.runs * (each.cycles + at_peak)
+        spent = each.cycles
+        if not spent:  # the compiler does not see what it takes
+            seconds = max(each.flops / of_device, each.bytes / chip.hbm_bandwidth)
+            spent = round(seconds * chip.hz)
+            charged += each.runs * spent
+        cycles[_part(each.op_name)] += each.runs * spent
     total = sum(cycles.values())
     sent = sum(each.sent * each.runs for each in exchanges)
     waiting = sent / topology.bandwidth if sent else 0.0

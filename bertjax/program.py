@@ -22,16 +22,18 @@ from bertjax.sharding import (
 from bertjax.step import Batch, Sums, TrainState, init_state, make_train_step
 from bertjax.tasks import Objective
 
-# By itself the TPU compiler sums gradients in a ring while it computes them, a slice at a time, at
-# half the speed of the whole product, and copies their inputs into another layout for it. And by
-# itself it leaves a product 16 MiB of the core's memory, too little for the backward pass: its
-# inputs would be read several times over.
-_COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
-    "tpu": {
-        "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
-        "xla_tpu_scoped_vmem_limit_kib": "32768",
-    }
-}
+
+def _compiler_options(device: jax.Device) -> dict[str, str | bool]:
+    options: dict[str, str | bool] = {}
+    if device.platform == "tpu":
+        # By itself the compiler sums gradients in a ring while it computes them, a slice at a time,
+        # at half the speed of the whole product, and copies their inputs into another layout.
+        options["xla_jf_spmd_threshold_for_windowed_einsum_mib"] = "1000000"
+    if device.device_kind.startswith(("TPU v5", "TPU v6")):
+        # By itself it leaves a product 16 MiB of the core's memory (all that older chips have), too
+        # little for the backward pass: inputs would be read several times over.
+        options["xla_tpu_scoped_vmem_limit_kib"] = "32768"
+    return options
 
 
 class Program:
@@ -70,8 +72,8 @@ class Program:
 
     def compile(self) -> jax.stages.Compiled:
         """The train step: (state, batch) -> (state, window); see `bertjax.step`."""
-        kind = self.mesh.devices.flat[0].platform
-        return self._lower().compile(compiler_options=_COMPILER_OPTIONS.get(kind))
+        options = _compiler_options(self.mesh.devices.flat[0])
+        return self._lower().compile(compiler_options=options or None)
 
     def _lower(self) -> jax.stages.Lowered:
         config = self._config

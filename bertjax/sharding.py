@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "model")
 ROWS = PartitionSpec(("data", "fsdp"))
@@ -68,13 +68,13 @@ def make_mesh(
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
-def on_tpu() -> bool:
-    """Whether what is being traced is for the TPUs of a mesh, that of the context."""
+def tpu_kind() -> str:
+    """The kind of the TPUs that what is being traced is for, by the context's mesh; "" for none."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is not None and device.platform == "tpu"
+    return device.device_kind if device is not None and device.platform == "tpu" else ""
 
 
-def row_parts(mesh: Mesh) -> int:
+def row_parts(mesh: Mesh | AbstractMesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return _parts(mesh, ROWS[0])
 
@@ -202,5 +202,5 @@ def _stored(mesh: Mesh, name: str, leaf: Any) -> tuple[tuple[str, ...] | None, .
 _SPREAD = {"fsdp": ("data", "fsdp")}
 
 
-def _parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
+def _parts(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)

@@ -22,14 +22,14 @@ class Chip:
     Attributes:
       hz: clock, at which the peak operations a second (`flops.PEAKS`) are reached.
       hbm: bytes of memory of a device that a program may use.
-      bandwidth: bytes a second between a device and its memory.
+      hbm_bandwidth: bytes a second between a device and its memory.
       link: bytes a second that one link sends in one direction.
       wraps: devices along an axis from which on its ends are linked to each other.
     """
 
     hz: float
     hbm: int
-    bandwidth: float
+    hbm_bandwidth: float
     link: float
     wraps: int
 

@@ -1,6 +1,8 @@
 """The TPU kernel computes what `bertjax.attention` does, dropped weights and gradients included."""
 
 import functools
+import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,23 +10,28 @@ import numpy as np
 import pytest
 
 import bertjax.attention
-from bertjax import fused_attention
-from bertjax.sharding import make_mesh
+from bertjax import fused_attention, tasks
+from bertjax.config import Config, load_config
+from bertjax.program import Program
+from bertjax.sharding import AXES, make_mesh
 
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 LENGTH, HEADS, SIZE = 128, 4, 64
 kernel = functools.partial(fused_attention.attention, interpret=True)
 
 
-def inputs(rows: int, dtype: str = "float32") -> list[jax.Array]:
+def inputs(
+    rows: int, dtype: str = "float32", length: int = LENGTH, heads: int = HEADS, size: int = SIZE
+) -> list[jax.Array]:
     """Query, key, value, and weights of the output in a scalar loss."""
     keys = jax.random.split(jax.random.key(0), 4)
-    return [jax.random.normal(key, (rows, LENGTH, HEADS, SIZE), dtype) for key in keys]
+    return [jax.random.normal(key, (rows, length, heads, size), dtype) for key in keys]
 
 
-def packs(rows: int) -> np.ndarray:
+def packs(rows: int, length: int = LENGTH) -> np.ndarray:
     """Pairs of uneven lengths, and padding behind them; another cut in every row."""
-    places = np.arange(LENGTH)
-    return np.stack([(places // (9 + 7 * row) + 1) * (places < 120) for row in range(rows)])
+    places = np.arange(length)
+    return np.stack([(places // (9 + 7 * row) + 1) * (places < length - 8) for row in range(rows)])
 
 
 def run(attend, arrays, pack_ids, **options):
@@ -37,6 +44,18 @@ def run(attend, arrays, pack_ids, **options):
 
     (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
     return [x.astype(jnp.float32) for x in (out, *gradients)]
+
+
+def draw_batch(config: Config) -> dict[str, np.ndarray]:
+    """Rows of one pair each, with a masked piece in every slot."""
+    random, batch = np.random.default_rng(0), {}
+    highest = {"token_ids": 100, "mlm_targets": 100, "mlm_positions": config.seq_len, "type_ids": 2}
+    for name, leaf in tasks.objective(config).batch_shapes().items():
+        batch[name] = np.asarray(random.integers(0, highest.get(name, 1), leaf.shape), leaf.dtype)
+    batch["pack_ids"][:, :100] = 1
+    batch["mlm_weights"][:] = batch["nsp_weights"][:] = 1
+    batch["positions"][:] = np.arange(config.seq_len)
+    return batch
 
 
 def options(causal: bool, rate: float) -> dict:
@@ -82,8 +101,89 @@ def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_it_serves_tpus_alone() -> None:
-    (query, *_) = inputs(8)
-    assert not fused_attention.serves(query)
-    with jax.set_mesh(make_mesh(-1, 1, 1)):
-        assert not fused_attention.serves(query)
+@pytest.mark.parametrize(
+    ("length", "heads", "size", "together"),
+    [(256, 4, 64, 2), (128, 2, 128, 1), (128, 3, 64, 3)],
+)
+def test_heads_take_turns_where_there_is_no_room_for_all(
+    length: int, heads: int, size: int, together: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(fused_attention, "_BLOCK", 4 * length * size * together)
+    assert fused_attention._heads_at_once(length, heads * size, size, 4) == together
+    arrays, ids = inputs(2, length=length, heads=heads, size=size), packs(2, length)
+    ours, plain = (
+        run(attend, arrays, ids, **options(False, 0.1))
+        for attend in (kernel, bertjax.attention.attention)
+    )
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_a_row_of_padding_and_huge_scores_are_finite() -> None:
+    query, key, value, weights = inputs(1)
+    arrays = [1e4 * query, 1e4 * key, value, weights]
+    for ids in (packs(1), np.zeros((1, LENGTH))):
+        assert all(np.isfinite(x).all() for x in run(kernel, arrays, ids, **options(False, 0.1)))
+
+
+def served(axes=(-1, 1, 1), names=AXES, dtype="float32", shape=(8, LENGTH, HEADS, SIZE)) -> bool:
+    """Whether the kernel takes a query of that shape on such a mesh."""
+    mesh = jax.sharding.Mesh(make_mesh(*axes).devices, names)
+    with jax.set_mesh(mesh):
+        return fused_attention.serves(jax.ShapeDtypeStruct(shape, dtype))
+
+
+def test_it_serves_tpus_alone(monkeypatch) -> None:
+    assert not fused_attention.serves(jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32"))
+    assert not served()
+    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
+    assert served() and served(axes=(2, 1, 4)) and served(shape=(8, 512, 16, 64))
+    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v2")
+    assert not served()
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        {"shape": (8, 96, HEADS, SIZE)},
+        {"shape": (8, 640, HEADS, SIZE)},
+        {"shape": (8, LENGTH, HEADS, 80)},
+        {"shape": (9, LENGTH, HEADS, SIZE)},
+        {"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)},
+        {"shape": (8, 512, 3, 192)},
+        {"names": ("rows", "columns", "depth")},
+    ],
+    ids=str,
+)
+def test_what_it_does_not_take_is_left_to_attention(unfit: dict, monkeypatch) -> None:
+    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
+    assert not served(**unfit)
+
+
+@pytest.mark.slow
+def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
+    model = {"hidden_size": 128, "num_heads": 2, "num_layers": 2, "vocab_size": 100}
+    model |= {"remat": True, "scan_layers": True}
+    text = {f"model.{name}": str(value) for name, value in model.items()}
+    text |= {"batch_size": "8", "accumulation": "2", "seq_len": "128"}
+    text |= {"mesh.data": "2", "mesh.model": "2", "mesh.fsdp": "1"}
+    config = load_config(f"{PRETRAIN}:smoke", text, tasks.data_fields()).resolve(100)
+    batch = draw_batch(config)
+
+    def after_a_step() -> tuple[Any, Any]:
+        program = Program(config, tasks.objective(config), jax.devices()[:4])
+        state, window = program.compile()(program.init(), jax.device_put(batch, program.rows))
+        return state.params, window
+
+    plain = after_a_step()
+    calls = []
+    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
+    real = fused_attention.attention
+    monkeypatch.setattr(
+        fused_attention,
+        "attention",
+        lambda *args, **options: calls.append(1) or real(*args, **options, interpret=True),
+    )
+    for a, b in zip(jax.tree.leaves(after_a_step()), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    assert calls

@@ -63,8 +63,27 @@ def test_statistics_of_bfloat16_are_taken_in_float32() -> None:
 @pytest.mark.parametrize("tpu", [False, True])
 @pytest.mark.parametrize("shape", [(7, 16), (2, 7, 16)])
 def test_the_gradient_of_a_bias_is_a_sum_on_any_device(shape, tpu: bool, monkeypatch) -> None:
-    monkeypatch.setattr(layers, "on_tpu", lambda: tpu)
+    monkeypatch.setattr(layers, "tpu_kind", lambda: "TPU v5 lite" if tpu else "")
     assert_same_gradients(add_bias, lambda x, bias: x + bias, draw(*shape), draw(16, seed=1))
+
+
+def test_a_bias_of_bfloat16_gets_the_sum_of_float32(monkeypatch) -> None:
+    monkeypatch.setattr(layers, "tpu_kind", lambda: "TPU v5 lite")
+    gradient = (1 + draw(4096, 8)).astype(jnp.bfloat16)
+    _, back = jax.vjp(add_bias, jnp.zeros_like(gradient), jnp.zeros(8, jnp.bfloat16))
+    exact = np.asarray(gradient, np.float64).sum(0)
+    np.testing.assert_allclose(np.asarray(back(gradient)[1], np.float64), exact, rtol=4e-3)
+
+
+def test_gradients_of_bfloat16_are_near_those_of_float32() -> None:
+    inputs = draw(8, 32), draw(32, seed=1), draw(32, seed=2)
+
+    def loss(x, scale, bias):
+        return (normalize(gelu(x), scale, bias, 1e-12) * draw(8, 32, seed=3)).sum()
+
+    half = jax.grad(loss)(inputs[0].astype(jnp.bfloat16), *inputs[1:])
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half.astype(jnp.float32), jax.grad(loss)(*inputs), atol=0.05)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

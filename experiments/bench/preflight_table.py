@@ -3,7 +3,8 @@
     python -m experiments.bench.preflight_table --cache build/preflight
 
 Layers are scanned, because each program compiles in a minute or two so; unrolled they run faster
-(docs/performance.md). Verdicts are kept in the cache, from which an interrupted table goes on.
+(docs/performance.md). Verdicts are kept in the cache, from which an interrupted table goes on: name
+an empty one after a change of the code.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def judge(case: Case, cache: pathlib.Path) -> dict[str, Any]:
         topology, spec = Topology(name), f"{PRETRAIN}:model={model},phase={phase},recipe={recipe}"
         rows = load_config(spec, {}, tasks.data_fields()).batch_size // topology.chips
         overrides = {
-            "accumulation": str(max(1, rows // ROWS_AT_ONCE[phase])),
+            "accumulation": str(-(-rows // ROWS_AT_ONCE[phase])),
             "model.scan_layers": "True",
         }
         config = load_config(spec, overrides, tasks.data_fields())
