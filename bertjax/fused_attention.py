@@ -159,12 +159,12 @@ class _Kernel:
         block = together * self.size
         wide = pl.BlockSpec((1, length, block), lambda row, part: (row, 0, part))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
-        queries = pl.BlockSpec((1, length, 1), lambda row, part: (row, 0, 0))
-        keys = pl.BlockSpec((1, 1, length), lambda row, part: (row, 0, 0))
+        keys = pl.BlockSpec((1, length, 1), lambda row, part: (row, 0, 0))
+        queries = pl.BlockSpec((1, 1, length), lambda row, part: (row, 0, 0))
         return pl.pallas_call(
             body,
             grid=(batch, width // block),
-            in_specs=[scalars, scalars, scalars, queries, keys, *[wide] * len(arrays)],
+            in_specs=[scalars, scalars, scalars, keys, queries, *[wide] * len(arrays)],
             out_specs=[wide] * outputs,
             out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * outputs,
             cost_estimate=self._cost(arrays, outputs),
@@ -190,38 +190,41 @@ class _Kernel:
             bytes_accessed=(len(arrays) + outputs) * arrays[0].nbytes,
         )
 
+    # Weights lie with the keys first, [T keys, T queries]: the softmax then sums over rows of
+    # registers, which takes a fraction of what sums within registers take.
+
     def forward(
-        self, seeds: Any, rows: Any, heads: Any, q_ids: Any, k_ids: Any, *refs: Any
+        self, seeds: Any, rows: Any, heads: Any, k_ids: Any, q_ids: Any, *refs: Any
     ) -> None:
         query, key, value, out = refs
-        seen = self._seen(q_ids[0], k_ids[0])
+        seen = self._seen(k_ids[0], q_ids[0])
         for head, part in self._heads(query):
             weights = _weights(self._scaled(query[0, :, part]), key[0, :, part], seen)
             if self.limit:
                 keep = self._keep(seeds, rows, heads, head, len(seen))
                 weights = jnp.where(keep, weights * scale(self.limit), 0.0)
-            weights = weights.astype(value.dtype)
-            out[0, :, part] = _product(weights, value[0, :, part], 1, 0).astype(out.dtype)
+            mixed = _product(value[0, :, part], weights.astype(value.dtype), 0, 0)
+            out[0, :, part] = mixed.T.astype(out.dtype)
 
     def backward(
-        self, seeds: Any, rows: Any, heads: Any, q_ids: Any, k_ids: Any, *refs: Any
+        self, seeds: Any, rows: Any, heads: Any, k_ids: Any, q_ids: Any, *refs: Any
     ) -> None:
         query, key, value, gradient, d_query, d_key, d_value = refs
         dtype = query.dtype
-        seen = self._seen(q_ids[0], k_ids[0])
+        seen = self._seen(k_ids[0], q_ids[0])
         for head, part in self._heads(query):
             q, k, g = self._scaled(query[0, :, part]), key[0, :, part], gradient[0, :, part]
             weights = dropped = _weights(q, k, seen)
-            d_weights = _product(g, value[0, :, part], 1, 1)
+            d_weights = _product(value[0, :, part], g, 1, 1)
             if self.limit:
                 keep = self._keep(seeds, rows, heads, head, len(seen))
                 factors = jnp.where(keep, scale(self.limit), 0.0)
                 dropped, d_weights = weights * factors, d_weights * factors
-            d_value[0, :, part] = _product(dropped.astype(dtype), g, 0, 0).astype(dtype)
-            mean = (d_weights * weights).sum(axis=1, keepdims=True)
+            d_value[0, :, part] = _product(dropped.astype(dtype), g, 1, 0).astype(dtype)
+            mean = (d_weights * weights).sum(axis=0, keepdims=True)
             d_scores = (weights * (d_weights - mean)).astype(dtype)
-            d_key[0, :, part] = _product(d_scores, q, 0, 0).astype(dtype)
-            d_query[0, :, part] = self._scaled(_product(d_scores, k, 1, 0)).astype(dtype)
+            d_key[0, :, part] = _product(d_scores, q, 1, 0).astype(dtype)
+            d_query[0, :, part] = self._scaled(_product(k, d_scores, 0, 0).T).astype(dtype)
 
     def _heads(self, query: Any) -> list[tuple[int, Any]]:
         """For each head of the block its number there, and its part of the last axis."""
@@ -230,10 +233,10 @@ class _Kernel:
     def _scaled(self, query: Array) -> Array:
         return query * self.size**-0.5
 
-    def _seen(self, q_ids: Array, k_ids: Array) -> Array:
-        seen = q_ids == k_ids
+    def _seen(self, k_ids: Array, q_ids: Array) -> Array:
+        seen = k_ids == q_ids
         if self.causal:
-            query, key = (jax.lax.broadcasted_iota(jnp.int32, seen.shape, i) for i in (0, 1))
+            key, query = (jax.lax.broadcasted_iota(jnp.int32, seen.shape, i) for i in (0, 1))
             seen &= query >= key
         return seen
 
@@ -243,17 +246,17 @@ class _Kernel:
         together = heads.shape[0] // pl.num_programs(1)
         row = rows[pl.program_id(0)].astype(jnp.uint32)
         number = heads[pl.program_id(1) * together + head].astype(jnp.uint32)
-        query, key = (jax.lax.broadcasted_iota(jnp.uint32, quarter, i) for i in (0, 1))
-        place = (number * quarter[0] + query) * quarter[1] + key
+        key, query = (jax.lax.broadcasted_iota(jnp.uint32, quarter, i) for i in (0, 1))
+        place = (number * quarter[0] + key) * quarter[1] + query
         words = random_words(seeds, jnp.full(quarter, row), place)
         parts = [half for word in words for half in (word & 0xFFFF, word >> 16)]
         return jnp.concatenate(parts).astype(jnp.int32) >= self.limit
 
 
 def _weights(query: Array, key: Array, seen: Array) -> Array:
-    scores = jnp.where(seen, _product(query, key, 1, 1), jnp.finfo(jnp.float32).min)
-    powers = jnp.exp(scores - scores.max(axis=1, keepdims=True))
-    return powers * (1 / powers.sum(axis=1, keepdims=True))
+    scores = jnp.where(seen, _product(key, query, 1, 1), jnp.finfo(jnp.float32).min)
+    powers = jnp.exp(scores - scores.max(axis=0, keepdims=True))
+    return powers * (1 / powers.sum(axis=0, keepdims=True))
 
 
 def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
