@@ -13,7 +13,8 @@ from conftest import process_environment
 
 from bertjax import tasks
 from bertjax.config import Config, load_config
-from bertjax.preflight import describe, largest_batch, preflight
+from bertjax.hlo import Instruction
+from bertjax.preflight import _estimate, describe, largest_batch, preflight
 from bertjax.topology import Topology
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -87,6 +88,21 @@ def test_json_says_what_is_printed(data_parallel) -> None:
     text = describe(data_parallel)
     assert text.startswith("fits cpu:8")
     assert "Known" in text and "Estimated" not in text
+
+
+def test_a_kernel_is_charged_what_takes_longer_at_the_peaks_of_the_chip() -> None:
+    chip = SimpleNamespace(device_kind="TPU v5 lite")  # 197 TFLOP/s, 819 GB/s, 1.5 GHz
+    name = "jit(step)/blocks/attention/pallas_call"
+    instructions = [
+        Instruction("custom-call", name, 24, 0, flops=197_000_000, bytes=1),  # a microsecond
+        Instruction("custom-call", name, 1, 0, flops=1, bytes=8_190_000),  # ten
+        Instruction("fusion", "jit(step)/blocks/feed_forward/dot", 24, 1000),
+        Instruction("custom-call", name, 1, 500, flops=197_000_000, bytes=1),  # the compiler's word
+    ]
+    found = _estimate(Topology("v5e:2x2"), [chip] * 4, instructions, [], 1e9)
+    assert found["charged_cycles"] == 24 * 1500 + 15_000
+    assert found["estimated_cycles"] == found["charged_cycles"] + 24 * 1000 + 500
+    assert found["estimated_parts"]["feed-forward"] == 24_000 / found["estimated_cycles"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+"""Evaluation sums over all batches before it divides, and computes as training does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.evaluate import make_evaluator
+from bertjax.sharding import AXES, make_mesh
+
+
+class Rows:
+    """A task whose loss is the mean of what the rows hold."""
+
+    def __init__(self, *batches: list[float]) -> None:
+        self.batches, self.traced_in = batches, []
+
+    def loss(self, params, batch, key):
+        self.traced_in.append(jax.sharding.get_abstract_mesh().axis_names)
+        return {"row_loss": (jnp.sum(batch["value"] * params), jnp.sum(batch["weight"]))}
+
+    def eval_batches(self):
+        for values in self.batches:
+            weight = np.array([value != 0 for value in values], np.float32)
+            yield {"value": np.array(values, np.float32), "weight": weight}
+
+    def scores(self, means):
+        return means
+
+
+def test_every_row_counts_once_whatever_batch_it_is_in() -> None:
+    task = Rows([1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
+    scores = make_evaluator(task, make_mesh(-1, 1, 1))(jnp.float32(2))
+    assert scores == pytest.approx({"loss": 10, "row_loss": 10})
+
+
+def test_without_batches_there_are_no_scores() -> None:
+    assert make_evaluator(Rows(), make_mesh(-1, 1, 1))(jnp.float32(1)) == {}
+
+
+def test_it_is_traced_in_the_context_of_its_mesh() -> None:
+    task = Rows([1] * 8)
+    make_evaluator(task, make_mesh(2, 2, 2))(jnp.float32(1))
+    assert task.traced_in == [AXES]
