@@ -1,0 +1,1 @@
+"""Official scores of predictions, whoever made them."""
