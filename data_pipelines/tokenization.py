@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as CompiledTokenizer
 from tokenizers import models, pre_tokenizers
 
 from data_pipelines import InputError
-from data_pipelines.words import basic_words, raw_words
+from data_pipelines.words import basic_words, located_words, raw_words
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200  # characters; a longer word is [UNK], as in the original
@@ -54,6 +54,12 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a raw text. No special piece is added, nor recognised in the text."""
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`encode`, and the characters [start, end) of the text that each piece stands for.
+
+        Starts never fall. Pieces share characters where one character became several pieces.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; special pieces appear by their names."""
@@ -119,6 +125,10 @@ class WordPieceTokenizer:
         self.continues = np.array([p.startswith(CONTINUES) and p != CONTINUES for p in self.pieces])
         real = [i for i, piece in enumerate(self.pieces) if not _RESERVED.fullmatch(piece)]
         self.real_ids = np.array(real, np.int32)
+        self._lengths = [
+            len(piece.removeprefix(CONTINUES) if continues else piece)
+            for piece, continues in zip(self.pieces, self.continues, strict=True)
+        ]
         self._model = models.WordPiece(
             vocab=index, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD
         )
@@ -135,6 +145,21 @@ class WordPieceTokenizer:
         if text.isascii() and text.isalnum():  # one word as it stands
             return self._longest_matches(text if self.cased else text.lower())
         return list(self._ids_of_raw.ids(raw_words(text, cased=self.cased)))
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `Tokenizer`."""
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        located = located_words(text, cased=self.cased, strip_accents=self.strip_accents)
+        for each in located:
+            pieces = self._ids_of_word[each.word]
+            ids += pieces
+            first = 0
+            for piece in pieces:
+                length = len(each.word) if piece == self.unk_id else self._lengths[piece]
+                spans.append((each.starts[first], each.ends[first + length - 1]))
+                first += length
+        return ids, spans
 
     def encode_words(self, words: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """`encode` of many words, or other short texts that UTF-8 can hold, in one compiled call.
@@ -293,8 +318,12 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a raw text. No special piece is added, nor recognised in the text."""
-        # Half of a surrogate pair has no UTF-8: it becomes a question mark.
-        return self._processor.encode(text.encode("utf-8", "replace").decode())
+        return self._processor.encode(_encodable(text))
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `Tokenizer`."""
+        found = self._processor.encode(_encodable(text), out_type="immutable_proto").pieces
+        return [piece.id for piece in found], [(piece.begin, piece.end) for piece in found]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; special pieces appear by their names."""
@@ -317,6 +346,11 @@ class SentencePieceTokenizer:
         (directory / MODEL_FILE).write_bytes(self._model)
         config = {"tokenizer_class": "DebertaV2Tokenizer", "do_lower_case": False, **_SPECIAL_NAMES}
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _encodable(text: str) -> str:
+    # Half of a surrogate pair has no UTF-8: it becomes a question mark.
+    return text.encode("utf-8", "replace").decode()
 
 
 # ---------------------------------------------------------------- from files

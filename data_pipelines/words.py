@@ -5,9 +5,12 @@ character is treated as in the original (google-research/bert); normalisers of c
 carry Unicode tables of their own, often older.
 """
 
+import dataclasses
+import itertools
+import re
 import string
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 
 class _CharacterTable(dict[int, str | None]):
@@ -72,6 +75,69 @@ def basic_words(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     if strip_accents:
         return unicodedata.normalize("NFD", text).translate(_MARKS_AND_PUNCTUATION).split()
     return text.translate(_PUNCTUATION).split()
+
+
+# A word or a sign of ASCII text, as `basic_words` cuts it; and what lies between its white space.
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
+_CHUNK = re.compile(r"[^ \t\n\r]+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocatedWord:
+    """A word, and where in the text each of its characters begins and ends."""
+
+    word: str
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+
+def located_words(text: str, *, cased: bool, strip_accents: bool) -> Iterator[LocatedWord]:
+    """`basic_words`, and where in the text they stand.
+
+    What is dropped belongs to no character, but a mark to the one that it stands on, so that
+    no accent is cut off.
+    """
+    for chunk in _CHUNK.finditer(text):
+        at, part = chunk.start(), chunk[0]
+        if part.isascii() and part.isprintable():
+            for found in _ASCII_WORD.finditer(part if cased else part.lower()):
+                start, end = at + found.start(), at + found.end()
+                yield LocatedWord(found[0], range(start, end), range(start + 1, end + 1))
+        else:
+            yield from _locate(part, at, cased=cased, strip_accents=strip_accents)
+
+
+def _locate(text: str, at: int, *, cased: bool, strip_accents: bool) -> Iterator[LocatedWord]:
+    """The words of a text that begins at character `at` of another."""
+    # What each character becomes, beside the place of the one that it came from.
+    chars = [(new, place) for place, char in enumerate(text) for new in _CLEAN[ord(char)] or ""]
+
+    def change(changed: Callable[[str], str | None]) -> list[tuple[str, int]]:
+        return [(new, place) for char, place in chars for new in changed(char) or ""]
+
+    if not cased:
+        lowered = "".join(char for char, _ in chars).lower()
+        # A final sigma is told by its neighbours; all else is as for a character alone.
+        places = [place for _, place in change(str.lower)]
+        chars = list(zip(lowered, places, strict=True))
+    if strip_accents:
+        chars = change(lambda char: unicodedata.normalize("NFD", char))
+        chars = change(lambda char: _MARKS_AND_PUNCTUATION[ord(char)])
+    else:
+        chars = change(lambda char: _PUNCTUATION[ord(char)])
+    for is_space, group in itertools.groupby(chars, lambda each: each[0].isspace()):
+        if not is_space:
+            word, places = zip(*group, strict=True)
+            starts = [at + place for place in places]
+            yield LocatedWord("".join(word), starts, [at + _end(text, place) for place in places])
+
+
+def _end(text: str, place: int) -> int:
+    """The end of the character at the place, with the marks that stand on it."""
+    place += 1
+    while place < len(text) and unicodedata.category(text[place]) == "Mn":
+        place += 1
+    return place
 
 
 # Signs that are words of their own wherever they stand, and end a word for `str.lower` as a space

@@ -1,0 +1,117 @@
+"""From the logits of windows to answers (Devlin et al. 2019, sections 4.2 and 4.3).
+
+A question's answer is the span of most start plus end logits over all its windows, taken as it
+stands in the passage. Each piece is judged in the window that shows most of its surroundings.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from data_pipelines.squad import Question
+from data_pipelines.windows import Passages, Windows, maximum_context
+
+BEST = 20  # starts, ends and answers that are looked at
+LONGEST = 30  # pieces of an answer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A possible answer: characters [start, end) of the passage; "" at 0 stands for none."""
+
+    text: str
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        return self.start_logit + self.end_logit
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What a model says to a question.
+
+    Attributes:
+      candidates: the best answers, best first, each text once; empty where no span qualifies.
+      null: no answer, at the least score that it has in a window.
+    """
+
+    question: Question
+    candidates: list[Candidate]
+    null: Candidate
+
+    @property
+    def null_odds(self) -> float:
+        """By how much no answer scores above the best one; all but infinite without one."""
+        if not self.candidates:
+            return float(np.finfo(np.float32).max)
+        return self.null.score - self.candidates[0].score
+
+    def answer(self, threshold: float | None) -> Candidate:
+        """The best answer; none where there is none, or where its odds are above the threshold."""
+        if not self.candidates or (threshold is not None and self.null_odds > threshold):
+            return self.null
+        return self.candidates[0]
+
+    def probabilities(self, with_null: bool) -> list[tuple[Candidate, float]]:
+        """The candidates, with none among them if asked, and the softmax of their scores."""
+        listed = sorted(
+            [*self.candidates, *([self.null] if with_null or not self.candidates else [])],
+            key=lambda candidate: -candidate.score,
+        )
+        scores = np.array([candidate.score for candidate in listed])
+        powers = np.exp(scores - scores.max())
+        return list(zip(listed, (powers / powers.sum()).tolist(), strict=True))
+
+
+def decode(
+    questions: Sequence[Question],
+    windows: Windows,
+    passages: Passages,
+    logits: Sequence[np.ndarray],
+) -> Iterator[Prediction]:
+    """The prediction for each question, in turn.
+
+    Args:
+      logits: for each window float32 [pieces, 2], of start and end.
+    """
+    bounds = np.searchsorted(windows.question, np.arange(len(questions) + 1))
+    for number, question in enumerate(questions):
+        own = range(bounds[number], bounds[number + 1])
+        spans = passages[question.passage].spans
+        firsts, parts = windows.first[own], windows.parts[own]
+        context = maximum_context(firsts.tolist(), parts.tolist(), len(spans))
+        found: list[Candidate] = []
+        nulls = []
+        for place, window in enumerate(own):
+            nulls.append(Candidate("", 0, 0, *logits[window][0].tolist()))
+            prefix, first = int(windows.prefix[window]), int(windows.first[window])
+            inside = logits[window][prefix : prefix + int(windows.parts[window])]
+            judged = context[first : first + len(inside)] == place
+            for start, end in _spans(inside, judged):
+                begin, stop = int(spans[first + start, 0]), int(spans[first + end, 1])
+                scores = float(inside[start, 0]), float(inside[end, 1])
+                found.append(Candidate(question.passage[begin:stop], begin, stop, *scores))
+        yield Prediction(question, _best(found), min(nulls, key=lambda null: null.score))
+
+
+def _spans(logits: np.ndarray, judged: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Spans between the best starts, among those judged here, and the best ends of a window."""
+    starts, ends = (np.argsort(-logits[:, i], kind="stable")[:BEST] for i in (0, 1))
+    start, end = np.meshgrid(starts, ends, indexing="ij")
+    fits = (end >= start) & (end - start < LONGEST) & judged[start]
+    return zip(start[fits].tolist(), end[fits].tolist(), strict=True)
+
+
+def _best(candidates: list[Candidate]) -> list[Candidate]:
+    """The best of each text, best first."""
+    best: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.score):
+        if len(best) == BEST:
+            break
+        best.setdefault(candidate.text, candidate)
+    return list(best.values())
