@@ -77,10 +77,7 @@ class Checkpoints:
                 checkpointer.save(path / "params", state.params, force=True)
                 checkpointer.save(path / "training", _training(state), force=True)
             if hosts.is_first():
-                describe(path)
-                draft = path / f"{FILES}.draft"
-                draft.write_text(json.dumps(_list_files(path), indent=1))
-                draft.replace(path / FILES)
+                _finish(path, describe)
         except jax.errors.JaxRuntimeError:  # another host is lost
             raise
         except Exception as error:
@@ -137,6 +134,14 @@ class Checkpoints:
                 _discard(self.path(step))
 
 
+def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path], None]) -> None:
+    """Writes a checkpoint of parameters alone into an empty directory; see `Checkpoints.save`."""
+    path = _absolute(path)
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(path / "params", params)
+    _finish(path, describe)
+
+
 def find_checkpoint(path: epath.PathLike) -> epath.Path:
     """The checkpoint that a path names: itself, or the newest intact one of a workdir.
 
@@ -177,15 +182,20 @@ def find_damage(path: epath.Path) -> str | None:
     return None
 
 
+def saved_params(path: epath.Path) -> Any:
+    """The parameters of a checkpoint as a tree of shapes: leaves have `shape` and `dtype`."""
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        tree = checkpointer.metadata(path / "params").item_metadata.tree
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
 def check_params(path: epath.Path, target: Any) -> None:
     """Refuses a checkpoint whose parameters are not those of a tree of arrays or shapes.
 
     Raises:
       ValueError: names or shapes differ.
     """
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        saved = checkpointer.metadata(path / "params").item_metadata.tree
-    have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved)}
+    have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved_params(path))}
     want = {name: tuple(leaf.shape) for name, leaf in named_leaves(target)}
     for name in sorted(have.keys() | want.keys()):
         if have.get(name) != want.get(name):
@@ -196,12 +206,19 @@ def check_params(path: epath.Path, target: Any) -> None:
 
 
 def load_params(path: epath.Path, target: Any) -> Any:
-    """The parameters of a checkpoint.
+    """Parameters of a checkpoint, of which it must have all that are asked for.
 
     Args:
-      target: tree of `jax.ShapeDtypeStruct` with shardings, which say where the arrays go.
+      target: tree of `jax.ShapeDtypeStruct`, whose shardings say where the arrays go; without
+        shardings they are NumPy's.
     """
-    return _restore(path / "params", target)
+    args = ocp.args.PyTreeRestore(
+        item=target,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+        partial_restore=True,
+    )
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(path / "params", args=args)
 
 
 def _training(state: TrainState) -> dict[str, Any]:
@@ -216,6 +233,13 @@ def _restore(path: epath.Path, target: Any) -> Any:
 def _absolute(path: epath.PathLike) -> epath.Path:
     """Orbax takes no relative paths, and remote ones do not pass through `resolve`."""
     return epath.Path(path) if is_remote(path) else epath.Path(path).resolve()
+
+
+def _finish(path: epath.Path, describe: Callable[[epath.Path], None]) -> None:
+    describe(path)
+    draft = path / f"{FILES}.draft"
+    draft.write_text(json.dumps(_list_files(path), indent=1))
+    draft.replace(path / FILES)
 
 
 def _check_room(path: epath.Path, state: TrainState) -> None:

@@ -322,8 +322,12 @@ class SentencePieceTokenizer:
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """See `Tokenizer`."""
-        found = self._processor.encode(_encodable(text), out_type="immutable_proto").pieces
-        return [piece.id for piece in found], [(piece.begin, piece.end) for piece in found]
+        text = _encodable(text)
+        found: Any = self._processor.encode(text, out_type="offset_mapping")
+        spans = []
+        for start, end in found["offsets"]:  # with the white space before a word
+            spans.append((end - len(text[start:end].lstrip()), end))
+        return found["ids"], spans
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; special pieces appear by their names."""

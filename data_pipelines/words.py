@@ -127,9 +127,10 @@ def _locate(text: str, at: int, *, cased: bool, strip_accents: bool) -> Iterator
         chars = change(lambda char: _PUNCTUATION[ord(char)])
     for is_space, group in itertools.groupby(chars, lambda each: each[0].isspace()):
         if not is_space:
-            word, places = zip(*group, strict=True)
-            starts = [at + place for place in places]
-            yield LocatedWord("".join(word), starts, [at + _end(text, place) for place in places])
+            letters, origins = zip(*group, strict=True)
+            starts = [at + place for place in origins]
+            ends = [at + _end(text, place) for place in origins]
+            yield LocatedWord("".join(letters), starts, ends)
 
 
 def _end(text: str, place: int) -> int:

@@ -1,0 +1,124 @@
+"""From one format of a model to another: Hugging Face, the original TF1 code, and bertjax."""
+
+import json
+
+import jax
+from etils import epath
+
+from bertjax import tasks
+from bertjax.checkpoint import FILES, find_checkpoint, load_params, saved_params, write_params
+from bertjax.config import Config, read_config
+from bertjax.formats import Model, huggingface, tf1
+from bertjax.formats.card import model_card
+from bertjax.model import BertConfig
+from bertjax.sharding import named_leaves
+from data_pipelines.tokenization import load_tokenizer
+
+FORMATS = ("hf", "tf1", "bertjax")
+
+
+def find_format(path: epath.PathLike) -> str:
+    """The format of a directory, one of `FORMATS`.
+
+    Raises:
+      FileNotFoundError: there is no directory.
+      ValueError: it is of none of them.
+    """
+    path = epath.Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: give the directory of a model.")
+    if (path / FILES).exists() or (path / "checkpoints").exists():
+        return "bertjax"
+    if huggingface.is_huggingface(path):
+        return "hf"
+    if tf1.is_tf1(path):
+        return "tf1"
+    raise ValueError(
+        f"{path} is no model: give a directory with config.json and {huggingface.WEIGHTS}, with "
+        f"{tf1.CONFIG} and {tf1.CHECKPOINT}.index, or one that `bertjax train` wrote."
+    )
+
+
+def read_model(path: epath.PathLike, style: str | None = None) -> Model:
+    """The model in a directory of a format, by default the one that it looks like.
+
+    Raises:
+      FileNotFoundError, ValueError: there is none, or none that bertjax could compute.
+    """
+    path, style = epath.Path(path), style or find_format(path)
+    model = {"hf": huggingface.read, "tf1": tf1.read, "bertjax": _read_own}[style](path)
+    _check(model, path)
+    return model
+
+
+def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str) -> Model:
+    """Writes the model in a directory as another directory, which must not exist or be empty.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_model`; the target holds something; or the model
+        cannot be said in that format. Nothing is left behind.
+    """
+    target = epath.Path(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} exists already: name a new directory.")
+    model = read_model(source, style)
+    draft = epath.Path(f"{target}.partial")
+    if draft.exists():
+        draft.rmtree()
+    draft.mkdir(parents=True)
+    try:
+        if to == "bertjax":
+            write_params(draft, model.params, lambda path: _describe(model, path))
+        elif to == "tf1":
+            tf1.write(model, draft)
+        else:
+            huggingface.write(model, draft)
+            (draft / "README.md").write_text(model_card(model, epath.Path(source)))
+        if target.exists():
+            target.rmdir()
+        draft.rename(target)
+    except BaseException:
+        draft.rmtree(missing_ok=True)
+        raise
+    return model
+
+
+def _read_own(path: epath.Path) -> Model:
+    path = find_checkpoint(path)
+    config = read_config(path / "config.json", tasks.data_fields()).model
+    return Model(config, load_params(path, saved_params(path)), load_tokenizer(path))
+
+
+def _describe(model: Model, path: epath.Path) -> None:
+    config = _config(model.config, "mlm_nsp" if "nsp" in model.params else "mlm")
+    (path / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
+    if model.tokenizer is not None:
+        model.tokenizer.save(path)
+
+
+def _config(model: BertConfig, objective: str) -> Config:
+    """That of a run which could have made the model."""
+    data = tasks.data_fields()["pretrain"] | {"objective": objective}
+    return Config(seq_len=min(Config.seq_len, model.max_positions), model=model, data=data)
+
+
+def _check(model: Model, path: epath.Path) -> None:
+    """Refuses arrays of other shapes than the configuration says, and too large a vocabulary."""
+    shapes = tasks.objective(_config(model.config, "mlm_nsp")).init_params
+    expected = dict(named_leaves(jax.eval_shape(shapes, jax.random.key(0))))
+    expected |= {
+        "span/kernel": jax.ShapeDtypeStruct((model.config.hidden_size, 2), "float32"),
+        "span/bias": jax.ShapeDtypeStruct((2,), "float32"),
+    }
+    for name, array in named_leaves(model.params):
+        if array.shape != expected[name].shape:
+            raise ValueError(
+                f"{path} has {name} of shape {array.shape}, where its configuration says "
+                f"{expected[name].shape}: the two belong to different models."
+            )
+    pieces = len(model.tokenizer.pieces) if model.tokenizer else 0
+    if pieces > model.config.vocab_size:
+        raise ValueError(
+            f"the vocabulary in {path} has {pieces:,} pieces and the model "
+            f"{model.config.vocab_size:,}: they belong to different models."
+        )

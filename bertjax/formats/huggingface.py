@@ -1,0 +1,204 @@
+"""Directories of Hugging Face: config.json, model.safetensors and the tokenizer's files."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+from etils import epath
+from safetensors.numpy import save as save_safetensors
+
+from bertjax.formats import Model, read_tensors
+from bertjax.model import BertConfig
+from data_pipelines.tokenization import CONFIG_FILE, MODEL_FILE, VOCAB_FILE, load_tokenizer
+
+WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
+# What a `config.json` says, and the fields of ours that say it.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_positions",
+    "type_vocab_size": "type_vocab_size",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "layer_norm_eps",
+    "initializer_range": "init_std",
+}
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS |= {"relu": "relu"}
+# The class of `transformers` whose weights are exactly these parts; the first that has all counts.
+_CLASSES = (
+    ({"encoder", "pooler", "mlm", "nsp"}, "BertForPreTraining"),
+    ({"encoder", "mlm"}, "BertForMaskedLM"),
+    ({"encoder", "span"}, "BertForQuestionAnswering"),
+    ({"encoder", "pooler"}, "BertModel"),
+)
+_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+}
+
+
+def is_huggingface(path: epath.Path) -> bool:
+    """Whether a directory looks like one of Hugging Face."""
+    names = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
+    return any((path / name).exists() for name in names)
+
+
+def read(path: epath.Path) -> Model:
+    """The model in a directory.
+
+    Raises:
+      ValueError: it is no BERT, is not whole, or holds weights of torch and torch is not installed.
+    """
+    said = read_json(path / "config.json")
+    config = parse_config(said, path)
+    found = {_canonical(name): array for name, array in _read_weights(path).items()}
+    found.pop("bert.embeddings.position_ids", None)  # 0, 1, 2...: no weights
+    word = found.get("bert.embeddings.word_embeddings.weight")
+    decoder = found.pop("cls.predictions.decoder.weight", None)
+    found.pop("cls.predictions.decoder.bias", None)  # the same as cls.predictions.bias
+    if decoder is not None and word is not None and not np.array_equal(decoder, word):
+        raise ValueError(
+            f"{path} predicts masked pieces by other vectors than its word embeddings, which "
+            "bertjax does not: nothing was converted."
+        )
+    try:
+        params, left_out = read_tensors(found, config, "hf")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    has_vocabulary = any((path / name).exists() for name in (VOCAB_FILE, MODEL_FILE))
+    return Model(config, params, load_tokenizer(path) if has_vocabulary else None, left_out)
+
+
+def write(model: Model, path: epath.Path) -> None:
+    """Writes a directory that `AutoModel` and `AutoTokenizer` open.
+
+    Raises:
+      ValueError: `transformers` has no class with these heads.
+    """
+    parts = set(model.params)
+    name = next((name for needed, name in _CLASSES if needed == parts), None)
+    if name is None and parts > {"encoder", "mlm"}:  # the pooler of an encoder that has one
+        name = "BertForPreTraining" if "nsp" in parts else "BertForMaskedLM"
+    tensors = model.tensors("hf")
+    if name in (None, "BertModel"):
+        name = "BertModel"
+        tensors = {key.removeprefix("bert."): array for key, array in tensors.items()}
+    config = describe_config(model.config) | {"architectures": [name]}
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (path / WEIGHTS).write_bytes(save_safetensors(tensors, {"format": "pt"}))
+    if model.tokenizer is not None:
+        model.tokenizer.save(path)
+        file = path / CONFIG_FILE
+        settings = json.loads(file.read_text()) | {"model_max_length": model.config.max_positions}
+        file.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def parse_config(said: Mapping[str, Any], path: epath.Path) -> BertConfig:
+    """The configuration in the words of Hugging Face, which are those of TF1 too.
+
+    Raises:
+      ValueError: it is that of another model.
+    """
+    kind = said.get("model_type", "bert")
+    if kind != "bert":
+        raise ValueError(f"{path} is a model of type {kind!r}: only those of type 'bert' convert.")
+    if said.get("position_embedding_type", "absolute") != "absolute":
+        raise ValueError(
+            f"{path} has positions of type {said['position_embedding_type']!r}, which BERT has "
+            "not: nothing was converted."
+        )
+    activation = said.get("hidden_act", "gelu")
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"{path} has hidden_act={activation!r}: bertjax has {', '.join(_ACTIVATIONS)}."
+        )
+    if "hidden_size" not in said or "vocab_size" not in said:
+        raise ValueError(f"{path}: its configuration has no hidden_size or no vocab_size.")
+    fields = {ours: said[theirs] for theirs, ours in FIELDS.items() if theirs in said}
+    causal = bool(said.get("is_decoder", False))
+    return BertConfig(**fields, activation=_ACTIVATIONS[activation], causal=causal)
+
+
+def describe_config(config: BertConfig) -> dict[str, Any]:
+    """The other way round."""
+    said: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
+    said["intermediate_size"] = config.feed_forward_size
+    said["hidden_act"] = next(
+        theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation
+    )
+    said |= {"model_type": "bert", "pad_token_id": 0, "position_embedding_type": "absolute"}
+    return said | ({"is_decoder": True} if config.causal else {})
+
+
+def read_json(path: epath.Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+      ValueError: there is none.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): give the whole directory.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object: give the directory as it was published.")
+    return content
+
+
+def _canonical(name: str) -> str:
+    """A name as today's classes with a head give it."""
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        name = f"bert.{name}"
+    return name
+
+
+def _read_weights(path: epath.Path) -> dict[str, np.ndarray]:
+    for name, read_file in ((WEIGHTS, _read_safetensors), (TORCH_WEIGHTS, _read_torch)):
+        index = path / f"{name}.index.json"
+        if (path / name).exists():
+            return read_file(path / name)
+        if index.exists():
+            files = sorted(set(read_json(index).get("weight_map", {}).values()))
+            found: dict[str, np.ndarray] = {}
+            for file in files:
+                found |= read_file(path / file)
+            return found
+    raise ValueError(f"{path} holds no {WEIGHTS}: give a directory of a model of Hugging Face.")
+
+
+def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
+    try:
+        found = safetensors.deserialize(path.read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): fetch it again.") from error
+    return {
+        name: np.frombuffer(each["data"], _DTYPES[each["dtype"]]).reshape(each["shape"])
+        for name, each in found
+    }
+
+
+def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError:
+        raise ValueError(
+            f"{path} can only be read by torch, which is not installed: install it, or take the "
+            "model's safetensors (a model without any gets them by save_pretrained of "
+            "`transformers`)."
+        ) from None
+    with path.open("rb") as file:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    return {name: tensor.float().numpy() for name, tensor in found.items()}

@@ -1,0 +1,82 @@
+"""Directories of the original code: bert_config.json, vocab.txt and a TF1 checkpoint."""
+
+import json
+import re
+
+import numpy as np
+import tensorflow as tf
+from etils import epath
+
+from bertjax.formats import Model, read_tensors
+from bertjax.formats.huggingface import describe_config, parse_config, read_json
+from data_pipelines.tokenization import VOCAB_FILE, load_tokenizer
+
+CONFIG, CHECKPOINT = "bert_config.json", "bert_model.ckpt"
+# What training leaves beside the weights, by the optimizers of the original and of its heirs.
+_SLOTS = re.compile(r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|global_step|beta[12]_power)")
+
+
+def is_tf1(path: epath.Path) -> bool:
+    """Whether a directory looks like one of the original code."""
+    return (path / CONFIG).exists()
+
+
+def read(path: epath.Path) -> Model:
+    """The model in a directory; what the optimizer kept is left aside.
+
+    Raises:
+      ValueError: it is no BERT, or is not whole.
+    """
+    config = parse_config(read_json(path / CONFIG), path)
+    prefix = _find_checkpoint(path)
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = [n for n in reader.get_variable_to_shape_map() if not _SLOTS.fullmatch(n)]
+        found = {name: np.asarray(reader.get_tensor(name)) for name in names}
+    except (tf.errors.OpError, ValueError) as error:
+        raise ValueError(f"{prefix} cannot be read ({error}): fetch it again.") from error
+    try:
+        params, left_out = read_tensors(found, config, "tf1")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    tokenizer = load_tokenizer(path) if (path / VOCAB_FILE).exists() else None
+    return Model(config, params, tokenizer, left_out)
+
+
+def write(model: Model, path: epath.Path) -> None:
+    """Writes a directory that the original code opens.
+
+    Raises:
+      ValueError: the tokenizer is not WordPiece.
+    """
+    if model.tokenizer is not None and model.tokenizer.kind != "wordpiece":
+        raise ValueError(
+            f"the original code knows WordPiece alone, and this vocabulary is "
+            f"{model.tokenizer.kind}: convert to hf."
+        )
+    said = describe_config(model.config)
+    (path / CONFIG).write_text(json.dumps(said, indent=2) + "\n")
+    tensors = model.tensors("tf1")
+    names, arrays = list(tensors), list(tensors.values())
+    whole = [""] * len(names)  # no part of a larger array
+    tf.raw_ops.SaveV2(
+        prefix=str(path / CHECKPOINT), tensor_names=names, shape_and_slices=whole, tensors=arrays
+    )
+    if model.tokenizer is not None:
+        model.tokenizer.save(path)
+
+
+def _find_checkpoint(path: epath.Path) -> epath.Path:
+    """Its prefix: that of the releases, or else the latest that training left there."""
+    if (path / f"{CHECKPOINT}.index").exists():
+        return path / CHECKPOINT
+    found = [file for file in path.iterdir() if file.name.endswith(".index")]
+    if not found:
+        raise ValueError(f"{path} holds no {CHECKPOINT}.index: give the directory as published.")
+
+    def step(file: epath.Path) -> int:
+        number = re.search(r"-(\d+)\.index$", file.name)
+        return int(number[1]) if number else -1
+
+    newest = max(found, key=step)
+    return newest.with_name(newest.name.removesuffix(".index"))

