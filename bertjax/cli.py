@@ -38,6 +38,9 @@ _EXAMPLES = {
     "--checkpoint runs/smoke --output runs/smoke/scores",
     "predict": "echo 'the [MASK] of the file .' | "
     "bertjax predict --checkpoint runs/smoke --input - --output -",
+    "score": "bertjax score squad --data dev-v2.0.json --predictions predictions.json "
+    "--null-odds null_odds.json",
+    "convert": "bertjax convert --to hf runs/base-2 exported",
     "report": "bertjax report runs/smoke",
 }
 
@@ -265,6 +268,25 @@ def _predict(args: argparse.Namespace) -> None:
             print(json.dumps(answer, ensure_ascii=False), file=sink, flush=sink is sys.stdout)
 
 
+def _score(args: argparse.Namespace) -> None:
+    from bertjax.scoring import squad
+
+    print(json.dumps(squad.score_files(args.data, args.predictions, args.null_odds), indent=1))
+
+
+def _convert(args: argparse.Namespace) -> None:
+    from bertjax.convert import convert, find_format
+
+    style = args.style or find_format(args.source)
+    model = convert(args.source, args.target, style, args.to)
+    shape = f"{model.config.num_layers} layers, {model.config.hidden_size} wide"
+    print(f"{args.target}: {', '.join(model.params)} of {shape}, from {style} to {args.to}.")
+    if model.tokenizer is None:
+        print(f"{args.source} has no vocabulary: put vocab.txt beside it and convert again.")
+    if model.left_out:
+        print(f"left out, being of no head that bertjax has: {', '.join(model.left_out)}")
+
+
 def _report(args: argparse.Namespace) -> None:
     from bertjax.report import write_report
 
@@ -412,6 +434,21 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--checkpoint", required=True, help="a checkpoint or a workdir")
     command.add_argument("--input", required=True, metavar="FILE", help="- for standard input")
     command.add_argument("--output", required=True, metavar="FILE", help="- for standard output")
+
+    command = verb(_score, "score anybody's predictions as a benchmark's own script does")
+    command.add_argument("benchmark", choices=["squad"])
+    command.add_argument("--data", required=True, metavar="FILE", help="with the gold answers")
+    command.add_argument("--predictions", required=True, metavar="FILE", help="JSON, id to text")
+    command.add_argument(
+        "--null-odds", metavar="FILE", help="JSON, id to odds of no answer, for best thresholds"
+    )
+
+    command = verb(_convert, "turn a model of one format into one of another")
+    formats = ["hf", "tf1", "bertjax"]
+    command.add_argument("--from", dest="style", choices=formats, help="(what it looks like)")
+    command.add_argument("--to", required=True, choices=formats)
+    command.add_argument("source", metavar="SRC", help="a directory; a checkpoint or a workdir")
+    command.add_argument("target", metavar="DST", help="a new directory")
 
     command = verb(_report, "write a run as one HTML page with its curves")
     command.add_argument("workdir")

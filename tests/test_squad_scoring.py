@@ -9,7 +9,7 @@ from goldens import make_squad_scores as recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertjax.scoring.squad import exact, f1, normalize, score, score_each
+from bertjax.scoring.squad import exact, f1, normalize, score, score_each, score_files
 from data_pipelines import InputError
 from data_pipelines.squad import Answer, Question, Questions, read_squad
 
@@ -108,3 +108,52 @@ def test_predictions_without_odds_are_refused() -> None:
 def test_version_1_needs_gold_answers() -> None:
     with pytest.raises(InputError, match="'0' has no gold answer"):
         score(questions(1, []), {"0": "cat"})
+
+
+def write(path: pathlib.Path, content: object) -> pathlib.Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def squad_file(path: pathlib.Path, version: int) -> pathlib.Path:
+    """Two questions on one passage; in version 2 the second has no answer."""
+    golds = [[{"text": "Paris", "answer_start": 0}]] * 2
+    qas = [{"id": str(i), "question": "?", "answers": gold} for i, gold in enumerate(golds)]
+    if version == 2:
+        qas = [qa | {"is_impossible": False} for qa in qas]
+        qas[1] |= {"is_impossible": True, "answers": []}
+    return write(path, {"data": [{"paragraphs": [{"context": "Paris.", "qas": qas}]}]})
+
+
+def test_files_are_scored_as_what_they_hold(tmp_path) -> None:
+    data = squad_file(tmp_path / "dev.json", 2)
+    predictions = write(tmp_path / "predictions.json", {"0": "paris", "1": "Paris"})
+    odds = write(tmp_path / "odds.json", {"0": -3, "1": 2.5})
+    scores = score_files(data, predictions, odds)
+    assert scores["exact"] == 100 and scores["best_f1"] == 100
+    assert score_files(data, predictions)["exact"] == 50
+
+
+@pytest.mark.parametrize(
+    ("predictions", "odds", "complaint"),
+    [
+        ("{", None, "is no JSON"),
+        (["paris"], None, "holds no object"),
+        ({"0": 1}, None, "gives 1 for question '0': it must be text"),
+        ({"0": "paris"}, {"0": "high"}, "gives 'high' for question '0': it must be a number"),
+        ({"0": "paris", "1": ""}, {"0": 1.0}, "'1' has a prediction and no null odds"),
+    ],
+    ids=str,
+)
+def test_files_of_another_kind_are_refused(predictions, odds, complaint: str, tmp_path) -> None:
+    data = squad_file(tmp_path / "dev.json", 2)
+    files = [write(tmp_path / "predictions.json", predictions)]
+    files += [] if odds is None else [write(tmp_path / "odds.json", odds)]
+    with pytest.raises(InputError, match=complaint):
+        score_files(data, *files)
+
+
+def test_null_odds_are_for_version_2(tmp_path) -> None:
+    files = write(tmp_path / "p.json", {"0": "Paris"}), write(tmp_path / "o.json", {"0": 1.0})
+    with pytest.raises(InputError, match="says is_impossible: leave null odds out"):
+        score_files(squad_file(tmp_path / "dev.json", 1), *files)

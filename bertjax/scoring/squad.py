@@ -7,13 +7,17 @@ fails on a question without a prediction; here it counts as wrong there too.
 
 import collections
 import functools
+import json
 import operator
 import re
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from etils import epath
 
 from data_pipelines import InputError
-from data_pipelines.squad import Question, Questions
+from data_pipelines.squad import Question, Questions, read_squad
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
@@ -42,6 +46,37 @@ def f1(prediction: str, gold: str, version: int) -> float:
         return 0.0
     precision, recall = 1.0 * same / len(ours), 1.0 * same / len(theirs)
     return (2 * precision * recall) / (precision + recall)
+
+
+def score_files(
+    data: epath.PathLike, predictions: epath.PathLike, null_odds: epath.PathLike | None = None
+) -> dict[str, float]:
+    """`score` of files: a data set, and JSON objects from the ids of questions.
+
+    Raises:
+      FileNotFoundError: one of them does not exist.
+      InputError: one of them is not of that kind, or null odds are given for version 1.
+    """
+    questions = read_squad(data)
+    if questions.version == 1 and null_odds is not None:
+        raise InputError(f"no question of {data} says is_impossible: leave null odds out.")
+    odds = None if null_odds is None else _read_object(null_odds, (int, float), "a number")
+    return score(questions, _read_object(predictions, (str,), "text"), odds)
+
+
+def _read_object(path: epath.PathLike, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
+    try:
+        content = json.loads(epath.Path(path).read_text())
+    except ValueError as error:
+        raise InputError(
+            f"{path} is no JSON ({error}): give one object, id to {wanted}."
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no object: give one, from each question's id to {wanted}.")
+    for name, value in content.items():
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise InputError(f"{path} gives {value!r} for question {name!r}: it must be {wanted}.")
+    return content
 
 
 def score_each(data: Questions, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:

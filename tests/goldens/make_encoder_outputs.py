@@ -12,8 +12,6 @@ import pathlib
 import sys
 
 import numpy as np
-import torch
-import transformers
 
 COUNT, EVERY, LONGEST, VECTORS = 200, 100, 128, 3
 ANTIBODIES = (  # the beginnings of antibodies' chains, some pieces masked
@@ -31,6 +29,9 @@ def vectors(size: int) -> np.ndarray:
 
 
 def minilm(directory: str, sentences: str) -> dict[str, np.ndarray]:
+    import torch
+    import transformers
+
     lines = pathlib.Path(sentences).read_text("utf-8").split("\n")
     texts = [line for line in lines if line.strip()][: COUNT * EVERY : EVERY]
     model = transformers.BertModel.from_pretrained(directory).eval()
@@ -49,6 +50,9 @@ def minilm(directory: str, sentences: str) -> dict[str, np.ndarray]:
 
 
 def antiberty(directory: str) -> dict[str, np.ndarray]:
+    import torch
+    import transformers
+
     folder = pathlib.Path(directory)
     model = transformers.BertForMaskedLM.from_pretrained(folder / "AntiBERTy_md_smooth").eval()
     tokenizer = transformers.BertTokenizer(folder / "vocab.txt", do_lower_case=False)
