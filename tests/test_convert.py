@@ -5,13 +5,13 @@ import importlib.util
 import json
 import pathlib
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
 from goldens import make_encoder_outputs
+from models import draw_model, shapes_of
 
 from bertjax.convert import convert, find_format, read_model
 from bertjax.formats import Model, huggingface
@@ -27,31 +27,8 @@ CONFIG = BertConfig(PIECES, LAYERS, HIDDEN, 1, max_positions=32, activation="gel
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *map(chr, range(ord("a"), ord("z") + 1))], cased=False)
 
 
-def draw_model(*heads: str, config: BertConfig = CONFIG, tokenizer=TOKENIZER) -> Model:
-    """Random arrays for the encoder and some heads."""
-    sizes = {"up": 4, "down": 1}
-    random = np.random.default_rng(0)
-    params: dict = {}
-    for tensor in tensors(1, ["encoder", *heads]):
-        name = tensor.path[-1]
-        wide = HIDDEN * sizes.get(tensor.path[-2], 1) if len(tensor.path) > 1 else HIDDEN
-        rows = {"word": PIECES, "type": 2, "position": 32}
-        if name in rows:
-            shape: tuple = (rows[name], HIDDEN)
-        elif name == "kernel":
-            shape = (4 * HIDDEN if tensor.path[-2] == "down" else HIDDEN, wide)
-        else:
-            shape = (wide,)
-        if tensor.path[0] in ("nsp", "span"):
-            shape = (HIDDEN, 2) if name == "kernel" else (2,)
-        if tensor.path == ("mlm", "bias"):
-            shape = (PIECES,)
-        node = params
-        for part in tensor.path[:-1]:
-            node = node.setdefault(part, {})
-        layers = () if tensor.layer is None else (LAYERS,)
-        node[name] = random.standard_normal((*layers, *shape)).astype(np.float32)
-    return Model(config, params, tokenizer)
+def draw(*heads: str, tokenizer=TOKENIZER) -> Model:
+    return draw_model(CONFIG, tokenizer, *heads)
 
 
 def write_hf(model: Model, path: pathlib.Path, **changed: object) -> pathlib.Path:
@@ -86,7 +63,7 @@ def assert_same(a: Model, b: Model) -> None:
     "way", [("bertjax", "hf", "bertjax"), ("tf1", "bertjax", "hf", "tf1"), ("hf", "tf1")], ids=str
 )
 def test_every_way_keeps_every_byte(way: tuple, heads: tuple, tmp_path) -> None:
-    model, path, before = draw_model(*heads), write_hf(draw_model(*heads), tmp_path / "start"), "hf"
+    model, path, before = draw(*heads), write_hf(draw(*heads), tmp_path / "start"), "hf"
     for number, style in enumerate(way):
         convert(path, tmp_path / str(number), before, style)
         path, before = tmp_path / str(number), style
@@ -94,14 +71,9 @@ def test_every_way_keeps_every_byte(way: tuple, heads: tuple, tmp_path) -> None:
     assert_same(read_model(path), model)
 
 
-def test_every_parameter_of_pre_training_has_its_names() -> None:
-    batch = {name: np.zeros((1, 8), np.int32) for name in ("token_ids", "type_ids", "pack_ids")}
-    batch |= {"positions": batch["token_ids"], "mlm_positions": batch["token_ids"][:, :2]}
-    batch["cls_positions"] = batch["token_ids"][:, :1]
-    init = PretrainingModel(CONFIG).init
-    shapes = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
-    ours = {name for name, _ in named_leaves(shapes["params"])}
-    assert ours == {"/".join(each.path) for each in tensors(LAYERS, set(PARTS) - {"span"})}
+def test_every_parameter_has_its_names() -> None:
+    ours = {name for name, _ in named_leaves(shapes_of(CONFIG))}
+    assert ours == {"/".join(each.path) for each in tensors(LAYERS, PARTS)}
     found = [each.name(style) for style in ("hf", "tf1") for each in tensors(LAYERS, PARTS)]
     assert len(set(found)) == len(found)
 
@@ -173,7 +145,7 @@ def test_a_checkpoint_of_the_original_code_opens_with_its_optimizer(name: str, t
 
 
 def test_names_of_other_times_and_classes_are_understood(tmp_path) -> None:
-    path = write_hf(draw_model("pooler", "mlm", "nsp"), tmp_path / "hf")
+    path = write_hf(draw("pooler", "mlm", "nsp"), tmp_path / "hf")
 
     def old(name: str, array: np.ndarray):
         for new, before in ((".weight", ".gamma"), (".bias", ".beta")):
@@ -181,11 +153,11 @@ def test_names_of_other_times_and_classes_are_understood(tmp_path) -> None:
         return name.removeprefix("bert."), array
 
     rename(path, old)
-    assert_same(read_model(path), draw_model("pooler", "mlm", "nsp"))
+    assert_same(read_model(path), draw("pooler", "mlm", "nsp"))
 
 
 def test_tied_outputs_and_counters_are_no_left_overs(tmp_path) -> None:
-    model = draw_model("mlm")
+    model = draw("mlm")
     path = write_hf(model, tmp_path / "hf")
     extra = {
         "cls.predictions.decoder.weight": model.params["encoder"]["embeddings"]["word"],
@@ -202,7 +174,7 @@ def test_tied_outputs_and_counters_are_no_left_overs(tmp_path) -> None:
 
 
 def test_weights_in_several_files_are_read_together(tmp_path) -> None:
-    path = write_hf(draw_model("pooler"), tmp_path / "hf")
+    path = write_hf(draw("pooler"), tmp_path / "hf")
     found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
     (path / "model.safetensors").unlink()
     files = {name: f"model-{i % 2 + 1:05d}-of-00002.safetensors" for i, name in enumerate(found)}
@@ -210,7 +182,7 @@ def test_weights_in_several_files_are_read_together(tmp_path) -> None:
         part = {name: found[name] for name in found if files[name] == file}
         (path / file).write_bytes(safetensors.numpy.save(part))
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    assert_same(read_model(path), draw_model("pooler"))
+    assert_same(read_model(path), draw("pooler"))
     (path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ValueError, match=r"00002-of-00002.* cannot be read"):
         read_model(path)
@@ -218,7 +190,7 @@ def test_weights_in_several_files_are_read_together(tmp_path) -> None:
 
 @pytest.mark.parametrize(("dtype", "name"), [(np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")])
 def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
-    path = write_hf(draw_model(), tmp_path / "hf")
+    path = write_hf(draw(), tmp_path / "hf")
     found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
     header, content = {}, b""
     for each, array in found.items():
@@ -230,18 +202,18 @@ def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
     (path / "model.safetensors").write_bytes(file)
     word = read_model(path).params["encoder"]["embeddings"]["word"]
     assert word.dtype == np.float32
-    before = draw_model().params["encoder"]["embeddings"]["word"]
+    before = draw().params["encoder"]["embeddings"]["word"]
     np.testing.assert_array_equal(word, before.astype(dtype).astype(np.float32))
 
 
 def test_a_head_that_bertjax_does_not_have_is_listed_and_left_out(tmp_path) -> None:
-    path = write_hf(draw_model("pooler"), tmp_path / "hf")
+    path = write_hf(draw("pooler"), tmp_path / "hf")
     found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
     found |= {"species.weight": np.ones((3, HIDDEN), np.float32)}
     (path / "model.safetensors").write_bytes(safetensors.numpy.save(found))
     model = convert(path, tmp_path / "own", "hf", "bertjax")
     assert model.left_out == ("species.weight",)
-    assert_same(read_model(tmp_path / "own"), draw_model("pooler"))
+    assert_same(read_model(tmp_path / "own"), draw("pooler"))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +230,7 @@ def test_a_head_that_bertjax_does_not_have_is_listed_and_left_out(tmp_path) -> N
     ids=str,
 )
 def test_what_is_not_bert_is_refused(changed: dict, complaint: str, tmp_path) -> None:
-    path = write_hf(draw_model("pooler", "mlm", "nsp"), tmp_path / "hf", **changed)
+    path = write_hf(draw("pooler", "mlm", "nsp"), tmp_path / "hf", **changed)
     with pytest.raises(ValueError, match=complaint):
         convert(path, tmp_path / "own", "hf", "bertjax")
     assert not list(tmp_path.glob("own*"))
@@ -268,11 +240,11 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path) -> None:
     letters = [f"##{chr(code)}" for code in range(ord("a"), ord("z") + 1)]
     large = WordPieceTokenizer([*TOKENIZER.pieces, *letters], cased=False)
     with pytest.raises(ValueError, match="57 pieces and the model 40"):
-        read_model(write_hf(draw_model(tokenizer=large), tmp_path / "hf"))
+        read_model(write_hf(draw(tokenizer=large), tmp_path / "hf"))
 
 
 def test_nothing_is_written_over(tmp_path) -> None:
-    path = write_hf(draw_model(), tmp_path / "hf")
+    path = write_hf(draw(), tmp_path / "hf")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="exists already"):
@@ -289,7 +261,7 @@ def test_what_is_no_model_is_refused(tmp_path) -> None:
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="torch is installed here")
 def test_weights_of_torch_alone_are_refused_with_the_cure(tmp_path) -> None:
-    path = write_hf(draw_model(), tmp_path / "hf")
+    path = write_hf(draw(), tmp_path / "hf")
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="can only be read by torch, which is not installed"):
         read_model(path)

@@ -1,0 +1,33 @@
+"""Models with random numbers for the tests of formats."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax.formats import Model
+from bertjax.heads import PretrainingModel
+from bertjax.model import BertConfig
+from data_pipelines.tokenization import Tokenizer
+
+
+def shapes_of(config: BertConfig) -> dict[str, Any]:
+    """The parameters of pre-training, and of a span head, as shapes."""
+    ids = np.zeros((1, 8), np.int32)
+    names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
+    batch, init = dict.fromkeys(names, ids), PretrainingModel(config).init
+    variables = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
+    span = {"kernel": (config.hidden_size, 2), "bias": (2,)}
+    return variables["params"] | {
+        "span": {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in span.items()}
+    }
+
+
+def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> Model:
+    """Random arrays for the encoder and some heads."""
+    random, shapes = np.random.default_rng(0), shapes_of(config)
+    params = jax.tree.map(
+        lambda leaf: random.normal(0, 0.2, leaf.shape).astype(np.float32),
+        {part: shapes[part] for part in ("encoder", *heads)},
+    )
+    return Model(config, params, tokenizer)
