@@ -189,19 +189,20 @@ def saved_params(path: epath.Path) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
-def check_params(path: epath.Path, target: Any) -> None:
-    """Refuses a checkpoint whose parameters are not those of a tree of arrays or shapes.
+def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
+    """Refuses a checkpoint without parameters of a tree of arrays or shapes; it may have more.
 
+    Args:
+      saved: its parameters as `saved_params` gives them, where they are known.
     Raises:
-      ValueError: names or shapes differ.
+      ValueError: a name is missing, or a shape differs.
     """
-    have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved_params(path))}
-    want = {name: tuple(leaf.shape) for name, leaf in named_leaves(target)}
-    for name in sorted(have.keys() | want.keys()):
-        if have.get(name) != want.get(name):
+    have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved or saved_params(path))}
+    for name, leaf in named_leaves(target):
+        if have.get(name) != tuple(leaf.shape):
             raise ValueError(
                 f"{path} has {name} of shape {have.get(name)} and this configuration has "
-                f"{want.get(name)}: give it the model that the checkpoint was made with."
+                f"{tuple(leaf.shape)}: give it the model that the checkpoint was made with."
             )
 
 

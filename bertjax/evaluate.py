@@ -15,6 +15,7 @@ from bertjax.feed import Feed
 from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
 from bertjax.step import Sums, make_eval_step, means, total_loss
 from bertjax.tasks import Task
+from data_pipelines.tokenization import load_tokenizer
 
 Scores = dict[str, float]
 
@@ -28,7 +29,7 @@ def evaluate(config: Config, checkpoint: epath.PathLike) -> Scores:
     """
     path = find_checkpoint(checkpoint)
     task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
-    task.check_checkpoint(path)
+    task.check_tokenizer(load_tokenizer(path), path)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
     shapes = jax.eval_shape(task.init_params, jax.random.key(0))
     check_mesh(mesh, config.batch_size, 1, shapes)

@@ -16,12 +16,13 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import RESTART, RunError, flops, hosts, tasks, workdirs
-from bertjax.checkpoint import Checkpoints, check_params, find_checkpoint, load_params
+from bertjax.checkpoint import Checkpoints
 from bertjax.config import Config
 from bertjax.evaluate import make_evaluator
 from bertjax.feed import Feed
 from bertjax.program import Program
 from bertjax.signals import stop_signals
+from bertjax.start import Start
 from bertjax.step import Sums, TrainState, means
 from bertjax.tasks import Task
 from bertjax.writers import Writers
@@ -53,10 +54,10 @@ class Run:
         self.config = config = config.resolve(self.task.rows_per_epoch)
         self.steps = int(config.steps)
         self.program = Program(config, self.task)
-        self._init = find_checkpoint(config.init) if config.init else None
-        if self._init:
-            self.task.check_checkpoint(self._init)
-            check_params(self._init, self.program.state.params)
+        self._start = Start(config.init) if config.init else None
+        if self._start:
+            self.task.check_tokenizer(self._start.tokenizer, self._start.path)
+            self._start.check(config.model, self.program.state.params)
         workdirs.claim(self.workdir, config, self.task)
         self.checkpoints = Checkpoints(
             self.workdir / "checkpoints", config.keep, int(config.keep_every)
@@ -90,10 +91,7 @@ class Run:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
         state = self.program.init()
-        if self._init:
-            state = state._replace(params=load_params(self._init, self.program.state.params))
-            _log.info("beginning with the parameters of %s.", self._init)
-        return state
+        return state._replace(params=self._start.fill(state.params)) if self._start else state
 
     def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""

@@ -10,6 +10,7 @@ from etils import epath
 from bertjax.checkpoint import find_checkpoint
 from bertjax.config import Config, read_config
 from bertjax.step import Batch, Sums
+from data_pipelines.tokenization import Tokenizer
 
 # task name -> module with `Objective` and `Task`, classes that follow the protocols, and
 # `DATA_FIELDS`, the defaults of its `data` fields.
@@ -64,8 +65,8 @@ class Task(Objective, Protocol):
     def show(self, batch: dict[str, np.ndarray], row: int) -> str:
         """A row of a batch as text for a person."""
 
-    def check_checkpoint(self, path: epath.Path) -> None:
-        """Raises ValueError where a checkpoint's vocabulary or labels are not those of the data."""
+    def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
+        """Raises ValueError where the tokenizer of a model at `path` is not that of the data."""
 
     @staticmethod
     def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -123,9 +123,8 @@ class Task(Objective):
     def save(self, directory: epath.Path) -> None:
         self.data.tokenizer.save(directory)
 
-    def check_checkpoint(self, path: epath.Path) -> None:
-        found = load_tokenizer(path).fingerprint()
-        if found != self.data.tokenizer.fingerprint():
+    def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
+        if tokenizer is None or tokenizer.fingerprint() != self.data.tokenizer.fingerprint():
             raise ValueError(
                 f"{path} was trained with another vocabulary than that of "
                 f"{self.config.data['dir']}: prepare the corpus with the checkpoint's vocabulary."

@@ -1,0 +1,98 @@
+"""What a run begins with: the parameters of another run, or of a published model."""
+
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from bertjax import tasks
+from bertjax.checkpoint import check_params, find_checkpoint, load_params, saved_params
+from bertjax.config import read_config
+from bertjax.convert import find_format, read_model
+from bertjax.model import BertConfig
+from data_pipelines.tokenization import Tokenizer, load_tokenizer
+
+_log = logging.getLogger("bertjax")
+
+# What no array shows, and what would change what the same arrays compute.
+_COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
+
+
+class Start:
+    """Parameters to begin with; heads that they lack stay random, those left over are left out.
+
+    Args:
+      path: a workdir or checkpoint of ours, or a directory of Hugging Face or TF1.
+
+    Attributes:
+      path: where they lie.
+      model: the shape of the encoder, and how it was computed.
+      tokenizer: None where a published model came without a vocabulary.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no such model; see `bertjax.convert.read_model`.
+    """
+
+    def __init__(self, path: epath.PathLike) -> None:
+        style = find_format(path)
+        self._arrays: Any = None
+        self.tokenizer: Tokenizer | None
+        if style == "bertjax":
+            self.path = find_checkpoint(path)
+            self.model = read_config(self.path / "config.json", tasks.data_fields()).model
+            self.tokenizer = load_tokenizer(self.path)
+            self._shapes = saved_params(self.path)
+        else:
+            self.path = epath.Path(path)
+            found = read_model(path, style)
+            self.model, self.tokenizer = found.config, found.tokenizer
+            self._arrays = self._shapes = found.params
+
+    def check(self, model: BertConfig, shapes: Any) -> None:
+        """Refuses to begin a model of another kind, or with parameters of other shapes.
+
+        Raises:
+          ValueError: naming what differs.
+        """
+        for name in _COMPUTED:
+            theirs, ours = getattr(self.model, name), getattr(model, name)
+            if theirs != ours:
+                raise ValueError(
+                    f"{self.path} was made with {name}={theirs!r} and this configuration has "
+                    f"{ours!r}: set model.{name}={theirs!r}."
+                )
+        check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)
+
+    def fill(self, params: Any) -> Any:
+        """A tree of random parameters with those that there are in their place."""
+        kept = self._kept(params)
+        targets = {
+            part: jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+                params[part],
+            )
+            for part in kept
+        }
+        if self._arrays is None:
+            found = load_params(self.path, targets)
+        else:
+            arrays = {part: self._arrays[part] for part in kept}
+            found = jax.tree.map(_place, targets, arrays)
+        new = [part for part in params if part not in kept]
+        _log.info(
+            "beginning with the parameters of %s (%s)%s.",
+            self.path,
+            ", ".join(kept),
+            f"; random: {', '.join(new)}" if new else "",
+        )
+        return dict(params) | found
+
+    def _kept(self, tree: Any) -> list[str]:
+        return [part for part in tree if part in self._shapes or part == "encoder"]
+
+
+def _place(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
+    """Each host gives its devices their pieces."""
+    return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])

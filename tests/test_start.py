@@ -1,0 +1,99 @@
+"""A run begins with what another run or a published model has learnt."""
+
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from models import draw_model
+
+from bertjax import tasks
+from bertjax.config import Config, load_config
+from bertjax.convert import convert
+from bertjax.formats import Model, huggingface
+from bertjax.program import Program
+from bertjax.sharding import named_leaves
+from bertjax.start import Start
+from bertjax.train import Run
+from data_pipelines.tokenization import load_tokenizer
+
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+
+
+def configure(corpus: pathlib.Path, **overrides: object) -> Config:
+    fields = {"model.vocab_size": 128, "mesh.data": 4, "mesh.fsdp": 2}
+    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
+    texts = {name: str(value) for name, value in fields.items()}
+    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, tasks.data_fields())
+
+
+def publish(corpus: pathlib.Path, path: pathlib.Path, *heads: str, style: str = "hf") -> Model:
+    """A published model of the corpus's vocabulary."""
+    model = draw_model(configure(corpus).model, load_tokenizer(corpus), *heads)
+    hf = path if style == "hf" else path.with_name("published")
+    hf.mkdir()
+    huggingface.write(model, hf)
+    if style != "hf":
+        convert(hf, path, "hf", style)
+    return model
+
+
+def first_params(config: Config) -> tuple[Any, Any]:
+    """Those that random numbers give, and those that the run begins with."""
+    config = config.resolve(100)
+    random = Program(config, tasks.objective(config)).init().params
+    return random, Start(config.init).fill(random)
+
+
+@pytest.mark.parametrize("style", ["hf", "tf1", "bertjax"])
+def test_parts_that_are_there_are_taken_and_others_stay_random(style, corpus, tmp_path) -> None:
+    model = publish(corpus, tmp_path / "model", "pooler", style=style)
+    random, begun = first_params(configure(corpus, init=tmp_path / "model"))
+    published = dict(named_leaves(model.params))
+    before = dict(named_leaves(random))
+    for name, array in named_leaves(begun):
+        assert array.sharding == before[name].sharding
+        np.testing.assert_array_equal(array, published.get(name, before[name]))
+    assert {"mlm/bias", "nsp/kernel"} <= before.keys() - published.keys()
+
+
+def test_heads_that_the_run_does_not_have_are_left_out(corpus, tmp_path) -> None:
+    publish(corpus, tmp_path / "model", "pooler", "mlm", "nsp")
+    config = configure(corpus, init=tmp_path / "model", data__objective="mlm")
+    random, begun = first_params(config)
+    assert jax.tree.structure(begun) == jax.tree.structure(random)
+
+
+@pytest.mark.slow
+def test_a_published_model_is_trained_further(corpus, tmp_path, caplog) -> None:
+    publish(corpus, tmp_path / "model", "pooler")
+    config = configure(corpus, init=tmp_path / "model", steps=3)
+    with caplog.at_level(logging.INFO, "bertjax"):
+        Run(config, tmp_path / "run").train()
+    assert "model (encoder, pooler); random: mlm, nsp." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ({"model__num_heads": 1}, r"made with num_heads=2 .* set model\.num_heads=2"),
+        ({"model__activation": "relu"}, r"made with activation='gelu'"),
+        ({"model__num_layers": 1}, r"has encoder/blocks/.* of shape \(2, "),
+        ({"model__vocab_size": 200}, r"embeddings/word of shape \(128, 64\)"),
+    ],
+    ids=str,
+)
+def test_another_model_is_refused(override: dict, complaint: str, corpus, tmp_path) -> None:
+    publish(corpus, tmp_path / "model", "pooler")
+    with pytest.raises(ValueError, match=complaint):
+        Run(configure(corpus, init=tmp_path / "model", **override), tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_another_vocabulary_is_refused(corpus, tmp_path) -> None:
+    publish(corpus, tmp_path / "model", "pooler")
+    (tmp_path / "model" / "vocab.txt").unlink()
+    with pytest.raises(ValueError, match="trained with another vocabulary"):
+        Run(configure(corpus, init=tmp_path / "model"), tmp_path / "run")
