@@ -125,8 +125,11 @@ def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
 def _load_config(args: argparse.Namespace) -> "Config":
     from bertjax import tasks
     from bertjax.config import load_config
+    from bertjax.start import find_model
 
-    return load_config(args.config, args.rest, tasks.data_fields())
+    # A checkpoint to evaluate says what model it is, as what a run begins with does.
+    named = {"init": args.checkpoint} if "checkpoint" in args else {}
+    return load_config(args.config, named | args.rest, tasks.data_fields(), find_model)
 
 
 def _vocab(args: argparse.Namespace) -> None:
@@ -238,13 +241,14 @@ def _evaluate(args: argparse.Namespace) -> Work | None:
     config = _load_config(args)
     if supervise := _join_hosts(args, saves=False):
         return supervise
-    scores = evaluate(config, args.checkpoint)
+    found = evaluate(config, args.checkpoint)
     if hosts.is_first():
-        text = json.dumps(scores, indent=1)
         output = epath.Path(args.output)
         output.mkdir(parents=True, exist_ok=True)
-        (output / "scores.json").write_text(text)
-        print(text)
+        for name, content in {"scores": found.scores, **found.files}.items():
+            text = json.dumps(content, indent=1, ensure_ascii=False)
+            (output / f"{name}.json").write_text(text)
+        print(json.dumps(found.scores, indent=1))
     return None
 
 

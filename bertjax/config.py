@@ -13,7 +13,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -190,7 +190,10 @@ def _steps(
 
 
 def load_config(
-    spec: str, overrides: Mapping[str, str], data_fields: Mapping[str, Mapping[str, Any]]
+    spec: str,
+    overrides: Mapping[str, str],
+    data_fields: Mapping[str, Mapping[str, Any]],
+    model_of: Callable[[str], BertConfig] | None = None,
 ) -> Config:
     """Reads `FILE[:ARG]` and applies overrides.
 
@@ -198,6 +201,8 @@ def load_config(
       spec: path of a Python file with `get_config(arg)`, and its argument after a colon.
       overrides: dotted field name -> text of the new value.
       data_fields: task name -> the `data` fields that it has, with their defaults.
+      model_of: gives the model that `init` names; where the configuration does not say how wide
+        the model is, it is that one.
     Raises:
       ValueError: an unknown field, task or a value of the wrong type.
     """
@@ -205,6 +210,9 @@ def load_config(
     raw = _run_file(epath.Path(path), arg)
     for name, text in overrides.items():
         _override(raw, name, text)
+    model = raw.get("model", {})
+    if model_of and raw.get("init") and "hidden_size" not in model:
+        raw["model"] = dataclasses.asdict(model_of(raw["init"])) | model
     return parse_config(raw, data_fields)
 
 

@@ -51,6 +51,12 @@ def read_model(path: epath.PathLike, style: str | None = None) -> Model:
     return model
 
 
+def read_shape(path: epath.Path, style: str) -> BertConfig:
+    """The configuration of a published model alone; see `read_model`."""
+    name = "config.json" if style == "hf" else tf1.CONFIG
+    return huggingface.parse_config(huggingface.read_json(path / name), path)
+
+
 def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str) -> Model:
     """Writes the model in a directory as another directory, which must not exist or be empty.
 

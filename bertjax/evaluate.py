@@ -6,22 +6,20 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax import tasks
 from bertjax.checkpoint import check_params, find_checkpoint, load_params
 from bertjax.config import Config
 from bertjax.feed import Feed
 from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
-from bertjax.step import Sums, make_eval_step, means, total_loss
-from bertjax.tasks import Task
+from bertjax.step import Sums, means, total_loss
+from bertjax.tasks import Evaluation, Task, rows_of
 from data_pipelines.tokenization import load_tokenizer
 
-Scores = dict[str, float]
 
-
-def evaluate(config: Config, checkpoint: epath.PathLike) -> Scores:
-    """Scores of a checkpoint, or of a workdir's newest one, on the task's held-out data.
+def evaluate(config: Config, checkpoint: epath.PathLike) -> Evaluation:
+    """What a checkpoint, or a workdir's newest one, makes of the task's held-out data.
 
     Raises:
       ValueError: the checkpoint's parameters or vocabulary are not those of the configuration,
@@ -32,28 +30,35 @@ def evaluate(config: Config, checkpoint: epath.PathLike) -> Scores:
     task.check_tokenizer(load_tokenizer(path), path)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
     shapes = jax.eval_shape(task.init_params, jax.random.key(0))
-    check_mesh(mesh, config.batch_size, 1, shapes)
+    check_mesh(mesh, rows_of(task), 1, shapes)
     check_params(path, shapes)
     params = load_params(path, sharded_shapes(mesh, shapes))
-    scores = make_evaluator(task, mesh)(params)
-    if not scores:
+    found = make_evaluator(task, mesh)(params)
+    if found is None:
         raise ValueError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
-    return scores
+    return found
 
 
-def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Any], Scores]:
-    """A function from parameters to scores on all held-out data; empty where there is none."""
-    eval_step = jax.jit(make_eval_step(task.loss))
+def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Any], Evaluation | None]:
+    """A function from parameters to what all held-out data give; None where there are none."""
+    whole = NamedSharding(mesh, PartitionSpec())  # each host has the outputs of all rows
+    eval_step = jax.jit(
+        lambda params, batch: (task.loss(params, batch, None), task.outputs(params, batch)),
+        out_shardings=whole,
+    )
 
-    def evaluator(params: Any) -> Scores:
+    def evaluator(params: Any) -> Evaluation | None:
         total: Sums | None = None
+        outputs = []
         for batch in Feed(task.eval_batches(), NamedSharding(mesh, ROWS)):
             with jax.set_mesh(mesh):
-                found = eval_step(params, batch)
-            sums = jax.tree.map(np.float64, jax.device_get(found))
+                found = jax.device_get(eval_step(params, batch))
+            sums = jax.tree.map(np.float64, found[0])
             total = sums if total is None else jax.tree.map(np.add, total, sums)
+            outputs.append(found[1])
         if total is None:
-            return {}
-        return task.scores({"loss": float(total_loss(total))} | means(total))
+            return None
+        averages = {name: mean for name, mean in means(total).items() if name != "fill"}
+        return task.evaluation({"loss": float(total_loss(total))} | averages, outputs)
 
     return evaluator

@@ -98,3 +98,17 @@ class PretrainingModel(nn.Module):
             pooled = self.pooler(gather(hidden, batch["cls_positions"]))
             logits["nsp_logits"] = self.nsp(pooled).astype(jnp.float32)
         return logits
+
+
+class SpanModel(nn.Module):
+    """The encoder with a score for each piece to begin, and one to end, an answer (section 4.2)."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, batch: Mapping[str, Array], *, deterministic: bool) -> Array:
+        """float32 logits [B, T, 2] from int32 `token_ids`, `type_ids`, `pack_ids`, `positions`."""
+        names = ("token_ids", "type_ids", "pack_ids", "positions")
+        inputs = (batch[name] for name in names)
+        hidden = Encoder(self.config, name="encoder")(*inputs, deterministic=deterministic)
+        return Dense(self.config, 2, name="span")(hidden).astype(jnp.float32)

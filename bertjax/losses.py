@@ -48,3 +48,22 @@ def pretraining(logits: Mapping[str, Array], batch: Mapping[str, Array]) -> dict
             sums[f"{name}_loss"] = cross_entropy(*slots)
             sums[f"{name}_accuracy"] = accuracy(*slots)
     return sums
+
+
+def spans(logits: Array, batch: Mapping[str, Array]) -> dict[str, Sum]:
+    """What span prediction minimises and reports: "span_loss", the mean of the losses of start and
+    end (section 4.2), and the accuracies of both.
+
+    `logits` are [B, T, 2]; each of the K windows of a row chooses among its own pieces.
+    """
+    slots = jnp.arange(1, batch["span_weights"].shape[1] + 1)
+    own = batch["pack_ids"][:, None, :] == slots[:, None]  # [B, K, T]
+    least = jnp.finfo(jnp.float32).min
+    sums, losses = {}, []
+    for i, name in enumerate(("start", "end")):
+        choices = jnp.where(own, logits[:, None, :, i].astype(jnp.float32), least)
+        slot = choices, batch["span_targets"][..., i], batch["span_weights"]
+        losses.append(cross_entropy(*slot))
+        sums[f"{name}_accuracy"] = accuracy(*slot)
+    (start, weight), (end, _) = losses
+    return {"span_loss": ((start + end) / 2, weight)} | sums

@@ -20,7 +20,7 @@ from bertjax.sharding import (
     with_shardings,
 )
 from bertjax.step import Batch, Sums, TrainState, init_state, make_train_step
-from bertjax.tasks import Objective
+from bertjax.tasks import Objective, rows_of
 
 
 def _compiler_options(device: jax.Device) -> dict[str, str | bool]:
@@ -62,7 +62,7 @@ class Program:
         self.schedule = make_schedule(config.optimizer_config())
         self._optimizer = make_optimizer(config.optimizer_config())
         shapes = jax.eval_shape(self._init)
-        check_mesh(self.mesh, config.batch_size, config.accumulation, shapes.params)
+        check_mesh(self.mesh, rows_of(objective), config.accumulation, shapes.params)
         self.state: TrainState = sharded_shapes(self.mesh, shapes)
         self.rows = NamedSharding(self.mesh, ROWS)
 

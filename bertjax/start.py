@@ -10,7 +10,7 @@ from etils import epath
 from bertjax import tasks
 from bertjax.checkpoint import check_params, find_checkpoint, load_params, saved_params
 from bertjax.config import read_config
-from bertjax.convert import find_format, read_model
+from bertjax.convert import find_format, read_model, read_shape
 from bertjax.model import BertConfig
 from data_pipelines.tokenization import Tokenizer, load_tokenizer
 
@@ -18,6 +18,27 @@ _log = logging.getLogger("bertjax")
 
 # What no array shows, and what would change what the same arrays compute.
 _COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
+
+
+def find_tokenizer(path: epath.PathLike) -> Tokenizer:
+    """The tokenizer of a model, ours or published.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no such model, or it has no vocabulary.
+    """
+    return load_tokenizer(find_checkpoint(path) if find_format(path) == "bertjax" else path)
+
+
+def find_model(path: epath.PathLike) -> BertConfig:
+    """The shape of a model, ours or published, and how it was computed.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no such model.
+    """
+    style = find_format(path)
+    if style == "bertjax":
+        return read_config(find_checkpoint(path) / "config.json", tasks.data_fields()).model
+    return read_shape(epath.Path(path), style)
 
 
 class Start:

@@ -130,8 +130,8 @@ class Run:
                 log_pending()
                 with meter.pause():
                     self._check_finite(step, means(jax.device_get(window)))
-                    if evaluates and (scores := evaluate(state.params)):
-                        writers.write(step, "heldout", scores)
+                    if evaluates and (found := evaluate(state.params)):
+                        writers.write(step, "heldout", found.scores)
                     if saves:
                         writers.flush()
                         self.checkpoints.save(state, functools.partial(self._describe, step))

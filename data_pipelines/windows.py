@@ -5,6 +5,7 @@ in memory, and keep their own lengths: nothing is padded here.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,6 +71,13 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def digest(self) -> str:
+        """A hex digest of all that training reads."""
+        digest = hashlib.sha256()
+        for array in (self.ids, self.lengths, self.prefix, self.targets):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
     @property
     def parts(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The tasks that the one train loop serves. A new task is one new file and one line here."""
 
 import importlib
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from etils import epath
@@ -14,7 +14,7 @@ from data_pipelines.tokenization import Tokenizer
 
 # task name -> module with `Objective` and `Task`, classes that follow the protocols, and
 # `DATA_FIELDS`, the defaults of its `data` fields.
-MODULES = {"pretrain": "bertjax.tasks.pretrain"}
+MODULES = {"pretrain": "bertjax.tasks.pretrain", "squad": "bertjax.tasks.squad"}
 
 
 class Objective(Protocol):
@@ -36,11 +36,24 @@ class Objective(Protocol):
         """Model operations of one step over the global batch."""
 
 
+class Evaluation(NamedTuple):
+    """What comes of held-out data.
+
+    Attributes:
+      scores: numbers by their names.
+      files: for each file that goes with them, by its name without `.json`, its content.
+    """
+
+    scores: dict[str, float]
+    files: Mapping[str, Any]
+
+
 class Task(Objective, Protocol):
     """What training and evaluation need to know of a task: its objective and its data.
 
     Attributes:
-      rows_per_epoch: rows of one pass over the training data.
+      rows_per_epoch: examples of one pass over the training data, `batch_size` being those of a
+        step: rows where packing is part of the data, else what is packed into them.
       data_fingerprint: hex digest that changes with the training data.
     """
 
@@ -56,8 +69,18 @@ class Task(Objective, Protocol):
     def eval_batches(self) -> Iterable[dict[str, np.ndarray]]:
         """This host's rows of each batch of held-out data, every example once."""
 
-    def scores(self, means: dict[str, float]) -> dict[str, float]:
-        """What is reported of an evaluation, from the means of the sums and the total `loss`."""
+    def outputs(self, params: Any, batch: Batch) -> dict[str, Any]:
+        """Arrays that an evaluation needs of each batch besides its sums; may be empty."""
+
+    def evaluation(
+        self, means: dict[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> Evaluation:
+        """What comes of held-out data.
+
+        Args:
+          means: of the sums over all batches, and the total `loss`.
+          outputs: of each batch of `eval_batches` in turn, those of all hosts together.
+        """
 
     def save(self, directory: epath.Path) -> None:
         """Writes what opens a checkpoint besides its arrays: vocabulary, labels."""
@@ -81,6 +104,11 @@ def find(name: str) -> type[Task]:
 def objective(config: Config) -> Objective:
     """The objective of the configuration's task."""
     return importlib.import_module(MODULES[config.task]).Objective(config)
+
+
+def rows_of(objective: Objective) -> int:
+    """Rows of a global batch, over all hosts and devices."""
+    return int(next(iter(objective.batch_shapes().values())).shape[0])
 
 
 def data_fields() -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -18,6 +18,7 @@ from bertjax.heads import PretrainingModel
 from bertjax.hosts import from_first
 from bertjax.sharding import with_shardings
 from bertjax.step import Batch, Sums
+from bertjax.tasks import Evaluation
 from data_pipelines.pretraining import PretrainingData
 from data_pipelines.rows import PretrainingOptions, render_row
 from data_pipelines.tokenization import Tokenizer, load_tokenizer
@@ -113,9 +114,13 @@ class Task(Objective):
         batches = self.heldout.dataset().as_numpy_iterator()
         return itertools.islice(batches, self.config.eval_batches or None)
 
-    def scores(self, means: dict[str, float]) -> dict[str, float]:
-        scores = means | {"mlm_perplexity": float(np.exp(means["mlm_loss"]))}
-        return {name: value for name, value in scores.items() if name != "fill"}
+    def outputs(self, params: Any, batch: Batch) -> dict[str, Any]:
+        return {}
+
+    def evaluation(
+        self, means: dict[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> Evaluation:
+        return Evaluation(means | {"mlm_perplexity": float(np.exp(means["mlm_loss"]))}, {})
 
     def show(self, batch: dict[str, np.ndarray], row: int) -> str:
         return render_row(batch, row, self.data.tokenizer)

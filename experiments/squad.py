@@ -1,0 +1,71 @@
+"""Fine-tuning on SQuAD 1.1 and 2.0, and on what has their layout.
+
+    bertjax train --workdir runs/squad \
+      --config experiments/squad.py:version=1,init=DIR,data=DIR
+    bertjax evaluate --checkpoint runs/squad --output scores \
+      --config experiments/squad.py:version=1,data=DIR
+
+version  1: 32 windows a step, 3 epochs; 2: questions without an answer, 48 windows, 2 epochs
+         (Devlin et al. 2019, sections 4.2 and 4.3)
+init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
+         begin with, its shape and its vocabulary
+data     the directory of train-v1.1.json and dev-v1.1.json, or train-v2.0.json and dev-v2.0.json;
+         --config.data.train=FILE and --config.data.dev=FILE name others in it
+smoke    shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
+"""
+
+import difflib
+
+from ml_collections import ConfigDict
+
+BATCHES = {1: {"batch_size": 32, "steps": "3 epochs"}, 2: {"batch_size": 48, "steps": "2 epochs"}}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The configuration that `arg` describes: KEY=VALUE,... as in the file's docstring."""
+    options = _parse(arg)
+    if options["version"] not in ("1", "2"):
+        raise ValueError(f"version={options['version']!r} is unknown: use 1 or 2.")
+    version = int(options["version"])
+    config = {
+        "task": "squad",
+        "seed": 0,
+        "seq_len": 384,
+        "log_every": 50,
+        "checkpoint_every": "10%",
+        "eval_every": "50%",
+        "init": options["init"],
+        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "model": {"dtype": "bfloat16"},
+        "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
+        "data": {"dir": options["data"], "version": version},
+        **BATCHES[version],
+    }
+    return ConfigDict(_smoke(config) if options["smoke"] else config)
+
+
+def _smoke(config: dict) -> dict:
+    tiny = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
+    smoke = {"steps": 20, "batch_size": 8, "seq_len": 128, "log_every": 5, "checkpoint_every": 10}
+    return (
+        config
+        | smoke
+        | {
+            "eval_every": 20,
+            "model": {"dtype": "float32"} if config["init"] else tiny,
+            "data": config["data"] | {"stride": 32, "max_query": 32},
+        }
+    )
+
+
+def _parse(arg: str) -> dict[str, str]:
+    options = {"version": "1", "init": "", "data": "", "smoke": ""}
+    for item in filter(None, arg.split(",")):
+        key, _, value = item.partition("=")
+        if key not in options:
+            raise ValueError(
+                f"{item!r} is no option of this configuration: did you mean "
+                f"{difflib.get_close_matches(key, options, n=1, cutoff=0)[0]}?"
+            )
+        options[key] = "yes" if key == "smoke" else value
+    return options
