@@ -1,0 +1,72 @@
+"""Files in SQuAD's layout are read whole or refused with the place that is wrong."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from data_pipelines import InputError
+from data_pipelines.squad import read_squad
+
+
+def write(path: pathlib.Path, content: Any) -> pathlib.Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    return path
+
+
+def layout(*questions: dict, passage: str = "Paris is large.") -> dict:
+    return {"data": [{"paragraphs": [{"context": passage, "qas": list(questions)}]}]}
+
+
+def question(name: str = "q", **fields: Any) -> dict:
+    return {"id": name, "question": "Where?", "answers": []} | fields
+
+
+def test_questions_come_with_their_passages_and_answers(tmp_path) -> None:
+    answers = [{"text": "Paris", "answer_start": 0}, {"text": "large", "answer_start": 9}]
+    found = read_squad(write(tmp_path / "f.json", layout(question(answers=answers))))
+    (one,) = found.questions
+    assert (one.id, one.text, one.passage) == ("q", "Where?", "Paris is large.")
+    assert [(answer.text, answer.start) for answer in one.answers] == [("Paris", 0), ("large", 9)]
+    assert found.version == 1
+
+
+def test_version_2_is_told_by_what_the_questions_say(tmp_path) -> None:
+    said = question(is_impossible=True)
+    assert read_squad(write(tmp_path / "f.json", layout(said))).version == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "count"), [("dev-v1.1.json", 1, 10_570), ("dev-v2.0.json", 2, 11_873)]
+)
+def test_the_published_files_have_all_their_questions(name, version, count, data_dir) -> None:
+    found = read_squad(data_dir / "squad" / name)
+    assert (found.version, len(found.questions)) == (version, count)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", r"is no JSON \(line 1, column 2"),
+        ([], "the file has no 'data'"),
+        ({"data": {}}, "'data' of the file is no list"),
+        ({"data": [{"title": "x"}]}, r"data\[0\] has no 'paragraphs'"),
+        (layout({"id": "q"}), r"data\[0\].paragraphs\[0\].qas\[0\] has no 'question'"),
+        (layout(question(7)), r"'id' of data\[0\]\.\S* is no text"),
+        (layout(question(answers=[{"text": "x"}])), r"answers\[0\] has no 'answer_start'"),
+        (layout(question(answers=[{"text": "x", "answer_start": "0"}])), "is no whole number"),
+        (layout(question("a"), question("b"), question("a")), r"id 'a' is that of .*qas\[0\] and"),
+        (layout(), "has no questions"),
+    ],
+    ids=str,
+)
+def test_another_layout_is_refused_with_its_place(content, complaint: str, tmp_path) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read_squad(write(tmp_path / "f.json", content))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path) -> None:
+    (tmp_path / "f.json").write_bytes(b'{"data": "\xff"}')
+    with pytest.raises(InputError, match="is not UTF-8"):
+        read_squad(tmp_path / "f.json")
