@@ -1,6 +1,7 @@
 """From one format of a model to another: Hugging Face, the original TF1 code, and bertjax."""
 
 import json
+from typing import Any
 
 import jax
 from etils import epath
@@ -96,26 +97,32 @@ def _read_own(path: epath.Path) -> Model:
 
 
 def _describe(model: Model, path: epath.Path) -> None:
-    config = _config(model.config, "mlm_nsp" if "nsp" in model.params else "mlm")
+    config = _config(model.config, *_task(model))
     (path / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
 
 
-def _config(model: BertConfig, objective: str) -> Config:
+def _task(model: Model) -> tuple[str, dict[str, str]]:
+    """The task whose head the model has, and what its data must be for that."""
+    if "span" in model.params:
+        return "squad", {}
+    return "pretrain", {"objective": "mlm_nsp" if "nsp" in model.params else "mlm"}
+
+
+def _config(model: BertConfig, task: str, data: dict[str, str]) -> Config:
     """That of a run which could have made the model."""
-    data = tasks.data_fields()["pretrain"] | {"objective": objective}
-    return Config(seq_len=min(Config.seq_len, model.max_positions), model=model, data=data)
+    seq_len = min(384 if task == "squad" else Config.seq_len, model.max_positions)
+    return Config(task, seq_len=seq_len, model=model, data=tasks.data_fields()[task] | data)
 
 
 def _check(model: Model, path: epath.Path) -> None:
     """Refuses arrays of other shapes than the configuration says, and too large a vocabulary."""
-    shapes = tasks.objective(_config(model.config, "mlm_nsp")).init_params
-    expected = dict(named_leaves(jax.eval_shape(shapes, jax.random.key(0))))
-    expected |= {
-        "span/kernel": jax.ShapeDtypeStruct((model.config.hidden_size, 2), "float32"),
-        "span/bias": jax.ShapeDtypeStruct((2,), "float32"),
-    }
+    expected: dict[str, Any] = {}
+    for task, data in (("pretrain", {"objective": "mlm_nsp"}), ("squad", {})):
+        objective = tasks.objective(_config(model.config, task, data))
+        shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
+        expected |= dict(named_leaves(shapes))
     for name, array in named_leaves(model.params):
         if array.shape != expected[name].shape:
             raise ValueError(

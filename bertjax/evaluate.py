@@ -14,7 +14,7 @@ from bertjax.config import Config
 from bertjax.feed import Feed
 from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
 from bertjax.step import Sums, means, total_loss
-from bertjax.tasks import Evaluation, Task, rows_of
+from bertjax.tasks import Evaluation, Task
 from data_pipelines.tokenization import load_tokenizer
 
 
@@ -30,7 +30,7 @@ def evaluate(config: Config, checkpoint: epath.PathLike) -> Evaluation:
     task.check_tokenizer(load_tokenizer(path), path)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
     shapes = jax.eval_shape(task.init_params, jax.random.key(0))
-    check_mesh(mesh, rows_of(task), 1, shapes)
+    check_mesh(mesh, task.eval_rows, 1, shapes)
     check_params(path, shapes)
     params = load_params(path, sharded_shapes(mesh, shapes))
     found = make_evaluator(task, mesh)(params)

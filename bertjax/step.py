@@ -127,11 +127,6 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(loss: LossFunction) -> Callable[[Any, Batch], Sums]:
-    """A function (params, batch) -> sums, without dropout."""
-    return lambda params, batch: loss(params, batch, None)
-
-
 def init_state(
     params: Any,
     loss: LossFunction,

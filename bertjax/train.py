@@ -24,7 +24,7 @@ from bertjax.program import Program
 from bertjax.signals import stop_signals
 from bertjax.start import Start
 from bertjax.step import Sums, TrainState, means
-from bertjax.tasks import Task
+from bertjax.tasks import Task, rows_of
 from bertjax.writers import Writers
 
 _log = logging.getLogger("bertjax")
@@ -161,6 +161,7 @@ class _Meter:
         self.steps = 0
         self._config, self._feed = config, feed
         self._flops = task.flops_per_step()
+        self._pieces = rows_of(task) * config.seq_len
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
         self._peak = None if peak is None else peak * mesh.size
         self._began, self._waited = time.perf_counter(), feed.waited
@@ -176,10 +177,10 @@ class _Meter:
         """Rates since the last call; `values` are the means of the same steps."""
         now = time.perf_counter()
         seconds = max(now - self._began, 1e-9)
-        rows = self.steps * self._config.batch_size / seconds
+        steps = self.steps / seconds
         rates = {
-            "sequences_per_second": rows,
-            "pieces_per_second": rows * self._config.seq_len * values["fill"],
+            "sequences_per_second": steps * self._config.batch_size,
+            "pieces_per_second": steps * self._pieces * values["fill"],
             "mfu": self._flops * self.steps / seconds / self._peak if self._peak else None,
             "data_wait": min((self._feed.waited - self._waited) / seconds, 1.0),
         }

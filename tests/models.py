@@ -26,8 +26,11 @@ def shapes_of(config: BertConfig) -> dict[str, Any]:
 def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> Model:
     """Random arrays for the encoder and some heads."""
     random, shapes = np.random.default_rng(0), shapes_of(config)
-    params = jax.tree.map(
-        lambda leaf: random.normal(0, 0.2, leaf.shape).astype(np.float32),
-        {part: shapes[part] for part in ("encoder", *heads)},
-    )
+
+    def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
+        mean = float(path[-1].key == "scale")
+        return random.normal(mean, 0.05, leaf.shape).astype(np.float32)
+
+    parts = {part: shapes[part] for part in ("encoder", *heads)}
+    params = jax.tree.map_with_path(draw, parts)
     return Model(config, params, tokenizer)

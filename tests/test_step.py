@@ -9,7 +9,6 @@ import pytest
 from bertjax.step import (
     TrainState,
     init_state,
-    make_eval_step,
     make_train_step,
     means,
     sums_and_gradient,
@@ -124,8 +123,3 @@ def test_a_step_descends_along_the_gradient(params, batch) -> None:
     np.testing.assert_allclose(after.params["w"], params["w"] - 0.1 * grads["w"], rtol=1e-5)
     norm = np.linalg.norm(np.asarray(grads["w"]))
     assert means(window)["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-
-
-def test_evaluation_has_no_noise(params, batch) -> None:
-    sums = make_eval_step(loss)(params, batch)
-    assert sums == loss(params, batch, None)

@@ -54,11 +54,16 @@ class Task(Objective, Protocol):
     Attributes:
       rows_per_epoch: examples of one pass over the training data, `batch_size` being those of a
         step: rows where packing is part of the data, else what is packed into them.
+      eval_rows: rows of each batch of held-out data, over all hosts.
       data_fingerprint: hex digest that changes with the training data.
     """
 
-    rows_per_epoch: int
-    data_fingerprint: str
+    @property
+    def rows_per_epoch(self) -> int: ...
+    @property
+    def eval_rows(self) -> int: ...
+    @property
+    def data_fingerprint(self) -> str: ...
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
         """Opens and checks the data; raises ValueError in one sentence."""

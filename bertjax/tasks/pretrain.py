@@ -102,7 +102,7 @@ class Task(Objective):
                 f"the vocabulary of {directory} has {pieces:,} pieces and model.vocab_size="
                 f"{config.model.vocab_size:,}: raise it to at least that."
             )
-        self.rows_per_epoch = self.data.rows_per_epoch
+        self.rows_per_epoch, self.eval_rows = self.data.rows_per_epoch, config.batch_size
         self.data_fingerprint = self.data.manifest.digest()
 
     def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:

@@ -1,5 +1,6 @@
 """Span prediction: SQuAD 1.1 and 2.0, and what has their layout (paper, sections 4.2 and 4.3)."""
 
+import functools
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,17 +49,23 @@ _SHOWN = 3  # of the answers that are not at their place
 class Objective:
     """See `bertjax.tasks.Objective`."""
 
-    rows: int
-
     def __init__(self, config: Config) -> None:
-        data = config.data
-        self.version = int(data["version"])
+        self.version = int(config.data["version"])
         if self.version not in _FILES:
             raise ValueError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
         self.config = config
-        self.options = WindowOptions(config.seq_len, data["stride"], data["max_query"])
         self.model = SpanModel(config.model)
-        self.rows = config.batch_size  # as if no two windows shared a row; data tell better
+
+    @property
+    def options(self) -> WindowOptions:
+        """How passages are cut; raises InputError where that cannot be."""
+        data = self.config.data
+        return WindowOptions(self.config.seq_len, data["stride"], data["max_query"])
+
+    @property
+    def rows(self) -> int:
+        """Of a batch, as if no two windows shared one; data tell better."""
+        return self.config.batch_size
 
     def init_params(self, key: jax.Array) -> Any:
         batch = spans.empty(1, self.config.seq_len)
@@ -94,29 +101,48 @@ class Task(Objective):
         self._hosts, self._host = hosts, host
         self.tokenizer = _find_tokenizer(config)
         self._passages = Passages(self.tokenizer)
-        train, self._dev = (_read(config, name) for name in ("train", "dev"))
-        windows = self._windows(train, "train")
+        self._dev = _read(config, "dev")
         self._dev_windows = self._windows(self._dev, "dev")
-        self._batches = spans.TrainingBatches(
-            windows,
+        devices = jax.device_count()
+        self.eval_rows = -(-config.batch_size // devices) * devices
+        self._dev_rows = spans.evaluation_rows(self._dev_windows, config.seq_len, self.eval_rows)
+        self._threshold: float | None = None
+
+    @functools.cached_property
+    def _train_windows(self) -> Windows:
+        return self._windows(_read(self.config, "train"), "train")  # no evaluation reads them
+
+    @functools.cached_property
+    def _batches(self) -> spans.TrainingBatches:
+        config = self.config
+        return spans.TrainingBatches(
+            self._train_windows,
             config.seed,
             config.batch_size,
             config.seq_len,
-            int(config.resolve(len(windows)).steps),
+            int(config.resolve(self.rows_per_epoch).steps),
             multiple=jax.device_count() * config.accumulation,
         )
-        self.rows = self._batches.rows
-        self._dev_rows = spans.evaluation_rows(self._dev_windows, config.seq_len, self.rows)
-        self.rows_per_epoch = len(windows)
-        self.data_fingerprint = windows.digest()
-        self._threshold: float | None = None
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return len(self._train_windows)
+
+    @property
+    def data_fingerprint(self) -> str:
+        return self._train_windows.digest()
+
+    @property
+    def rows(self) -> int:
+        """Of a training batch: what the fullest step needs."""
+        return self._batches.rows
 
     def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
         return (self._own(self._batches.batch(step)) for step in range(start, stop))
 
     def eval_batches(self) -> Iterable[dict[str, np.ndarray]]:
         for rows in self._dev_rows:
-            batch = spans.fill(self._dev_windows, rows, self.rows, self.config.seq_len)
+            batch = spans.fill(self._dev_windows, rows, self.eval_rows, self.config.seq_len)
             yield self._own(batch)
 
     def outputs(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
@@ -205,9 +231,7 @@ class Task(Objective):
     def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Answers {"question", "context"}, a JSON object a line, with text, score and place."""
         tokenizer, objective = load_tokenizer(path), Objective(config)
-        threshold = None
-        if objective.version == 2:
-            threshold = json.loads((path / THRESHOLD_FILE).read_text())["f1"]
+        threshold = _threshold(path) if objective.version == 2 else None
         shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         params = load_params(path, with_shardings(shapes, device))
@@ -232,6 +256,13 @@ class Task(Objective):
                 "end": answer.end,
                 "score": round(answer.score, 4),
             } | odds
+
+
+def _threshold(path: epath.Path) -> float:
+    if not (path / THRESHOLD_FILE).exists():
+        _log.warning("%s was not evaluated: no answer is given where it scores best.", path)
+        return 0.0
+    return float(json.loads((path / THRESHOLD_FILE).read_text())["f1"])
 
 
 def _find_tokenizer(config: Config) -> Tokenizer:
