@@ -27,7 +27,7 @@ def find_format(path: epath.PathLike) -> str:
     """
     path = epath.Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: give the directory of a model.")
+        raise FileNotFoundError(f"there is no {path}: give a workdir, or the directory of a model.")
     if (path / FILES).exists() or (path / "checkpoints").exists():
         return "bertjax"
     if huggingface.is_huggingface(path):

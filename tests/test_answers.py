@@ -163,7 +163,7 @@ def test_logits_that_point_at_the_gold_answers_give_them_back(data_dir) -> None:
         assert within or len(pieces) > LONGEST, (question.id, gold)
 
 
-# The rest has more than 30 pieces (98 of 100 in Thai, whose words the vocabulary cuts into letters),
+# The rest has more than 30 pieces (98 of 100 in Thai, whose words are cut into letters),
 # begins or ends within a piece, or is cut by the window of its start's maximum context.
 XQUAD = {"ar": 98.29, "de": 99.42, "el": 96.14, "en": 99.98, "es": 99.74, "hi": 97.89}
 XQUAD |= {"ro": 99.00, "ru": 98.74, "th": 91.65, "tr": 99.24, "vi": 99.40, "zh": 98.82}

@@ -85,7 +85,7 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
         ({"sede": 3}, r"sede is no field of the configuration: did you mean seed"),
         ({"model__num_heads": 3}, r"num_heads=3 does not divide hidden_size=64: choose"),
         ({"data__dir": "nowhere"}, r"nowhere does not exist.* run `bertjax prepare"),
-        ({"init": "nowhere"}, r"nowhere is neither a checkpoint nor a workdir"),
+        ({"init": "nowhere"}, r"there is no nowhere: give a workdir"),
         ({"optimizer__name": "sgd"}, r"'sgd' and must be one of adamw"),
         ({"mesh__data": 3}, r"mesh data=3, .* does not fit 8 devices"),
         ({"steps": "soon"}, r"steps='soon' is no duration: write"),

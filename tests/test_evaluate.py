@@ -7,6 +7,7 @@ import pytest
 
 from bertjax.evaluate import make_evaluator
 from bertjax.sharding import AXES, make_mesh
+from bertjax.tasks import Evaluation
 
 
 class Rows:
@@ -24,18 +25,26 @@ class Rows:
             weight = np.array([value != 0 for value in values], np.float32)
             yield {"value": np.array(values, np.float32), "weight": weight}
 
-    def scores(self, means):
-        return means
+    def outputs(self, params, batch):
+        return {"doubled": batch["value"] * params}
+
+    def evaluation(self, means, outputs):
+        return Evaluation(means, {"outputs": [each["doubled"].tolist() for each in outputs]})
 
 
 def test_every_row_counts_once_whatever_batch_it_is_in() -> None:
     task = Rows([1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
-    scores = make_evaluator(task, make_mesh(-1, 1, 1))(jnp.float32(2))
-    assert scores == pytest.approx({"loss": 10, "row_loss": 10})
+    found = make_evaluator(task, make_mesh(-1, 1, 1))(jnp.float32(2))
+    assert found.scores == pytest.approx({"loss": 10, "row_loss": 10})
+
+
+def test_a_task_gets_its_outputs_of_all_rows_batch_by_batch() -> None:
+    found = make_evaluator(Rows([1, 2] * 4, [3, 0] * 4), make_mesh(2, 2, 2))(jnp.float32(2))
+    assert found.files == {"outputs": [[2, 4] * 4, [6, 0] * 4]}
 
 
 def test_without_batches_there_are_no_scores() -> None:
-    assert make_evaluator(Rows(), make_mesh(-1, 1, 1))(jnp.float32(1)) == {}
+    assert make_evaluator(Rows(), make_mesh(-1, 1, 1))(jnp.float32(1)) is None
 
 
 def test_it_is_traced_in_the_context_of_its_mesh() -> None:

@@ -170,7 +170,7 @@ def test_parameters_of_another_shape_are_refused(corpus, tmp_path, whole) -> Non
 
 
 def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -> None:
-    scores = evaluate(configure(corpus), whole)
+    scores = evaluate(configure(corpus), whole).scores
     last = metrics(whole)[-1]
     for name, value in scores.items():
         assert last[name] == pytest.approx(value, rel=1e-6)
