@@ -206,6 +206,23 @@ def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
     np.testing.assert_array_equal(word, before.astype(dtype).astype(np.float32))
 
 
+@pytest.mark.parametrize(
+    ("heads", "name"),
+    [
+        (("pooler", "mlm", "nsp"), "BertForPreTraining"),
+        (("pooler", "mlm"), "BertForMaskedLM"),
+        (("pooler", "span"), "BertForQuestionAnswering"),
+        (("pooler",), "BertModel"),
+        ((), "BertModel"),
+    ],
+)
+def test_the_class_is_told_by_the_heads_whether_there_is_a_pooler(heads, name, tmp_path) -> None:
+    path = write_hf(draw(*heads), tmp_path / "hf")
+    assert json.loads((path / "config.json").read_text())["architectures"] == [name]
+    names = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    assert ("bert.embeddings.LayerNorm.weight" in names) == (name != "BertModel")
+
+
 def test_a_head_that_bertjax_does_not_have_is_listed_and_left_out(tmp_path) -> None:
     path = write_hf(draw("pooler"), tmp_path / "hf")
     found = safetensors.numpy.load((path / "model.safetensors").read_bytes())

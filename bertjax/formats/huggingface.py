@@ -31,13 +31,12 @@ FIELDS = {
 }
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu"}
-# The class of `transformers` whose weights are exactly these parts; the first that has all counts.
-_CLASSES = (
-    ({"encoder", "pooler", "mlm", "nsp"}, "BertForPreTraining"),
-    ({"encoder", "mlm"}, "BertForMaskedLM"),
-    ({"encoder", "span"}, "BertForQuestionAnswering"),
-    ({"encoder", "pooler"}, "BertModel"),
-)
+# The class of `transformers` that has a head; the first that the model has counts.
+_CLASSES = {
+    "nsp": "BertForPreTraining",
+    "mlm": "BertForMaskedLM",
+    "span": "BertForQuestionAnswering",
+}
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -80,18 +79,10 @@ def read(path: epath.Path) -> Model:
 
 
 def write(model: Model, path: epath.Path) -> None:
-    """Writes a directory that `AutoModel` and `AutoTokenizer` open.
-
-    Raises:
-      ValueError: `transformers` has no class with these heads.
-    """
-    parts = set(model.params)
-    name = next((name for needed, name in _CLASSES if needed == parts), None)
-    if name is None and parts > {"encoder", "mlm"}:  # the pooler of an encoder that has one
-        name = "BertForPreTraining" if "nsp" in parts else "BertForMaskedLM"
+    """Writes a directory that `AutoModel` and `AutoTokenizer` open."""
+    name = next((kind for head, kind in _CLASSES.items() if head in model.params), "BertModel")
     tensors = model.tensors("hf")
-    if name in (None, "BertModel"):
-        name = "BertModel"
+    if name == "BertModel":  # which alone does without the prefix
         tensors = {key.removeprefix("bert."): array for key, array in tensors.items()}
     config = describe_config(model.config) | {"architectures": [name]}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
