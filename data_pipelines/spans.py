@@ -2,7 +2,8 @@
 
 Windows of questions and passages lie several to a row, as pairs do in pre-training, so that short
 ones do not cost a whole row. Each step has `batch_size` windows, in rows of which there are as many
-as the fullest step needs; neither hosts nor devices change a byte of it.
+as the fullest step needs. An epoch is shuffled so that each step has its share of every length, and
+the fullest step is hardly fuller than the others. Neither hosts nor devices change a byte of it.
 """
 
 import dataclasses
@@ -122,9 +123,20 @@ class TrainingBatches:
 
     def _epoch(self, epoch: int) -> np.ndarray:
         if self._order[0] != epoch:
-            draw = np.random.Generator(np.random.Philox(key=[self._seed, epoch])).random
-            self._order = epoch, np.argsort(draw(len(self._windows)), kind="stable")
+            random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
+            steps = -(-len(self._windows) // self._batch_size)
+            self._order = epoch, _shuffle(self._windows.lengths, steps, random)
         return self._order[1]
+
+
+def _shuffle(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np.ndarray:
+    """A random order in which windows of like length, `steps` of them, lie evenly spread."""
+    by_length = np.lexsort((random.random(len(lengths)), lengths))
+    place = np.empty(len(lengths))
+    for first in range(0, len(lengths), steps):
+        alike = by_length[first : first + steps]
+        place[alike] = (random.permutation(len(alike)) + random.random()) / len(alike)
+    return np.argsort(place, kind="stable")
 
 
 def evaluation_rows(windows: Windows, seq_len: int, rows: int) -> list[Rows]:

@@ -84,6 +84,15 @@ def test_each_epoch_has_every_window_once_in_another_order() -> None:
     assert windows_in(epochs[0][0]) != windows_in(epochs[1][0])
 
 
+def test_steps_are_about_as_full_as_each_other() -> None:
+    windows = draw_windows(1000)
+    batches = TrainingBatches(windows, 0, 16, SEQ_LEN, steps=120, multiple=1)
+    mean = windows.lengths.mean() * 16 / SEQ_LEN
+    pieces = [np.count_nonzero(batches.batch(step)["pack_ids"]) for step in range(120)]
+    assert np.ptp(pieces) < 0.2 * mean * SEQ_LEN
+    assert batches.rows < 1.2 * mean + 1
+
+
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
     windows = draw_windows(50)
     first, again, other = (
