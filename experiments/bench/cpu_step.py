@@ -12,17 +12,15 @@ interpreter of another environment.
 """
 
 import argparse
-import json
 import os
-import pathlib
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from experiments.bench.turns import serve, take_turns
 
 ROWS, LENGTH, SLOTS, PIECES = 32, 128, 20, 30522
 LAYERS, HIDDEN, HEADS = 4, 256, 4
@@ -135,56 +133,6 @@ def peer_step(compiled: bool, threads: int) -> Callable[[], object]:
     return step
 
 
-def work(name: str, threads: int) -> None:
-    """A process that makes as many steps as each line of its input says, and tells their cost."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print does not mix with the answers
-    step = bertjax_step() if name == "bertjax" else peer_step(name == "compiled", threads)
-    for line in sys.stdin:
-        wall, processor = time.perf_counter(), time.process_time()
-        for _ in range(int(line)):
-            step()
-        answers.write(f"[{time.perf_counter() - wall}, {time.process_time() - processor}]\n")
-        answers.flush()
-
-
-def measure(python: str, cores: int, rounds: int, steps: int) -> Iterator[dict[str, list[float]]]:
-    """Wall and processor seconds of a step for each contestant, round by round."""
-    workers = {
-        name: subprocess.Popen(
-            [
-                *(python if name in PEERS else sys.executable, __file__),
-                *("--work", name, "--cores", str(cores)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
-        )
-        for name in NAMES
-    }
-
-    def ask(name: str, steps: int) -> list[float]:
-        worker = workers[name]
-        assert worker.stdin and worker.stdout
-        worker.stdin.write(f"{steps}\n")
-        worker.stdin.flush()
-        answer = worker.stdout.readline()
-        if not answer:
-            sys.exit(f"{NAMES[name]} failed: does {python} have torch and transformers?")
-        return [seconds / steps for seconds in json.loads(answer)]
-
-    try:
-        for name in NAMES:
-            ask(name, 3)  # compiles and settles
-        for _ in range(rounds):
-            yield {name: ask(name, steps) for name in NAMES}
-    finally:
-        for worker in workers.values():
-            worker.kill()
-            worker.wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
@@ -194,13 +142,22 @@ def main() -> None:
     parser.add_argument("--work", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
+    if args.work == "bertjax":
+        return serve(bertjax_step)
     if args.work:
-        return work(args.work, args.cores)
+        return serve(lambda: peer_step(args.work == "compiled", args.cores))
 
+    commands = {
+        name: [
+            *(args.peer_python if name in PEERS else sys.executable, __file__),
+            *("--work", name, "--cores", str(args.cores)),
+        ]
+        for name in NAMES
+    }
     found = []
-    for costs in measure(args.peer_python, args.cores, args.rounds, args.steps):
+    for costs in take_turns(commands, args.rounds, args.steps, warm_up=3):
         found.append(costs)
-        rates = (f"{NAMES[name]} {ROWS / wall:.1f}" for name, (wall, _) in costs.items())
+        rates = (f"{NAMES[name]} {ROWS / cost.wall:.1f}" for name, cost in costs.items())
         print(f"round {len(found)} of {args.rounds}, sequences/s: " + ", ".join(rates), flush=True)
     print(f"\n{'':18}{'sequences/s':>12}{'processor s/step':>18}{'bertjax is faster by':>24}")
     for name, label in NAMES.items():

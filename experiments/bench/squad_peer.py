@@ -1,0 +1,207 @@
+"""The same fine-tuning on SQuAD by bertjax and by `transformers` under PyTorch, on the same CPU.
+
+    python -m experiments.bench.squad_peer --peer-python PYTHON --output DIR [--seeds N] \
+      --config experiments/squad.py:version=1,init=MODEL,data=DIR [--config.FIELD=VALUE ...]
+
+MODEL is a directory of Hugging Face. Both see the same windows in the same steps and take the same
+rates, decay, clipping and dropout; each draws its own span head and dropout. The peer is
+`AutoModelForQuestionAnswering` with its own loss, in float32 with PyTorch's fused AdamW. So that it
+need not pad short windows to the longest of a step, each step goes through it in groups of like
+length, whose gradients add up to the step's. Both are decoded and scored by bertjax. Times are of
+whole processes, evaluation included; to cut passages into windows counts for bertjax alone. PYTHON
+needs torch and transformers (extra [bench]); it may be the interpreter of another environment.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+GROUP = 4  # windows that the peer has at once: as fast as 8, twice as fast as 16 on two cores
+
+
+class Cell(NamedTuple):
+    """Where a window lies in a batch."""
+
+    row: int
+    slot: int
+    columns: np.ndarray
+
+
+def windows_of(batch: dict[str, np.ndarray]) -> list[Cell]:
+    """The windows of a batch, by length."""
+    found = [
+        Cell(row, slot, np.flatnonzero(batch["pack_ids"][row] == slot + 1))
+        for row, slot in np.argwhere(batch["span_weights"] > 0)
+    ]
+    return sorted(found, key=lambda cell: len(cell.columns))
+
+
+def peer(directory: pathlib.Path, init: str, threads: int) -> None:
+    """Trains on DIRECTORY/train.npz; writes what becomes of eval.npz as logits.npz."""
+    import torch
+    import transformers
+
+    settings = json.loads((directory / "settings.json").read_text())
+    torch.manual_seed(settings["seed"])
+    torch.set_num_threads(threads)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(init).float().train()
+    named = list(model.named_parameters())
+    plain = [p for name, p in named if "LayerNorm" in name or "bias" in name]
+    rest = [p for name, p in named if not ("LayerNorm" in name or "bias" in name)]
+    groups = [
+        {"params": rest, "weight_decay": settings["weight_decay"]},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    betas = settings["b1"], settings["b2"]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=settings["eps"], fused=True)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, settings["rates"].__getitem__)
+
+    def inputs_of(batch: dict[str, np.ndarray], cells: Sequence[Cell]) -> dict[str, Any]:
+        length = max(len(cell.columns) for cell in cells)
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        inputs = {name: torch.zeros((len(cells), length), dtype=torch.long) for name in names}
+        for number, (row, _, columns) in enumerate(cells):
+            pieces = len(columns)
+            for name, field in zip(names, ("token_ids", "type_ids"), strict=False):
+                inputs[name][number, :pieces] = torch.from_numpy(batch[field][row, columns])
+            inputs["attention_mask"][number, :pieces] = 1
+        return inputs
+
+    training = np.load(directory / "train.npz")
+    arrays = {name: training[name] for name in training.files}
+    steps, started = len(arrays["token_ids"]), time.perf_counter()
+    for step in range(steps):
+        batch = {name: array[step] for name, array in arrays.items()}
+        cells, total = windows_of(batch), 0.0
+        for first in range(0, len(cells), GROUP):
+            group = cells[first : first + GROUP]
+            places = [batch["span_targets"][c.row, c.slot] - c.columns[0] for c in group]
+            start, end = torch.from_numpy(np.array(places)).long().T
+            out = model(**inputs_of(batch, group), start_positions=start, end_positions=end)
+            loss = out.loss * (len(group) / len(cells))
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"])
+        optimizer.step()
+        rates.step()
+        optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % 20 == 0 or step + 1 == steps:
+            speed = (step + 1) * len(cells) / (time.perf_counter() - started)
+            print(f"step {step + 1}/{steps}  loss {total:.4g}  {speed:.2f} seq/s", flush=True)
+
+    model.eval()
+    evaluation = np.load(directory / "eval.npz")
+    arrays = {name: evaluation[name] for name in evaluation.files}
+    logits = np.zeros((*arrays["token_ids"].shape, 2), np.float32)
+    with torch.inference_mode():
+        for step in range(len(logits)):
+            batch = {name: array[step] for name, array in arrays.items()}
+            cells = windows_of(batch)
+            for first in range(0, len(cells), GROUP):
+                group = cells[first : first + GROUP]
+                out = model(**inputs_of(batch, group))
+                found = torch.stack([out.start_logits, out.end_logits], -1).numpy()
+                for (row, _, columns), values in zip(group, found, strict=True):
+                    logits[step, row, columns] = values[: len(columns)]
+    np.savez(directory / "logits.npz", logits=logits)
+
+
+class Cost(NamedTuple):
+    """Of a process that ran to its end, in seconds."""
+
+    wall: float
+    processor: float
+
+
+def run(command: Sequence[str]) -> Cost:
+    """Runs a process, its output shown."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True)
+    after, ended = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(ended - started, processor)
+
+
+def train_ours(spec: str, rest: Sequence[str], workdir: pathlib.Path) -> tuple[dict, Cost]:
+    """The scores of `bertjax train` on its held-out data, at the end."""
+    command = [sys.executable, "-m", "bertjax", "train", "--config", spec]
+    cost = run([*command, "--workdir", str(workdir), *rest])
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["split"] == "heldout"][-1], cost
+
+
+def train_theirs(
+    spec: str, rest: Sequence[str], python: str, directory: pathlib.Path, threads: int
+) -> tuple[dict, Cost]:
+    """The scores of the peer."""
+    from bertjax import inspection, tasks
+    from bertjax.cli import parse_overrides
+    from bertjax.config import load_config
+    from bertjax.optimizer import make_schedule
+    from bertjax.start import find_model
+
+    config = load_config(spec, parse_overrides(rest), tasks.data_fields(), find_model)
+    task = tasks.find(config.task)(config)
+    config = config.resolve(task.rows_per_epoch)
+    optimizer, steps = config.optimizer_config(), int(config.steps)
+    schedule = make_schedule(optimizer)
+    settings = dataclasses.asdict(optimizer) | {
+        "seed": config.seed,
+        "rates": [float(schedule(step)) for step in range(steps + 1)],
+    }
+    directory.mkdir(parents=True)
+    (directory / "settings.json").write_text(json.dumps(settings))
+    inspection.save_batches(config, 0, steps, 1, 0, directory / "train.npz")
+    batches = list(task.eval_batches())
+    arrays: dict[str, Any] = {name: np.stack([b[name] for b in batches]) for name in batches[0]}
+    np.savez(directory / "eval.npz", allow_pickle=False, **arrays)
+    command = [python, __file__, "--work", str(directory), "--config", config.init]
+    cost = run([*command, "--cores", str(threads)])
+    logits = np.load(directory / "logits.npz")["logits"]
+    return task.evaluation({}, [{"span_logits": values} for values in logits]).scores, cost
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]")
+    parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--output", type=pathlib.Path, metavar="DIR", help="a new directory")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--only", choices=["ours", "theirs"])
+    parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
+    args, rest = parser.parse_known_args()
+    if args.work:
+        return peer(args.work, args.config, args.cores)
+
+    for seed in range(args.seeds):
+        own = [*rest, f"--config.seed={seed}", "--config.model.dtype=float32"]
+        for name in [args.only] if args.only else ["ours", "theirs"]:
+            directory = args.output / f"{name}-{seed}"
+            if name == "ours":
+                scores, cost = train_ours(args.config, own, directory)
+            else:
+                scores, cost = train_theirs(
+                    args.config, own, args.peer_python, directory, args.cores
+                )
+            found = {
+                key: round(value, 2) for key, value in scores.items() if key in ("exact", "f1")
+            }
+            print(
+                f"seed {seed} {name}: {found}, {cost.wall / 60:.1f} minutes, "
+                f"{cost.processor / 60:.1f} of processor",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

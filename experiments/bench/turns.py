@@ -1,0 +1,79 @@
+"""Contestants in processes of their own that take turns, so that what else the machine does falls
+on all of them alike.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Cost(NamedTuple):
+    """Seconds: by the clock, and of processor time, summed over the cores."""
+
+    wall: float
+    processor: float
+
+
+def serve(make: Callable[[], Callable[[], object]]) -> None:
+    """In a contestant: works as many times as each line of its input says, and tells the cost.
+
+    Args:
+      make: gives the function that does the work once; what it takes is not counted.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print does not mix with the answers
+    work = make()
+    for line in sys.stdin:
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(int(line)):
+            work()
+        answers.write(f"[{time.perf_counter() - wall}, {time.process_time() - processor}]\n")
+        answers.flush()
+
+
+def take_turns(
+    commands: Mapping[str, Sequence[str]], rounds: int, times: int, warm_up: int
+) -> Iterator[dict[str, Cost]]:
+    """The mean cost of working once, of each contestant, round by round.
+
+    Args:
+      commands: name -> the command line of a process that serves.
+      times, warm_up: how often each works in a round, and before the first one.
+    """
+    root = str(pathlib.Path(__file__).parents[2])
+    workers = {
+        name: subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": root},
+        )
+        for name, command in commands.items()
+    }
+
+    def ask(name: str, times: int) -> Cost:
+        worker = workers[name]
+        assert worker.stdin and worker.stdout
+        worker.stdin.write(f"{times}\n")
+        worker.stdin.flush()
+        answer = worker.stdout.readline()
+        if not answer:
+            sys.exit(f"{name} failed: does {commands[name][0]} have torch and transformers?")
+        return Cost(*(seconds / times for seconds in json.loads(answer)))
+
+    try:
+        for name in commands:
+            if warm_up:
+                ask(name, warm_up)
+        for _ in range(rounds):
+            yield {name: ask(name, times) for name in commands}
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
