@@ -85,33 +85,42 @@ def decode(
         spans = passages[question.passage].spans
         firsts, parts = windows.first[own], windows.parts[own]
         context = maximum_context(firsts.tolist(), parts.tolist(), len(spans))
-        found: list[Candidate] = []
+        found = []
         nulls = []
         for place, window in enumerate(own):
             nulls.append(Candidate("", 0, 0, *logits[window][0].tolist()))
             prefix, first = int(windows.prefix[window]), int(windows.first[window])
             inside = logits[window][prefix : prefix + int(windows.parts[window])]
-            judged = context[first : first + len(inside)] == place
-            for start, end in _spans(inside, judged):
-                begin, stop = int(spans[first + start, 0]), int(spans[first + end, 1])
-                scores = float(inside[start, 0]), float(inside[end, 1])
-                found.append(Candidate(question.passage[begin:stop], begin, stop, *scores))
-        yield Prediction(question, _best(found), min(nulls, key=lambda null: null.score))
+            start, end = _spans(inside, context[first : first + len(inside)] == place)
+            places = spans[first + start, 0], spans[first + end, 1]
+            found.append((*places, inside[start, 0], inside[end, 1]))
+        null = min(nulls, key=lambda null: null.score)
+        yield Prediction(question, _best(question.passage, found), null)
 
 
-def _spans(logits: np.ndarray, judged: np.ndarray) -> Iterator[tuple[int, int]]:
+def _spans(logits: np.ndarray, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Spans between the best starts, among those judged here, and the best ends of a window."""
     starts, ends = (np.argsort(-logits[:, i], kind="stable")[:BEST] for i in (0, 1))
-    start, end = np.meshgrid(starts, ends, indexing="ij")
+    start, end = np.repeat(starts, len(ends)), np.tile(ends, len(starts))
     fits = (end >= start) & (end - start < LONGEST) & judged[start]
-    return zip(start[fits].tolist(), end[fits].tolist(), strict=True)
+    return start[fits], end[fits]
 
 
-def _best(candidates: list[Candidate]) -> list[Candidate]:
-    """The best of each text, best first."""
+def _best(passage: str, found: Sequence[tuple[np.ndarray, ...]]) -> list[Candidate]:
+    """The best of each text, best first.
+
+    Args:
+      found: for each window, of each span: first and last character, start and end logit.
+    """
+    begins, stops, starts, ends = map(np.concatenate, zip(*found, strict=True))
+    # In float64, as candidates add them, so that both orders are one.
+    order = np.argsort(-(starts.astype(np.float64) + ends), kind="stable")
     best: dict[str, Candidate] = {}
-    for candidate in sorted(candidates, key=lambda candidate: -candidate.score):
+    for at in order.tolist():
         if len(best) == BEST:
             break
-        best.setdefault(candidate.text, candidate)
+        begin, stop = int(begins[at]), int(stops[at])
+        text = passage[begin:stop]
+        if text not in best:
+            best[text] = Candidate(text, begin, stop, float(starts[at]), float(ends[at]))
     return list(best.values())

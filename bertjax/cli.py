@@ -36,8 +36,7 @@ _EXAMPLES = {
     "--workdir runs/smoke",
     "evaluate": "bertjax evaluate --config experiments/pretrain.py:smoke,data=corpora/mine "
     "--checkpoint runs/smoke --output runs/smoke/scores",
-    "predict": "echo 'the [MASK] of the file .' | "
-    "bertjax predict --checkpoint runs/smoke --input - --output -",
+    "predict": "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'",
     "score": "bertjax score squad --data dev-v2.0.json --predictions predictions.json "
     "--null-odds null_odds.json",
     "convert": "bertjax convert --to hf runs/base-2 exported",
@@ -128,7 +127,7 @@ def _load_config(args: argparse.Namespace) -> "Config":
     from bertjax.start import find_model
 
     # A checkpoint to evaluate says what model it is, as what a run begins with does.
-    named = {"init": args.checkpoint} if "checkpoint" in args else {}
+    named = {"init": args.checkpoint[0]} if "checkpoint" in args else {}
     return load_config(args.config, named | args.rest, tasks.data_fields(), find_model)
 
 
@@ -235,19 +234,21 @@ def _train(args: argparse.Namespace) -> Work:
 
 
 def _evaluate(args: argparse.Namespace) -> Work | None:
-    from bertjax import hosts
+    from bertjax import hosts, tasks
     from bertjax.evaluate import evaluate
 
     config = _load_config(args)
     if supervise := _join_hosts(args, saves=False):
         return supervise
-    found = evaluate(config, args.checkpoint)
+    found = evaluate(config, *args.checkpoint)
     if hosts.is_first():
         output = epath.Path(args.output)
         output.mkdir(parents=True, exist_ok=True)
-        for name, content in {"scores": found.scores, **found.files}.items():
-            text = json.dumps(content, indent=1, ensure_ascii=False)
-            (output / f"{name}.json").write_text(text)
+        about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
+        contents = {f"{name}.json": content for name, content in found.files.items()}
+        contents |= {"scores.json": found.scores, tasks.EVALUATION_FILE: about}
+        for name, content in contents.items():
+            (output / name).write_text(json.dumps(content, indent=1, ensure_ascii=False))
         print(json.dumps(found.scores, indent=1))
     return None
 
@@ -266,7 +267,12 @@ def _join_hosts(args: argparse.Namespace, saves: bool) -> Work | None:
 def _predict(args: argparse.Namespace) -> None:
     from bertjax import tasks
 
-    with _input(args.input) as source, _output(args.output) as sink:
+    if (args.question is None) != (args.context is None):
+        raise ValueError("--question and --context go together: give both.")
+    if args.question is not None:
+        args.text = json.dumps({"question": args.question, "context": args.context})
+    lines = _input(args.input) if args.text is None else contextlib.nullcontext([args.text])
+    with lines as source, _output(args.output) as sink:
         for answer in tasks.predict(args.checkpoint, source):
             # A remote file that is flushed is written anew as a whole.
             print(json.dumps(answer, ensure_ascii=False), file=sink, flush=sink is sys.stdout)
@@ -294,7 +300,7 @@ def _convert(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     from bertjax.report import write_report
 
-    print(write_report(args.workdir))
+    print(write_report(args.directory))
 
 
 @contextlib.contextmanager
@@ -431,13 +437,30 @@ def _parser() -> argparse.ArgumentParser:
     command = verb(_evaluate, "score a checkpoint")
     add_config(command)
     add_hosts(command)
-    command.add_argument("--checkpoint", required=True, help="a checkpoint or a workdir")
+    command.add_argument(
+        "--checkpoint",
+        required=True,
+        nargs="+",
+        metavar="DIR",
+        help="a checkpoint or a workdir; several are an ensemble",
+    )
     command.add_argument("--output", required=True, metavar="DIR")
 
-    command = verb(_predict, "fill the [MASK]s of each line of text; JSON lines come out")
+    command = verb(_predict, "fill [MASK]s of lines of text, or answer questions, as JSON lines")
     command.add_argument("--checkpoint", required=True, help="a checkpoint or a workdir")
-    command.add_argument("--input", required=True, metavar="FILE", help="- for standard input")
-    command.add_argument("--output", required=True, metavar="FILE", help="- for standard output")
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--input",
+        metavar="FILE",
+        help='lines of text; or {"question": ..., "context": ...} a line, or a file in SQuAD\'s '
+        "layout; - for standard input",
+    )
+    source.add_argument("--text", metavar="LINE", help="one line instead")
+    source.add_argument("--question", metavar="TEXT", help="one question, on --context")
+    command.add_argument("--context", metavar="TEXT", help="the passage that has the answer")
+    command.add_argument(
+        "--output", default="-", metavar="FILE", help="- for standard output (%(default)s)"
+    )
 
     command = verb(_score, "score anybody's predictions as a benchmark's own script does")
     command.add_argument("benchmark", choices=["squad"])
@@ -454,6 +477,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("source", metavar="SRC", help="a directory; a checkpoint or a workdir")
     command.add_argument("target", metavar="DST", help="a new directory")
 
-    command = verb(_report, "write a run as one HTML page with its curves")
-    command.add_argument("workdir")
+    command = verb(_report, "write a run, or the output of an evaluation, as one HTML page")
+    command.add_argument("directory", metavar="DIR")
     return parser

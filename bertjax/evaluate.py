@@ -1,6 +1,6 @@
-"""From a checkpoint to scores."""
+"""From checkpoints to scores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -18,47 +18,59 @@ from bertjax.tasks import Evaluation, Task
 from data_pipelines.tokenization import load_tokenizer
 
 
-def evaluate(config: Config, checkpoint: epath.PathLike) -> Evaluation:
-    """What a checkpoint, or a workdir's newest one, makes of the task's held-out data.
+def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
+    """What checkpoints, or the newest ones of workdirs, make of the task's held-out data.
+
+    Several are an ensemble: what they give for each example is averaged before it is scored, and
+    so are their losses.
 
     Raises:
-      ValueError: the checkpoint's parameters or vocabulary are not those of the configuration,
+      ValueError: a checkpoint's parameters or vocabulary are not those of the configuration,
         or there is no held-out data.
     """
-    path = find_checkpoint(checkpoint)
+    paths = [find_checkpoint(checkpoint) for checkpoint in checkpoints]
     task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
-    task.check_tokenizer(load_tokenizer(path), path)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
     shapes = jax.eval_shape(task.init_params, jax.random.key(0))
     check_mesh(mesh, task.eval_rows, 1, shapes)
-    check_params(path, shapes)
-    params = load_params(path, sharded_shapes(mesh, shapes))
-    found = make_evaluator(task, mesh)(params)
+    for path in paths:
+        task.check_tokenizer(load_tokenizer(path), path)
+        check_params(path, shapes)
+    targets = sharded_shapes(mesh, shapes)
+    found = make_evaluator(task, mesh)(load_params(path, targets) for path in paths)
     if found is None:
         raise ValueError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
     return found
 
 
-def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Any], Evaluation | None]:
-    """A function from parameters to what all held-out data give; None where there are none."""
+def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Iterable[Any]], Evaluation | None]:
+    """A function from the parameters of each member of an ensemble, which may be of one, to what
+    all held-out data give; None where there are none.
+    """
     whole = NamedSharding(mesh, PartitionSpec())  # each host has the outputs of all rows
     eval_step = jax.jit(
         lambda params, batch: (task.loss(params, batch, None), task.outputs(params, batch)),
         out_shardings=whole,
     )
 
-    def evaluator(params: Any) -> Evaluation | None:
+    def evaluator(members: Iterable[Any]) -> Evaluation | None:
         total: Sums | None = None
-        outputs = []
-        for batch in Feed(task.eval_batches(), NamedSharding(mesh, ROWS)):
-            with jax.set_mesh(mesh):
-                found = jax.device_get(eval_step(params, batch))
-            sums = jax.tree.map(np.float64, found[0])
-            total = sums if total is None else jax.tree.map(np.add, total, sums)
-            outputs.append(found[1])
+        summed: list[Any] = []
+        count = 0
+        for params in members:
+            outputs = []
+            for batch in Feed(task.eval_batches(), NamedSharding(mesh, ROWS)):
+                with jax.set_mesh(mesh):
+                    found = jax.device_get(eval_step(params, batch))
+                sums = jax.tree.map(np.float64, found[0])
+                total = sums if total is None else jax.tree.map(np.add, total, sums)
+                outputs.append(found[1])
+            summed = jax.tree.map(np.add, summed, outputs) if count else outputs
+            count += 1
         if total is None:
             return None
         averages = {name: mean for name, mean in means(total).items() if name != "fill"}
-        return task.evaluation({"loss": float(total_loss(total))} | averages, outputs)
+        mean_outputs = jax.tree.map(lambda array: array / count, summed)
+        return task.evaluation({"loss": float(total_loss(total))} | averages, mean_outputs)
 
     return evaluator

@@ -1,7 +1,6 @@
 """A run as one HTML page: its curves, its evaluations and its configuration.
 
-The page needs nothing but itself: no network, no fonts, no libraries. The curves are SVG; a few
-lines of script only show the values under the pointer.
+The curves are SVG; a few lines of script only show the values under the pointer.
 """
 
 import dataclasses
@@ -15,7 +14,9 @@ from typing import Any
 
 from etils import epath
 
+from bertjax import tasks
 from bertjax.charts import Point, chart, number
+from bertjax.page import facts, page, section, tiles
 from bertjax.writers import duration, metrics_path, read_metrics
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl
@@ -54,12 +55,24 @@ NOTE = (
 )
 
 
-def write_report(workdir: epath.PathLike) -> epath.Path:
-    """Writes WORKDIR/report.html from the metrics.jsonl and config.json there; gives its path.
+def write_report(directory: epath.PathLike) -> epath.Path:
+    """Writes report.html into a workdir or the output of an evaluation; gives its path.
 
-    Raises ValueError when the workdir holds no run, or one that has logged nothing yet.
+    Raises ValueError when it is neither, or a run that has logged nothing yet.
     """
-    workdir = epath.Path(workdir)
+    directory = epath.Path(directory)
+    name = os.path.basename(os.path.abspath(directory))
+    if (directory / tasks.EVALUATION_FILE).exists():
+        text = tasks.report(name, directory)
+    else:
+        text = _report_run(name, directory)
+    path = directory / "report.html"
+    path.write_text(text)
+    return path
+
+
+def _report_run(name: str, workdir: epath.Path) -> str:
+    """The page of the metrics.jsonl and config.json in a workdir."""
     entries = read_metrics(workdir)
     if not entries:
         raise ValueError(
@@ -76,9 +89,7 @@ def write_report(workdir: epath.PathLike) -> epath.Path:
         raise ValueError(
             f"{config_path} is no configuration of a run: restore it from a checkpoint's"
         ) from None
-    path = workdir / "report.html"
-    path.write_text(render(os.path.basename(os.path.abspath(workdir)), entries, settings))
-    return path
+    return render(name, entries, settings)
 
 
 def render(name: str, entries: Sequence[Entry], settings: Mapping[str, Any]) -> str:
@@ -86,28 +97,20 @@ def render(name: str, entries: Sequence[Entry], settings: Mapping[str, Any]) -> 
 
     `settings` has the fields of the configuration under their dotted names: "model.num_layers".
     """
-    if _curves(entries, "loss") == _curves(entries, "mlm_loss"):  # the only term
-        entries = [{key: entry[key] for key in entry if key != "mlm_loss"} for entry in entries]
+    terms = {key for entry in entries for key in entry if key.endswith("_loss")}
+    only = {key for key in terms if _curves(entries, key) == _curves(entries, "loss")}
+    entries = [{key: entry[key] for key in entry if key not in only} for entry in entries]
     heldout = [entry for entry in entries if entry["split"] == "heldout"]
     others = dict.fromkeys(key for entry in entries for key in entry if key not in NOT_DRAWN)
     learning = [*LEARNING, *(key for key in others if key not in LEARNING | RUNNING)]
     body = [
         _header(name, entries, heldout, settings),
-        _section("What it learnt", _charts(entries, learning)),
-        _section("How it ran", _charts(entries, list(RUNNING)) + NOTE),
-        _section("Held-out evaluations", _evaluations(heldout)),
-        _section("Configuration", _configuration(settings)),
+        section("What it learnt", _charts(entries, learning)),
+        section("How it ran", _charts(entries, list(RUNNING)) + NOTE),
+        section("Held-out evaluations", _evaluations(heldout)),
+        section("Configuration", _configuration(settings)),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(name)} · bertjax</title>\n<style>{STYLE}</style></head>\n"
-        f"<body><main>\n{''.join(body)}</main>\n<script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{title}</h2>\n{content}</section>\n" if content else ""
+    return page(name, body, SCRIPT)
 
 
 def _header(
@@ -117,21 +120,12 @@ def _header(
     # The last line of what counts most: of the held-out text where there is any.
     final = (heldout or entries)[-1]
     results = [key for key in final if key not in {*NOT_DRAWN, *RUNNING} or "perplexity" in key]
-    tiles = "".join(
-        f'<div class="tile"><b>{escape(_shown(key, final[key]))}</b>'
-        f"<span>{escape(_metric(key).title)}</span></div>"
-        for key in results
-    )
+    shown = tiles((_metric(key).title, _shown(key, final[key])) for key in results)
     where = "On held-out text" if heldout else "In training"
-    facts = "".join(
-        f"<dt>{label}</dt><dd>{escape(value)}</dd>"
-        for label, value in _facts(entries, settings)
-        if value
-    )
     return (
         f'<header><p class="state {state}">{escape(text)}</p><h1>{escape(name)}</h1>\n'
-        f'<div class="tiles">{tiles}</div><p class="aside">{where}, at step {final["step"]:,}</p>\n'
-        f"<dl>{facts}</dl></header>\n"
+        f'{shown}<p class="aside">{where}, at step {final["step"]:,}</p>\n'
+        f"{facts(_facts(entries, settings))}</header>\n"
     )
 
 
@@ -270,7 +264,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def _metric(key: str) -> Metric:
     """How the metric is called and drawn, also one that only some task has."""
     known = LEARNING | RUNNING | {"mlm_perplexity": Metric("Masked-piece perplexity")}
-    unknown = Metric(key.replace("_", " ").capitalize(), share=key.endswith(("accuracy", "f1")))
+    unknown = Metric(key.replace("_", " ").capitalize(), share=key.endswith("accuracy"))
     return known.get(key, unknown)
 
 
@@ -279,103 +273,6 @@ def _shown(key: str, value: float | None) -> str:
         return "-"
     return f"{value:,}" if isinstance(value, int) else number(value, _metric(key).share)
 
-
-STYLE = """
-:root {
-  color-scheme: light dark;
-  --page: #fdfdfc; --ink: #20242a; --soft: #6a7079; --line: #e8e8e4; --rule: #d3d3cd;
-  --train: #2b6cb0; --heldout: #d1661c; --good: #3a8a56; --bad: #c2362f;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #15181c; --ink: #e3e6ea; --soft: #949ba5; --line: #282c32; --rule: #3b4048;
-    --train: #6cabef; --heldout: #f09a57; --good: #6fc08b; --bad: #f0736b;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--page); color: var(--ink);
-  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", "Liberation Sans",
-    Arial, sans-serif;
-  font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%;
-}
-main { max-width: 1128px; margin: 0 auto; padding: 56px 24px 72px; }
-h1 { font-size: 30px; line-height: 1.2; font-weight: 600; letter-spacing: -.015em; margin: 0; }
-h2 { font-size: 18px; font-weight: 600; letter-spacing: -.005em; margin: 56px 0 20px; }
-.state { margin: 0 0 10px; color: var(--soft); font-size: 14px; }
-.state::before {
-  content: ""; display: inline-block; width: 8px; height: 8px; border-radius: 50%;
-  margin-right: 8px; background: var(--train);
-}
-.state.finished::before { background: var(--good); }
-.state.failed::before { background: var(--bad); }
-.state.failed { color: var(--bad); }
-.tiles { display: flex; flex-wrap: wrap; gap: 20px 48px; margin: 30px 0 0; }
-.tile b { display: block; font-size: 27px; line-height: 1.2; font-weight: 500;
-  letter-spacing: -.015em; }
-.tile span { color: var(--soft); font-size: 13px; }
-.aside { color: var(--soft); font-size: 13px; margin: 10px 0 0; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 5px 24px; margin: 32px 0 0;
-  padding-top: 22px; border-top: 1px solid var(--line); }
-dt { color: var(--soft); }
-dd { margin: 0; overflow-wrap: anywhere; }
-.charts { display: grid; grid-template-columns: 1fr 1fr; gap: 36px 24px; }
-figure { margin: 0; min-width: 0; }
-figure.wide { grid-column: 1 / -1; }
-figcaption { display: flex; justify-content: space-between; align-items: baseline; gap: 16px;
-  margin-bottom: 8px; font-size: 14px; font-weight: 600; }
-figcaption small { font-size: 12px; font-weight: 400; color: var(--soft); margin-left: 6px; }
-.keys { display: flex; gap: 16px; font-size: 13px; font-weight: 400; color: var(--soft);
-  white-space: nowrap; }
-.keys b { font-weight: 500; color: var(--ink); }
-.keys i { font-style: normal; }
-.keys i:empty { display: none; }
-.keys span::before { content: ""; display: inline-block; width: 12px; height: 2.5px;
-  border-radius: 2px; margin-right: 6px; vertical-align: 4px; background: currentColor; }
-.keys .train::before { background: var(--train); }
-.keys .heldout::before { background: var(--heldout); }
-svg { display: block; width: 100%; height: auto; overflow: visible; touch-action: pan-y; }
-svg text { font-size: 12px; fill: var(--soft); text-anchor: middle; }
-svg text.value { text-anchor: end; }
-svg path { fill: none; stroke: var(--soft); stroke-linecap: round; stroke-linejoin: round; }
-svg .grid { stroke: var(--line); }
-svg .line { stroke-width: 1.8; }
-svg .raw { stroke-width: 1; opacity: .28; }
-svg .dots { stroke-width: 5; }
-svg path.train { stroke: var(--train); }
-svg path.heldout { stroke: var(--heldout); }
-svg circle { fill: var(--soft); stroke: var(--page); stroke-width: 1.5; visibility: hidden; }
-svg circle.train { fill: var(--train); }
-svg circle.heldout { fill: var(--heldout); }
-svg .lost { stroke: var(--bad); stroke-dasharray: 2 4; }
-svg .guide { stroke: var(--rule); visibility: hidden; }
-.hover .guide, .hover circle.on { visibility: visible; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; }
-.evaluations { max-height: 440px; overflow: auto; }
-.evaluations table { width: 100%; }
-th { position: sticky; top: 0; background: var(--page); color: var(--soft); font-weight: 500;
-  font-size: 13px; text-align: right; vertical-align: bottom; }
-th, td { padding: 6px 0 6px 24px; border-bottom: 1px solid var(--line); }
-td { text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-.best td { font-weight: 600; }
-summary { cursor: pointer; color: var(--soft); }
-.settings { margin-top: 12px; font: 13px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono",
-  monospace; }
-.settings td { text-align: left; padding: 4px 32px 4px 0; white-space: normal;
-  overflow-wrap: anywhere; }
-.settings td:first-child { color: var(--soft); }
-@media (max-width: 760px) {
-  main { padding: 32px 16px 48px; }
-  .charts { grid-template-columns: 1fr; }
-  .wide svg { min-width: 640px; }
-  figcaption { flex-wrap: wrap; gap: 2px 16px; }
-  dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin-bottom: 10px; }
-}
-@media print { .evaluations { max-height: none; } figure, tr { break-inside: avoid; } }
-"""
 
 SCRIPT = """
 const charts = [...document.querySelectorAll("figure")].map(figure => ({

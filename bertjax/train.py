@@ -130,7 +130,7 @@ class Run:
                 log_pending()
                 with meter.pause():
                     self._check_finite(step, means(jax.device_get(window)))
-                    if evaluates and (found := evaluate(state.params)):
+                    if evaluates and (found := evaluate([state.params])):
                         writers.write(step, "heldout", found.scores)
                     if saves:
                         writers.flush()

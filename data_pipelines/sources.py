@@ -113,6 +113,16 @@ def _json_documents(path: epath.Path, lines: Iterator[str], field: str) -> Itera
 
 
 def _tfds_documents(source: str, field: str) -> Iterator[list[str]]:
+    for number, record in enumerate(tfds_records(source, "train")):
+        yield from _field_document(f"{source}: record {number}", record, field)
+
+
+def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
+    """The records of a split of `tfds:NAME/CONFIG`, always in the same order; downloads it first.
+
+    Raises:
+      InputError: there is no such data set, or it has no such split.
+    """
     import tensorflow_datasets as tfds  # takes seconds to import
 
     name = source.removeprefix(TFDS)
@@ -123,13 +133,12 @@ def _tfds_documents(source: str, field: str) -> Iterator[list[str]]:
             f"TensorFlow Datasets has no {name}; write NAME/CONFIG as its catalogue does."
         ) from None
     builder.download_and_prepare()
-    if "train" not in builder.info.splits:
+    if split.partition("[")[0] not in builder.info.splits:
         splits = ", ".join(builder.info.splits) or "none"
-        raise InputError(f"{source} has no split train, but {splits}; choose another data set.")
+        raise InputError(f"{source} has no split {split}, but {splits}; choose another data set.")
     in_order = tfds.ReadConfig(interleave_cycle_length=1)
-    records = builder.as_dataset(split="train", shuffle_files=False, read_config=in_order)
-    for number, record in enumerate(tfds.as_numpy(records)):
-        yield from _field_document(f"{source}: record {number}", record, field)
+    records = builder.as_dataset(split=split, shuffle_files=False, read_config=in_order)
+    yield from tfds.as_numpy(records)
 
 
 def _field_document(where: str, record: Any, field: str) -> Iterator[list[str]]:

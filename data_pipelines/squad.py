@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etils import epath
 
 from data_pipelines import InputError
+from data_pipelines.sources import tfds_records
+from data_pipelines.triviaqa import squad_layout
+
+LONGEST = 200_000  # characters of a passage: a book is none, and has thousands of windows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,26 +45,79 @@ class Questions:
 
 
 def read_squad(path: epath.PathLike) -> Questions:
-    """Reads a data set, local or remote.
+    """Reads a data set, local or remote: in SQuAD's layout, or TriviaQA's own.
 
     Raises:
       FileNotFoundError: there is no such file.
-      InputError: it is not of the layout (the sentence says what is missing where), an id comes
-        twice, or there is no question in it.
+      InputError: see `parse_squad`.
     """
+    path = epath.Path(path)
     try:
-        content = json.loads(epath.Path(path).read_text(encoding="utf-8"))
+        return parse_squad(str(path), path.read_text(encoding="utf-8"), path.parent)
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 (byte {error.start}): convert it first.") from error
+
+
+def parse_squad(name: str, text: str, directory: epath.Path | None = None) -> Questions:
+    """The data set that a JSON text holds.
+
+    Args:
+      name: for messages.
+      directory: of the file, beside which TriviaQA has its documents.
+    Raises:
+      InputError: it is not of the layout (the sentence says what is missing where), an id comes
+        twice, a passage is empty or as long as a book, or there is no question in it.
+    """
+    try:
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{path} is no JSON (line {error.lineno}, column {error.colno}: {error.msg}): give "
+            f"{name} is no JSON (line {error.lineno}, column {error.colno}: {error.msg}): give "
             "a file in SQuAD's layout."
         ) from error
+    if directory and isinstance(content, dict) and "Data" in content:
+        try:
+            content = squad_layout(content, directory)
+        except InputError as error:
+            raise InputError(f"{name} cannot be read: {error}.") from error
+    return _collect(name, _items(content))
+
+
+def read_tfds(source: str, split: str) -> Questions:
+    """A split of a data set like SQuAD in the catalogue of TensorFlow Datasets.
+
+    Args:
+      source: `tfds:NAME/CONFIG`, such as `tfds:squad/v2.0`.
+    Raises:
+      InputError: see `tfds_records` and `parse_squad`.
+    """
+    records = list(tfds_records(source, split))
+    return _collect(f"{source} {split}", map(_of_record, records))
+
+
+def _of_record(record: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    name = record.get("id", b"").decode()
+    if not {"context", "question", "answers"} <= record.keys():
+        fields = ", ".join(sorted(record))
+        raise InputError(f"record {name!r} has only {fields}")
+    answers = record["answers"]
+    pairs = zip(answers["text"], answers["answer_start"], strict=True)
+    item = {
+        "id": name,
+        "question": record["question"].decode(),
+        "answers": [{"text": text.decode(), "answer_start": int(start)} for text, start in pairs],
+    }
+    if "is_impossible" in record:
+        item["is_impossible"] = bool(record["is_impossible"])
+    return f"record {name!r}", record["context"].decode(), item
+
+
+def _collect(name: str, items: Iterable[tuple[str, str, dict[str, Any]]]) -> Questions:
     questions, version = [], 1
     seen: dict[str, str] = {}
     try:
-        for where, passage, item in _items(content):
+        for where, passage, item in items:
+            check_passage(where, passage)
             question = _question(where, passage, item)
             if question.id in seen:
                 raise InputError(
@@ -71,10 +128,25 @@ def read_squad(path: epath.PathLike) -> Questions:
             if "is_impossible" in item:
                 version = 2
     except InputError as error:
-        raise InputError(f"{path} is not in SQuAD's layout: {error}.") from error
+        raise InputError(f"{name} is not in SQuAD's layout: {error}.") from error
     if not questions:
-        raise InputError(f"{path} has no questions: give a file in SQuAD's layout.")
+        raise InputError(f"{name} has no questions: give a file in SQuAD's layout.")
     return Questions(questions, version)
+
+
+def check_passage(where: str, passage: str) -> None:
+    """Refuses a passage that holds nothing, or so much that it can be no passage.
+
+    Raises:
+      InputError: naming `where`, without a full stop.
+    """
+    if not passage.strip():
+        raise InputError(f"the passage of {where} is empty: leave the question out")
+    if len(passage) > LONGEST:
+        raise InputError(
+            f"the passage of {where} has {len(passage):,} characters and may have {LONGEST:,}: "
+            "split it into several"
+        )
 
 
 def _items(content: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:

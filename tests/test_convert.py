@@ -144,6 +144,13 @@ def test_a_checkpoint_of_the_original_code_opens_with_its_optimizer(name: str, t
         np.testing.assert_array_equal(written[each], array)
 
 
+def test_a_classifier_of_the_original_code_is_listed_and_left_out(tmp_path) -> None:
+    variables = {each: np.ones(shape, np.float32) for each, shape in original_variables().items()}
+    classifier = {"output_weights": np.ones((3, HIDDEN)), "output_bias": np.ones(3)}
+    path = write_tf1(tmp_path / "tf1", variables | classifier, "model.ckpt-7")
+    assert read_model(path).left_out == ("output_bias", "output_weights")
+
+
 def test_names_of_other_times_and_classes_are_understood(tmp_path) -> None:
     path = write_hf(draw("pooler", "mlm", "nsp"), tmp_path / "hf")
 

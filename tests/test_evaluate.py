@@ -34,20 +34,27 @@ class Rows:
 
 def test_every_row_counts_once_whatever_batch_it_is_in() -> None:
     task = Rows([1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
-    found = make_evaluator(task, make_mesh(-1, 1, 1))(jnp.float32(2))
+    found = make_evaluator(task, make_mesh(-1, 1, 1))([jnp.float32(2)])
     assert found.scores == pytest.approx({"loss": 10, "row_loss": 10})
 
 
 def test_a_task_gets_its_outputs_of_all_rows_batch_by_batch() -> None:
-    found = make_evaluator(Rows([1, 2] * 4, [3, 0] * 4), make_mesh(2, 2, 2))(jnp.float32(2))
+    found = make_evaluator(Rows([1, 2] * 4, [3, 0] * 4), make_mesh(2, 2, 2))([jnp.float32(2)])
     assert found.files == {"outputs": [[2, 4] * 4, [6, 0] * 4]}
 
 
+def test_members_of_an_ensemble_are_averaged_before_scoring() -> None:
+    members = (jnp.float32(value) for value in (1, 2, 6))
+    found = make_evaluator(Rows([1, 2] * 4, [3, 0] * 4), make_mesh(2, 2, 2))(members)
+    assert found.files == {"outputs": [[3, 6] * 4, [9, 0] * 4]}
+    assert found.scores == pytest.approx({"loss": 6, "row_loss": 6})
+
+
 def test_without_batches_there_are_no_scores() -> None:
-    assert make_evaluator(Rows(), make_mesh(-1, 1, 1))(jnp.float32(1)) is None
+    assert make_evaluator(Rows(), make_mesh(-1, 1, 1))([jnp.float32(1)]) is None
 
 
 def test_it_is_traced_in_the_context_of_its_mesh() -> None:
     task = Rows([1] * 8)
-    make_evaluator(task, make_mesh(2, 2, 2))(jnp.float32(1))
+    make_evaluator(task, make_mesh(2, 2, 2))([jnp.float32(1)])
     assert task.traced_in == [AXES]

@@ -1,26 +1,18 @@
 """A run survives what machines do: kill -9 at any moment, damaged files, a full disk."""
 
-import json
 import pathlib
 import random
-import re
 import subprocess
-import sys
 import time
 
-import jax
-import numpy as np
 import pytest
-from conftest import bertjax, process_environment
+from conftest import bertjax
+from killing import metrics, params_of, start, wait_for_step
 
-from bertjax import tasks
-from bertjax.checkpoint import Checkpoints, find_checkpoint, load_params
-from bertjax.config import read_config
-from bertjax.sharding import make_mesh, sharded_shapes
+from bertjax.checkpoint import Checkpoints, find_checkpoint
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 STEPS, SAVED_EVERY = 1000, 25
-TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
 
 pytestmark = pytest.mark.slow
 
@@ -32,32 +24,6 @@ def command(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) ->
     return ["train", "--config", f"{PRETRAIN}:smoke,data={corpus}", "--workdir", workdir, *flags]
 
 
-def start(*arguments: object) -> subprocess.Popen:
-    line = [sys.executable, "-m", "bertjax", *map(str, arguments)]
-    return subprocess.Popen(
-        line,
-        env=process_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def metrics(workdir: pathlib.Path) -> list[dict]:
-    path = workdir / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries]
-
-
-def params_of(workdir: pathlib.Path) -> list[bytes]:
-    config = read_config(find_checkpoint(workdir) / "config.json", tasks.data_fields())
-    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
-    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
-    params = load_params(find_checkpoint(workdir), target)
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
-
-
 @pytest.fixture(scope="module")
 def whole(corpus, tmp_path_factory) -> pathlib.Path:
     """A run without interruption."""
@@ -65,15 +31,6 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
     done = bertjax(*command(corpus, workdir))
     assert done.returncode == 0, done.stderr
     return workdir
-
-
-def wait_for_step(process: subprocess.Popen, step: int) -> None:
-    """Returns once this very process has logged a step; a process before it is not believed."""
-    for line in process.stderr:
-        logged = re.match(r"step ([\d,]+)/", line)
-        if logged and int(logged[1].replace(",", "")) >= step:
-            return
-    pytest.fail(f"the run ended before step {step}")
 
 
 def wait_for_save(process: subprocess.Popen, checkpoints: Checkpoints) -> None:

@@ -4,10 +4,11 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data_pipelines import InputError
-from data_pipelines.squad import read_squad
+from data_pipelines.squad import Answer, Question, read_squad, read_tfds
 
 
 def write(path: pathlib.Path, content: Any) -> pathlib.Path:
@@ -58,6 +59,8 @@ def test_the_published_files_have_all_their_questions(name, version, count, data
         (layout(question(answers=[{"text": "x", "answer_start": "0"}])), "is no whole number"),
         (layout(question("a"), question("b"), question("a")), r"id 'a' is that of .*qas\[0\] and"),
         (layout(), "has no questions"),
+        (layout(question(), passage=" "), r"paragraphs\[0\].qas\[0\] is empty: leave"),
+        (layout(question(), passage="word " * 50_000), "has 250,000 characters and may have"),
     ],
     ids=str,
 )
@@ -70,3 +73,78 @@ def test_a_file_that_is_no_text_is_refused(tmp_path) -> None:
     (tmp_path / "f.json").write_bytes(b'{"data": "\xff"}')
     with pytest.raises(InputError, match="is not UTF-8"):
         read_squad(tmp_path / "f.json")
+
+
+@pytest.fixture(scope="module")
+def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Data sets like those of the catalogue: records instead of files."""
+    import tensorflow_datasets as tfds
+
+    directory = tmp_path_factory.mktemp("tfds")
+
+    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+        VERSION = tfds.core.Version("1.0.0")
+        fields: tuple[str, ...] = ("id", "question", "context", "title")
+
+        def __init__(self, **options):  # type: ignore[no-untyped-def]
+            super().__init__(**{**options, "data_dir": directory})
+
+        def _info(self):  # type: ignore[no-untyped-def]
+            answer = {"text": tfds.features.Text(), "answer_start": np.int32}
+            features = dict.fromkeys(self.fields, tfds.features.Text())
+            features |= {"answers": tfds.features.Sequence(answer), "is_impossible": np.bool_}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, _):  # type: ignore[no-untyped-def]
+            return {"train": self._generate_examples(2), "validation": self._generate_examples(1)}
+
+        def _generate_examples(self, count):  # type: ignore[no-untyped-def]
+            for i in range(count):
+                passage = "Où est Zoé? À Köln."
+                texts = dict.fromkeys(self.fields, "") | {"id": str(i), "question": "Où?"}
+                answers = [{"text": "À Köln", "answer_start": 12}] if i == 0 else []
+                yield (
+                    i,
+                    {
+                        **{
+                            name: passage if name == "context" else texts[name]
+                            for name in self.fields
+                        },
+                        "answers": answers,
+                        "is_impossible": i == 1,
+                    },
+                )
+
+    class TinySquad(Tiny):
+        pass
+
+    class TinyOther(Tiny):
+        fields = ("id", "context")
+
+    assert (TinySquad.name, TinyOther.name) == ("tiny_squad", "tiny_other")
+
+
+@pytest.mark.usefixtures("tfds_home")
+def test_records_of_tfds_are_questions() -> None:
+    found = read_tfds("tfds:tiny_squad", "train")
+    assert found.version == 2
+    one, other = sorted(found.questions, key=lambda question: question.id)
+    assert one == Question("0", "Où?", "Où est Zoé? À Köln.", (Answer("À Köln", 12),))
+    assert other.answers == ()
+    assert len(read_tfds("tfds:tiny_squad", "train[:1]").questions) == 1
+
+
+@pytest.mark.usefixtures("tfds_home")
+@pytest.mark.parametrize(
+    ("name", "split", "complaint"),
+    [
+        ("tfds:tiny_squad", "dev", "tfds:tiny_squad has no split dev, but train, validation"),
+        ("tfds:tiny_other", "train", "record '.' has only answers, context, id, is_impossible"),
+        ("tfds:no_such_data", "train", "TensorFlow Datasets has no no_such_data"),
+    ],
+)
+def test_what_tfds_lacks_is_named(name: str, split: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read_tfds(name, split)

@@ -2,13 +2,19 @@
 
 import json
 import pathlib
+import random
+import time
 
 import pytest
 from conftest import bertjax
+from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
 
+from bertjax.checkpoint import Checkpoints
 from bertjax.formats import huggingface
 from bertjax.model import BertConfig
+from bertjax.report import write_report
+from bertjax.scoring.squad import score_files
 from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer
 
 SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
@@ -73,42 +79,149 @@ def trained(request, folder, tmp_path_factory) -> tuple[int, pathlib.Path]:
     return request.param, workdir
 
 
-@pytest.mark.slow
-def test_evaluation_writes_answers_and_official_scores(trained, folder, tmp_path) -> None:
+@pytest.fixture(scope="module")
+def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dict]:
+    """The version, the output of an evaluation, and what it printed."""
     version, workdir = trained
-    evaluated = ["--checkpoint", workdir, "--output", tmp_path, *arguments(folder, version)]
-    done = bertjax("evaluate", *evaluated)
+    output = tmp_path_factory.mktemp("scores")
+    given = ["--checkpoint", workdir, "--output", output, *arguments(folder, version)]
+    done = bertjax("evaluate", *given)
     assert done.returncode == 0, done.stderr
-    scores = json.loads((tmp_path / "scores.json").read_text())
-    assert scores == json.loads(done.stdout)
+    return version, output, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_evaluation_writes_answers_and_official_scores(trained, evaluated, folder) -> None:
+    version, output, scores = evaluated
+    assert scores == json.loads((output / "scores.json").read_text())
     assert scores["total"] == 24 and scores["f1"] > 50
-    names = {"scores", "predictions", "nbest_predictions"} | (
-        {"null_odds"} if version == 2 else set()
-    )
-    assert {path.stem for path in tmp_path.iterdir()} == names
+    names = {"scores", "evaluation", "predictions", "nbest_predictions"}
+    names |= {"null_odds"} if version == 2 else set()
+    assert {path.stem for path in output.glob("*.json")} == names
     if version == 2:
         assert {"HasAns_f1", "NoAns_f1", "best_f1", "best_f1_thresh"} <= scores.keys()
 
     data = folder / f"dev-v{version}.{2 - version}.json"
-    said = ["--data", data, "--predictions", tmp_path / "predictions.json"]
-    official = json.loads(bertjax("score", "squad", *said).stdout)
+    official = score_files(data, output / "predictions.json")
     assert (official["exact"], official["f1"]) == (scores["exact"], scores["f1"])
-    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert logged[-1]["f1"] == pytest.approx(scores["f1"], abs=0.01)
+    lines = (trained[1] / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["f1"] == pytest.approx(scores["f1"], abs=0.01)
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
+    _, output, scores = evaluated
+    page = write_report(output).read_text()
+    assert f"<b>{scores['f1']:.1f}</b><span>F1</span>" in page and str(trained[1]) in page
+    (output / "nbest_predictions.json").rename(output / "elsewhere.json")
+    with pytest.raises(ValueError, match="is no whole evaluation"):
+        write_report(output)
+    (output / "elsewhere.json").rename(output / "nbest_predictions.json")
+
+
+@pytest.mark.slow
+def test_several_checkpoints_are_an_ensemble(folder, tmp_path) -> None:
+    workdirs = [tmp_path / name for name in "ab"]
+    for seed, workdir in enumerate(workdirs):
+        trained = arguments(folder, 1, steps=40, eval_every=40, checkpoint_every=40, seed=seed)
+        assert bertjax("train", "--workdir", workdir, *trained).returncode == 0
+    scores = {}
+    for name, members in {"a": ["a"], "b": ["b"], "both": ["a", "b"]}.items():
+        given = ["--checkpoint", *(tmp_path / member for member in members)]
+        done = bertjax("evaluate", *given, "--output", tmp_path / name, *arguments(folder, 1))
+        assert done.returncode == 0, done.stderr
+        scores[name] = json.loads(done.stdout)
+    assert scores["both"]["loss"] == pytest.approx((scores["a"]["loss"] + scores["b"]["loss"]) / 2)
+    one, other, both = (
+        json.loads((tmp_path / name / "nbest_predictions.json").read_text())
+        for name in ("a", "b", "both")
+    )
+    for name, candidates in both.items():
+        for best in candidates:
+            logits = [
+                next((c["start_logit"] for c in each[name] if c["start"] == best["start"]), None)
+                for each in (one, other)
+            ]
+            if None not in logits:
+                assert best["start_logit"] == pytest.approx(sum(logits) / 2, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path) -> None:
+    version, workdir = trained
+    for name, count in (("xx.de", 8), ("xx.fr", 16)):
+        (folder / f"{name}.json").write_text(json.dumps(questions(version, count)))
+    given = arguments(folder, version, data__dev="xx.*.json")
+    done = bertjax("evaluate", "--checkpoint", workdir, "--output", tmp_path, *given)
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)
+    assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
+    assert scores["f1"] == pytest.approx((scores["xx.de/f1"] + scores["xx.fr/f1"]) / 2)
+    assert len(json.loads((tmp_path / "xx.fr.predictions.json").read_text())) == 16
+    assert "<td>xx.de</td>" in write_report(tmp_path).read_text()
 
 
 @pytest.mark.slow
 def test_questions_are_answered_with_the_place(trained, folder, tmp_path) -> None:
     version, workdir = trained
     context = "Anna lives in Oslo. Bob lives in Rome."
-    line = json.dumps({"question": "Where lives bob?", "context": context})
-    done = bertjax("predict", "--checkpoint", workdir, "--input", "-", "--output", "-", input=line)
+    asked = ["predict", "--checkpoint", workdir]
+    done = bertjax(*asked, "--question", "Where lives bob?", "--context", context)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["text"] == context[answer["start"] : answer["end"]]
     assert ("null_odds" in answer) == (version == 2)
-    done = bertjax("predict", "--checkpoint", workdir, "--input", "-", "--output", "-", input="?")
-    assert done.returncode == 2 and "line 1 is not of the form" in done.stderr
+
+    line = json.dumps({"question": "Where lives bob?", "context": context})
+    done = bertjax(*asked, "--input", "-", "--output", "-", input=f"{line}\n{line}\n")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first | {"id": "2"} == second and first == answer
+
+    data = folder / f"dev-v{version}.{2 - version}.json"
+    done = bertjax(*asked, "--input", data)
+    answers = {each["id"]: each for each in map(json.loads, done.stdout.splitlines())}
+    assert answers.keys() == {str(number) for number in range(24)}
+
+    done = bertjax(*asked, "--question", "x")
+    assert done.returncode == 2 and "--question and --context go together" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
+    done = bertjax("convert", "--to", "bertjax", folder / "model", tmp_path / "encoder")
+    assert done.returncode == 0, done.stderr
+    given = ["--checkpoint", tmp_path / "encoder", "--output", tmp_path / "scores"]
+    done = bertjax("evaluate", *given, *arguments(folder, 1))
+    assert done.returncode == 2 and "span" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "vocab.txt").write_text("\n".join([*TOKENIZER.pieces[:-1], "other"]))
+    done = bertjax("evaluate", *given, *arguments(folder, 1, data__vocab=tmp_path / "vocab.txt"))
+    assert done.returncode == 2 and "trained with another vocabulary" in done.stderr
+    assert not (tmp_path / "scores").exists()
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(folder, tmp_path) -> None:
+    given = arguments(folder, 2, steps=400, checkpoint_every=10, eval_every=100, log_every=5)
+    given += ["--config.model.hidden_dropout=0.1"]
+    assert bertjax("train", "--workdir", tmp_path / "whole", *given).returncode == 0
+    draw = random.Random(3)
+    killed = ["train", "--workdir", tmp_path / "killed", *given]
+    for kill in range(10):
+        process = start(*killed)
+        if kill == 0:
+            time.sleep(draw.uniform(0.5, 3))
+        else:
+            saved = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps(), default=0)
+            wait_for_step(process, saved + draw.randrange(5, 40))
+            time.sleep(draw.uniform(0, 0.1))
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+    done = bertjax(*killed)
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stderr
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    assert params_of(tmp_path / "killed") == params_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

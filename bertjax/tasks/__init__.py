@@ -1,6 +1,7 @@
 """The tasks that the one train loop serves. A new task is one new file and one line here."""
 
 import importlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -8,9 +9,11 @@ import numpy as np
 from etils import epath
 
 from bertjax.checkpoint import find_checkpoint
-from bertjax.config import Config, read_config
+from bertjax.config import Config, parse_config, read_config
 from bertjax.step import Batch, Sums
 from data_pipelines.tokenization import Tokenizer
+
+EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
 
 # task name -> module with `Objective` and `Task`, classes that follow the protocols, and
 # `DATA_FIELDS`, the defaults of its `data` fields.
@@ -100,6 +103,10 @@ class Task(Objective, Protocol):
     def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         """An answer to each line from the checkpoint at `path`; needs no training data."""
 
+    @staticmethod
+    def report(name: str, config: Config, directory: epath.Path) -> str:
+        """The output of an evaluation as a page of HTML; raises ValueError where there is none."""
+
 
 def find(name: str) -> type[Task]:
     """The class of a task in `MODULES`."""
@@ -132,3 +139,17 @@ def predict(checkpoint: epath.PathLike, lines: Iterable[str]) -> Iterator[dict[s
     path = find_checkpoint(checkpoint)
     config = read_config(path / "config.json", data_fields())
     return find(config.task).predict(config, path, lines)
+
+
+def report(name: str, directory: epath.Path) -> str:
+    """The output of an evaluation as a page of HTML.
+
+    Raises:
+      ValueError: its task has no such page, or the files are not what `bertjax evaluate` wrote.
+    """
+    path = directory / EVALUATION_FILE
+    try:
+        config = parse_config(json.loads(path.read_text())["config"], data_fields())
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not what an evaluation wrote ({error}): repeat it.") from error
+    return find(config.task).report(name, config, directory)

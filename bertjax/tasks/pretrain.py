@@ -169,6 +169,13 @@ class Task(Objective):
                 ],
             }
 
+    @staticmethod
+    def report(name: str, config: Config, directory: epath.Path) -> str:
+        raise ValueError(
+            f"{directory} is an evaluation of pre-training, which scores.json says all of: give a "
+            "workdir."
+        )
+
 
 def _masked_row(
     text: str, number: int, tokenizer: Tokenizer, max_positions: int

@@ -1,6 +1,7 @@
 """Span prediction: SQuAD 1.1 and 2.0, and what has their layout (paper, sections 4.2 and 4.3)."""
 
 import functools
+import itertools
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,39 +12,38 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from bertjax import flops, losses
-from bertjax.answers import Prediction, decode
+from bertjax import answer_report, flops, losses
 from bertjax.checkpoint import load_params
 from bertjax.config import Config
 from bertjax.heads import SpanModel
-from bertjax.scoring.squad import score
+from bertjax.reading import Reading, asked, windows_of
 from bertjax.sharding import with_shardings
 from bertjax.start import find_tokenizer
 from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation
 from data_pipelines import spans
-from data_pipelines.squad import Question, Questions, read_squad
+from data_pipelines.sources import TFDS
+from data_pipelines.squad import Questions, read_squad, read_tfds
 from data_pipelines.tokenization import Tokenizer, load_tokenizer
-from data_pipelines.windows import Passages, WindowOptions, Windows, locate, make_windows
+from data_pipelines.windows import Passages, WindowOptions, Windows
 
 _log = logging.getLogger("bertjax")
 
 THRESHOLD_FILE = "threshold.json"
 DATA_FIELDS: dict[str, Any] = {
-    "dir": "",  # holds both files; "" where they have paths of their own
-    "train": "",
-    "dev": "",
+    "dir": "",  # of both files, or tfds:NAME/CONFIG; "" where they have paths of their own
+    "train": "",  # a file, or a split
+    "dev": "",  # likewise; with a * in it, several files
     "version": 1,
     "vocab": "",  # a vocabulary; "" for that of `init`
     "stride": 128,
     "max_query": 64,
 }
-_FILES = {
+FILES = {
     1: {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
     2: {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
 }
-_COUNTS = ("missing", "surplus")  # of predictions that are all ours: 0
-_SHOWN = 3  # of the answers that are not at their place
+TFDS_SPLITS = {"train": "train", "dev": "validation"}
 
 
 class Objective:
@@ -51,7 +51,7 @@ class Objective:
 
     def __init__(self, config: Config) -> None:
         self.version = int(config.data["version"])
-        if self.version not in _FILES:
+        if self.version not in FILES:
             raise ValueError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
         self.config = config
         self.model = SpanModel(config.model)
@@ -100,17 +100,19 @@ class Task(Objective):
         super().__init__(config)
         self._hosts, self._host = hosts, host
         self.tokenizer = _find_tokenizer(config)
-        self._passages = Passages(self.tokenizer)
-        self._dev = _read(config, "dev")
-        self._dev_windows = self._windows(self._dev, "dev")
         devices = jax.device_count()
         self.eval_rows = -(-config.batch_size // devices) * devices
-        self._dev_rows = spans.evaluation_rows(self._dev_windows, config.seq_len, self.eval_rows)
+        self._held_out = [
+            Reading(name, data, self.tokenizer, self.options, self.eval_rows)
+            for name, data in read_sets(config, "dev")
+        ]
         self._threshold: float | None = None
 
     @functools.cached_property
-    def _train_windows(self) -> Windows:
-        return self._windows(_read(self.config, "train"), "train")  # no evaluation reads them
+    def _train_windows(self) -> Windows:  # no evaluation reads them
+        ((name, data),) = read_sets(self.config, "train")
+        passages = Passages(self.tokenizer)
+        return windows_of(name, data, self.tokenizer, self.options, passages)
 
     @functools.cached_property
     def _batches(self) -> spans.TrainingBatches:
@@ -141,9 +143,8 @@ class Task(Objective):
         return (self._own(self._batches.batch(step)) for step in range(start, stop))
 
     def eval_batches(self) -> Iterable[dict[str, np.ndarray]]:
-        for rows in self._dev_rows:
-            batch = spans.fill(self._dev_windows, rows, self.eval_rows, self.config.seq_len)
-            yield self._own(batch)
+        for reading in self._held_out:
+            yield from map(self._own, reading.arrays())
 
     def outputs(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
         return {"span_logits": self.logits(params, batch, None)}
@@ -151,27 +152,27 @@ class Task(Objective):
     def evaluation(
         self, means: dict[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
-        """Official scores, in percent; for version 2 at the threshold that is best for F1."""
-        found = [each["span_logits"] for each in outputs]
-        logits = spans.split_logits(self._dev_windows, self._dev_rows, found)
-        questions = self._dev.questions
-        predictions = list(decode(questions, self._dev_windows, self._passages, logits))
-        odds = {each.question.id: each.null_odds for each in predictions}
-        best = {
-            each.question.id: each.candidates[0].text if each.candidates else ""
-            for each in predictions
+        """See `Reading.evaluation`; of several data sets the names stand before each score and
+        file, and `exact` and `f1` are the means over the sets.
+        """
+        logits = iter([each["span_logits"] for each in outputs])
+        found = {
+            reading.name: reading.evaluation(list(itertools.islice(logits, len(reading.batches))))
+            for reading in self._held_out
         }
-        scores = means
-        if self.version == 2:
-            swept = score(self._dev, best, odds)
-            scores |= {name: value for name, value in swept.items() if name.startswith("best")}
-            self._threshold = swept["best_f1_thresh"]
-            best = {name: "" if odds[name] > self._threshold else best[name] for name in best}
-        scores |= score(self._dev, best)
-        files = {"predictions": best, "nbest_predictions": _nbest(predictions, self.version == 2)}
-        if self.version == 2:
-            files["null_odds"] = odds
-        return Evaluation({n: v for n, v in scores.items() if n not in _COUNTS}, files)
+        if len(found) == 1:
+            ((_, only),) = found.items()
+            self._threshold = only.scores.get("best_f1_thresh")
+            return Evaluation(means | only.scores, only.files)
+        scores = means | {
+            name: float(np.mean([each.scores[name] for each in found.values()]))
+            for name in ("exact", "f1")
+        }
+        files: dict[str, Any] = {}
+        for name, each in found.items():
+            scores |= {f"{name}/{metric}": value for metric, value in each.scores.items()}
+            files |= {f"{name}.{file}": content for file, content in each.files.items()}
+        return Evaluation(scores, files)
 
     def show(self, batch: dict[str, np.ndarray], row: int) -> str:
         """A window a line, its answer in brackets."""
@@ -200,62 +201,34 @@ class Task(Objective):
     def _own(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return spans.own_rows(batch, self._hosts, self._host)
 
-    def _windows(self, data: Questions, name: str) -> Windows:
-        """The windows of a data set; says what is wrong with its answers."""
-        located = [locate(question) for question in data.questions]
-        wrong = [phrase for _, phrase in located if phrase]
-        for phrase in wrong[:_SHOWN]:
-            _log.warning("%s: %s.", name, phrase)
-        if wrong:
-            _log.warning(
-                "%s: %d of %d answers are not at their place; those found elsewhere in the "
-                "passage are taken there, the others count as no answer.",
-                name,
-                len(wrong),
-                len(located),
-            )
-        answers = [answer for answer, _ in located]
-        windows = make_windows(
-            data.questions, self.tokenizer, self.options, self._passages, answers
-        )
-        if windows.cut:
-            _log.warning(
-                "%s: %d questions were cut to data.max_query=%d pieces.",
-                name,
-                windows.cut,
-                self.options.max_query,
-            )
-        return windows
-
     @staticmethod
     def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Answers {"question", "context"}, a JSON object a line, with text, score and place."""
+        """Answers {"question", "context"}, a JSON object a line, with text, score and place; or
+        all questions of a file in SQuAD's layout.
+        """
         tokenizer, objective = load_tokenizer(path), Objective(config)
         threshold = _threshold(path) if objective.version == 2 else None
         shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         params = load_params(path, with_shardings(shapes, device))
         logits_of = jax.jit(lambda params, batch: objective.logits(params, batch, None))
-        for number, line in enumerate(lines, 1):
-            question = _parse_line(line, number)
-            passages = Passages(tokenizer)
-            windows = make_windows([question], tokenizer, objective.options, passages)
-            batches = spans.evaluation_rows(windows, config.seq_len, 1)
-            found = [
-                np.asarray(logits_of(params, spans.fill(windows, rows, 1, config.seq_len)))
-                for rows in batches
-            ]
-            logits = spans.split_logits(windows, batches, found)
-            (prediction,) = decode([question], windows, passages, logits)
-            answer = prediction.answer(threshold)
-            odds = {} if threshold is None else {"null_odds": round(prediction.null_odds, 4)}
-            yield {
-                "id": question.id,
-                "text": answer.text,
-                "start": answer.start,
-                "end": answer.end,
-                "score": round(answer.score, 4),
-            } | odds
+        for data, rows in asked(lines):
+            reading = Reading("input", data, tokenizer, objective.options, rows)
+            logits = [np.asarray(logits_of(params, batch)) for batch in reading.arrays()]
+            for prediction in reading.predictions(logits):
+                answer = prediction.answer(threshold)
+                odds = {} if threshold is None else {"null_odds": round(prediction.null_odds, 4)}
+                yield {
+                    "id": prediction.question.id,
+                    "text": answer.text,
+                    "start": answer.start,
+                    "end": answer.end,
+                    "score": round(answer.score, 4),
+                } | odds
+
+    @staticmethod
+    def report(name: str, config: Config, directory: epath.Path) -> str:
+        return answer_report.render(name, directory, read_sets(config, "dev"))
 
 
 def _threshold(path: epath.Path) -> float:
@@ -276,46 +249,28 @@ def _find_tokenizer(config: Config) -> Tokenizer:
     return find_tokenizer(config.init)
 
 
-def _read(config: Config, name: str) -> Questions:
+def read_sets(config: Config, split: str) -> list[tuple[str, Questions]]:
+    """Name and questions of each data set of a split; several are for evaluation alone."""
     data = config.data
-    default = _FILES[int(data["version"])][name]
-    path = epath.Path(data["dir"]) / (data[name] or default)
-    if not data["dir"] and not data[name]:
+    if not data["dir"] and not data[split]:
         raise ValueError("data.dir is empty: name the directory that holds SQuAD's files.")
-    found = read_squad(path)
-    if found.version != data["version"]:
+    if data["dir"].startswith(TFDS):
+        found = read_tfds(data["dir"], data[split] or TFDS_SPLITS[split])
+        return [(split, _checked(config, data["dir"], found))]
+    path = epath.Path(data["dir"]) / (data[split] or FILES[data["version"]][split])
+    if "*" not in path.name:
+        return [(split, _checked(config, path, read_squad(path)))]
+    paths = sorted(path.parent.glob(path.name))
+    if split == "train" or not paths:
+        raise ValueError(f"data.{split}={path} names {len(paths)} files: name one.")
+    return [(path.stem, _checked(config, path, read_squad(path))) for path in paths]
+
+
+def _checked(config: Config, path: epath.PathLike, found: Questions) -> Questions:
+    if found.version != config.data["version"]:
         has = "has" if found.version == 2 else "has no"
         raise ValueError(
-            f"{path} {has} questions that cannot be answered and data.version={data['version']}: "
-            f"set version={found.version}."
+            f"{path} {has} questions that cannot be answered and "
+            f"data.version={config.data['version']}: set version={found.version}."
         )
     return found
-
-
-def _parse_line(line: str, number: int) -> Question:
-    try:
-        said = json.loads(line)
-        fields = [said["question"], said["context"]]
-        if not all(isinstance(field, str) for field in fields):
-            raise TypeError
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f'line {number} is not of the form {{"question": "...", "context": "..."}}: '
-            "write a JSON object a line."
-        ) from error
-    return Question(str(said.get("id", number)), *fields)
-
-
-def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list[dict[str, Any]]]:
-    return {
-        each.question.id: [
-            {
-                "text": candidate.text,
-                "probability": probability,
-                "start_logit": candidate.start_logit,
-                "end_logit": candidate.end_logit,
-            }
-            for candidate, probability in each.probabilities(with_null)
-        ]
-        for each in predictions
-    }

@@ -1,0 +1,170 @@
+"""Questions on passages, read and answered: from a data set to batches, from logits to scores."""
+
+import itertools
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.answers import Prediction, decode
+from bertjax.scoring.squad import score
+from bertjax.tasks import Evaluation
+from data_pipelines import InputError, spans
+from data_pipelines.squad import Question, Questions, check_passage, parse_squad
+from data_pipelines.tokenization import Tokenizer
+from data_pipelines.windows import Passages, WindowOptions, Windows, locate, make_windows
+
+_log = logging.getLogger("bertjax")
+
+_COUNTS = ("missing", "surplus")  # of predictions that are all ours: 0
+_SHOWN = 3  # of the answers that are not at their place, in full
+_ROWS = 16  # of a batch, where a file of questions is answered
+
+
+class Reading:
+    """A data set as windows, several to a row, and what becomes of their logits.
+
+    Args:
+      name: of the data set, for messages and files.
+      rows: of each batch.
+
+    Attributes:
+      batches: where the windows lie, for each batch.
+    """
+
+    def __init__(
+        self, name: str, data: Questions, tokenizer: Tokenizer, options: WindowOptions, rows: int
+    ) -> None:
+        self.name, self.data = name, data
+        self._passages, self._rows, self._seq_len = Passages(tokenizer), rows, options.seq_len
+        self._windows = windows_of(name, data, tokenizer, options, self._passages)
+        self.batches = spans.evaluation_rows(self._windows, options.seq_len, rows)
+
+    def arrays(self) -> Iterator[dict[str, np.ndarray]]:
+        """The batches."""
+        for placed in self.batches:
+            yield spans.fill(self._windows, placed, self._rows, self._seq_len)
+
+    def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
+        """What is answered to each question, from the span logits of each batch [R, T, 2]."""
+        split = spans.split_logits(self._windows, self.batches, logits)
+        return decode(self.data.questions, self._windows, self._passages, split)
+
+    def evaluation(self, logits: Sequence[np.ndarray]) -> Evaluation:
+        """Official scores, in percent; for version 2 at the threshold that is best for F1.
+
+        With version 2 comes `best_f1_thresh`, that threshold. The files are `predictions`,
+        `nbest_predictions` and, for version 2, `null_odds`.
+        """
+        found = list(self.predictions(logits))
+        with_null = self.data.version == 2
+        best = {each.question.id: each.answer(None).text for each in found}
+        files: dict[str, Any] = {"nbest_predictions": _nbest(found, with_null)}
+        scores = {}
+        if with_null:
+            odds = {each.question.id: each.null_odds for each in found}
+            swept = score(self.data, best, odds)
+            scores = {name: value for name, value in swept.items() if name.startswith("best")}
+            threshold = swept["best_f1_thresh"]
+            best = {name: "" if odds[name] > threshold else text for name, text in best.items()}
+            files["null_odds"] = odds
+        scores |= score(self.data, best)
+        kept = {name: value for name, value in scores.items() if name not in _COUNTS}
+        return Evaluation(kept, {"predictions": best} | files)
+
+
+def windows_of(
+    name: str, data: Questions, tokenizer: Tokenizer, options: WindowOptions, passages: Passages
+) -> Windows:
+    """The windows of a data set; says what is wrong with its answers and questions."""
+    located = [locate(question) for question in data.questions]
+    wrong = {
+        question.id: phrase
+        for question, (_, phrase) in zip(data.questions, located, strict=True)
+        if phrase
+    }
+    for phrase in list(wrong.values())[:_SHOWN]:
+        _log.warning("%s: %s.", name, phrase)
+    if wrong:
+        _log.warning(
+            "%s: %d of %d answers are not at their place; those found elsewhere in the passage "
+            "are taken there, the others count as no answer. They are of questions %s.",
+            name,
+            len(wrong),
+            len(located),
+            ", ".join(wrong),
+        )
+    windows = make_windows(
+        data.questions, tokenizer, options, passages, [answer for answer, _ in located]
+    )
+    if windows.cut:
+        _log.warning(
+            "%s: %d questions were cut to data.max_query=%d pieces.",
+            name,
+            windows.cut,
+            options.max_query,
+        )
+    return windows
+
+
+def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list[dict[str, Any]]]:
+    return {
+        each.question.id: [
+            {
+                "text": candidate.text,
+                "start": candidate.start,
+                "end": candidate.end,
+                "probability": probability,
+                "start_logit": candidate.start_logit,
+                "end_logit": candidate.end_logit,
+            }
+            for candidate, probability in each.probabilities(with_null)
+        ]
+        for each in predictions
+    }
+
+
+def asked(lines: Iterable[str]) -> Iterator[tuple[Questions, int]]:
+    """Questions to be answered at once, and how many rows of a batch are for them.
+
+    Args:
+      lines: of JSON, each with "question" and "context", answered one by one as they come; or a
+        whole file in SQuAD's layout.
+    Raises:
+      ValueError: a line is neither; it is named by its number.
+    """
+    lines = iter(lines)
+    first = next(lines, None)
+    if first is None:
+        return
+    if not first.lstrip().startswith("{") or "question" in _parse(first):
+        for number, line in enumerate(itertools.chain([first], lines), 1):
+            yield Questions([_question(line, number)], 1), 1
+    else:
+        yield parse_squad("the input", first + "".join(lines)), _ROWS
+
+
+def _parse(line: str) -> dict[str, Any]:
+    """The object that a line is; empty where it is none."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _question(line: str, number: int) -> Question:
+    said = _parse(line)
+    text, passage = said.get("question"), said.get("context")
+    if not isinstance(text, str) or not isinstance(passage, str):
+        raise ValueError(
+            f'line {number} is not of the form {{"question": "...", "context": "..."}}: '
+            "write a JSON object a line."
+        )
+    try:
+        check_passage(f"line {number}", passage)
+    except InputError as error:
+        raise ValueError(f"{error}.") from error
+    return Question(str(said.get("id", number)), text, passage)

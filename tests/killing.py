@@ -1,0 +1,54 @@
+"""Runs that are killed, and what is left of them."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import process_environment
+
+from bertjax import tasks
+from bertjax.checkpoint import find_checkpoint, load_params
+from bertjax.config import read_config
+from bertjax.sharding import make_mesh, sharded_shapes
+
+TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    line = [sys.executable, "-m", "bertjax", *map(str, arguments)]
+    return subprocess.Popen(
+        line,
+        env=process_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def metrics(workdir: pathlib.Path) -> list[dict]:
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries]
+
+
+def params_of(workdir: pathlib.Path) -> list[bytes]:
+    config = read_config(find_checkpoint(workdir) / "config.json", tasks.data_fields())
+    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
+    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
+    params = load_params(find_checkpoint(workdir), target)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+
+
+def wait_for_step(process: subprocess.Popen, step: int) -> None:
+    """Returns once this very process has logged a step; a process before it is not believed."""
+    for line in process.stderr:
+        logged = re.match(r"step ([\d,]+)/", line)
+        if logged and int(logged[1].replace(",", "")) >= step:
+            return
+    pytest.fail(f"the run ended before step {step}")

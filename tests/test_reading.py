@@ -1,0 +1,96 @@
+"""Questions come as lines or as a file, and what is wrong with them is said."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertjax.reading import Reading, asked
+from data_pipelines.squad import Answer, Question, Questions
+from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer
+from data_pipelines.windows import WindowOptions
+
+TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefgh?"], cased=False)
+OPTIONS = WindowOptions(seq_len=16, stride=4, max_query=4)
+FILE = {"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "7", "question": "c?"}]}]}]}
+
+
+def line(**fields: object) -> str:
+    return json.dumps({"question": "c?", "context": "a b"} | fields) + "\n"
+
+
+def test_lines_are_questions_one_by_one_as_they_come() -> None:
+    taken = []
+
+    def lines():
+        for number in range(3):
+            taken.append(number)
+            yield line(id=f"q{number}") if number else line()
+
+    for number, (data, rows) in enumerate(asked(lines())):
+        assert len(taken) == number + 1 and rows == 1
+        assert data.questions == [Question(f"q{number}" if number else "1", "c?", "a b")]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_is_answered_as_a_whole(indent: int | None) -> None:
+    text = json.dumps(FILE, indent=indent)
+    ((data, rows),) = asked(text.splitlines(keepends=True))
+    assert data.questions == [Question("7", "c?", "a b")] and rows > 1
+
+
+def test_nothing_is_no_question() -> None:
+    assert list(asked([])) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ("?", "line 2 is not of the form"),
+        (line(context=None), "line 2 is not of the form"),
+        ("[1]", "line 2 is not of the form"),
+        (line(context=" "), "the passage of line 2 is empty"),
+        (line(context="a" * 200_001), "line 2 has 200,001 characters and may have 200,000"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_a_line_that_is_no_question_is_refused(said: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        list(asked([line(), said]))
+
+
+def test_a_file_of_another_layout_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the input is not in .*: data\[0\] has no 'paragraphs'"):
+        list(asked(['{"data": [{}]}']))
+
+
+def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) -> None:
+    questions = [
+        Question("here", "a?", "a b", (Answer("b", 2),)),
+        Question("there", "a?", "a b", (Answer("b", 1),)),
+        Question("nowhere", "a b c d e?", "a b", (Answer("h", 0),)),
+    ]
+    Reading("dev", Questions(questions, 1), TOKENIZER, OPTIONS, rows=2)
+    text = caplog.text
+    assert "dev: 2 of 3 answers are not at their place" in text
+    assert "They are of questions there, nowhere." in text
+    assert "of question 'there' is not at character 1 of its passage, but at 2" in text
+    assert "1 questions were cut to data.max_query=4 pieces" in text
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_even_without_any_span_there_are_scores_and_files(version: int) -> None:
+    """Logits that put all but [CLS] out of the question; a question of nothing."""
+    questions = [Question("1", "", "a b", (Answer("b", 2),)), Question("2", "c", "b")]
+    if version == 1:
+        questions.pop()
+    reading = Reading("dev", Questions(questions, version), TOKENIZER, OPTIONS, rows=2)
+    logits = []
+    for batch in reading.arrays():
+        values = np.where(batch["positions"] == 0, 9.0, -9.0)
+        logits.append(np.stack([values, values], -1).astype(np.float32))
+    found = reading.evaluation(logits)
+    assert found.scores["total"] == len(questions)
+    if version == 2:
+        assert found.scores["NoAns_exact"] == 100
+        assert min(found.files["null_odds"].values()) == pytest.approx(36)
