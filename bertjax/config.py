@@ -127,6 +127,13 @@ class Config:
             raise ValueError(f"profile={self.profile!r} must read START:STOP, such as 100:105.")
         return range(int(match[1]), int(match[2]))
 
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether a duration can only be resolved with data."""
+        durations = [self.steps, self.log_every, self.checkpoint_every, self.eval_every]
+        durations += [self.keep_every, self.optimizer.warmup, self.optimizer.decay_steps]
+        return any(isinstance(value, str) and "epoch" in value for value in durations)
+
     def resolve(self, rows_per_epoch: int | None = None) -> "Config":
         """The same configuration with every duration as a number of steps.
 

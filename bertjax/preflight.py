@@ -86,11 +86,16 @@ class Verdict:
 def preflight(config: Config, topology: Topology) -> Verdict:
     """Compiles the train step of a configuration for a topology.
 
+    It needs no data, but where durations count epochs.
+
     Raises:
       ValueError: the configuration does not fit the mesh.
       NoCompiler: see `Topology.devices`.
     """
-    config, devices = config.resolve(), topology.devices()
+    devices = topology.devices()
+    with_data = config.counts_epochs and config.data["dir"]
+    rows_per_epoch = tasks.find(config.task)(config).rows_per_epoch if with_data else None
+    config = config.resolve(rows_per_epoch)
     objective = tasks.objective(config)
     program = Program(config, objective, devices)
     rows = config.batch_size // row_parts(program.mesh)

@@ -10,11 +10,18 @@ from conftest import bertjax
 from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
 
+from bertjax import tasks
 from bertjax.checkpoint import Checkpoints
+from bertjax.config import load_config
 from bertjax.formats import huggingface
 from bertjax.model import BertConfig
+from bertjax.preflight import preflight
 from bertjax.report import write_report
 from bertjax.scoring.squad import score_files
+from bertjax.sharding import AXES
+from bertjax.start import find_model
+from bertjax.topology import Topology
+from bertjax.train import Run
 from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer
 
 SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
@@ -197,6 +204,28 @@ def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
     done = bertjax("evaluate", *given, *arguments(folder, 1, data__vocab=tmp_path / "vocab.txt"))
     assert done.returncode == 2 and "trained with another vocabulary" in done.stderr
     assert not (tmp_path / "scores").exists()
+
+
+def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
+    spec, *overrides = arguments(folder, 1, steps="3 epochs", batch_size=16)[1:]
+    fields = dict(each.removeprefix("--config.").split("=", 1) for each in overrides)
+    config = load_config(spec, fields, tasks.data_fields(), find_model)
+    verdict = preflight(config, Topology("cpu:8"))
+    assert verdict.steps == 3 * 64 // 16 and verdict.rows_per_device == 2
+
+
+@pytest.mark.slow
+def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
+    spec, *overrides = arguments(folder, 2, steps=4, log_every=1, eval_every=4)[1:]
+    fields = dict(each.removeprefix("--config.").split("=", 1) for each in overrides)
+    losses = []
+    for shape in ((8, 1, 1), (2, 2, 2)):
+        mesh = {f"mesh.{axis}": str(n) for axis, n in zip(AXES, shape, strict=True)}
+        config = load_config(spec, fields | mesh, tasks.data_fields(), find_model)
+        workdir = tmp_path / "x".join(map(str, shape))
+        Run(config, workdir).train()
+        losses.append([line["loss"] for line in metrics(workdir)])
+    assert len(losses[0]) == 5 and losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 @pytest.mark.slow
