@@ -12,7 +12,10 @@ from models import draw_model
 
 from bertjax import tasks
 from bertjax.checkpoint import Checkpoints
-from bertjax.config import load_config
+from bertjax.cli import main, parse_overrides
+from bertjax.config import Config, load_config
+from bertjax.convert import convert
+from bertjax.evaluate import evaluate
 from bertjax.formats import huggingface
 from bertjax.model import BertConfig
 from bertjax.preflight import preflight
@@ -76,6 +79,11 @@ def arguments(folder: pathlib.Path, version: int, **overrides: object) -> list[s
     return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
 
 
+def configuration(folder: pathlib.Path, version: int, **overrides: object) -> Config:
+    _, spec, *flags = arguments(folder, version, **overrides)
+    return load_config(spec, parse_overrides(flags), tasks.data_fields(), find_model)
+
+
 @pytest.fixture(scope="module", params=[1, 2])
 def trained(request, folder, tmp_path_factory) -> tuple[int, pathlib.Path]:
     """The version, and a run that has learnt who lives where."""
@@ -130,19 +138,18 @@ def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
 def test_several_checkpoints_are_an_ensemble(folder, tmp_path) -> None:
     workdirs = [tmp_path / name for name in "ab"]
     for seed, workdir in enumerate(workdirs):
-        trained = arguments(folder, 1, steps=40, eval_every=40, checkpoint_every=40, seed=seed)
-        assert bertjax("train", "--workdir", workdir, *trained).returncode == 0
-    scores = {}
-    for name, members in {"a": ["a"], "b": ["b"], "both": ["a", "b"]}.items():
-        given = ["--checkpoint", *(tmp_path / member for member in members)]
-        done = bertjax("evaluate", *given, "--output", tmp_path / name, *arguments(folder, 1))
-        assert done.returncode == 0, done.stderr
-        scores[name] = json.loads(done.stdout)
-    assert scores["both"]["loss"] == pytest.approx((scores["a"]["loss"] + scores["b"]["loss"]) / 2)
-    one, other, both = (
-        json.loads((tmp_path / name / "nbest_predictions.json").read_text())
-        for name in ("a", "b", "both")
-    )
+        Run(configuration(folder, 1, seed=seed, steps=40, eval_every=40), workdir).train()
+    alone = [evaluate(configuration(folder, 1), workdir) for workdir in workdirs]
+    given = ["--checkpoint", *workdirs, "--output", tmp_path / "both", *arguments(folder, 1)]
+    done = bertjax("evaluate", *given)
+    assert done.returncode == 0, done.stderr
+    losses = [each.scores["loss"] for each in alone]
+    assert losses[0] != losses[1]
+    assert json.loads(done.stdout)["loss"] == pytest.approx(sum(losses) / 2, abs=1e-5)
+
+    shared = 0
+    both = json.loads((tmp_path / "both" / "nbest_predictions.json").read_text())
+    one, other = (each.files["nbest_predictions"] for each in alone)
     for name, candidates in both.items():
         for best in candidates:
             logits = [
@@ -150,7 +157,9 @@ def test_several_checkpoints_are_an_ensemble(folder, tmp_path) -> None:
                 for each in (one, other)
             ]
             if None not in logits:
-                assert best["start_logit"] == pytest.approx(sum(logits) / 2, abs=1e-5)
+                assert best["start_logit"] == pytest.approx(sum(logits) / 2, abs=1e-4)
+                shared += 1
+    assert shared > 24
 
 
 @pytest.mark.slow
@@ -169,68 +178,56 @@ def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_questions_are_answered_with_the_place(trained, folder, tmp_path) -> None:
+def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
     version, workdir = trained
     context = "Anna lives in Oslo. Bob lives in Rome."
-    asked = ["predict", "--checkpoint", workdir]
-    done = bertjax(*asked, "--question", "Where lives bob?", "--context", context)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    asked = ["predict", "--checkpoint", str(workdir)]
+    assert main([*asked, "--question", "Where lives bob?", "--context", context]) == 0
+    answer = json.loads(capsys.readouterr().out)
     assert answer["text"] == context[answer["start"] : answer["end"]]
     assert ("null_odds" in answer) == (version == 2)
+    assert main([*asked, "--question", "Where lives bob?"]) == 2
+    assert "--question and --context go together" in capsys.readouterr().err
 
     line = json.dumps({"question": "Where lives bob?", "context": context})
-    done = bertjax(*asked, "--input", "-", "--output", "-", input=f"{line}\n{line}\n")
-    first, second = map(json.loads, done.stdout.splitlines())
-    assert first | {"id": "2"} == second and first == answer
-
-    data = folder / f"dev-v{version}.{2 - version}.json"
-    done = bertjax(*asked, "--input", data)
-    answers = {each["id"]: each for each in map(json.loads, done.stdout.splitlines())}
+    first, second = tasks.predict(workdir, [line, line])
+    assert first == answer and second == answer | {"id": "2"}
+    with (folder / f"dev-v{version}.{2 - version}.json").open() as file:
+        answers = {each["id"]: each for each in tasks.predict(workdir, file)}
     assert answers.keys() == {str(number) for number in range(24)}
-
-    done = bertjax(*asked, "--question", "x")
-    assert done.returncode == 2 and "--question and --context go together" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
-    done = bertjax("convert", "--to", "bertjax", folder / "model", tmp_path / "encoder")
-    assert done.returncode == 0, done.stderr
-    given = ["--checkpoint", tmp_path / "encoder", "--output", tmp_path / "scores"]
-    done = bertjax("evaluate", *given, *arguments(folder, 1))
-    assert done.returncode == 2 and "span" in done.stderr and "Traceback" not in done.stderr
+    convert(folder / "model", tmp_path / "encoder", "hf", "bertjax")
+    with pytest.raises(ValueError, match="span"):
+        evaluate(configuration(folder, 1), tmp_path / "encoder")
     (tmp_path / "vocab.txt").write_text("\n".join([*TOKENIZER.pieces[:-1], "other"]))
-    done = bertjax("evaluate", *given, *arguments(folder, 1, data__vocab=tmp_path / "vocab.txt"))
-    assert done.returncode == 2 and "trained with another vocabulary" in done.stderr
-    assert not (tmp_path / "scores").exists()
+    other = configuration(folder, 1, data__vocab=tmp_path / "vocab.txt")
+    with pytest.raises(ValueError, match="trained with another vocabulary"):
+        evaluate(other, tmp_path / "encoder")
 
 
 def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
-    spec, *overrides = arguments(folder, 1, steps="3 epochs", batch_size=16)[1:]
-    fields = dict(each.removeprefix("--config.").split("=", 1) for each in overrides)
-    config = load_config(spec, fields, tasks.data_fields(), find_model)
+    config = configuration(folder, 1, steps="3 epochs", batch_size=16)
     verdict = preflight(config, Topology("cpu:8"))
     assert verdict.steps == 3 * 64 // 16 and verdict.rows_per_device == 2
 
 
 @pytest.mark.slow
 def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
-    spec, *overrides = arguments(folder, 2, steps=4, log_every=1, eval_every=4)[1:]
-    fields = dict(each.removeprefix("--config.").split("=", 1) for each in overrides)
     losses = []
     for shape in ((8, 1, 1), (2, 2, 2)):
-        mesh = {f"mesh.{axis}": str(n) for axis, n in zip(AXES, shape, strict=True)}
-        config = load_config(spec, fields | mesh, tasks.data_fields(), find_model)
+        mesh = {f"mesh.{axis}": size for axis, size in zip(AXES, shape, strict=True)}
         workdir = tmp_path / "x".join(map(str, shape))
-        Run(config, workdir).train()
+        Run(configuration(folder, 2, steps=4, log_every=1, eval_every=4, **mesh), workdir).train()
         losses.append([line["loss"] for line in metrics(workdir)])
     assert len(losses[0]) == 5 and losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 @pytest.mark.slow
 def test_ten_kills_change_nothing(folder, tmp_path) -> None:
-    given = arguments(folder, 2, steps=400, checkpoint_every=10, eval_every=100, log_every=5)
+    given = arguments(folder, 2, steps=300, checkpoint_every=10, eval_every=100, log_every=5)
     given += ["--config.model.hidden_dropout=0.1"]
     assert bertjax("train", "--workdir", tmp_path / "whole", *given).returncode == 0
     draw = random.Random(3)
@@ -241,7 +238,7 @@ def test_ten_kills_change_nothing(folder, tmp_path) -> None:
             time.sleep(draw.uniform(0.5, 3))
         else:
             saved = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps(), default=0)
-            wait_for_step(process, saved + draw.randrange(5, 40))
+            wait_for_step(process, saved + draw.randrange(5, 30))
             time.sleep(draw.uniform(0, 0.1))
         assert process.poll() is None
         process.kill()

@@ -159,7 +159,7 @@ def compare(
         ]
         for name in names
     }
-    found = list(take_turns(commands, rounds, 1, warm_up=title == "evaluation"))
+    found = list(take_turns(commands, rounds, 1, warm_up=int(title == "evaluation")))
     print(f"\n{title:20}{'questions/s':>12}{'processor s':>13}{'bertjax is faster by':>24}")
     for name in names:
         wall, processor = (statistics.median(costs[name][i] for costs in found) for i in (0, 1))
