@@ -128,8 +128,9 @@ class Run:
                 if not (evaluates or saves):
                     continue
                 log_pending()
+                # Waits for the steps that the devices are still at, whose time counts.
+                self._check_finite(step, means(jax.device_get(window)))
                 with meter.pause():
-                    self._check_finite(step, means(jax.device_get(window)))
                     if evaluates and (found := evaluate([state.params])):
                         writers.write(step, "heldout", found.scores)
                     if saves:

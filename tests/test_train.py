@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 import signal
+import time
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from bertjax.config import Config, load_config
 from bertjax.evaluate import evaluate
 from bertjax.feed import to_global
 from bertjax.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
-from bertjax.step import sums_and_gradient
+from bertjax.step import means, sums_and_gradient
 from bertjax.train import Diverged, Run, Stopped
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -78,6 +79,20 @@ def test_metrics_have_their_promised_fields(whole) -> None:
     heldout = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
     for entry in metrics(whole):
         assert set(entry) == (train if entry["split"] == "train" else heldout)
+
+
+def test_what_the_devices_still_do_when_it_saves_counts_as_work(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    def slow(window):
+        time.sleep(0.1)  # as long as the devices need for the step
+        return means(window)
+
+    monkeypatch.setattr(train_module, "means", slow)
+    config = configure(corpus, checkpoint_every=1, log_every=12, eval_every=12)
+    Run(config, tmp_path).train()
+    rate = metrics(tmp_path)[0]["sequences_per_second"]
+    assert 12 * config.batch_size / rate > 12 * 0.1
 
 
 def stop_at(step: int, monkeypatch) -> None:
