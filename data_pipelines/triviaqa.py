@@ -32,6 +32,8 @@ def squad_layout(content: dict[str, Any], directory: epath.Path) -> dict[str, An
     Raises:
       InputError: a field or a document is missing; which one, without a full stop.
     """
+    if not isinstance(content["Data"], list):
+        raise InputError("'Data' of TriviaQA is no list")
     paragraphs, total = [], 0
     for number, question in enumerate(content["Data"]):
         where = f"Data[{number}]"

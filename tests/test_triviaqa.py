@@ -82,3 +82,10 @@ def test_documents_with_an_answer_at_their_beginning_become_passages(folder) -> 
 def test_what_is_missing_is_named(fields: dict, complaint: str, folder) -> None:
     with pytest.raises(InputError, match=complaint):
         read_squad(write(folder, question(**fields)))
+
+
+def test_questions_that_are_no_list_are_refused(folder) -> None:
+    path = folder / "qa" / "train.json"
+    path.write_text('{"Data": 5}')
+    with pytest.raises(InputError, match="'Data' of TriviaQA is no list"):
+        read_squad(path)

@@ -16,14 +16,14 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import resource
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from experiments.bench.turns import Cost, cost_of
 
 GROUP = 4  # windows that the peer has at once: as fast as 8, twice as fast as 16 on two cores
 
@@ -115,26 +115,10 @@ def peer(directory: pathlib.Path, init: str, threads: int) -> None:
     np.savez(directory / "logits.npz", logits=logits)
 
 
-class Cost(NamedTuple):
-    """Of a process that ran to its end, in seconds."""
-
-    wall: float
-    processor: float
-
-
-def run(command: Sequence[str]) -> Cost:
-    """Runs a process, its output shown."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True)
-    after, ended = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(ended - started, processor)
-
-
 def train_ours(spec: str, rest: Sequence[str], workdir: pathlib.Path) -> tuple[dict, Cost]:
     """The scores of `bertjax train` on its held-out data, at the end."""
     command = [sys.executable, "-m", "bertjax", "train", "--config", spec]
-    cost = run([*command, "--workdir", str(workdir), *rest])
+    cost = cost_of([*command, "--workdir", str(workdir), *rest])
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["split"] == "heldout"][-1], cost
 
@@ -165,7 +149,7 @@ def train_theirs(
     arrays: dict[str, Any] = {name: np.stack([b[name] for b in batches]) for name in batches[0]}
     np.savez(directory / "eval.npz", allow_pickle=False, **arrays)
     command = [python, __file__, "--work", str(directory), "--config", config.init]
-    cost = run([*command, "--cores", str(threads)])
+    cost = cost_of([*command, "--cores", str(threads)])
     logits = np.load(directory / "logits.npz")["logits"]
     return task.evaluation({}, [{"span_logits": values} for values in logits]).scores, cost
 

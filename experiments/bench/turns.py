@@ -1,10 +1,12 @@
-"""Contestants in processes of their own that take turns, so that what else the machine does falls
-on all of them alike.
+"""Contestants in processes of their own, and what they cost.
+
+Those that take turns share alike in what else the machine does.
 """
 
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import time
@@ -17,6 +19,20 @@ class Cost(NamedTuple):
 
     wall: float
     processor: float
+
+
+def environment() -> dict[str, str]:
+    """In which a contestant finds this project."""
+    return os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+
+
+def cost_of(command: Sequence[str]) -> Cost:
+    """Of a process that runs to its end, its output shown."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, env=environment())
+    after, ended = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(ended - started, processor)
 
 
 def serve(make: Callable[[], Callable[[], object]]) -> None:
@@ -45,14 +61,13 @@ def take_turns(
       commands: name -> the command line of a process that serves.
       times, warm_up: how often each works in a round, and before the first one.
     """
-    root = str(pathlib.Path(__file__).parents[2])
     workers = {
         name: subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": root},
+            env=environment(),
         )
         for name, command in commands.items()
     }
