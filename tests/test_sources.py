@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import zstandard
+from catalogue import tiny_builder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -261,35 +262,17 @@ def test_a_line_without_its_text_is_named(
 @pytest.fixture(scope="module")
 def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two small data sets, registered by the names of their classes."""
-    import tensorflow_datasets as tfds
+    from tensorflow_datasets.public_api import features as kinds
 
-    directory = tmp_path_factory.mktemp("tfds")
+    tiny = tiny_builder(tmp_path_factory.mktemp("tfds"))
+    texts = [{"text": "\n\n".join(lines), "number": i} for i, lines in enumerate(DOCUMENTS)]
 
-    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-        VERSION = tfds.core.Version("1.0.0")
-        split = "train"
+    class TinyText(tiny):  # type: ignore[misc, valid-type]
+        features = {"text": kinds.Text(), "number": np.int64}  # noqa: RUF012
+        records = {"train": texts}  # noqa: RUF012
 
-        def __init__(self, **options):  # type: ignore[no-untyped-def]
-            super().__init__(**{**options, "data_dir": directory})
-
-        def _info(self):  # type: ignore[no-untyped-def]
-            features = {"text": tfds.features.Text(), "number": np.int64}
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features)
-            )
-
-        def _split_generators(self, _):  # type: ignore[no-untyped-def]
-            return {self.split: self._generate_examples()}
-
-        def _generate_examples(self):  # type: ignore[no-untyped-def]
-            for i, document in enumerate(DOCUMENTS):
-                yield i, {"text": "\n\n".join(document), "number": i}
-
-    class TinyText(Tiny):
-        pass
-
-    class TinyTest(Tiny):
-        split = "test"
+    class TinyTest(TinyText):
+        records = {"test": texts}  # noqa: RUF012
 
     assert TinyText.name == "tiny_text"
     assert TinyTest.name == "tiny_test"
