@@ -279,9 +279,17 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _score(args: argparse.Namespace) -> None:
-    from bertjax.scoring import squad
+    if args.benchmark == "squad":
+        from bertjax.scoring import squad
 
-    print(json.dumps(squad.score_files(args.data, args.predictions, args.null_odds), indent=1))
+        scores = squad.score_files(args.data, args.predictions, args.null_odds)
+    elif args.null_odds:
+        raise ValueError("every question of CMRC has an answer: leave --null-odds out.")
+    else:
+        from bertjax.scoring import cmrc
+
+        scores = cmrc.score_files(args.data, args.predictions)
+    print(json.dumps(scores, indent=1))
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -463,7 +471,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = verb(_score, "score anybody's predictions as a benchmark's own script does")
-    command.add_argument("benchmark", choices=["squad"])
+    command.add_argument("benchmark", choices=["squad", "cmrc"])
     command.add_argument("--data", required=True, metavar="FILE", help="with the gold answers")
     command.add_argument("--predictions", required=True, metavar="FILE", help="JSON, id to text")
     command.add_argument(

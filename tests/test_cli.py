@@ -178,6 +178,10 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
     [
         (["trian"], "did you mean train"),
         (["report", "nowhere"], "nowhere"),
+        (
+            ["score", "cmrc", "--data", "d", "--predictions", "p", "--null-odds", "o"],
+            "leave --null-odds out",
+        ),
         (["predict", "--checkpoint", "nowhere", "--input", "-", "--output", "-"], "nowhere"),
         (["train", "--workdir", "x"], "--config"),
         (["report", "x", "--config.seed=1"], "--config.seed=1 is no argument"),

@@ -61,7 +61,17 @@ def score_files(
     if questions.version == 1 and null_odds is not None:
         raise InputError(f"no question of {data} says is_impossible: leave null odds out.")
     odds = None if null_odds is None else _read_object(null_odds, (int, float), "a number")
-    return score(questions, _read_object(predictions, (str,), "text"), odds)
+    return score(questions, read_predictions(predictions), odds)
+
+
+def read_predictions(path: epath.PathLike) -> dict[str, str]:
+    """A JSON object, question id to text.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      InputError: it holds something else.
+    """
+    return _read_object(path, (str,), "text")
 
 
 def _read_object(path: epath.PathLike, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
