@@ -115,13 +115,14 @@ class Program:
                 process.kill()
 
     def wait_for_step(self, step: int) -> None:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 200
         while time.monotonic() < end:
             logged = re.findall(r"^step ([\d,]+)/", self.errors[0].read_text(), re.MULTILINE)
             if logged and int(logged[-1]) >= step:
                 return
             time.sleep(0.05)
-        self.wait(0.1)
+        for process in self.processes:
+            process.kill()
         pytest.fail(f"no step {step}: {self.errors[0].read_text()[-2000:]}")
 
     def sentence(self, host: int) -> str:
