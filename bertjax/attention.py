@@ -1,10 +1,12 @@
 """Scaled dot-product attention inside packed rows."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax import fused_attention
+from bertjax import cpu_attention, fused_attention
 from bertjax.dropout import dropout
 
 
@@ -37,20 +39,37 @@ def attention(
     result is [B, T, N, D] in the dtype of `value`. The softmax is taken in float32 whatever the
     inputs, and dropout falls on the probabilities.
 
-    On the TPUs of the mesh in whose context it is traced (`jax.set_mesh`), one kernel does it all.
+    On the TPUs of the mesh in whose context it is traced (`jax.set_mesh`), one kernel does it all;
+    CPUs take a row at a time.
     """
+    attend: Callable[..., Array] = plain
     if fused_attention.serves(query):
-        return fused_attention.attention(
-            query,
-            key,
-            value,
-            pack_ids,
-            causal=causal,
-            dropout_rate=dropout_rate,
-            dropout_key=dropout_key,
-        )
-    # Heads before pieces, in the open: a CPU multiplies matrices a quarter faster so. Keys before
-    # queries, as the kernel has them, so that dropout falls on the same places.
+        attend = fused_attention.attention
+    elif cpu_attention.serves(query):
+        attend = cpu_attention.attention
+    return attend(
+        query,
+        key,
+        value,
+        pack_ids,
+        causal=causal,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+    )
+
+
+def plain(
+    query: Array,
+    key: Array,
+    value: Array,
+    pack_ids: Array,
+    *,
+    causal: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+) -> Array:
+    """`attention` of the whole batch at once, for any device and shape."""
+    # Keys before queries, as the kernel has them, so that dropout falls on the same places.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     scores = jnp.einsum("bnkd,bnqd->bnkq", key, query * query.shape[-1] ** -0.5)
     seen = visible(pack_ids, causal).swapaxes(2, 3)

@@ -30,22 +30,37 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     limit = threshold(rate)
     if key is None or limit == 0:
         return x
+    keep = survivors(jax.random.key_data(key), limit, x.shape)
+    return jnp.where(keep, x * scale(limit), jnp.zeros_like(x))
+
+
+def survivors(
+    seeds: Array, limit: int, shape: tuple[int, ...], start: tuple[Array, ...] = ()
+) -> Array:
+    """Which elements are kept, bool `shape` [B, ..., N, D].
+
+    Args:
+      seeds: uint32 [2].
+      start: on each of the first axes the number of the first element, 0 where nothing is said.
+    """
     # Two words of 32 bits serve four elements, a quarter of the last axis but one apart: the last
     # one fills a TPU's lanes, the first may be split over devices.
-    axis = x.ndim - 2
-    quarter = (*x.shape[:axis], -(-x.shape[axis] // 4), x.shape[-1])
-    row, *rest = (jax.lax.broadcasted_iota(jnp.uint32, quarter, i) for i in range(x.ndim))
+    axis = len(shape) - 2
+    quarter = (*shape[:axis], -(-shape[axis] // 4), shape[-1])
+    numbers = [jax.lax.broadcasted_iota(jnp.uint32, quarter, i) for i in range(len(shape))]
+    for i, first in enumerate(start):
+        numbers[i] += first.astype(jnp.uint32)
+    row, *rest = numbers
     place = functools.reduce(
         lambda place, axis: place * quarter[axis[0]] + axis[1], enumerate(rest, 1), jnp.uint32(0)
     )
-    words = random_words(jax.random.key_data(key), row, place)
-    first, second = (jnp.expand_dims(each, axis) for each in words)
+    words = random_words(seeds, row, place)
+    low, high = (jnp.expand_dims(each, axis) for each in words)
     # A broadcast, which fuses with its use where a concatenation would not.
     part = jnp.arange(4, dtype=jnp.uint32)[:, None, None]
-    bits = jnp.where(part < 2, first, second) >> 16 * (part % 2) & 0xFFFF
-    bits = bits.reshape(*x.shape[:axis], -1, x.shape[-1])
-    keep = jax.lax.slice_in_dim(bits, 0, x.shape[axis], axis=axis) >= limit
-    return jnp.where(keep, x * scale(limit), jnp.zeros_like(x))
+    bits = jnp.where(part < 2, low, high) >> 16 * (part % 2) & 0xFFFF
+    bits = bits.reshape(*shape[:axis], -1, shape[-1])
+    return jax.lax.slice_in_dim(bits, 0, shape[axis], axis=axis) >= limit
 
 
 def random_words(seeds: Array, row: Array, place: Array) -> tuple[Array, Array]:

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import PartitionSpec
 
 from bertjax.dropout import random_words, scale, threshold
-from bertjax.sharding import AXES, ROWS, row_parts, tpu_kind
+from bertjax.sharding import over_rows_and_heads, splits_heads, tpu_kind
 
 _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
@@ -57,16 +56,14 @@ def serves(query: Array) -> bool:
     rows and the heads; lengths are multiples of 128 up to 512, and heads multiples of 64.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if tpu_kind() not in _CORES or mesh.axis_names != AXES or mesh.manual_axes:
-        return False
     rows, length, heads, size = query.shape
+    if tpu_kind() not in _CORES or not splits_heads(rows, heads):
+        return False
     width = heads * size // mesh.shape["model"]
     return (
         length % _LANES == 0
         and length <= _LONGEST
         and size % 64 == 0
-        and rows % row_parts(mesh) == 0
-        and heads % mesh.shape["model"] == 0
         and _heads_at_once(length, width, size, query.dtype.itemsize) > 0
     )
 
@@ -95,23 +92,11 @@ def attention(
 
     `interpret` runs the kernel on any device, slowly, and without a mesh too.
     """
-    rows, length, heads, size = query.shape
     limit, seeds = 0, jnp.zeros(2, jnp.uint32)
     if dropout_key is not None:
         limit, seeds = threshold(dropout_rate), jax.random.key_data(dropout_key)
-    kernel = functools.partial(_attention, _Kernel(size, limit, causal, interpret))
-    if not jax.sharding.get_abstract_mesh().empty:
-        wide, heads_axis = PartitionSpec(ROWS[0], None, "model"), PartitionSpec("model")
-        kernel = jax.shard_map(
-            kernel,
-            in_specs=((PartitionSpec(), ROWS, heads_axis, ROWS), wide, wide, wide),
-            out_specs=wide,
-            check_vma=False,
-        )
-    # What is dropped follows from the numbers of row and head in the whole batch and model.
-    shared = (seeds, jnp.arange(rows), jnp.arange(heads), pack_ids)
-    flat = (x.reshape(rows, length, heads * size) for x in (query, key, value))
-    return kernel(shared, *flat).reshape(query.shape)
+    kernel = functools.partial(_attention, _Kernel(query.shape[-1], limit, causal, interpret))
+    return over_rows_and_heads(kernel, seeds, pack_ids, (query, key, value))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -10,10 +10,11 @@ gathered once, and gradients are summed into the pieces that a device keeps (Raj
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -72,6 +73,44 @@ def tpu_kind() -> str:
     """The kind of the TPUs that what is being traced is for, by the context's mesh; "" for none."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.device_kind if device is not None and device.platform == "tpu" else ""
+
+
+def for_cpu() -> bool:
+    """Whether what is being traced is for CPUs: those of the context's mesh, or by default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return (jax.default_backend() if device is None else device.platform) == "cpu"
+
+
+def splits_heads(rows: int, heads: int) -> bool:
+    """Whether the context's mesh has the axes named here, and they divide the rows and heads."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return (
+        mesh.axis_names == AXES
+        and not mesh.manual_axes
+        and rows % row_parts(mesh) == 0
+        and heads % mesh.shape["model"] == 0
+    )
+
+
+def over_rows_and_heads(
+    function: Callable[..., Array], seeds: Array, pack_ids: Array, arrays: Sequence[Array]
+) -> Array:
+    """What `function((seeds, rows, heads, pack_ids), *arrays)` gives, each device doing its part.
+
+    `arrays` and the result are [B, T, N, D], for `function` [B, T, N * D]. Rows [B] and heads [N]
+    are given by their numbers in the whole batch and model. Without a mesh all is one part.
+    """
+    rows, length, heads, size = shape = arrays[0].shape
+    if not jax.sharding.get_abstract_mesh().empty:
+        wide, own_heads = PartitionSpec(ROWS[0], None, "model"), PartitionSpec("model")
+        function = jax.shard_map(
+            function,
+            in_specs=((PartitionSpec(), ROWS, own_heads, ROWS), *[wide] * len(arrays)),
+            out_specs=wide,
+            check_vma=False,
+        )
+    shared = (seeds, jnp.arange(rows), jnp.arange(heads), pack_ids)
+    return function(shared, *(x.reshape(rows, length, heads * size) for x in arrays)).reshape(shape)
 
 
 def row_parts(mesh: Mesh | AbstractMesh) -> int:

@@ -8,11 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertjax.attention
-from bertjax.attention import visible
+from bertjax import cpu_attention, fused_attention
+from bertjax.attention import plain, visible
 
-attention = jax.jit(bertjax.attention.attention, static_argnames=("causal", "dropout_rate"))
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 3, 8
 PACK_IDS = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0, 0], [1] * 12], np.int32)
+
+
+@pytest.fixture(params=[plain, cpu_attention.attention], ids=["plain", "cpu"])
+def attention(request):
+    return jax.jit(request.param, static_argnames=("causal", "dropout_rate"))
 
 
 def draw(seed: int = 0) -> list[jax.Array]:
@@ -35,7 +40,7 @@ def by_hand(query, key, value, pack_ids, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_is_its_formula(causal):
+def test_attention_is_its_formula(attention, causal):
     out = attention(*draw(), PACK_IDS, causal=causal)
     np.testing.assert_allclose(out, by_hand(*draw(), PACK_IDS, causal), atol=1e-6)
 
@@ -53,7 +58,7 @@ def test_every_query_sees_itself(ids, causal):
     assert np.diagonal(visible(np.array([ids]), causal)[0, 0]).all()
 
 
-def test_a_row_of_padding_is_finite_and_so_is_its_gradient():
+def test_a_row_of_padding_is_finite_and_so_is_its_gradient(attention):
     padding = np.zeros((ROWS, LENGTH), np.int32)
 
     def total(inputs):
@@ -64,12 +69,12 @@ def test_a_row_of_padding_is_finite_and_so_is_its_gradient():
     assert all(np.isfinite(leaf).all() for leaf in gradient)
 
 
-def test_huge_scores_do_not_overflow():
+def test_huge_scores_do_not_overflow(attention):
     query, key, value = draw()
     assert np.isfinite(attention(1e4 * query, 1e4 * key, value, PACK_IDS)).all()
 
 
-def test_the_softmax_of_bfloat16_inputs_is_taken_in_float32():
+def test_the_softmax_of_bfloat16_inputs_is_taken_in_float32(attention):
     query, key, value = (x.astype(jnp.bfloat16) for x in draw())
     half = attention(query, key, value, PACK_IDS)
     assert half.dtype == jnp.bfloat16
@@ -77,7 +82,7 @@ def test_the_softmax_of_bfloat16_inputs_is_taken_in_float32():
     np.testing.assert_allclose(half.astype(jnp.float32), full, atol=0.03)
 
 
-def test_dropout_falls_on_the_probabilities():
+def test_dropout_falls_on_the_probabilities(attention):
     # With values of one, an output is the sum of its surviving probabilities over what survives.
     query, key, _ = draw()
     ones = jnp.ones((ROWS, LENGTH, HEADS, SIZE))
@@ -85,3 +90,18 @@ def test_dropout_falls_on_the_probabilities():
     assert np.asarray(out).std() > 0.1
     np.testing.assert_allclose(out, np.broadcast_to(out[..., :1], out.shape), rtol=1e-6)
     np.testing.assert_allclose(attention(query, key, ones, PACK_IDS), 1, rtol=1e-6)
+
+
+def test_the_first_that_serves_is_taken(monkeypatch) -> None:
+    def named(name):
+        return lambda *inputs, **options: name
+
+    monkeypatch.setattr(fused_attention, "attention", named("kernel"))
+    monkeypatch.setattr(cpu_attention, "attention", named("rows"))
+    taken = []
+    for kernel, rows in ((True, True), (False, True), (False, False)):
+        monkeypatch.setattr(fused_attention, "serves", lambda query, kernel=kernel: kernel)
+        monkeypatch.setattr(cpu_attention, "serves", lambda query, rows=rows: rows)
+        taken.append(bertjax.attention.attention(*draw(), PACK_IDS))
+    np.testing.assert_array_equal(taken[2], plain(*draw(), PACK_IDS))
+    assert taken[:2] == ["kernel", "rows"]

@@ -1,49 +1,22 @@
-"""The TPU kernel computes what `bertjax.attention` does, dropped weights and gradients included."""
+"""The TPU kernel computes what plain attention does, dropped weights and gradients included."""
 
 import functools
 import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import HEADS, LENGTH, SIZE, inputs, options, packs, run
 
-import bertjax.attention
 from bertjax import fused_attention, tasks
+from bertjax.attention import plain
 from bertjax.config import Config, load_config
 from bertjax.program import Program
 from bertjax.sharding import AXES, make_mesh
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-LENGTH, HEADS, SIZE = 128, 4, 64
 kernel = functools.partial(fused_attention.attention, interpret=True)
-
-
-def inputs(
-    rows: int, dtype: str = "float32", length: int = LENGTH, heads: int = HEADS, size: int = SIZE
-) -> list[jax.Array]:
-    """Query, key, value, and weights of the output in a scalar loss."""
-    keys = jax.random.split(jax.random.key(0), 4)
-    return [jax.random.normal(key, (rows, length, heads, size), dtype) for key in keys]
-
-
-def packs(rows: int, length: int = LENGTH) -> np.ndarray:
-    """Pairs of uneven lengths, and padding behind them; another cut in every row."""
-    places = np.arange(length)
-    return np.stack([(places // (9 + 7 * row) + 1) * (places < length - 8) for row in range(rows)])
-
-
-def run(attend, arrays, pack_ids, **options):
-    """The output, and the gradients of its weighted sum."""
-    *qkv, weights = arrays
-
-    def loss(*qkv):
-        out = attend(*qkv, jnp.asarray(pack_ids, jnp.int32), **options)
-        return (out.astype(jnp.float32) * weights).sum(), out
-
-    (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
-    return [x.astype(jnp.float32) for x in (out, *gradients)]
 
 
 def draw_batch(config: Config) -> dict[str, np.ndarray]:
@@ -58,19 +31,12 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
     return batch
 
 
-def options(causal: bool, rate: float) -> dict:
-    return {"causal": causal, "dropout_rate": rate, "dropout_key": jax.random.key(3)}
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
 def test_outputs_and_gradients_are_those_of_attention(causal: bool, rate: float) -> None:
     arrays, ids = inputs(2), packs(2)
-    ours, plain = (
-        run(attend, arrays, ids, **options(causal, rate))
-        for attend in (kernel, bertjax.attention.attention)
-    )
-    for a, b in zip(ours, plain, strict=True):
+    ours, theirs = (run(attend, arrays, ids, **options(causal, rate)) for attend in (kernel, plain))
+    for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=5e-6)
 
 
@@ -85,7 +51,7 @@ def test_without_a_key_nothing_is_dropped() -> None:
 def test_bfloat16_comes_as_near_to_float32_as_in_attention() -> None:
     ids, exact = packs(2), run(kernel, inputs(2), packs(2), **options(False, 0.1))
     errors = []
-    for attend in (kernel, bertjax.attention.attention):
+    for attend in (kernel, plain):
         out = run(attend, inputs(2, "bfloat16"), ids, **options(False, 0.1))
         errors.append([np.abs(a - b).max() for a, b in zip(out, exact, strict=True)])
     assert (np.array(errors[0]) < 1.5 * np.array(errors[1])).all()
@@ -111,11 +77,8 @@ def test_heads_take_turns_where_there_is_no_room_for_all(
     monkeypatch.setattr(fused_attention, "_BLOCK", 4 * length * size * together)
     assert fused_attention._heads_at_once(length, heads * size, size, 4) == together
     arrays, ids = inputs(2, length=length, heads=heads, size=size), packs(2, length)
-    ours, plain = (
-        run(attend, arrays, ids, **options(False, 0.1))
-        for attend in (kernel, bertjax.attention.attention)
-    )
-    for a, b in zip(ours, plain, strict=True):
+    ours, theirs = (run(attend, arrays, ids, **options(False, 0.1)) for attend in (kernel, plain))
+    for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
@@ -175,7 +138,7 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
         state, window = program.compile()(program.init(), jax.device_put(batch, program.rows))
         return state.params, window
 
-    plain = after_a_step()
+    usual = after_a_step()
     calls = []
     monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
     real = fused_attention.attention
@@ -184,6 +147,6 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
         "attention",
         lambda *args, **options: calls.append(1) or real(*args, **options, interpret=True),
     )
-    for a, b in zip(jax.tree.leaves(after_a_step()), jax.tree.leaves(plain), strict=True):
+    for a, b in zip(jax.tree.leaves(after_a_step()), jax.tree.leaves(usual), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
     assert calls

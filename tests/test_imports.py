@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PURE = ["model", "layers", "heads", "attention", "fused_attention", "dropout"]
-PURE += ["losses", "step", "sharding", "optimizer", "flops"]
+PURE = ["model", "layers", "heads", "attention", "cpu_attention", "fused_attention"]
+PURE += ["dropout", "losses", "step", "sharding", "optimizer", "flops"]
 
 
 def imported(path: pathlib.Path) -> set[str]:

@@ -1,0 +1,156 @@
+"""Attention for CPUs, a row of the batch at a time: its weights [N, T, T] stay in the caches.
+
+A batch's weights are a hundred megabytes, which a CPU would write and read several times, in
+pages that the system must clear for it first. Of a row only what was dropped is kept for the
+backward pass, which computes the weights again.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bertjax.dropout import scale, survivors, threshold
+from bertjax.sharding import for_cpu, over_rows_and_heads, splits_heads
+
+
+def serves(query: Array) -> bool:
+    """Whether queries [B, T, N, D] are for CPUs, and the context's mesh, if any, splits them."""
+    rows, _, heads, _ = query.shape
+    alone = jax.sharding.get_abstract_mesh().empty
+    return for_cpu() and (alone or splits_heads(rows, heads))
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    pack_ids: Array,
+    *,
+    causal: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+) -> Array:
+    """As `bertjax.attention.attention`, for what `serves` takes."""
+    limit, seeds = 0, jnp.zeros(2, jnp.uint32)
+    if dropout_key is not None:
+        limit, seeds = threshold(dropout_rate), jax.random.key_data(dropout_key)
+    by_row = functools.partial(_attention, _Row(query.shape[-1], limit, causal))
+    return over_rows_and_heads(by_row, seeds, pack_ids, (query, key, value))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(
+    row: "_Row", shared: tuple[Array, ...], query: Array, key: Array, value: Array
+) -> Array:
+    return _attention_forward(row, shared, query, key, value)[0]
+
+
+def _attention_forward(
+    row: "_Row", shared: tuple[Array, ...], *inputs: Array
+) -> tuple[Array, tuple[Any, ...]]:
+    seeds, rows, heads, pack_ids = shared
+
+    def forward(each: tuple[Array, ...]) -> tuple[Array, Array | None]:
+        number, ids, *own = each
+        keep = row.keep(seeds, number, heads, len(ids)) if row.limit else None
+        return row.forward(ids, keep, *own), keep
+
+    out, keep = jax.lax.map(forward, (rows, pack_ids, *inputs))
+    return out, (pack_ids, keep, *inputs, out)
+
+
+def _attention_backward(row: "_Row", kept: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
+    return (None, *jax.lax.map(lambda each: row.backward(*each), (*kept, gradient)))
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """Both passes over a row: arrays [T, N * D], pack ids [T], what is kept bool [N, T, T].
+
+    Attributes:
+      size: of a head, D.
+      limit: of dropout's bits; 0 for none.
+    """
+
+    size: int
+    limit: int
+    causal: bool
+
+    def keep(self, seeds: Array, number: Array, heads: Array, length: int) -> Array:
+        """Which weights survive; dropout numbers them with the keys first, here queries are."""
+        shape = (1, len(heads), length, length)
+        return survivors(seeds, self.limit, shape, (number, heads[0]))[0].swapaxes(1, 2)
+
+    def forward(
+        self, ids: Array, keep: Array | None, query: Array, key: Array, value: Array
+    ) -> Array:
+        powers, inverse = self._powers(ids, query, key)
+        if keep is not None:
+            powers = jnp.where(keep, powers * scale(self.limit), 0.0)
+        mixed = _product("nqk,nkd->nqd", powers.astype(value.dtype), self._heads(value))
+        return self._joined(mixed * inverse).astype(value.dtype)
+
+    def backward(
+        self,
+        ids: Array,
+        keep: Array | None,
+        query: Array,
+        key: Array,
+        value: Array,
+        out: Array,
+        gradient: Array,
+    ) -> tuple[Array, Array, Array]:
+        dtype = query.dtype
+        powers, inverse = self._powers(ids, query, key)
+        weights = dropped = powers * inverse
+        d_weights = _product("nqd,nkd->nqk", self._heads(gradient), self._heads(value))
+        if keep is not None:
+            factors = jnp.where(keep, scale(self.limit), 0.0)
+            dropped, d_weights = weights * factors, d_weights * factors
+        # The sum of d_weights * weights over the keys, as it follows from what came of them.
+        both = gradient.astype(jnp.float32) * out.astype(jnp.float32)
+        along = self._heads(both).sum(axis=-1, keepdims=True)
+        d_scores = (weights * (d_weights - along)).astype(dtype)
+        d_query = _product("nqk,nkd->nqd", d_scores, self._heads(key)) * self.size**-0.5
+        # The narrow matrix first and upright: three times as fast as the wide one transposed.
+        d_key = _product("ndq,nqk->ndk", self._upright(self._scaled(query)), d_scores)
+        d_value = _product("ndq,nqk->ndk", self._upright(gradient), dropped.astype(dtype))
+        found = (self._joined(x) for x in (d_query, d_key.swapaxes(1, 2), d_value.swapaxes(1, 2)))
+        d_query, d_key, d_value = (x.astype(dtype) for x in found)
+        return d_query, d_key, d_value
+
+    def _powers(self, ids: Array, query: Array, key: Array) -> tuple[Array, Array]:
+        """exp(scores - their maximum) [N, T, T], and 1 / their sums over the keys [N, T, 1]."""
+        seen = ids[:, None] == ids
+        if self.causal:
+            seen &= jnp.tri(len(ids), dtype=bool)
+        scores = _product("nqd,nkd->nqk", self._heads(self._scaled(query)), self._heads(key))
+        scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
+        powers = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+        return powers, 1 / powers.sum(axis=-1, keepdims=True)
+
+    def _scaled(self, query: Array) -> Array:
+        return query * self.size**-0.5
+
+    def _heads(self, x: Array) -> Array:
+        """[T, N * D] as [N, T, D]."""
+        return x.reshape(len(x), -1, self.size).swapaxes(0, 1)
+
+    def _upright(self, x: Array) -> Array:
+        """[T, N * D] as [N, D, T]."""
+        return x.reshape(len(x), -1, self.size).transpose(1, 2, 0)
+
+    def _joined(self, x: Array) -> Array:
+        """[N, T, D] as [T, N * D]."""
+        return x.swapaxes(0, 1).reshape(x.shape[1], -1)
+
+
+def _product(formula: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(formula, a, b, preferred_element_type=jnp.float32)

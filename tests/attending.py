@@ -1,0 +1,37 @@
+"""What attention is given and gives, for the tests of each way to compute it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+LENGTH, HEADS, SIZE = 128, 4, 64
+
+
+def inputs(
+    rows: int, dtype: str = "float32", length: int = LENGTH, heads: int = HEADS, size: int = SIZE
+) -> list[jax.Array]:
+    """Query, key, value, and weights of the output in a scalar loss."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    return [jax.random.normal(key, (rows, length, heads, size), dtype) for key in keys]
+
+
+def packs(rows: int, length: int = LENGTH) -> np.ndarray:
+    """Pairs of uneven lengths, and padding behind them; another cut in every row."""
+    places = np.arange(length)
+    return np.stack([(places // (9 + 7 * row) + 1) * (places < length - 8) for row in range(rows)])
+
+
+def run(attend, arrays, pack_ids, **options):
+    """The output, and the gradients of its weighted sum."""
+    *qkv, weights = arrays
+
+    def loss(*qkv):
+        out = attend(*qkv, jnp.asarray(pack_ids, jnp.int32), **options)
+        return (out.astype(jnp.float32) * weights).sum(), out
+
+    (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
+    return [x.astype(jnp.float32) for x in (out, *gradients)]
+
+
+def options(causal: bool, rate: float) -> dict:
+    return {"causal": causal, "dropout_rate": rate, "dropout_key": jax.random.key(3)}

@@ -1,0 +1,88 @@
+"""A row at a time, attention is what it is as a whole, dropped weights and gradients included."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attending import HEADS, LENGTH, SIZE, inputs, options, packs, run
+
+from bertjax import cpu_attention
+from bertjax.attention import plain
+from bertjax.cpu_attention import attention
+from bertjax.sharding import AXES, make_mesh
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("shape", [(2, 32, 2, 8), (3, 13, 3, 5), (1, 1, 1, 1)], ids=str)
+def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal) -> None:
+    rows, length, heads, size = shape
+    arrays = inputs(rows, length=length, heads=heads, size=size)
+    ours, theirs = (
+        run(attend, arrays, packs(rows, length), **options(causal, rate))
+        for attend in (attention, plain)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-6)
+
+
+def test_bfloat16_comes_as_near_to_float32_as_in_plain_attention() -> None:
+    ids, exact = packs(2), run(attention, inputs(2), packs(2), **options(False, 0.1))
+    errors = []
+    for attend in (attention, plain):
+        out = run(attend, inputs(2, "bfloat16"), ids, **options(False, 0.1))
+        errors.append([np.abs(a - b).max() for a, b in zip(out, exact, strict=True)])
+    assert (np.array(errors[0]) < 1.5 * np.array(errors[1])).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_comes_out_has_the_type_of_what_goes_in(dtype: str) -> None:
+    *qkv, _ = inputs(2, dtype)
+    out, pull = jax.vjp(lambda *qkv: attention(*qkv, jnp.asarray(packs(2)), dropout_rate=0.1), *qkv)
+    assert {x.dtype for x in (out, *pull(out))} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
+def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
+    arrays, ids = inputs(8), packs(8)
+    alone = run(attention, arrays, ids, **options(False, 0.1))
+    with jax.set_mesh(make_mesh(*axes)):
+        spread = jax.jit(lambda: run(attention, arrays, ids, **options(False, 0.1)))()
+    for a, b in zip(spread, alone, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_row_of_padding_and_huge_scores_have_finite_gradients() -> None:
+    query, key, value, weights = inputs(1)
+    arrays = [1e4 * query, 1e4 * key, value, weights]
+    for ids in (packs(1), np.zeros((1, LENGTH))):
+        assert all(np.isfinite(x).all() for x in run(attention, arrays, ids, **options(True, 0.1)))
+
+
+def test_it_keeps_no_weights_but_which_were_dropped() -> None:
+    *qkv, _ = inputs(2)
+    ids, rest = jnp.asarray(packs(2)), options(False, 0.1)
+    _, pull = jax.vjp(lambda *qkv: attention(*qkv, ids, **rest), *qkv)
+    wide = [leaf for leaf in jax.tree.leaves(pull) if leaf.size >= 2 * HEADS * LENGTH**2]
+    assert [leaf.dtype for leaf in wide] == [jnp.bool]
+
+
+def test_it_serves_cpus_that_share_rows_and_heads_evenly() -> None:
+    query = jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32")
+    odd = jax.ShapeDtypeStruct((9, LENGTH, HEADS, SIZE), "float32")
+    assert cpu_attention.serves(query) and cpu_attention.serves(odd)
+    with jax.set_mesh(make_mesh(2, 1, 4)):
+        assert cpu_attention.serves(query) and not cpu_attention.serves(odd)
+    with jax.set_mesh(make_mesh(1, 1, 8)):
+        assert not cpu_attention.serves(query)
+    other = jax.sharding.Mesh(make_mesh(-1, 1, 1).devices, ("rows", *AXES[1:]))
+    with jax.set_mesh(other):
+        assert not cpu_attention.serves(query)
+
+
+def test_it_serves_no_other_devices(monkeypatch) -> None:
+    query = jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not cpu_attention.serves(query)
+    with jax.set_mesh(make_mesh(-1, 1, 1)):  # what a program is for counts, not where it is made
+        assert cpu_attention.serves(query)
