@@ -7,6 +7,7 @@ import jax.extend
 import numpy as np
 import pytest
 
+from bertjax import cpu_attention
 from bertjax.flops import PEAKS, peak_flops, train_step_flops
 from bertjax.heads import PretrainingModel
 from bertjax.model import BertConfig
@@ -41,7 +42,9 @@ def products(jaxpr) -> int:
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
-def test_operations_are_those_of_the_program(next_sentence):
+def test_operations_are_those_of_the_program(next_sentence, monkeypatch):
+    # A row at a time, weights are computed twice, which counts as no work of the model.
+    monkeypatch.setattr(cpu_attention, "serves", lambda query: False)
     model = PretrainingModel(CONFIG, next_sentence)
     pieces, slots, pairs = (np.zeros((ROWS, n), np.int32) for n in (LENGTH, SLOTS, PAIRS))
     names = ("token_ids", "type_ids", "pack_ids", "positions")
