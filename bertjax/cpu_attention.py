@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.dropout import scale, survivors, threshold
+from bertjax.dropout import limit_and_seeds, scale, survivors
 from bertjax.sharding import for_cpu, over_rows_and_heads, splits_heads
 
 
@@ -35,9 +35,7 @@ def attention(
     dropout_key: Array | None = None,
 ) -> Array:
     """As `bertjax.attention.attention`, for what `serves` takes."""
-    limit, seeds = 0, jnp.zeros(2, jnp.uint32)
-    if dropout_key is not None:
-        limit, seeds = threshold(dropout_rate), jax.random.key_data(dropout_key)
+    limit, seeds = limit_and_seeds(dropout_rate, dropout_key)
     by_row = functools.partial(_attention, _Row(query.shape[-1], limit, causal))
     return over_rows_and_heads(by_row, seeds, pack_ids, (query, key, value))
 

@@ -13,6 +13,13 @@ def threshold(rate: float) -> int:
     return round(rate * 2**16)
 
 
+def limit_and_seeds(rate: float, key: Array | None) -> tuple[int, Array]:
+    """`threshold`, 0 without a key, and the key's two words of uint32."""
+    if key is None:
+        return 0, jnp.zeros(2, jnp.uint32)
+    return threshold(rate), jax.random.key_data(key)
+
+
 def scale(limit: int) -> float:
     """What survives a threshold is multiplied with this, so that expectations stay."""
     return 2**16 / (2**16 - limit)
@@ -27,10 +34,10 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     from the key and its place alone, so it does not depend on the mesh, and each device draws the
     bits of its own elements and no others.
     """
-    limit = threshold(rate)
-    if key is None or limit == 0:
+    limit, seeds = limit_and_seeds(rate, key)
+    if limit == 0:
         return x
-    keep = survivors(jax.random.key_data(key), limit, x.shape)
+    keep = survivors(seeds, limit, x.shape)
     return jnp.where(keep, x * scale(limit), jnp.zeros_like(x))
 
 

@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.dropout import random_words, scale, threshold
+from bertjax.dropout import limit_and_seeds, random_words, scale
 from bertjax.sharding import over_rows_and_heads, splits_heads, tpu_kind
 
 _LANES = 128  # elements side by side in a TPU's registers
@@ -92,9 +92,7 @@ def attention(
 
     `interpret` runs the kernel on any device, slowly, and without a mesh too.
     """
-    limit, seeds = 0, jnp.zeros(2, jnp.uint32)
-    if dropout_key is not None:
-        limit, seeds = threshold(dropout_rate), jax.random.key_data(dropout_key)
+    limit, seeds = limit_and_seeds(dropout_rate, dropout_key)
     kernel = functools.partial(_attention, _Kernel(query.shape[-1], limit, causal, interpret))
     return over_rows_and_heads(kernel, seeds, pack_ids, (query, key, value))
 

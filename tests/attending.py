@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.attention import plain
+from bertjax.sharding import make_mesh
+
 LENGTH, HEADS, SIZE = 128, 4, 64
 
 
@@ -35,3 +38,23 @@ def run(attend, arrays, pack_ids, **options):
 
 def options(causal: bool, rate: float) -> dict:
     return {"causal": causal, "dropout_rate": rate, "dropout_key": jax.random.key(3)}
+
+
+def check_no_mesh_changes(attend, axes: tuple[int, int, int]) -> None:
+    """Outputs and gradients on a mesh are those without one."""
+    arrays, ids = inputs(8), packs(8)
+    alone = run(attend, arrays, ids, **options(False, 0.1))
+    with jax.set_mesh(make_mesh(*axes)):
+        spread = jax.jit(lambda: run(attend, arrays, ids, **options(False, 0.1)))()
+    for a, b in zip(spread, alone, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def check_as_near_as_plain(attend) -> None:
+    """In bfloat16 it is as near to float32 as plain attention is."""
+    ids, exact = packs(2), run(attend, inputs(2), packs(2), **options(False, 0.1))
+    errors = []
+    for each in (attend, plain):
+        out = run(each, inputs(2, "bfloat16"), ids, **options(False, 0.1))
+        errors.append([np.abs(a - b).max() for a, b in zip(out, exact, strict=True)])
+    assert (np.array(errors[0]) < 1.5 * np.array(errors[1])).all()

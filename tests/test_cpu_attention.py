@@ -4,7 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attending import HEADS, LENGTH, SIZE, inputs, options, packs, run
+from attending import (
+    HEADS,
+    LENGTH,
+    SIZE,
+    check_as_near_as_plain,
+    check_no_mesh_changes,
+    inputs,
+    options,
+    packs,
+    run,
+)
 
 from bertjax import cpu_attention
 from bertjax.attention import plain
@@ -27,12 +37,7 @@ def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal)
 
 
 def test_bfloat16_comes_as_near_to_float32_as_in_plain_attention() -> None:
-    ids, exact = packs(2), run(attention, inputs(2), packs(2), **options(False, 0.1))
-    errors = []
-    for attend in (attention, plain):
-        out = run(attend, inputs(2, "bfloat16"), ids, **options(False, 0.1))
-        errors.append([np.abs(a - b).max() for a, b in zip(out, exact, strict=True)])
-    assert (np.array(errors[0]) < 1.5 * np.array(errors[1])).all()
+    check_as_near_as_plain(attention)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -44,12 +49,7 @@ def test_what_comes_out_has_the_type_of_what_goes_in(dtype: str) -> None:
 
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
 def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
-    arrays, ids = inputs(8), packs(8)
-    alone = run(attention, arrays, ids, **options(False, 0.1))
-    with jax.set_mesh(make_mesh(*axes)):
-        spread = jax.jit(lambda: run(attention, arrays, ids, **options(False, 0.1)))()
-    for a, b in zip(spread, alone, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    check_no_mesh_changes(attention, axes)
 
 
 def test_a_row_of_padding_and_huge_scores_have_finite_gradients() -> None:

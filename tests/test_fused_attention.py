@@ -7,7 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from attending import HEADS, LENGTH, SIZE, inputs, options, packs, run
+from attending import (
+    HEADS,
+    LENGTH,
+    SIZE,
+    check_as_near_as_plain,
+    check_no_mesh_changes,
+    inputs,
+    options,
+    packs,
+    run,
+)
 
 from bertjax import fused_attention, tasks
 from bertjax.attention import plain
@@ -49,22 +59,12 @@ def test_without_a_key_nothing_is_dropped() -> None:
 
 
 def test_bfloat16_comes_as_near_to_float32_as_in_attention() -> None:
-    ids, exact = packs(2), run(kernel, inputs(2), packs(2), **options(False, 0.1))
-    errors = []
-    for attend in (kernel, plain):
-        out = run(attend, inputs(2, "bfloat16"), ids, **options(False, 0.1))
-        errors.append([np.abs(a - b).max() for a, b in zip(out, exact, strict=True)])
-    assert (np.array(errors[0]) < 1.5 * np.array(errors[1])).all()
+    check_as_near_as_plain(kernel)
 
 
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
 def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
-    arrays, ids = inputs(8), packs(8)
-    alone = run(kernel, arrays, ids, **options(False, 0.1))
-    with jax.set_mesh(make_mesh(*axes)):
-        spread = jax.jit(lambda: run(kernel, arrays, ids, **options(False, 0.1)))()
-    for a, b in zip(spread, alone, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    check_no_mesh_changes(kernel, axes)
 
 
 @pytest.mark.parametrize(
