@@ -4,6 +4,8 @@ VENV ?= .venv
 EXTRAS ?= test
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
+# A file's tests share what they make; the order of the files is that of tests/conftest.py.
+SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check lint format clean
 
@@ -11,10 +13,10 @@ demo: $(INSTALLED)
 	$(BIN)/python experiments/demo.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest $(SPREAD)
 
 check: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -1,8 +1,8 @@
 """Attention for CPUs, a row of the batch at a time: its weights [N, T, T] stay in the caches.
 
-A batch's weights are a hundred megabytes, which a CPU would write and read several times, in
-pages that the system must clear for it first. Of a row only what was dropped is kept for the
-backward pass, which computes the weights again.
+A batch's weights are a hundred megabytes, which a CPU would write and read several times. Of a row
+only which weights were dropped and what the softmax divided by are kept for the backward pass,
+which computes the weights again.
 """
 
 import dataclasses
@@ -51,14 +51,14 @@ def _attention_forward(
     row: "_Row", shared: tuple[Array, ...], *inputs: Array
 ) -> tuple[Array, tuple[Any, ...]]:
     seeds, rows, heads, pack_ids = shared
-
-    def forward(each: tuple[Array, ...]) -> tuple[Array, Array | None]:
-        number, ids, *own = each
-        keep = row.keep(seeds, number, heads, len(ids)) if row.limit else None
-        return row.forward(ids, keep, *own), keep
-
-    out, keep = jax.lax.map(forward, (rows, pack_ids, *inputs))
-    return out, (pack_ids, keep, *inputs, out)
+    # Both for the whole batch, though they are wide: a loop would make them on one core, and if
+    # they were made where they are used, no exponential there would be vectorised.
+    mask, keep = row.mask(pack_ids), None
+    if row.limit:
+        shape = (len(rows), len(heads), *mask.shape[1:])
+        keep = survivors(seeds, row.limit, shape, (rows[0], heads[0]), swapped=True)
+    out, top, inverse = jax.lax.map(lambda each: row.forward(*each), (mask, keep, *inputs))
+    return out, (mask, keep, *inputs, out, top, inverse)
 
 
 def _attention_backward(row: "_Row", kept: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """Both passes over a row: arrays [T, N * D], pack ids [T], what is kept bool [N, T, T].
+    """Both passes over a row: arrays [T, N * D], mask [T, T], what is kept bool [N, T, T].
 
     Attributes:
       size: of a head, D.
@@ -81,33 +81,40 @@ class _Row:
     limit: int
     causal: bool
 
-    def keep(self, seeds: Array, number: Array, heads: Array, length: int) -> Array:
-        """Which weights survive; dropout numbers them with the keys first, here queries are."""
-        shape = (1, len(heads), length, length)
-        return survivors(seeds, self.limit, shape, (number, heads[0]))[0].swapaxes(1, 2)
+    def mask(self, pack_ids: Array) -> Array:
+        """What is added to the scores: float32 [B, T, T]. A sum fuses where a choice does not."""
+        seen = pack_ids[:, :, None] == pack_ids[:, None, :]
+        if self.causal:
+            seen &= jnp.tri(pack_ids.shape[1], dtype=bool)
+        return jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
 
     def forward(
-        self, ids: Array, keep: Array | None, query: Array, key: Array, value: Array
-    ) -> Array:
-        powers, inverse = self._powers(ids, query, key)
+        self, mask: Array, keep: Array | None, query: Array, key: Array, value: Array
+    ) -> tuple[Array, Array, Array]:
+        """The output; of the scores their maximum and 1 / the sum of their powers [N, T, 1]."""
+        scores = self._scores(mask, query, key)
+        top = scores.max(axis=-1, keepdims=True)
+        powers = jnp.exp(scores - top)
+        inverse = 1 / powers.sum(axis=-1, keepdims=True)
         if keep is not None:
-            powers = jnp.where(keep, powers * scale(self.limit), 0.0)
+            powers = powers * jnp.where(keep, scale(self.limit), 0.0)
         mixed = _product("nqk,nkd->nqd", powers.astype(value.dtype), self._heads(value))
-        return self._joined(mixed * inverse).astype(value.dtype)
+        return self._joined(mixed * inverse).astype(value.dtype), top, inverse
 
     def backward(
         self,
-        ids: Array,
+        mask: Array,
         keep: Array | None,
         query: Array,
         key: Array,
         value: Array,
         out: Array,
+        top: Array,
+        inverse: Array,
         gradient: Array,
     ) -> tuple[Array, Array, Array]:
         dtype = query.dtype
-        powers, inverse = self._powers(ids, query, key)
-        weights = dropped = powers * inverse
+        weights = dropped = jnp.exp(self._scores(mask, query, key) - top) * inverse
         d_weights = _product("nqd,nkd->nqk", self._heads(gradient), self._heads(value))
         if keep is not None:
             factors = jnp.where(keep, scale(self.limit), 0.0)
@@ -124,15 +131,9 @@ class _Row:
         d_query, d_key, d_value = (x.astype(dtype) for x in found)
         return d_query, d_key, d_value
 
-    def _powers(self, ids: Array, query: Array, key: Array) -> tuple[Array, Array]:
-        """exp(scores - their maximum) [N, T, T], and 1 / their sums over the keys [N, T, 1]."""
-        seen = ids[:, None] == ids
-        if self.causal:
-            seen &= jnp.tri(len(ids), dtype=bool)
-        scores = _product("nqd,nkd->nqk", self._heads(self._scaled(query)), self._heads(key))
-        scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
-        powers = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-        return powers, 1 / powers.sum(axis=-1, keepdims=True)
+    def _scores(self, mask: Array, query: Array, key: Array) -> Array:
+        """[N, T, T], masked."""
+        return _product("nqd,nkd->nqk", self._heads(self._scaled(query)), self._heads(key)) + mask
 
     def _scaled(self, query: Array) -> Array:
         return query * self.size**-0.5

@@ -19,6 +19,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from bertjax.allocator import keep_freed_memory
+
 AXES = ("data", "fsdp", "model")
 ROWS = PartitionSpec(("data", "fsdp"))
 
@@ -66,6 +68,8 @@ def make_mesh(
             f"mesh {text} splits the model over hosts of {local} devices: choose a divisor of "
             "that for mesh.model."
         )
+    if devices[0].platform == "cpu":
+        keep_freed_memory()
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 

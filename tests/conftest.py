@@ -24,6 +24,12 @@ from data_pipelines.corpus import prepare
 from data_pipelines.tokenization import WordPieceTokenizer
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no worker is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The folder of real data sets that BERTJAX_DATA names; the test is skipped without one."""

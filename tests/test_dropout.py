@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry2x32_p
 
-from bertjax.dropout import dropout
+from bertjax.dropout import dropout, random_words, survivors
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -76,3 +77,23 @@ def test_dropout_lets_the_gradient_through_where_the_value_went():
 
 def test_dropout_keeps_the_dtype():
     assert dropout(jnp.ones((4, 4), jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16
+
+
+def test_the_bits_are_those_of_threefry():
+    seeds, row, place = np.random.default_rng(0).integers(2**32, size=(3, 2, 50), dtype=np.uint32)
+    for ours in (random_words, jax.jit(random_words)):
+        words = ours(seeds[:, 0], *map(jnp.asarray, (row[0], place[0])))
+        theirs = threefry2x32_p.bind(
+            *(jnp.full(50, seed) for seed in seeds[:, 0]), row[0], place[0]
+        )
+        np.testing.assert_array_equal(words, theirs)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (2, 7, 2), (2, 3, 8, 5)])
+def test_what_survives_is_the_same_the_other_way_round(shape):
+    start = (jnp.int32(3), jnp.int32(2))[: len(shape) - 2]
+    usual, swapped = (
+        survivors(jnp.array([1, 2], jnp.uint32), 2**15, shape, start, swapped)
+        for swapped in (False, True)
+    )
+    np.testing.assert_array_equal(usual, swapped.swapaxes(-1, -2))

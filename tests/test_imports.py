@@ -7,7 +7,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PURE = ["model", "layers", "heads", "attention", "cpu_attention", "fused_attention"]
-PURE += ["dropout", "losses", "step", "sharding", "optimizer", "flops"]
+PURE += ["dropout", "losses", "step", "sharding", "allocator", "optimizer", "flops"]
 
 
 def imported(path: pathlib.Path) -> set[str]:
