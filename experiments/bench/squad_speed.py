@@ -28,9 +28,9 @@ import numpy as np
 from experiments.bench.turns import serve, take_turns
 
 SEQ_LEN, STRIDE, MAX_QUERY = 384, 128, 64
-BATCH = 32
+BATCH = {"bertjax": 8, "PyTorch padded": 4, "PyTorch by length": 4}  # the fastest of each
 FEATURES = ["bertjax", "fast tokenizer", "slow tokenizer"]
-EVALUATION = ["bertjax", "PyTorch padded", "PyTorch by length"]
+EVALUATION = list(BATCH)
 
 
 def bertjax_features(init: str, data: str) -> Callable[[], tuple[Any, ...]]:
@@ -107,7 +107,7 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     from bertjax.start import find_model
 
     spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"
-    overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH // 2)}
+    overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH["bertjax"])}
     config = load_config(spec, overrides, tasks.data_fields(), find_model)
     task = tasks.find(config.task)(config)
     params = jax.jit(task.init_params)(jax.random.key(0))
@@ -116,7 +116,7 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
 
 
 def peer_evaluation(
-    init: str, windows: pathlib.Path, by_length: bool, threads: int
+    init: str, windows: pathlib.Path, contestant: str, threads: int
 ) -> Callable[[], object]:
     import torch
     import transformers
@@ -126,10 +126,11 @@ def peer_evaluation(
     arrays = np.load(windows)
     lengths, prefix = arrays["lengths"], arrays["prefix"]
     ends = np.cumsum(lengths)
+    by_length, rows = contestant == "PyTorch by length", BATCH[contestant]
     order = np.argsort(lengths, kind="stable") if by_length else np.arange(len(lengths))
     batches = []
-    for first in range(0, len(order), BATCH):
-        own = order[first : first + BATCH]
+    for first in range(0, len(order), rows):
+        own = order[first : first + rows]
         shape = len(own), int(lengths[own].max()) if by_length else SEQ_LEN
         names = ("input_ids", "token_type_ids", "attention_mask")
         inputs = {name: torch.zeros(shape, dtype=torch.long) for name in names}
@@ -173,13 +174,14 @@ def compare(
 
 def make(args: argparse.Namespace) -> Callable[[], object]:
     """What the contestant that `args.work` names does."""
-    if args.work == "evaluation bertjax":
+    kind, name = args.work.split(" ", 1)
+    if (kind, name) == ("evaluation", "bertjax"):
         return bertjax_evaluation(args.init, args.data)
-    if args.work.startswith("evaluation"):
+    if kind == "evaluation":
         windows = pathlib.Path(args.data).with_suffix(".npz")
-        return peer_evaluation(args.init, windows, args.work.endswith("length"), args.cores)
+        return peer_evaluation(args.init, windows, name, args.cores)
     features = dict(zip(FEATURES, (bertjax_features, fast_features, slow_features), strict=True))
-    return features[args.work.removeprefix("features ")](args.init, args.data)
+    return features[name](args.init, args.data)
 
 
 def main() -> None:
