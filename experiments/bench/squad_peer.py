@@ -7,9 +7,11 @@ MODEL is a directory of Hugging Face. Both see the same windows in the same step
 rates, decay, clipping and dropout; each draws its own span head and dropout. The peer is
 `AutoModelForQuestionAnswering` with its own loss, in float32 with PyTorch's fused AdamW. So that it
 need not pad short windows to the longest of a step, each step goes through it in groups of like
-length, whose gradients add up to the step's. Both are decoded and scored by bertjax. Times are of
-whole processes, evaluation included; to cut passages into windows counts for bertjax alone. PYTHON
-needs torch and transformers (extra [bench]); it may be the interpreter of another environment.
+length, whose gradients add up to the step's. What it pads takes part in its softmax: with
+`--group=1`, a MODEL with a span head and no dropout, the losses of both are the same. Both are
+decoded and scored by bertjax. Times are of whole processes, evaluation included; to cut passages
+into windows counts for bertjax alone. PYTHON needs torch and transformers (extra [bench]); it may
+be the interpreter of another environment.
 """
 
 import argparse
@@ -24,8 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.bench.turns import Cost, cost_of
-
-GROUP = 4  # windows that the peer has at once: as fast as 8, twice as fast as 16 on two cores
 
 
 class Cell(NamedTuple):
@@ -45,7 +45,7 @@ def windows_of(batch: dict[str, np.ndarray]) -> list[Cell]:
     return sorted(found, key=lambda cell: len(cell.columns))
 
 
-def peer(directory: pathlib.Path, init: str, threads: int) -> None:
+def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
     """Trains on DIRECTORY/train.npz; writes what becomes of eval.npz as logits.npz."""
     import torch
     import transformers
@@ -79,24 +79,27 @@ def peer(directory: pathlib.Path, init: str, threads: int) -> None:
     training = np.load(directory / "train.npz")
     arrays = {name: training[name] for name in training.files}
     steps, started = len(arrays["token_ids"]), time.perf_counter()
-    for step in range(steps):
-        batch = {name: array[step] for name, array in arrays.items()}
-        cells, total = windows_of(batch), 0.0
-        for first in range(0, len(cells), GROUP):
-            group = cells[first : first + GROUP]
+    recent: list[float] = []
+    for step in range(1, steps + 1):
+        batch = {name: array[step - 1] for name, array in arrays.items()}
+        cells = windows_of(batch)
+        for first in range(0, len(cells), size):
+            group = cells[first : first + size]
             places = [batch["span_targets"][c.row, c.slot] - c.columns[0] for c in group]
             start, end = torch.from_numpy(np.array(places)).long().T
             out = model(**inputs_of(batch, group), start_positions=start, end_positions=end)
             loss = out.loss * (len(group) / len(cells))
             loss.backward()
-            total += loss.item()
+            recent.append(loss.item())
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"])
         optimizer.step()
         rates.step()
         optimizer.zero_grad(set_to_none=True)
-        if (step + 1) % 20 == 0 or step + 1 == steps:
-            speed = (step + 1) * len(cells) / (time.perf_counter() - started)
-            print(f"step {step + 1}/{steps}  loss {total:.4g}  {speed:.2f} seq/s", flush=True)
+        if step % 20 == 0 or step == steps:
+            speed = step * len(cells) / (time.perf_counter() - started)
+            loss = sum(recent) / ((step - 1) % 20 + 1)
+            print(f"step {step}/{steps}  loss {loss:.7g}  {speed:.2f} seq/s", flush=True)
+            recent.clear()
 
     model.eval()
     evaluation = np.load(directory / "eval.npz")
@@ -106,8 +109,8 @@ def peer(directory: pathlib.Path, init: str, threads: int) -> None:
         for step in range(len(logits)):
             batch = {name: array[step] for name, array in arrays.items()}
             cells = windows_of(batch)
-            for first in range(0, len(cells), GROUP):
-                group = cells[first : first + GROUP]
+            for first in range(0, len(cells), size):
+                group = cells[first : first + size]
                 out = model(**inputs_of(batch, group))
                 found = torch.stack([out.start_logits, out.end_logits], -1).numpy()
                 for (row, _, columns), values in zip(group, found, strict=True):
@@ -124,7 +127,7 @@ def train_ours(spec: str, rest: Sequence[str], workdir: pathlib.Path) -> tuple[d
 
 
 def train_theirs(
-    spec: str, rest: Sequence[str], python: str, directory: pathlib.Path, threads: int
+    spec: str, rest: Sequence[str], python: str, directory: pathlib.Path, options: Sequence[str]
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
     from bertjax import inspection, tasks
@@ -149,7 +152,7 @@ def train_theirs(
     arrays: dict[str, Any] = {name: np.stack([b[name] for b in batches]) for name in batches[0]}
     np.savez(directory / "eval.npz", allow_pickle=False, **arrays)
     command = [python, __file__, "--work", str(directory), "--config", config.init]
-    cost = cost_of([*command, "--cores", str(threads)])
+    cost = cost_of([*command, *options])
     logits = np.load(directory / "logits.npz")["logits"]
     return task.evaluation({}, [{"span_logits": values} for values in logits]).scores, cost
 
@@ -161,12 +164,15 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, metavar="DIR", help="a new directory")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--cores", type=int, default=2)
+    # 4 are as fast as 8, and twice as fast as 16 on two cores.
+    parser.add_argument("--group", type=int, default=4, help="windows the peer has at once")
     parser.add_argument("--only", choices=["ours", "theirs"])
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     args, rest = parser.parse_known_args()
     if args.work:
-        return peer(args.work, args.config, args.cores)
+        return peer(args.work, args.config, args.cores, args.group)
 
+    options = [f"--cores={args.cores}", f"--group={args.group}"]
     for seed in range(args.seeds):
         own = [*rest, f"--config.seed={seed}", "--config.model.dtype=float32"]
         for name in [args.only] if args.only else ["ours", "theirs"]:
@@ -174,9 +180,7 @@ def main() -> None:
             if name == "ours":
                 scores, cost = train_ours(args.config, own, directory)
             else:
-                scores, cost = train_theirs(
-                    args.config, own, args.peer_python, directory, args.cores
-                )
+                scores, cost = train_theirs(args.config, own, args.peer_python, directory, options)
             found = {
                 key: round(value, 2) for key, value in scores.items() if key in ("exact", "f1")
             }
