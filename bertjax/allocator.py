@@ -11,7 +11,7 @@ def keep_freed_memory() -> None:
     """Lets the next step have the pages of the last one.
 
     glibc gives what is freed back to the system where it is large, and a step's arrays are: every
-    step would wait until the system has cleared their pages anew, a tenth to a fifth of its time.
+    step would wait until the system has cleared their pages anew, a tenth to a quarter of its time.
     Does nothing where there is no glibc.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):

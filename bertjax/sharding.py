@@ -44,6 +44,8 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with the axes `data`, `fsdp` and `model` over the devices (all by default).
 
+    Over CPUs, what this process frees stays with it from then on.
+
     Args:
       data, fsdp, model: devices along each axis; one may be -1 for all that the others leave.
     Raises:

@@ -46,7 +46,11 @@ def windows_of(batch: dict[str, np.ndarray]) -> list[Cell]:
 
 
 def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
-    """Trains on DIRECTORY/train.npz; writes what becomes of eval.npz as logits.npz."""
+    """Trains on DIRECTORY/train.npz; writes what becomes of eval.npz as logits.npz.
+
+    Args:
+      size: of a group, in windows.
+    """
     import torch
     import transformers
 
