@@ -13,6 +13,7 @@ from bertjax.page import facts, page, section, tiles
 from bertjax.scoring.squad import f1, score_each
 from bertjax.tasks import EVALUATION_FILE
 from data_pipelines.squad import Question, Questions
+from data_pipelines.windows import place_answer
 
 SHOWN = 12  # errors of a kind
 AROUND = 400  # characters of a passage that are shown on either side of what is marked
@@ -37,7 +38,8 @@ class Judged:
     Attributes:
       exact, f1: 0 to 1.
       said: where the answer stands in the passage; None for no answer.
-      gold: where the gold answer stands that is most like it; None where there is none.
+      gold: where the gold answer stands that is most like it; None where there is none, or where
+        the passage does not have it.
       probability: of the answer among the best ones.
     """
 
@@ -54,9 +56,9 @@ class Judged:
         """`RIGHT`, or one of `KINDS`."""
         if self.exact:
             return RIGHT
-        if self.said is None or self.gold is None:
-            return "missed" if self.gold else "invented"
-        overlap = self.said[0] < self.gold[1] and self.gold[0] < self.said[1]
+        if self.said is None or not self.question.answers:
+            return "missed" if self.question.answers else "invented"
+        overlap = self.gold and self.said[0] < self.gold[1] and self.gold[0] < self.said[1]
         return "boundary" if overlap else "place"
 
 
@@ -79,7 +81,8 @@ def judge(
             said = start, start + len(text)
         if question.answers:
             best = max(question.answers, key=lambda answer: f1(text, answer.text, data.version))
-            gold = best.start, best.start + len(best.text)
+            placed = place_answer(question.passage, best)
+            gold = (placed.start, placed.start + len(placed.text)) if placed else None
         probability = float(entries[0]["probability"]) if entries else 0.0
         found.append(Judged(question, text, *scores[question.id], said, gold, probability))
     return found
@@ -128,7 +131,7 @@ def _header(
         for metric, title in (("exact", "exact match"), ("f1", "F1"))
     }
     shown = [(titles[key], f"{scores[key]:.1f}") for key in titles if key in scores]
-    threshold = scores.get("best_f1_thresh")
+    threshold = scores.get("threshold")
     odds = "" if threshold is None else f"where no answer scores {threshold:.2f} above the best"
     return (
         f"<header><h1>{escape(name)}</h1>\n{tiles([*shown, ('Questions', f'{total:,}')])}"

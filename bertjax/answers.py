@@ -121,6 +121,7 @@ def _best(passage: str, found: Sequence[tuple[np.ndarray, ...]]) -> list[Candida
             break
         begin, stop = int(begins[at]), int(stops[at])
         text = passage[begin:stop]
-        if text not in best:
+        # Some pieces of SentencePiece stand for no character: a span of them is no answer.
+        if text and text not in best:
             best[text] = Candidate(text, begin, stop, float(starts[at]), float(ends[at]))
     return list(best.values())

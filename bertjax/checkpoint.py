@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax import RunError, hosts
-from bertjax.sharding import named_leaves
+from bertjax.sharding import named_leaves, with_shardings
 from bertjax.step import TrainState
 from bertjax.writers import is_remote
 
@@ -142,6 +142,27 @@ def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path],
     _finish(path, describe)
 
 
+def find_finished(path: epath.PathLike) -> epath.Path:
+    """The checkpoint that a path names, itself or the newest of a workdir, intact or not.
+
+    Hosts that have not met yet, and so cannot agree on one, may ask.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    path = _absolute(path)
+    if (path / FILES).exists():
+        return path
+    found = Checkpoints(path / "checkpoints")
+    steps = found.steps()
+    if not steps:
+        raise FileNotFoundError(
+            f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
+            "`bertjax train` wrote."
+        )
+    return found.path(steps[-1])
+
+
 def find_checkpoint(path: epath.PathLike) -> epath.Path:
     """The checkpoint that a path names: itself, or the newest intact one of a workdir.
 
@@ -149,19 +170,14 @@ def find_checkpoint(path: epath.PathLike) -> epath.Path:
       FileNotFoundError: there is none.
       CheckpointError: the one that is named, or every one of the workdir, is damaged.
     """
-    path = _absolute(path)
-    if (path / FILES).exists():
-        damage = find_damage(path)
+    named = find_finished(path)
+    if named == _absolute(path):
+        damage = find_damage(named)
         if damage is not None:
-            raise CheckpointError(f"checkpoint {path} is damaged ({damage}): use another one.")
-        return path
-    found = Checkpoints(path / "checkpoints")
+            raise CheckpointError(f"checkpoint {named} is damaged ({damage}): use another one.")
+        return named
+    found = Checkpoints(named.parent)
     (step,) = hosts.from_first(lambda: [found.newest_intact()], 1)
-    if step < 0:
-        raise FileNotFoundError(
-            f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
-            "`bertjax train` wrote."
-        )
     return found.path(step)
 
 
@@ -199,9 +215,11 @@ def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
     """
     have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved or saved_params(path))}
     for name, leaf in named_leaves(target):
-        if have.get(name) != tuple(leaf.shape):
+        if name not in have:
+            raise ValueError(f"{path} has no {name}: give a checkpoint of a model that has it.")
+        if have[name] != tuple(leaf.shape):
             raise ValueError(
-                f"{path} has {name} of shape {have.get(name)} and this configuration has "
+                f"{path} has {name} of shape {have[name]} and this configuration has "
                 f"{tuple(leaf.shape)}: give it the model that the checkpoint was made with."
             )
 
@@ -220,6 +238,17 @@ def load_params(path: epath.Path, target: Any) -> Any:
     )
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         return checkpointer.restore(path / "params", args=args)
+
+
+def load_on_device(path: epath.Path, shapes: Any) -> Any:
+    """Parameters of a checkpoint on the first device, for a tree of shapes.
+
+    Raises:
+      ValueError: see `check_params`.
+    """
+    check_params(path, shapes)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return load_params(path, with_shardings(shapes, device))
 
 
 def _training(state: TrainState) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def _load_config(args: argparse.Namespace) -> "Config":
     from bertjax.start import find_model
 
     # A checkpoint to evaluate says what model it is, as what a run begins with does.
-    named = {"init": args.checkpoint[0]} if "checkpoint" in args else {}
+    named = {"init": repr(args.checkpoint[0])} if "checkpoint" in args else {}
     return load_config(args.config, named | args.rest, tasks.data_fields(), find_model)
 
 
@@ -237,19 +237,22 @@ def _evaluate(args: argparse.Namespace) -> Work | None:
     from bertjax import hosts, tasks
     from bertjax.evaluate import evaluate
 
+    output = epath.Path(args.output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output={output} is a file: name a directory.")
     config = _load_config(args)
     if supervise := _join_hosts(args, saves=False):
         return supervise
     found = evaluate(config, *args.checkpoint)
     if hosts.is_first():
-        output = epath.Path(args.output)
+        print(json.dumps(found.scores, indent=1))
         output.mkdir(parents=True, exist_ok=True)
         about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
         contents = {f"{name}.json": content for name, content in found.files.items()}
         contents |= {"scores.json": found.scores, tasks.EVALUATION_FILE: about}
         for name, content in contents.items():
-            (output / name).write_text(json.dumps(content, indent=1, ensure_ascii=False))
-        print(json.dumps(found.scores, indent=1))
+            with _output(str(output / name)) as sink:
+                sink.write(_json(content, indent=1))
     return None
 
 
@@ -275,7 +278,13 @@ def _predict(args: argparse.Namespace) -> None:
     with lines as source, _output(args.output) as sink:
         for answer in tasks.predict(args.checkpoint, source):
             # A remote file that is flushed is written anew as a whole.
-            print(json.dumps(answer, ensure_ascii=False), file=sink, flush=sink is sys.stdout)
+            print(_json(answer), file=sink, flush=sink is sys.stdout)
+
+
+def _json(content: object, indent: int | None = None) -> str:
+    """In JSON, of which half of a surrogate pair is escaped, which UTF-8 cannot hold."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _score(args: argparse.Namespace) -> None:

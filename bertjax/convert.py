@@ -1,6 +1,7 @@
 """From one format of a model to another: Hugging Face, the original TF1 code, and bertjax."""
 
 import json
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from bertjax.sharding import named_leaves
 from data_pipelines.tokenization import load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")
+_SPAN_SEQ_LEN = 384  # of the paper's SQuAD; strides of 128, questions of 64
 
 
 def find_format(path: epath.PathLike) -> str:
@@ -65,9 +67,11 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
       FileNotFoundError, ValueError: as `read_model`; the target holds something; or the model
         cannot be said in that format. Nothing is left behind.
     """
-    target = epath.Path(target)
+    source, target = epath.Path(source), epath.Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists already: name a new directory.")
+    if style == "bertjax":
+        source = find_checkpoint(source)
     model = read_model(source, style)
     draft = epath.Path(f"{target}.partial")
     if draft.exists():
@@ -75,12 +79,14 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
     draft.mkdir(parents=True)
     try:
         if to == "bertjax":
-            write_params(draft, model.params, lambda path: _describe(model, path))
+            own = style == "bertjax"
+            describe = partial(_copy_description, source) if own else partial(_describe, model)
+            write_params(draft, model.params, describe)
         elif to == "tf1":
             tf1.write(model, draft)
         else:
             huggingface.write(model, draft)
-            (draft / "README.md").write_text(model_card(model, epath.Path(source)))
+            (draft / "README.md").write_text(model_card(model, source))
         if target.exists():
             target.rmdir()
         draft.rename(target)
@@ -96,6 +102,13 @@ def _read_own(path: epath.Path) -> Model:
     return Model(config, load_params(path, saved_params(path)), load_tokenizer(path))
 
 
+def _copy_description(source: epath.Path, path: epath.Path) -> None:
+    """What a checkpoint of ours says of itself stays true of its parameters."""
+    for file in source.iterdir():
+        if not file.is_dir() and file.name != FILES:
+            file.copy(path / file.name)
+
+
 def _describe(model: Model, path: epath.Path) -> None:
     config = _config(model.config, *_task(model))
     (path / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
@@ -103,16 +116,17 @@ def _describe(model: Model, path: epath.Path) -> None:
         model.tokenizer.save(path)
 
 
-def _task(model: Model) -> tuple[str, dict[str, str]]:
+def _task(model: Model) -> tuple[str, dict[str, Any]]:
     """The task whose head the model has, and what its data must be for that."""
     if "span" in model.params:
-        return "squad", {}
+        seq_len = min(_SPAN_SEQ_LEN, model.config.max_positions)
+        return "squad", {"stride": seq_len // 3, "max_query": seq_len // 6}
     return "pretrain", {"objective": "mlm_nsp" if "nsp" in model.params else "mlm"}
 
 
-def _config(model: BertConfig, task: str, data: dict[str, str]) -> Config:
+def _config(model: BertConfig, task: str, data: dict[str, Any]) -> Config:
     """That of a run which could have made the model."""
-    seq_len = min(384 if task == "squad" else Config.seq_len, model.max_positions)
+    seq_len = min(_SPAN_SEQ_LEN if task == "squad" else Config.seq_len, model.max_positions)
     return Config(task, seq_len=seq_len, model=model, data=tasks.data_fields()[task] | data)
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.dropout import limit_and_seeds, scale, survivors
+from bertjax.plain_attention import visible
 from bertjax.sharding import for_cpu, over_rows_and_heads, splits_heads
 
 
@@ -83,10 +84,7 @@ class _Row:
 
     def mask(self, pack_ids: Array) -> Array:
         """What is added to the scores: float32 [B, T, T]. A sum fuses where a choice does not."""
-        seen = pack_ids[:, :, None] == pack_ids[:, None, :]
-        if self.causal:
-            seen &= jnp.tri(pack_ids.shape[1], dtype=bool)
-        return jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
+        return jnp.where(visible(pack_ids, self.causal), 0.0, jnp.finfo(jnp.float32).min)
 
     def forward(
         self, mask: Array, keep: Array | None, query: Array, key: Array, value: Array

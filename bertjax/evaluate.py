@@ -13,6 +13,7 @@ from bertjax.checkpoint import check_params, find_checkpoint, load_params
 from bertjax.config import Config
 from bertjax.feed import Feed
 from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
+from bertjax.start import check_model, find_model
 from bertjax.step import Sums, means, total_loss
 from bertjax.tasks import Evaluation, Task
 from data_pipelines.tokenization import load_tokenizer
@@ -25,8 +26,8 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     so are their losses.
 
     Raises:
-      ValueError: a checkpoint's parameters or vocabulary are not those of the configuration,
-        or there is no held-out data.
+      ValueError: a checkpoint's model or vocabulary is not that of the configuration, or there
+        is no held-out data.
     """
     paths = [find_checkpoint(checkpoint) for checkpoint in checkpoints]
     task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
@@ -35,6 +36,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     check_mesh(mesh, task.eval_rows, 1, shapes)
     for path in paths:
         task.check_tokenizer(load_tokenizer(path), path)
+        check_model(path, find_model(path), config.model)
         check_params(path, shapes)
     targets = sharded_shapes(mesh, shapes)
     found = make_evaluator(task, mesh)(load_params(path, targets) for path in paths)

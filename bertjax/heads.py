@@ -1,5 +1,6 @@
 """The heads that pre-training puts on the encoder, and the model they make together."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import flax.linen as nn
@@ -111,4 +112,5 @@ class SpanModel(nn.Module):
         names = ("token_ids", "type_ids", "pack_ids", "positions")
         inputs = (batch[name] for name in names)
         hidden = Encoder(self.config, name="encoder")(*inputs, deterministic=deterministic)
-        return Dense(self.config, 2, name="span")(hidden).astype(jnp.float32)
+        # Rounded to bfloat16, answers would tie, and so would thousands of null odds.
+        return Dense(dataclasses.replace(self.config, dtype="float32"), 2, name="span")(hidden)

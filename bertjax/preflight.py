@@ -96,9 +96,10 @@ def preflight(config: Config, topology: Topology) -> Verdict:
     with_data = config.counts_epochs and config.data["dir"]
     rows_per_epoch = tasks.find(config.task)(config).rows_per_epoch if with_data else None
     config = config.resolve(rows_per_epoch)
-    objective = tasks.objective(config)
+    parts = _row_parts(config, topology)
+    objective = tasks.objective(config, config.accumulation * parts)
     program = Program(config, objective, devices)
-    rows = config.batch_size // row_parts(program.mesh)
+    rows = tasks.rows_of(objective) // parts
     remat = " with remat" if config.model.remat else ""
     _log.info(f"compiling for {topology.name}, {rows} rows a device{remat}")
     began = time.perf_counter()

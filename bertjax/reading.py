@@ -55,7 +55,9 @@ class Reading:
     def evaluation(self, logits: Sequence[np.ndarray]) -> Evaluation:
         """Official scores, in percent; for version 2 at the threshold that is best for F1.
 
-        With version 2 comes `best_f1_thresh`, that threshold. The files are `predictions`,
+        With version 2 comes that `threshold` of the null odds, above which there is no answer. It
+        is `best_f1_thresh`, but below all odds where to answer nothing is best, for which the
+        official sweep says 0. The files are `predictions`,
         `nbest_predictions` and, for version 2, `null_odds`.
         """
         found = list(self.predictions(logits))
@@ -68,6 +70,10 @@ class Reading:
             swept = score(self.data, best, odds)
             scores = {name: value for name, value in swept.items() if name.startswith("best")}
             threshold = swept["best_f1_thresh"]
+            unanswerable = sum(not question.answers for question in self.data.questions)
+            if swept["best_f1"] == 100.0 * unanswerable / len(odds):  # where the sweep begins
+                threshold = float(np.nextafter(min(odds.values()), -np.inf))
+            scores["threshold"] = threshold
             best = {name: "" if odds[name] > threshold else text for name, text in best.items()}
             files["null_odds"] = odds
         scores |= score(self.data, best)
@@ -130,20 +136,22 @@ def asked(lines: Iterable[str]) -> Iterator[tuple[Questions, int]]:
     """Questions to be answered at once, and how many rows of a batch are for them.
 
     Args:
-      lines: of JSON, each with "question" and "context", answered one by one as they come; or a
-        whole file in SQuAD's layout.
+      lines: of JSON, each with "question" and "context", answered one by one as they come, blank
+        ones passed over; or a whole file in SQuAD's layout.
     Raises:
       ValueError: a line is neither; it is named by its number.
     """
     lines = iter(lines)
-    first = next(lines, None)
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    first = next(numbered, None)
     if first is None:
         return
-    if not first.lstrip().startswith("{") or "question" in _parse(first):
-        for number, line in enumerate(itertools.chain([first], lines), 1):
+    before, text = first[0] - 1, first[1]
+    if not text.lstrip().startswith("{") or "question" in _parse(text):
+        for number, line in itertools.chain([first], numbered):
             yield Questions([_question(line, number)], 1), 1
     else:
-        yield parse_squad("the input", first + "".join(lines)), _ROWS
+        yield parse_squad("the input", "\n" * before + text + "".join(lines)), _ROWS
 
 
 def _parse(line: str) -> dict[str, Any]:

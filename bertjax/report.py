@@ -67,7 +67,7 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     else:
         text = _report_run(name, directory)
     path = directory / "report.html"
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="xmlcharrefreplace"))  # half of a surrogate pair
     return path
 
 

@@ -8,7 +8,13 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
-from bertjax.checkpoint import check_params, find_checkpoint, load_params, saved_params
+from bertjax.checkpoint import (
+    check_params,
+    find_checkpoint,
+    find_finished,
+    load_params,
+    saved_params,
+)
 from bertjax.config import read_config
 from bertjax.convert import find_format, read_model, read_shape
 from bertjax.model import BertConfig
@@ -37,8 +43,24 @@ def find_model(path: epath.PathLike) -> BertConfig:
     """
     style = find_format(path)
     if style == "bertjax":
-        return read_config(find_checkpoint(path) / "config.json", tasks.data_fields()).model
+        # All of a run are of one shape, so that hosts need not agree on the newest intact one.
+        return read_config(find_finished(path) / "config.json", tasks.data_fields()).model
     return read_shape(epath.Path(path), style)
+
+
+def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
+    """Refuses to compute the arrays at `path` otherwise than the model that they were saved of.
+
+    Raises:
+      ValueError: naming what differs.
+    """
+    for name in _COMPUTED:
+        theirs, ours = getattr(saved, name), getattr(model, name)
+        if theirs != ours:
+            raise ValueError(
+                f"{path} was made with {name}={theirs!r} and this configuration has "
+                f"{ours!r}: set model.{name}={theirs!r}."
+            )
 
 
 class Start:
@@ -77,13 +99,7 @@ class Start:
         Raises:
           ValueError: naming what differs.
         """
-        for name in _COMPUTED:
-            theirs, ours = getattr(self.model, name), getattr(model, name)
-            if theirs != ours:
-                raise ValueError(
-                    f"{self.path} was made with {name}={theirs!r} and this configuration has "
-                    f"{ours!r}: set model.{name}={theirs!r}."
-                )
+        check_model(self.path, self.model, model)
         check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)
 
     def fill(self, params: Any) -> Any:

@@ -24,7 +24,7 @@ from bertjax.program import Program
 from bertjax.signals import stop_signals
 from bertjax.start import Start
 from bertjax.step import Sums, TrainState, means
-from bertjax.tasks import Task, rows_of
+from bertjax.tasks import Evaluation, Task, rows_of
 from bertjax.writers import Writers
 
 _log = logging.getLogger("bertjax")
@@ -90,8 +90,9 @@ class Run:
         if state is not None:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
-        state = self.program.init()
-        return state._replace(params=self._start.fill(state.params)) if self._start else state
+        state, start = self.program.init(), self._start
+        self._start = None  # whose arrays would stay in memory
+        return state._replace(params=start.fill(state.params)) if start else state
 
     def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
@@ -131,11 +132,12 @@ class Run:
                 # Waits for the steps that the devices are still at, whose time counts.
                 self._check_finite(step, means(jax.device_get(window)))
                 with meter.pause():
-                    if evaluates and (found := evaluate([state.params])):
+                    found = evaluate([state.params]) if evaluates else None
+                    if found:
                         writers.write(step, "heldout", found.scores)
                     if saves:
                         writers.flush()
-                        self.checkpoints.save(state, functools.partial(self._describe, step))
+                        self.checkpoints.save(state, functools.partial(self._describe, step, found))
                 if stopping and not last:
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
 
@@ -149,9 +151,9 @@ class Run:
                     "optimizer.learning_rate or lengthen optimizer.warmup in a new workdir."
                 )
 
-    def _describe(self, step: int, path: epath.Path) -> None:
+    def _describe(self, step: int, found: Evaluation | None, path: epath.Path) -> None:
         """Writes what opens the checkpoint besides its arrays."""
-        self.task.save(path)
+        self.task.save(path, found)
         workdirs.write_run(path, self.config, self.task, step)
 
 

@@ -12,6 +12,7 @@ all the work is one dictionary look-up a word.
 import hashlib
 import itertools
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ CONTINUES = "##"  # the mark of a piece that continues a word
 SPACE = "▁"  # SentencePiece's mark of a piece that starts a word
 
 VOCAB_FILE, MODEL_FILE, CONFIG_FILE = "vocab.txt", "spm.model", "tokenizer_config.json"
+
+_log = logging.getLogger("data_pipelines")
 
 
 class Tokenizer(Protocol):
@@ -109,8 +112,7 @@ class WordPieceTokenizer:
       strip_accents: whether accents are removed; None follows lower-casing, as in the original.
 
     Raises:
-      InputError: no pieces, an empty or repeated piece, a special piece that is missing, or a
-        vocabulary whose case is not that of `cased`.
+      InputError: no pieces, an empty or repeated piece, or a special piece that is missing.
     """
 
     kind = "wordpiece"
@@ -121,7 +123,6 @@ class WordPieceTokenizer:
         self.strip_accents = not cased if strip_accents is None else strip_accents
         index = _index_of_pieces(self.pieces)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = _special_ids(index)
-        _check_case(self.pieces, cased)
         self.continues = np.array([p.startswith(CONTINUES) and p != CONTINUES for p in self.pieces])
         real = [i for i, piece in enumerate(self.pieces) if not _RESERVED.fullmatch(piece)]
         self.real_ids = np.array(real, np.int32)
@@ -249,19 +250,25 @@ def _changed_by(pieces: list[str], change: Callable[[str], str]) -> str | None:
     return next((p for p in pieces if change(p) != p and not _RESERVED.fullmatch(p)), None)
 
 
-def _check_case(pieces: list[str], cased: bool) -> None:
-    """A vocabulary without cased letters (Chinese, digits) goes with either switch."""
+def _case_conflict(pieces: list[str], cased: bool) -> tuple[str, str] | None:
+    """What a switch does to a vocabulary of the other case, and the cure; None where they agree.
+
+    A vocabulary without cased letters (Chinese, digits) goes with either switch.
+    """
     upper, lower = _changed_by(pieces, str.lower), _changed_by(pieces, str.upper)
     if not cased and upper is not None:
-        raise InputError(
+        return (
             f"the vocabulary is cased (it holds {upper!r}) but lower-casing is on, so that part of "
-            "it could never be used; ask for a cased tokenizer (--cased)"
+            "it could never be used",
+            "ask for a cased tokenizer (--cased)",
         )
     if cased and upper is None and lower is not None:
-        raise InputError(
+        return (
             "the vocabulary is uncased (no piece has an upper-case letter) but lower-casing is "
-            "off, so that capitals would be unknown; ask for an uncased tokenizer (no --cased)"
+            "off, so that capitals would be unknown",
+            "ask for an uncased tokenizer (no --cased)",
         )
+    return None
 
 
 _SPECIAL_NAMES = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIALS}
@@ -389,7 +396,7 @@ def load_tokenizer(
     try:
         if path.suffix == ".model":
             return _load_sentencepiece(path.read_bytes(), cased, strip_accents)
-        return _load_wordpiece(path.read_bytes(), config, cased, strip_accents)
+        return _load_wordpiece(path, config, cased, strip_accents)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -405,9 +412,9 @@ def _read_config(path: epath.Path) -> dict[str, Any]:
 
 
 def _load_wordpiece(
-    content: bytes, config: dict[str, Any], cased: bool | None, strip_accents: bool | None
+    path: epath.Path, config: dict[str, Any], cased: bool | None, strip_accents: bool | None
 ) -> WordPieceTokenizer:
-    pieces = read_pieces(content)
+    pieces = read_pieces(path.read_bytes())
     if not config.get("tokenize_chinese_chars", True):
         raise InputError(
             f"{CONFIG_FILE} sets tokenize_chinese_chars to false, which is not supported; use a "
@@ -418,6 +425,11 @@ def _load_wordpiece(
     cased = _agreed("cased", cased, stored_cased)
     if cased is None:
         cased = _changed_by(pieces, str.lower) is not None
+    if conflict := _case_conflict(pieces, cased):
+        # A published model computes what it was published with: Chinese ones are an example.
+        if stored_cased is None:
+            raise InputError("; ".join(conflict))
+        _log.warning("%s: %s; %s says so.", path, conflict[0], CONFIG_FILE)
     strip_accents = _agreed("strip_accents", strip_accents, config.get("strip_accents"))
     return WordPieceTokenizer(pieces, cased=cased, strip_accents=strip_accents)
 
@@ -432,7 +444,10 @@ def _agreed(name: str, asked: bool | None, stored: bool | None) -> bool | None:
 
 
 def read_pieces(content: bytes) -> list[str]:
-    """The pieces of a vocabulary file, one a line; surrounding white space is dropped."""
+    """The pieces of a vocabulary file, one a line; surrounding white space is dropped.
+
+    A line separator is a piece of its own in the published Chinese vocabulary.
+    """
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -442,7 +457,7 @@ def read_pieces(content: bytes) -> list[str]:
         ) from error
     if not lines[-1]:
         lines.pop()
-    return [line.strip() for line in lines]
+    return [line.strip() or line.strip(" \t\r") for line in lines]
 
 
 def _load_sentencepiece(

@@ -83,6 +83,11 @@ def _beginning(path: epath.Path, where: str) -> str:
     """The first words of a document, as they stand."""
     if not path.exists():
         raise InputError(f"{where} of TriviaQA is on {path}, which does not exist")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where} of TriviaQA is on {path}, which is not UTF-8 (byte {error.start})"
+        ) from error
     words = list(itertools.islice(re.finditer(r"\S+", text), WORDS))
     return text[words[0].start() : words[-1].end()] if words else ""

@@ -30,6 +30,8 @@ class WindowOptions:
     max_query: int = 64
 
     def __post_init__(self) -> None:
+        if self.max_query < 1:
+            raise InputError(f"max_query={self.max_query} must be at least 1.")
         room = self.seq_len - self.max_query - 3
         if not 0 < self.stride <= room:
             raise InputError(
@@ -183,12 +185,22 @@ def locate(question: Question) -> tuple[Answer | None, str | None]:
     if not question.answers:
         return None, None
     answer = question.answers[0]
-    passage, text = question.passage, answer.text
-    if text and answer.start >= 0 and passage.startswith(text, answer.start):
+    found = place_answer(question.passage, answer)
+    if found == answer:
         return answer, None
-    places = [i for i in range(len(passage)) if text and passage.startswith(text, i)]
-    said = f"answer {text!r} of question {question.id!r} is not at character {answer.start:,}"
-    if not places:
+    said = (
+        f"answer {answer.text!r} of question {question.id!r} is not at character {answer.start:,}"
+    )
+    if found is None:
         return None, f"{said} of its passage, nor anywhere in it"
-    nearest = min(places, key=lambda place: abs(place - answer.start))
-    return Answer(text, nearest), f"{said} of its passage, but at {nearest:,}"
+    return found, f"{said} of its passage, but at {found.start:,}"
+
+
+def place_answer(passage: str, answer: Answer) -> Answer | None:
+    """The answer where its text is: at its offset, or else nearest by; None where it is nowhere."""
+    text = answer.text
+    if text and answer.start >= 0 and passage.startswith(text, answer.start):
+        return answer
+    places = [i for i in range(len(passage)) if text and passage.startswith(text, i)]
+    nearest = min(places, key=lambda start: abs(start - answer.start), default=None)
+    return None if nearest is None else Answer(text, nearest)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.attention import plain
+from bertjax.plain_attention import attention as plain
 from bertjax.sharding import make_mesh
 
 LENGTH, HEADS, SIZE = 128, 4, 64

@@ -38,6 +38,15 @@ def test_the_place_is_that_of_the_prediction_and_not_of_the_same_text() -> None:
     assert one.said == (8, 11) and one.kind == "place" and 0 < one.f1 < 1
 
 
+def test_gold_is_marked_where_training_points() -> None:
+    """At the nearest place of its text, where it is not at its offset; nowhere, if it has none."""
+    for gold, place, kind in (("in Rome", (40, 47), "boundary"), ("Paris", None, "place")):
+        question = Question("q", "Where?", PASSAGE, (Answer(gold, -1),))
+        nbest = {"q": [{"text": "Rome", "start": 43, "probability": 0.5}]}
+        (one,) = judge(Questions([question], 1), {"q": "Rome"}, nbest)
+        assert one.gold == place and one.kind == kind
+
+
 def test_a_missing_prediction_is_no_answer() -> None:
     (one,) = judge(Questions([asked("q", "Oslo")], 1), {}, {})
     assert one.kind == "missed" and one.f1 == 0

@@ -10,7 +10,7 @@ from bertjax.answers import BEST, LONGEST, Prediction, decode
 from bertjax.scoring.squad import score
 from data_pipelines.squad import Answer, Question, Questions, read_squad
 from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
-from data_pipelines.windows import Passages, WindowOptions, Windows, locate, make_windows
+from data_pipelines.windows import Passage, Passages, WindowOptions, Windows, locate, make_windows
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 TOKENIZER = WordPieceTokenizer(
@@ -84,6 +84,20 @@ def test_neither_question_nor_special_pieces_are_answers() -> None:
     prediction = answer(QUESTION, logits, windows, passages)
     assert all(candidate.score == -20 for candidate in prediction.candidates)
     assert prediction.null.score == 100
+
+
+def test_a_piece_that_stands_for_no_character_is_no_answer() -> None:
+    windows, passages = windows_of(QUESTION)
+    spans = passages[PASSAGE].spans.copy()
+    spans[40, 1] = spans[40, 0]  # as SentencePiece's mark of a word's start has it
+    passages[PASSAGE] = Passage(passages[PASSAGE].ids, spans)
+    logits = flat(windows)
+    for number in range(len(windows)):
+        at = 40 - windows.first[number]
+        if 0 <= at < windows.parts[number]:
+            logits[number][at + windows.prefix[number]] = 9
+    prediction = answer(QUESTION, logits, windows, passages)
+    assert prediction.candidates and all(each.text for each in prediction.candidates)
 
 
 def test_the_null_score_is_the_least_over_the_windows() -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from goldens import make_encoder_outputs
 from models import draw_model, shapes_of
 
+from bertjax import tasks
 from bertjax.convert import convert, find_format, read_model
 from bertjax.formats import Model, huggingface
 from bertjax.formats.names import PARTS, tensors
@@ -258,6 +259,43 @@ def test_what_is_not_bert_is_refused(changed: dict, complaint: str, tmp_path) ->
     with pytest.raises(ValueError, match=complaint):
         convert(path, tmp_path / "own", "hf", "bertjax")
     assert not list(tmp_path.glob("own*"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-12 alone"), ({"is_decoder": True}, "causal")],
+    ids=str,
+)
+def test_what_the_original_code_would_compute_otherwise_is_not_written_for_it(
+    changed: dict, complaint: str, tmp_path
+) -> None:
+    path = write_hf(draw(), tmp_path / "hf", **changed)
+    with pytest.raises(ValueError, match=complaint):
+        convert(path, tmp_path / "tf1", "hf", "tf1")
+    assert not list(tmp_path.glob("tf1*"))
+
+
+def test_quantised_weights_are_refused(tmp_path) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    rename(path, lambda name, array: (name, array.astype(np.int8)))
+    with pytest.raises(ValueError, match=r"has .* in I8, of which bertjax makes no weights"):
+        read_model(path)
+
+
+@pytest.mark.parametrize("length", [16, 128, 512])
+def test_a_published_span_model_answers_however_short_its_rows(length: int, tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, max_positions=length)
+    path = write_hf(draw_model(config, TOKENIZER, "span"), tmp_path / "hf")
+    convert(path, tmp_path / "own", "hf", "bertjax")
+    line = json.dumps({"question": "a b", "context": "c d " * 20})
+    (answer,) = tasks.predict(tmp_path / "own", [line])
+    assert 0 <= answer["start"] < answer["end"] <= 80
+
+
+def test_an_encoder_alone_predicts_nothing(tmp_path) -> None:
+    convert(write_hf(draw("pooler"), tmp_path / "hf"), tmp_path / "own", "hf", "bertjax")
+    with pytest.raises(ValueError, match="own has no mlm/bias: give a checkpoint of a model"):
+        list(tasks.predict(tmp_path / "own", ["a [MASK]"]))
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path) -> None:

@@ -17,8 +17,8 @@ from attending import (
 )
 
 from bertjax import cpu_attention
-from bertjax.attention import plain
 from bertjax.cpu_attention import attention
+from bertjax.plain_attention import attention as plain
 from bertjax.sharding import AXES, make_mesh
 
 

@@ -20,8 +20,8 @@ from attending import (
 )
 
 from bertjax import fused_attention, tasks
-from bertjax.attention import plain
 from bertjax.config import Config, load_config
+from bertjax.plain_attention import attention as plain
 from bertjax.program import Program
 from bertjax.sharding import AXES, make_mesh
 

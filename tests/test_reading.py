@@ -34,7 +34,7 @@ def test_lines_are_questions_one_by_one_as_they_come() -> None:
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_file_is_answered_as_a_whole(indent: int | None) -> None:
-    text = json.dumps(FILE, indent=indent)
+    text = "\n" + json.dumps(FILE, indent=indent)
     ((data, rows),) = asked(text.splitlines(keepends=True))
     assert data.questions == [Question("7", "c?", "a b")] and rows > 1
 
@@ -59,6 +59,11 @@ def test_a_line_that_is_no_question_is_refused(said: str, complaint: str) -> Non
         list(asked([line(), said]))
 
 
+def test_blank_lines_are_passed_over_and_counted() -> None:
+    found = [data.questions[0].id for data, _ in asked(["\n", line(), " \n", line(), "\n"])]
+    assert found == ["2", "4"]
+
+
 def test_a_file_of_another_layout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the input is not in .*: data\[0\] has no 'paragraphs'"):
         list(asked(['{"data": [{}]}']))
@@ -78,6 +83,26 @@ def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) 
     assert "1 questions were cut to data.max_query=4 pieces" in text
 
 
+def read_logits(reading: Reading, of_cls: float) -> list[np.ndarray]:
+    """Logits of `of_cls` at each [CLS] and the opposite elsewhere."""
+    logits = []
+    for batch in reading.arrays():
+        values = np.where(batch["positions"] == 0, of_cls, -of_cls)
+        logits.append(np.stack([values, values], -1).astype(np.float32))
+    return logits
+
+
+@pytest.mark.parametrize("of_cls", [9.0, -9.0])
+def test_scores_of_version_2_are_those_at_the_threshold(of_cls: float) -> None:
+    """To answer nothing is best here, whatever the odds; the official sweep's 0 would not do it."""
+    questions = [Question("1", "a", "c d", (Answer("d", 2),)), Question("2", "c", "b")]
+    reading = Reading("dev", Questions(questions, 2), TOKENIZER, OPTIONS, rows=2)
+    found = reading.evaluation(read_logits(reading, of_cls))
+    assert found.scores["f1"] == found.scores["best_f1"] == 50
+    assert found.scores["threshold"] < min(found.files["null_odds"].values())
+    assert found.files["predictions"] == {"1": "", "2": ""}
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_even_without_any_span_there_are_scores_and_files(version: int) -> None:
     """Logits that put all but [CLS] out of the question; a question of nothing."""
@@ -85,11 +110,7 @@ def test_even_without_any_span_there_are_scores_and_files(version: int) -> None:
     if version == 1:
         questions.pop()
     reading = Reading("dev", Questions(questions, version), TOKENIZER, OPTIONS, rows=2)
-    logits = []
-    for batch in reading.arrays():
-        values = np.where(batch["positions"] == 0, 9.0, -9.0)
-        logits.append(np.stack([values, values], -1).astype(np.float32))
-    found = reading.evaluation(logits)
+    found = reading.evaluation(read_logits(reading, 9.0))
     assert found.scores["total"] == len(questions)
     if version == 2:
         assert found.scores["NoAns_exact"] == 100

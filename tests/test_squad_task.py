@@ -5,6 +5,8 @@ import pathlib
 import random
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 from conftest import bertjax
 from killing import metrics, params_of, start, wait_for_step
@@ -23,6 +25,7 @@ from bertjax.report import write_report
 from bertjax.scoring.squad import score_files
 from bertjax.sharding import AXES
 from bertjax.start import find_model
+from bertjax.tasks.squad import THRESHOLD_FILE, Task
 from bertjax.topology import Topology
 from bertjax.train import Run
 from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer
@@ -63,6 +66,9 @@ def folder(tmp_path_factory) -> pathlib.Path:
     for version, name in ((1, "1.1"), (2, "2.0")):
         for split, count in (("train", 64), ("dev", 24)):
             (path / f"{split}-v{name}.json").write_text(json.dumps(questions(version, count)))
+    bare = questions(1, 4)
+    bare["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
+    (path / "bare.json").write_text(json.dumps(bare))
     config = BertConfig(len(TOKENIZER.pieces), 2, 64, 2, max_positions=64)
     (path / "model").mkdir()
     huggingface.write(draw_model(config, TOKENIZER, "pooler"), path / "model")
@@ -198,8 +204,56 @@ def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
 
 
 @pytest.mark.slow
+def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
+    """Its threshold, if it has one, and how its passages are cut included."""
+    version, workdir = trained
+    convert(workdir, tmp_path / "copy", "bertjax", "bertjax")
+    line = json.dumps({"question": "Where lives bob?", "context": "Bob lives in Rome. " * 9})
+    copied, own = (list(tasks.predict(path, [line])) for path in (tmp_path / "copy", workdir))
+    assert copied == own and ("null_odds" in own[0]) == (version == 2)
+    assert (tmp_path / "copy" / THRESHOLD_FILE).exists() == (version == 2)
+    assert "keeps no threshold" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_threshold_is_kept_with_the_parameters_that_were_evaluated(folder, tmp_path) -> None:
+    config = configuration(folder, 2, steps=2, checkpoint_every=1, eval_every=2)
+    Run(config, tmp_path).train()
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert [(checkpoints.path(step) / THRESHOLD_FILE).exists() for step in (1, 2)] == [False, True]
+
+
+def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> None:
+    batches = [
+        next(iter(Task(configuration(folder, 1, batch_size=17), 3, host).train_batches(0, 1)))
+        for host in range(3)
+    ]
+    assert sum(batch["span_weights"].sum() for batch in batches) == 17
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(
+    folder, tmp_path, capsys
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    given = ["--checkpoint", "none", "--output", str(tmp_path / "file"), *arguments(folder, 1)]
+    assert main(["evaluate", *given]) == 2
+    assert "file is a file: name a directory." in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_half_a_surrogate_pair_in_a_passage_is_written_escaped(trained, capsys) -> None:
+    _, workdir = trained
+    asked = ["--question", "Where lives bob?", "--context", "\ud83d"]
+    assert main(["predict", "--checkpoint", str(workdir), *asked]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] in ("\ud83d", "")
+
+
+@pytest.mark.slow
 def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
     convert(folder / "model", tmp_path / "encoder", "hf", "bertjax")
+    with pytest.raises(ValueError, match=r"with activation='gelu' .* model.activation='gelu'"):
+        evaluate(configuration(folder, 1, model__activation="relu"), tmp_path / "encoder")
     with pytest.raises(ValueError, match="span"):
         evaluate(configuration(folder, 1), tmp_path / "encoder")
     (tmp_path / "vocab.txt").write_text("\n".join([*TOKENIZER.pieces[:-1], "other"]))
@@ -212,6 +266,20 @@ def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
     config = configuration(folder, 1, steps="3 epochs", batch_size=16)
     verdict = preflight(config, Topology("cpu:8"))
     assert verdict.steps == 3 * 64 // 16 and verdict.rows_per_device == 2
+
+
+def test_a_topology_need_not_divide_the_windows_of_a_step(folder) -> None:
+    config = configuration(folder, 1, batch_size=10, accumulation=2)
+    assert preflight(config, Topology("cpu:8")).rows_per_device == 2
+
+
+def test_scores_keep_the_precision_that_they_are_summed_in(folder) -> None:
+    """Or answers, and null odds, would tie."""
+    task = Task(configuration(folder, 1, **{"model.dtype": "bfloat16"}))
+    batch = next(iter(task.train_batches(0, 1)))
+    logits = task.logits(task.init_params(jax.random.key(0)), batch, None)
+    assert logits.dtype == jnp.float32
+    assert (logits != logits.astype(jnp.bfloat16)).mean() > 0.9
 
 
 @pytest.mark.slow
@@ -259,6 +327,8 @@ def test_ten_kills_change_nothing(folder, tmp_path) -> None:
         (1, {"data__stride": 100}, "stride=100 must be"),
         (1, {"init": ""}, "there is no vocabulary: name a model"),
         (1, {"init": "/nowhere"}, "there is no /nowhere"),
+        (1, {"model.vocab_size": 40}, "69 pieces and model.vocab_size=40: raise it"),
+        (1, {"data__dev": "bare.json"}, "1 questions without a gold answer, '0' first"),
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from bertjax.convert import convert
 from bertjax.formats import Model, huggingface
 from bertjax.program import Program
 from bertjax.sharding import named_leaves
-from bertjax.start import Start
+from bertjax.start import Start, find_model
 from bertjax.train import Run
 from data_pipelines.tokenization import load_tokenizer
 
@@ -64,6 +65,22 @@ def test_heads_that_the_run_does_not_have_are_left_out(corpus, tmp_path) -> None
     config = configure(corpus, init=tmp_path / "model", data__objective="mlm")
     random, begun = first_params(config)
     assert jax.tree.structure(begun) == jax.tree.structure(random)
+
+
+@pytest.mark.parametrize("style", ["hf", "tf1", "bertjax"])
+def test_the_shape_of_a_model_is_known_before_hosts_meet(
+    style, corpus, tmp_path, monkeypatch
+) -> None:
+    model = publish(corpus, tmp_path / "model", style=style)
+    if style == "bertjax":
+        shutil.copytree(tmp_path / "model", tmp_path / "run" / "checkpoints" / "00000007")
+
+    def begin_backend() -> int:
+        raise AssertionError("the backend must not begin before the hosts have met")
+
+    monkeypatch.setattr(jax, "process_count", begin_backend)
+    for path in ("model", "run") if style == "bertjax" else ("model",):
+        assert find_model(tmp_path / path).hidden_size == model.config.hidden_size
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ Not shown here, because a local server cannot show it: credentials from a servic
 machine's metadata, buckets with a hierarchical namespace, and the profiler's traces.
 """
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from test_resume import metrics, params_of
 
 from bertjax.report import write_report
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
+PRETRAIN, SQUAD = EXPERIMENTS / "pretrain.py", EXPERIMENTS / "squad.py"
 FIELDS = {"model.vocab_size": 128, "steps": 12, "checkpoint_every": 4, "log_every": 2}
 FLAGS = [f"--config.{name}={value}" for name, value in FIELDS.items()]
 FILES = {
@@ -196,6 +198,16 @@ def test_a_damaged_shard_is_refused(bucket, corpus) -> None:
 def test_batches_are_saved_in_the_bucket(bucket, corpus) -> None:
     finish(start(bucket, *configured("inspect", GS), "--save", f"{GS}/batches.npz"))
     assert bucket.objects["batches.npz"].content.startswith(b"PK")
+
+
+def test_questions_and_answers_may_lie_in_the_bucket(bucket) -> None:
+    answer = {"text": "do", "answer_start": 3}
+    qa = {"id": "1", "question": "ki", "answers": [answer]}
+    said = {"data": [{"paragraphs": [{"context": "ba do .", "qas": [qa]}]}]}
+    bucket.write("squad.json", json.dumps(said).encode())
+    files = {"train": "squad.json", "dev": "squad.json", "vocab": "vocab.txt"}
+    flags = [f"--config.data.{field}={GS}/{name}" for field, name in files.items()]
+    finish(start(bucket, "inspect", "--config", f"{SQUAD}:smoke", *flags))
 
 
 def test_a_bucket_that_does_not_exist_is_refused(bucket) -> None:

@@ -214,6 +214,15 @@ def test_pieces_without_case_go_with_either_switch(tmp_path: pathlib.Path, cased
     assert not load_tokenizer(path).cased
 
 
+def test_a_line_separator_is_a_piece_as_in_the_published_chinese_vocabulary(
+    tmp_path: pathlib.Path,
+) -> None:
+    pieces = [*SPECIALS, "a", "\u2028", "b"]
+    path = write(tmp_path / "vocab.txt", pieces)
+    assert load_tokenizer(path).pieces == pieces
+    assert load_tokenizer(path).encode("a\u2028b") == [5, 7]
+
+
 def test_a_last_newline_and_returns_do_not_matter(tmp_path: pathlib.Path) -> None:
     (tmp_path / "unix.txt").write_text("\n".join(PIECES), "utf-8")
     (tmp_path / "dos.txt").write_bytes("\r\n".join([*PIECES, ""]).encode())
@@ -254,6 +263,19 @@ def test_a_case_that_does_not_go_with_the_pieces_is_refused(tmp_path: pathlib.Pa
         load_tokenizer(write(tmp_path / "vocab.txt", CASED_PIECES), cased=False)
     with pytest.raises(InputError, match=r"is uncased .* but lower-casing is off"):
         load_tokenizer(write(tmp_path / "vocab.txt", PIECES), cased=True)
+
+
+@pytest.mark.parametrize(("pieces", "lower_case"), [(PIECES, False), (CASED_PIECES, True)])
+def test_a_published_switch_is_followed_and_its_harm_is_said(
+    tmp_path: pathlib.Path, caplog, pieces: list[str], lower_case: bool
+) -> None:
+    write(tmp_path / "vocab.txt", pieces)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower_case}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.cased is not lower_case
+    assert "vocab.txt: the vocabulary is" in caplog.text
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.fingerprint() == tokenizer.fingerprint()
 
 
 def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path: pathlib.Path) -> None:

@@ -84,6 +84,12 @@ def test_what_is_missing_is_named(fields: dict, complaint: str, folder) -> None:
         read_squad(write(folder, question(**fields)))
 
 
+def test_a_document_in_another_encoding_is_named(folder) -> None:
+    (folder / "evidence" / "wikipedia" / "Norway.txt").write_bytes(b"Oslo \xff")
+    with pytest.raises(InputError, match=r"Norway.txt, which is not UTF-8 \(byte 5\)"):
+        read_squad(write(folder, question()))
+
+
 def test_questions_that_are_no_list_are_refused(folder) -> None:
     path = folder / "qa" / "train.json"
     path.write_text('{"Data": 5}')

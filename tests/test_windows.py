@@ -94,6 +94,12 @@ def test_a_stride_that_would_leave_pieces_out_is_refused() -> None:
         WindowOptions(seq_len=128, stride=300)
 
 
+@pytest.mark.parametrize("max_query", [0, -1])
+def test_a_question_of_nothing_is_refused(max_query: int) -> None:
+    with pytest.raises(InputError, match=f"max_query={max_query} must be at least 1"):
+        WindowOptions(max_query=max_query)
+
+
 def asked(text: str, start: int, passage: str = "no, yes and yes") -> Question:
     return Question("q", "?", passage, (Answer(text, start),))
 

@@ -6,6 +6,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.formats import Model
+from bertjax.writers import metrics_path, read_metrics
 
 _USES = {  # of a head: what Hugging Face calls it, and the class that has it
     "span": ("question-answering", "AutoModelForQuestionAnswering"),
@@ -18,7 +19,7 @@ def model_card(model: Model, source: epath.Path) -> str:
     """Text in Markdown.
 
     Args:
-      source: where the model came from; a checkpoint of ours tells of its run.
+      source: the directory that the model came from; a run's checkpoint tells of the run.
     """
     config = model.config
     pipeline, kind = next(use for head, use in _USES.items() if head in model.params)
@@ -49,11 +50,10 @@ def model_card(model: Model, source: epath.Path) -> str:
 
 
 def _training(source: epath.Path) -> list[str]:
-    """A table of the run, and its newest scores on held-out data up to the checkpoint's step."""
-    checkpoint = _newest(source)
-    if checkpoint is None:
+    """A table of the run, and scores on held-out data if the checkpoint's step was evaluated."""
+    if not (source / "run.json").exists():
         return []
-    run, config = (json.loads((checkpoint / n).read_text()) for n in ("run.json", "config.json"))
+    run, config = (json.loads((source / n).read_text()) for n in ("run.json", "config.json"))
     optimizer = config["optimizer"]
     rows: list[tuple[str, Any]] = [
         ("task", config["task"]),
@@ -66,28 +66,20 @@ def _training(source: epath.Path) -> list[str]:
     ]
     lines = ["## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows]
-    scores = _scores(checkpoint.parent.parent / "metrics.jsonl", run["step"])
+    scores = _scores(source.parent.parent, run["step"])
     if scores:
         lines += ["", "## Scores on held-out data", "", "| | |", "|---|---:|"]
-        lines += [f"| {name} | {value:.4f} |" for name, value in scores.items()]
+        lines += [
+            f"| {name} | {value:,} |" if isinstance(value, int) else f"| {name} | {value:.4f} |"
+            for name, value in scores.items()
+        ]
     return [*lines, ""]
 
 
-def _newest(source: epath.Path) -> epath.Path | None:
-    """The checkpoint of a run at a path: itself, or the newest of a workdir."""
-    found = [source, *sorted((source / "checkpoints").glob("*"), reverse=True)]
-    return next(
-        (path for path in found if (path / "files.json").exists() and (path / "run.json").exists()),
-        None,
-    )
-
-
-def _scores(metrics: epath.Path, step: int) -> dict[str, float]:
-    if not metrics.exists():
+def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
+    if not metrics_path(workdir).exists():
         return {}
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    heldout = [each for each in lines if each.get("split") == "heldout" and each["step"] <= step]
-    if not heldout:
-        return {}
-    skipped = ("step", "split", "time")
-    return {name: value for name, value in heldout[-1].items() if name not in skipped}
+    found = [
+        line for line in read_metrics(workdir) if (line["split"], line["step"]) == ("heldout", step)
+    ]
+    return {n: v for n, v in found[-1].items() if n not in ("step", "split")} if found else {}

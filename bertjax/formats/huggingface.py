@@ -1,6 +1,7 @@
 """Directories of Hugging Face: config.json, model.safetensors and the tokenizer's files."""
 
 import json
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ _DTYPES: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
     "I64": np.int64,
+    "I32": np.int32,
 }
 
 
@@ -175,6 +177,12 @@ def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
         found = safetensors.deserialize(path.read_bytes())
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} cannot be read ({error}): fetch it again.") from error
+    for name, each in found:
+        if each["dtype"] not in _DTYPES:
+            raise ValueError(
+                f"{path} has {name} in {each['dtype']}, of which bertjax makes no weights: take "
+                "the model as it was before it was quantised."
+            )
     return {
         name: np.frombuffer(each["data"], _DTYPES[each["dtype"]]).reshape(each["shape"])
         for name, each in found
@@ -190,6 +198,10 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
             "model's safetensors (a model without any gets them by save_pretrained of "
             "`transformers`)."
         ) from None
-    with path.open("rb") as file:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        with path.open("rb") as file:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be read ({reason}): fetch it again.") from error
     return {name: tensor.float().numpy() for name, tensor in found.items()}

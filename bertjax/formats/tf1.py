@@ -46,9 +46,17 @@ def read(path: epath.Path) -> Model:
 def write(model: Model, path: epath.Path) -> None:
     """Writes a directory that the original code opens.
 
+    The approximate GELU is `gelu_new` there, which the original refuses and its heirs know.
+
     Raises:
-      ValueError: the tokenizer is not WordPiece.
+      ValueError: the tokenizer is not WordPiece, or the original would compute something else.
     """
+    for name, only in (("layer_norm_eps", 1e-12), ("causal", False)):
+        if getattr(model.config, name) != only:
+            raise ValueError(
+                f"the original code knows {name}={only} alone, and this model has "
+                f"{getattr(model.config, name)}: convert to hf."
+            )
     if model.tokenizer is not None and model.tokenizer.kind != "wordpiece":
         raise ValueError(
             f"the original code knows WordPiece alone, and this vocabulary is "

@@ -10,6 +10,7 @@ from etils import epath
 
 from bertjax.checkpoint import find_checkpoint
 from bertjax.config import Config, parse_config, read_config
+from bertjax.model import BertConfig
 from bertjax.step import Batch, Sums
 from data_pipelines.tokenization import Tokenizer
 
@@ -23,8 +24,12 @@ MODULES = {"pretrain": "bertjax.tasks.pretrain", "squad": "bertjax.tasks.squad"}
 class Objective(Protocol):
     """What is compiled: a model and its loss, from the configuration alone, without data."""
 
-    def __init__(self, config: Config) -> None:
-        """Raises ValueError in one sentence where the configuration makes no model."""
+    def __init__(self, config: Config, multiple: int = 1) -> None:
+        """Raises ValueError in one sentence where the configuration makes no model.
+
+        Args:
+          multiple: of rows, which devices share; a task that chooses its rows gives some of it.
+        """
 
     def init_params(self, key: Any) -> Any:
         """Random parameters from a JAX key."""
@@ -90,8 +95,12 @@ class Task(Objective, Protocol):
           outputs: of each batch of `eval_batches` in turn, those of all hosts together.
         """
 
-    def save(self, directory: epath.Path) -> None:
-        """Writes what opens a checkpoint besides its arrays: vocabulary, labels."""
+    def save(self, directory: epath.Path, found: Evaluation | None) -> None:
+        """Writes what opens a checkpoint besides its arrays: vocabulary, labels.
+
+        Args:
+          found: the evaluation of those very arrays, if there was one.
+        """
 
     def show(self, batch: dict[str, np.ndarray], row: int) -> str:
         """A row of a batch as text for a person."""
@@ -113,9 +122,19 @@ def find(name: str) -> type[Task]:
     return importlib.import_module(MODULES[name]).Task
 
 
-def objective(config: Config) -> Objective:
-    """The objective of the configuration's task."""
-    return importlib.import_module(MODULES[config.task]).Objective(config)
+def objective(config: Config, multiple: int = 1) -> Objective:
+    """The objective of the configuration's task; see `Objective`."""
+    return importlib.import_module(MODULES[config.task]).Objective(config, multiple)
+
+
+def check_vocabulary(name: epath.PathLike, tokenizer: Tokenizer, model: BertConfig) -> None:
+    """Raises ValueError where the tokenizer of `name` has more pieces than the model vectors."""
+    pieces = len(tokenizer.pieces)
+    if pieces > model.vocab_size:
+        raise ValueError(
+            f"the vocabulary of {name} has {pieces:,} pieces and model.vocab_size="
+            f"{model.vocab_size:,}: raise it to at least that."
+        )
 
 
 def rows_of(objective: Objective) -> int:

@@ -12,13 +12,12 @@ import numpy as np
 from etils import epath
 
 from bertjax import flops, losses
-from bertjax.checkpoint import load_params
+from bertjax.checkpoint import load_on_device
 from bertjax.config import Config
 from bertjax.heads import PretrainingModel
 from bertjax.hosts import from_first
-from bertjax.sharding import with_shardings
 from bertjax.step import Batch, Sums
-from bertjax.tasks import Evaluation
+from bertjax.tasks import Evaluation, check_vocabulary
 from data_pipelines.pretraining import PretrainingData
 from data_pipelines.rows import PretrainingOptions, render_row
 from data_pipelines.tokenization import Tokenizer, load_tokenizer
@@ -37,7 +36,7 @@ DATA_FIELDS: dict[str, Any] = {"dir": ""} | {
 class Objective:
     """See `bertjax.tasks.Objective`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, multiple: int = 1) -> None:
         fields = {name: value for name, value in config.data.items() if name != "dir"}
         shared = {name: getattr(config, name) for name in _SHARED}
         self.config = config
@@ -96,12 +95,7 @@ class Task(Objective):
             self.heldout = PretrainingData(directory, self.options, "heldout", hosts, host)
         else:
             _log.warning("%s holds out no text: the run is not evaluated.", directory)
-        pieces = len(self.data.tokenizer.pieces)
-        if pieces > config.model.vocab_size:
-            raise ValueError(
-                f"the vocabulary of {directory} has {pieces:,} pieces and model.vocab_size="
-                f"{config.model.vocab_size:,}: raise it to at least that."
-            )
+        check_vocabulary(directory, self.data.tokenizer, config.model)
         self.rows_per_epoch, self.eval_rows = self.data.rows_per_epoch, config.batch_size
         self.data_fingerprint = self.data.manifest.digest()
 
@@ -125,7 +119,7 @@ class Task(Objective):
     def show(self, batch: dict[str, np.ndarray], row: int) -> str:
         return render_row(batch, row, self.data.tokenizer)
 
-    def save(self, directory: epath.Path) -> None:
+    def save(self, directory: epath.Path, found: Evaluation | None) -> None:
         self.data.tokenizer.save(directory)
 
     def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
@@ -140,8 +134,7 @@ class Task(Objective):
         """Fills the `[MASK]`s of each line: text, then per mask its likeliest pieces."""
         tokenizer, objective = load_tokenizer(path), Objective(config)
         shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        params = load_params(path, with_shardings(shapes, device))
+        params = load_on_device(path, shapes)
 
         @jax.jit
         def probabilities(params: Any, batch: Batch) -> jax.Array:

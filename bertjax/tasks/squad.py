@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,14 +14,14 @@ import numpy as np
 from etils import epath
 
 from bertjax import answer_report, flops, losses
-from bertjax.checkpoint import load_params
+from bertjax.checkpoint import load_on_device
 from bertjax.config import Config
 from bertjax.heads import SpanModel
 from bertjax.reading import Reading, asked, windows_of
-from bertjax.sharding import with_shardings
 from bertjax.start import find_tokenizer
 from bertjax.step import Batch, Sums
-from bertjax.tasks import Evaluation
+from bertjax.tasks import Evaluation, check_vocabulary
+from bertjax.writers import is_remote
 from data_pipelines import spans
 from data_pipelines.sources import TFDS
 from data_pipelines.squad import Questions, read_squad, read_tfds
@@ -49,11 +50,11 @@ TFDS_SPLITS = {"train": "train", "dev": "validation"}
 class Objective:
     """See `bertjax.tasks.Objective`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, multiple: int = 1) -> None:
         self.version = int(config.data["version"])
         if self.version not in FILES:
             raise ValueError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
-        self.config = config
+        self.config, self._multiple = config, multiple
         self.model = SpanModel(config.model)
 
     @property
@@ -65,7 +66,7 @@ class Objective:
     @property
     def rows(self) -> int:
         """Of a batch, as if no two windows shared one; data tell better."""
-        return self.config.batch_size
+        return -(-self.config.batch_size // self._multiple) * self._multiple
 
     def init_params(self, key: jax.Array) -> Any:
         batch = spans.empty(1, self.config.seq_len)
@@ -100,13 +101,14 @@ class Task(Objective):
         super().__init__(config)
         self._hosts, self._host = hosts, host
         self.tokenizer = _find_tokenizer(config)
-        devices = jax.device_count()
-        self.eval_rows = -(-config.batch_size // devices) * devices
+        check_vocabulary(config.data["vocab"] or config.init, self.tokenizer, config.model)
+        # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.
+        self._parts = math.lcm(jax.device_count(), hosts)
+        self.eval_rows = -(-config.batch_size // self._parts) * self._parts
         self._held_out = [
             Reading(name, data, self.tokenizer, self.options, self.eval_rows)
             for name, data in read_sets(config, "dev")
         ]
-        self._threshold: float | None = None
 
     @functools.cached_property
     def _train_windows(self) -> Windows:  # no evaluation reads them
@@ -123,7 +125,7 @@ class Task(Objective):
             config.batch_size,
             config.seq_len,
             int(config.resolve(self.rows_per_epoch).steps),
-            multiple=jax.device_count() * config.accumulation,
+            multiple=self._parts * config.accumulation,
         )
 
     @property
@@ -162,7 +164,6 @@ class Task(Objective):
         }
         if len(found) == 1:
             ((_, only),) = found.items()
-            self._threshold = only.scores.get("best_f1_thresh")
             return Evaluation(means | only.scores, only.files)
         scores = means | {
             name: float(np.mean([each.scores[name] for each in found.values()]))
@@ -186,10 +187,11 @@ class Task(Objective):
             lines.append(f"{before} >>{answer}<< {after}".strip())
         return "\n".join(lines)
 
-    def save(self, directory: epath.Path) -> None:
+    def save(self, directory: epath.Path, found: Evaluation | None) -> None:
         self.tokenizer.save(directory)
-        if self._threshold is not None:
-            (directory / THRESHOLD_FILE).write_text(json.dumps({"f1": self._threshold}))
+        if found and "threshold" in found.scores:
+            threshold = {"f1": found.scores["threshold"]}
+            (directory / THRESHOLD_FILE).write_text(json.dumps(threshold))
 
     def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
         if tokenizer is None or tokenizer.fingerprint() != self.tokenizer.fingerprint():
@@ -209,8 +211,7 @@ class Task(Objective):
         tokenizer, objective = load_tokenizer(path), Objective(config)
         threshold = _threshold(path) if objective.version == 2 else None
         shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        params = load_params(path, with_shardings(shapes, device))
+        params = load_on_device(path, shapes)
         logits_of = jax.jit(lambda params, batch: objective.logits(params, batch, None))
         for data, rows in asked(lines):
             reading = Reading("input", data, tokenizer, objective.options, rows)
@@ -233,7 +234,11 @@ class Task(Objective):
 
 def _threshold(path: epath.Path) -> float:
     if not (path / THRESHOLD_FILE).exists():
-        _log.warning("%s was not evaluated: no answer is given where it scores best.", path)
+        _log.warning(
+            "%s keeps no threshold, as it was not evaluated on one data set when it was saved: "
+            "where no answer scores best, none is given.",
+            path,
+        )
         return 0.0
     return float(json.loads((path / THRESHOLD_FILE).read_text())["f1"])
 
@@ -256,21 +261,29 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Questions]]:
         raise ValueError("data.dir is empty: name the directory that holds SQuAD's files.")
     if data["dir"].startswith(TFDS):
         found = read_tfds(data["dir"], data[split] or TFDS_SPLITS[split])
-        return [(split, _checked(config, data["dir"], found))]
-    path = epath.Path(data["dir"]) / (data[split] or FILES[data["version"]][split])
+        return [(split, _checked(config, split, data["dir"], found))]
+    name = data[split] or FILES[data["version"]][split]
+    # A remote path is absolute, which joining does not know.
+    path = epath.Path(name) if is_remote(name) else epath.Path(data["dir"]) / name
     if "*" not in path.name:
-        return [(split, _checked(config, path, read_squad(path)))]
+        return [(split, _checked(config, split, path, read_squad(path)))]
     paths = sorted(path.parent.glob(path.name))
     if split == "train" or not paths:
         raise ValueError(f"data.{split}={path} names {len(paths)} files: name one.")
-    return [(path.stem, _checked(config, path, read_squad(path))) for path in paths]
+    return [(path.stem, _checked(config, split, path, read_squad(path))) for path in paths]
 
 
-def _checked(config: Config, path: epath.PathLike, found: Questions) -> Questions:
+def _checked(config: Config, split: str, path: epath.PathLike, found: Questions) -> Questions:
     if found.version != config.data["version"]:
         has = "has" if found.version == 2 else "has no"
         raise ValueError(
             f"{path} {has} questions that cannot be answered and "
             f"data.version={config.data['version']}: set version={found.version}."
+        )
+    bare = [question.id for question in found.questions if not question.answers]
+    if split == "dev" and found.version == 1 and bare:
+        raise ValueError(
+            f"{path} has {len(bare)} questions without a gold answer, {bare[0]!r} first, so it "
+            "cannot be scored: leave them out; `bertjax predict` answers them."
         )
     return found

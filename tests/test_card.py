@@ -1,0 +1,43 @@
+"""The card of an exported model tells of the run that made it."""
+
+import json
+import pathlib
+
+from etils import epath
+from models import draw_model
+
+from bertjax import tasks
+from bertjax.config import Config
+from bertjax.formats.card import model_card
+from bertjax.model import BertConfig
+
+CONFIG = BertConfig(40, 2, 64, 1, max_positions=128)
+
+
+def checkpoint(workdir: pathlib.Path, step: int) -> epath.Path:
+    path = workdir / "checkpoints" / f"{step:08d}"
+    path.mkdir(parents=True)
+    config = Config("squad", steps=100, seed=7, model=CONFIG, data=tasks.data_fields()["squad"])
+    (path / "config.json").write_text(json.dumps(config.to_dict()))
+    (path / "run.json").write_text(json.dumps({"step": step, "data_fingerprint": "abc" * 9}))
+    return epath.Path(path)
+
+
+def test_a_published_model_has_a_card_without_a_run(tmp_path) -> None:
+    card = model_card(draw_model(CONFIG, None, "pooler", "span"), epath.Path(tmp_path))
+    assert "pipeline_tag: question-answering" in card and "Training" not in card
+    assert "AutoModelForQuestionAnswering.from_pretrained" in card
+
+
+def test_scores_are_those_of_the_very_step(tmp_path) -> None:
+    lines = [
+        {"step": 50, "split": "heldout", "f1": 61.5, "total": 10570},
+        {"step": 60, "split": "train", "f1": 99.0},
+    ]
+    metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 7'  # cut off
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    model = draw_model(CONFIG, None, "span")
+    scored, unscored = (model_card(model, checkpoint(tmp_path, step)) for step in (50, 60))
+    assert "| steps | 50 of 100 |" in scored and "| seed | 7 |" in scored
+    assert "| f1 | 61.5000 |" in scored and "| total | 10,570 |" in scored
+    assert "| steps | 60 of 100 |" in unscored and "Scores" not in unscored
