@@ -98,13 +98,12 @@ class Task(Objective):
     """See `bertjax.tasks.Task`."""
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
-        super().__init__(config)
+        # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.
+        super().__init__(config, math.lcm(jax.device_count(), hosts))
         self._hosts, self._host = hosts, host
         self.tokenizer = _find_tokenizer(config)
         check_vocabulary(config.data["vocab"] or config.init, self.tokenizer, config.model)
-        # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.
-        self._parts = math.lcm(jax.device_count(), hosts)
-        self.eval_rows = -(-config.batch_size // self._parts) * self._parts
+        self.eval_rows = super().rows
         self._held_out = [
             Reading(name, data, self.tokenizer, self.options, self.eval_rows)
             for name, data in read_sets(config, "dev")
@@ -125,7 +124,7 @@ class Task(Objective):
             config.batch_size,
             config.seq_len,
             int(config.resolve(self.rows_per_epoch).steps),
-            multiple=self._parts * config.accumulation,
+            multiple=self._multiple * config.accumulation,
         )
 
     @property
