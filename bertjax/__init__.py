@@ -1,16 +1,3 @@
 """BERT pre-training, fine-tuning and evaluation in JAX, for TPU pods and GPUs."""
 
 __version__ = "0.1.0"
-
-RESTART = 75  # exit status that asks for the same command again (EX_TEMPFAIL of sysexits.h)
-CHILD = "BERTJAX_CHILD"  # variable in the environment of what `hosts.supervise` starts
-
-
-class RunError(Exception):
-    """A run ended before its end, for a reason that the message gives in one sentence.
-
-    Attributes:
-      status: the exit status of the command line.
-    """
-
-    status = 1

@@ -20,10 +20,11 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bertjax import RunError, hosts
+from bertjax import hosts
+from bertjax.errors import RunError
 from bertjax.sharding import named_leaves, with_shardings
 from bertjax.step import TrainState
-from bertjax.writers import is_remote
+from data_pipelines.paths import is_remote
 
 FILES = "files.json"
 _log = logging.getLogger("bertjax")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from etils import epath
 
-from bertjax import CHILD, RunError
+from bertjax.errors import CHILD, RunError
 
 if TYPE_CHECKING:
     from bertjax.config import Config

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.experimental import multihost_utils
 
-from bertjax import CHILD, RESTART, RunError
+from bertjax.errors import CHILD, RESTART, RunError
 
 HEARTBEAT_SECONDS = 60  # a host that was silent for so long is lost
 _JOIN_SECONDS = 300

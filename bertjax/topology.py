@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import jax
 
-from bertjax import RunError
+from bertjax.errors import RunError
 
 GIB = 2**30
 

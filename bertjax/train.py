@@ -15,9 +15,10 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import RESTART, RunError, flops, hosts, tasks, workdirs
+from bertjax import flops, hosts, tasks, workdirs
 from bertjax.checkpoint import Checkpoints
 from bertjax.config import Config
+from bertjax.errors import RESTART, RunError
 from bertjax.evaluate import make_evaluator
 from bertjax.feed import Feed
 from bertjax.program import Program

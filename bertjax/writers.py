@@ -19,6 +19,8 @@ from typing import Any, Protocol, Self, TextIO
 import numpy as np
 from etils import epath
 
+from data_pipelines.paths import is_remote
+
 Metrics = Mapping[str, float | int | None]
 
 REMOTE_FLUSH_SECONDS = 60.0
@@ -302,11 +304,6 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h {minutes:02}m"
     return f"{minutes}m {whole:02}s" if minutes else f"{whole}s"
-
-
-def is_remote(path: epath.PathLike) -> bool:
-    """Whether the path lies in remote storage, such as gs://."""
-    return "://" in os.fspath(path)
 
 
 def _scalar(value: Any) -> float | int | None:

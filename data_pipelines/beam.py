@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from data_pipelines import InputError
 from data_pipelines.bulk import BulkEncoder
 from data_pipelines.corpus import check_output, checked_options, finish, stage_for
 from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.errors import InputError
 from data_pipelines.records import (
     Manifest,
     ShardInfo,

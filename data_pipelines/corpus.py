@@ -20,15 +20,15 @@ from typing import IO, Any, TextIO
 import numpy as np
 from etils import epath
 
-from data_pipelines import InputError
 from data_pipelines.bulk import BulkEncoder, grouped
 from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 from data_pipelines.records import (
     MANIFEST,
     Manifest,
     ShardInfo,
     ShardWriter,
-    is_remote,
     shard_name,
     temporary_file,
     token_dtype,

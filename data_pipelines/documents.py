@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from data_pipelines import InputError
 from data_pipelines.bulk import BulkEncoder
+from data_pipelines.errors import InputError
 from data_pipelines.sentences import split_sentences
 
 INDEX = np.dtype(  # a row for each document read

@@ -27,7 +27,7 @@ from typing import Self
 
 import numpy as np
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.records import Shard
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epath
 
-from data_pipelines import InputError, streams
+from data_pipelines import streams
+from data_pipelines.errors import InputError
 from data_pipelines.pairs import Pairs
 from data_pipelines.records import read_manifest, read_shard
 from data_pipelines.rows import Part, PretrainingOptions, draw_rows, make_rows, rows_to_keep

@@ -29,7 +29,8 @@ from typing import IO, Any, Self
 import numpy as np
 from etils import epath
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -159,11 +160,6 @@ class ShardWriter:
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     return iter(lambda: file.read(_BLOCK), b"")
-
-
-def is_remote(path: epath.PathLike) -> bool:
-    """Whether a path is not one of the local file system (`gs://...`)."""
-    return "://" in os.fspath(path)
 
 
 def temporary_file(directory: epath.PathLike) -> IO[bytes]:

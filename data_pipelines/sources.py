@@ -22,8 +22,9 @@ from typing import Any
 
 from etils import epath
 
-from data_pipelines import InputError, builtin
-from data_pipelines.records import is_remote
+from data_pipelines import builtin
+from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 
 BUILTIN = "builtin"
 TFDS = "tfds:"

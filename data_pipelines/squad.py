@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.sources import tfds_records
 from data_pipelines.triviaqa import squad_layout
 

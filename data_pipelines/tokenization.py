@@ -23,7 +23,7 @@ from etils import epath
 from tokenizers import Tokenizer as CompiledTokenizer
 from tokenizers import models, pre_tokenizers
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.words import basic_words, located_words, raw_words
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 
 WORDS = 400  # of a document
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 import sentencepiece
 from etils import epath
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.tokenization import CONTINUES, LONGEST_WORD, SPECIALS
 from data_pipelines.words import basic_words, raw_words
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.squad import Answer, Question
 from data_pipelines.tokenization import Tokenizer
 

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from conftest import sample_pieces, sample_text
 
-from data_pipelines import InputError
 from data_pipelines.corpus import prepare
+from data_pipelines.errors import InputError
 from data_pipelines.tokenization import WordPieceTokenizer
 
 pytest.importorskip("apache_beam", reason="needs Apache Beam: pip install 'bertjax[beam]'")

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from conftest import process_environment, sample_pieces, sample_text
 
-from data_pipelines import InputError
 from data_pipelines.corpus import prepare
+from data_pipelines.errors import InputError
 from data_pipelines.records import Manifest, read_manifest, read_shard
 from data_pipelines.tokenization import WordPieceTokenizer, load_tokenizer
 

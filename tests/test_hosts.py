@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax import RunError, hosts, program, tasks
+from bertjax import hosts, program, tasks
 from bertjax.checkpoint import Checkpoints, find_checkpoint, load_params
 from bertjax.config import read_config
+from bertjax.errors import RunError
 from bertjax.hosts import Cluster, find_cluster
 from bertjax.sharding import make_mesh, sharded_shapes
 

@@ -17,7 +17,7 @@ from catalogue import tiny_builder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.sources import read_documents, resolve
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from catalogue import tiny_builder
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.squad import Answer, Question, read_squad, read_tfds
 
 

@@ -12,7 +12,8 @@ import sentencepiece as sentencepiece_library
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data_pipelines import InputError, tokenization
+from data_pipelines import tokenization
+from data_pipelines.errors import InputError
 from data_pipelines.tokenization import (
     SPECIALS,
     SentencePieceTokenizer,

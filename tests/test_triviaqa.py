@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.squad import read_squad
 from data_pipelines.triviaqa import WORDS, find_answers
 

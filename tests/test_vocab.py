@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines import InputError, vocab
+from data_pipelines import vocab
+from data_pipelines.errors import InputError
 from data_pipelines.tokenization import (
     SPECIALS,
     SentencePieceTokenizer,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.squad import Answer, Question, read_squad
 from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 from data_pipelines.windows import (

@@ -216,12 +216,6 @@ def test_in_remote_storage_the_file_is_rewritten_when_flushed(
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 3]
 
 
-def test_remote_paths_are_told_from_local_ones() -> None:
-    assert writers.is_remote("gs://bucket/run")
-    assert not writers.is_remote("/tmp/run")
-    assert not writers.is_remote(pathlib.Path("runs/one"))
-
-
 def test_other_hosts_write_nothing(tmp_path: pathlib.Path) -> None:
     stream = Terminal()
     with Writers(tmp_path / "run", 100, active=False, stream=stream) as w:

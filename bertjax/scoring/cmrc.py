@@ -12,7 +12,7 @@ from etils import epath
 from nltk.tokenize import NLTKWordTokenizer
 
 from bertjax.scoring.squad import read_predictions
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.squad import Question, Questions, read_squad
 
 _PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001

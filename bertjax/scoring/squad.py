@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from data_pipelines import InputError
+from data_pipelines.errors import InputError
 from data_pipelines.squad import Question, Questions, read_squad
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

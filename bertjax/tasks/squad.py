@@ -21,8 +21,8 @@ from bertjax.reading import Reading, asked, windows_of
 from bertjax.start import find_tokenizer
 from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
-from bertjax.writers import is_remote
 from data_pipelines import spans
+from data_pipelines.paths import is_remote
 from data_pipelines.sources import TFDS
 from data_pipelines.squad import Questions, read_squad, read_tfds
 from data_pipelines.tokenization import Tokenizer, load_tokenizer
