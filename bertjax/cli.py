@@ -132,7 +132,7 @@ def _load_config(args: argparse.Namespace) -> "Config":
 
 
 def _vocab(args: argparse.Namespace) -> None:
-    from data_pipelines.sources import read_documents
+    from data_pipelines.text.sources import read_documents
     from data_pipelines.vocab import train_vocabulary
 
     lines = (line for document in read_documents(args.input, args.field) for line in document)

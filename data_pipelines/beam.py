@@ -23,7 +23,7 @@ from data_pipelines.records import (
     shard_name,
     token_dtype,
 )
-from data_pipelines.sources import read_source, resolve
+from data_pipelines.text.sources import read_source, resolve
 from data_pipelines.tokenization import Tokenizer
 
 try:

@@ -34,7 +34,7 @@ from data_pipelines.records import (
     token_dtype,
     write_manifest,
 )
-from data_pipelines.sources import read_source, resolve
+from data_pipelines.text.sources import read_source, resolve
 from data_pipelines.tokenization import Tokenizer
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_pipelines.bulk import BulkEncoder
 from data_pipelines.errors import InputError
-from data_pipelines.sentences import split_sentences
+from data_pipelines.text.sentences import split_sentences
 
 INDEX = np.dtype(  # a row for each document read
     [

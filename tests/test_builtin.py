@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from data_pipelines import builtin
+from data_pipelines.text import builtin
 
 MODULE = '''
 """Summary of the module, which says in a few words what it does.

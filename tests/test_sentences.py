@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.sentences import split_sentences
+from data_pipelines.text.sentences import split_sentences
 
 # Text made to be hard: words, stops, quotes, spaces of every kind, several scripts.
 parts = st.sampled_from(

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.sources import read_documents, resolve
+from data_pipelines.text.sources import read_documents, resolve
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

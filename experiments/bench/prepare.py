@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 import psutil
 
 from data_pipelines.corpus import prepare
-from data_pipelines.sources import read_documents
+from data_pipelines.text.sources import read_documents
 from data_pipelines.tokenization import load_tokenizer
 from experiments.bench.tokenization import PlainTokenizer
 

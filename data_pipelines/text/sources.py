@@ -22,9 +22,9 @@ from typing import Any
 
 from etils import epath
 
-from data_pipelines import builtin
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
+from data_pipelines.text import builtin
 
 BUILTIN = "builtin"
 TFDS = "tfds:"

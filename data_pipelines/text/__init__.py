@@ -1,0 +1,1 @@
+"""Sources of text (files, TensorFlow Datasets, what is on the machine) to documents and sentences."""
