@@ -133,7 +133,7 @@ def _load_config(args: argparse.Namespace) -> "Config":
 
 def _vocab(args: argparse.Namespace) -> None:
     from data_pipelines.text.sources import read_documents
-    from data_pipelines.vocab import train_vocabulary
+    from data_pipelines.vocabulary.training import train_vocabulary
 
     lines = (line for document in read_documents(args.input, args.field) for line in document)
     path = train_vocabulary(
@@ -144,7 +144,7 @@ def _vocab(args: argparse.Namespace) -> None:
 
 def _prepare(args: argparse.Namespace) -> None:
     from data_pipelines.corpus import prepare
-    from data_pipelines.tokenization import load_tokenizer
+    from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)
     options = {

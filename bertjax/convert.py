@@ -14,7 +14,7 @@ from bertjax.formats import Model, huggingface, tf1
 from bertjax.formats.card import model_card
 from bertjax.model import BertConfig
 from bertjax.sharding import named_leaves
-from data_pipelines.tokenization import load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")
 _SPAN_SEQ_LEN = 384  # of the paper's SQuAD; strides of 128, questions of 64

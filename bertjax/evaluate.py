@@ -16,7 +16,7 @@ from bertjax.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
 from bertjax.start import check_model, find_model
 from bertjax.step import Sums, means, total_loss
 from bertjax.tasks import Evaluation, Task
-from data_pipelines.tokenization import load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 
 def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:

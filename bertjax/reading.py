@@ -14,7 +14,7 @@ from bertjax.tasks import Evaluation
 from data_pipelines import spans
 from data_pipelines.errors import InputError
 from data_pipelines.squad import Question, Questions, check_passage, parse_squad
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 from data_pipelines.windows import Passages, WindowOptions, Windows, locate, make_windows
 
 _log = logging.getLogger("bertjax")

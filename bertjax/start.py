@@ -18,7 +18,7 @@ from bertjax.checkpoint import (
 from bertjax.config import read_config
 from bertjax.convert import find_format, read_model, read_shape
 from bertjax.model import BertConfig
-from data_pipelines.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 _log = logging.getLogger("bertjax")
 

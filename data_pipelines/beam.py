@@ -24,7 +24,7 @@ from data_pipelines.records import (
     token_dtype,
 )
 from data_pipelines.text.sources import read_source, resolve
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 try:
     import apache_beam as beam

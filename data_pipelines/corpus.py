@@ -35,7 +35,7 @@ from data_pipelines.records import (
     write_manifest,
 )
 from data_pipelines.text.sources import read_source, resolve
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
 _BLOCK = 1 << 20  # bytes of ids that are written to a shard at a time

@@ -23,7 +23,7 @@ from data_pipelines.packing import RowShape, lay_out, pack
 from data_pipelines.pairs import Pairs, draw_pairs
 from data_pipelines.records import Shard
 from data_pipelines.streams import document_tokens
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 OBJECTIVES = ("mlm_nsp", "mlm")
 FULL = 0.985  # share of real pieces that packed rows aim at

@@ -12,7 +12,7 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.squad import Answer, Question
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import pytest
 from laptop import Laptop
 
 from data_pipelines.corpus import prepare
-from data_pipelines.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

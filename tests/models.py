@@ -8,7 +8,7 @@ import numpy as np
 from bertjax.formats import Model
 from bertjax.heads import PretrainingModel
 from bertjax.model import BertConfig
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 def shapes_of(config: BertConfig) -> dict[str, Any]:

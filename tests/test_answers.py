@@ -9,7 +9,7 @@ import pytest
 from bertjax.answers import BEST, LONGEST, Prediction, decode
 from bertjax.scoring.squad import score
 from data_pipelines.squad import Answer, Question, Questions, read_squad
-from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 from data_pipelines.windows import Passage, Passages, WindowOptions, Windows, locate, make_windows
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]

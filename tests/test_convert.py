@@ -20,7 +20,7 @@ from bertjax.formats.names import PARTS, tensors
 from bertjax.heads import Pooler, PretrainingModel
 from bertjax.model import BertConfig, Encoder
 from bertjax.sharding import named_leaves
-from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"
 LAYERS, HIDDEN, PIECES = 2, 64, 40

@@ -18,7 +18,7 @@ from conftest import process_environment, sample_pieces, sample_text
 from data_pipelines.corpus import prepare
 from data_pipelines.errors import InputError
 from data_pipelines.records import Manifest, read_manifest, read_shard
-from data_pipelines.tokenization import WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 
@@ -206,7 +206,7 @@ def test_an_empty_output_is_used(tmp_path: pathlib.Path) -> None:
 PREPARE = """
 import sys
 from data_pipelines.corpus import prepare
-from data_pipelines.tokenization import load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 if __name__ == "__main__":
     text, vocab, output = sys.argv[1:]

@@ -12,7 +12,7 @@ from data_pipelines.bulk import BulkEncoder
 from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
 from data_pipelines.errors import InputError
 from data_pipelines.records import token_dtype
-from data_pipelines.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 ENCODER = BulkEncoder(TOKENIZER)

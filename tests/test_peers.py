@@ -18,7 +18,7 @@ from models import draw_model
 from bertjax.formats import Model, huggingface
 from bertjax.heads import Pooler, PretrainingModel
 from bertjax.model import BertConfig, Encoder
-from data_pipelines.tokenization import load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
 pytestmark = pytest.mark.skipif(

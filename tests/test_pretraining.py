@@ -17,7 +17,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.pretraining import PretrainingData, PretrainingOptions
 from data_pipelines.records import Manifest, ShardWriter, read_shard, token_dtype, write_manifest
 from data_pipelines.rows import BATCH
-from data_pipelines.tokenization import WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
 
 Batch = dict[str, np.ndarray]
 

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.reading import Reading, asked
 from data_pipelines.squad import Answer, Question, Questions
-from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer
+from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
 from data_pipelines.windows import WindowOptions
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefgh?"], cased=False)

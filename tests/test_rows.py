@@ -19,7 +19,7 @@ from data_pipelines.rows import (
     render_row,
     rows_to_keep,
 )
-from data_pipelines.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
 TOKENIZER = WordPieceTokenizer(

@@ -28,7 +28,7 @@ from bertjax.start import find_model
 from bertjax.tasks.squad import THRESHOLD_FILE, Task
 from bertjax.topology import Topology
 from bertjax.train import Run
-from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer
+from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
 
 SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]

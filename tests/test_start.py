@@ -18,7 +18,7 @@ from bertjax.program import Program
 from bertjax.sharding import named_leaves
 from bertjax.start import Start, find_model
 from bertjax.train import Run
-from data_pipelines.tokenization import load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 

@@ -12,17 +12,17 @@ import sentencepiece as sentencepiece_library
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data_pipelines import tokenization
 from data_pipelines.errors import InputError
-from data_pipelines.tokenization import (
+from data_pipelines.vocabulary import tokenization
+from data_pipelines.vocabulary.tokenization import (
     SPECIALS,
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
     load_tokenizer,
 )
-from data_pipelines.vocab import train_sentencepiece
-from data_pipelines.words import basic_words
+from data_pipelines.vocabulary.training import train_sentencepiece
+from data_pipelines.vocabulary.words import basic_words
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = (

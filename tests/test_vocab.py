@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines import vocab
 from data_pipelines.errors import InputError
-from data_pipelines.tokenization import (
+from data_pipelines.vocabulary import training as vocab
+from data_pipelines.vocabulary.tokenization import (
     SPECIALS,
     SentencePieceTokenizer,
     WordPieceTokenizer,
     load_tokenizer,
 )
-from data_pipelines.vocab import (
+from data_pipelines.vocabulary.training import (
     count_words,
     sentencepiece_from_counts,
     train_sentencepiece,
@@ -283,7 +283,7 @@ def test_the_file_is_a_tokenizer(tmp_path: pathlib.Path, kind: str, name: str, c
 
 TRAIN = """
 import sys, pydoc_data.topics
-from data_pipelines.vocab import train_vocabulary
+from data_pipelines.vocabulary.training import train_vocabulary
 lines = pydoc_data.topics.topics["specialnames"].split("\\n")
 train_vocabulary(iter(lines), size=700, cased=True, kind=sys.argv[1], output=sys.argv[2])
 """

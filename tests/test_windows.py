@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.squad import Answer, Question, read_squad
-from data_pipelines.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 from data_pipelines.windows import (
     Passages,
     WindowOptions,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.words import basic_words, raw_words
+from data_pipelines.vocabulary.words import basic_words, raw_words
 
 
 def words_of(text: str, *, cased: bool, strip_accents: bool | None = None) -> list[str]:

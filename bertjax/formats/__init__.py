@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax.formats.names import PARTS, Tensor, tensors
 from bertjax.model import BertConfig
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 

@@ -13,7 +13,12 @@ from safetensors.numpy import save as save_safetensors
 
 from bertjax.formats import Model, read_tensors
 from bertjax.model import BertConfig
-from data_pipelines.tokenization import CONFIG_FILE, MODEL_FILE, VOCAB_FILE, load_tokenizer
+from data_pipelines.vocabulary.tokenization import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    VOCAB_FILE,
+    load_tokenizer,
+)
 
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 # What a `config.json` says, and the fields of ours that say it.

@@ -9,7 +9,7 @@ from etils import epath
 
 from bertjax.formats import Model, read_tensors
 from bertjax.formats.huggingface import describe_config, parse_config, read_json
-from data_pipelines.tokenization import VOCAB_FILE, load_tokenizer
+from data_pipelines.vocabulary.tokenization import VOCAB_FILE, load_tokenizer
 
 CONFIG, CHECKPOINT = "bert_config.json", "bert_model.ckpt"
 # What training leaves beside the weights, by the optimizers of the original and of its heirs.

@@ -12,7 +12,7 @@ from bertjax.checkpoint import find_checkpoint
 from bertjax.config import Config, parse_config, read_config
 from bertjax.model import BertConfig
 from bertjax.step import Batch, Sums
-from data_pipelines.tokenization import Tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
 

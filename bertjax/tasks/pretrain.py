@@ -20,7 +20,7 @@ from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
 from data_pipelines.pretraining import PretrainingData
 from data_pipelines.rows import PretrainingOptions, render_row
-from data_pipelines.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 _log = logging.getLogger("bertjax")
 

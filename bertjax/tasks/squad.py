@@ -25,7 +25,7 @@ from data_pipelines import spans
 from data_pipelines.paths import is_remote
 from data_pipelines.squad import Questions, read_squad, read_tfds
 from data_pipelines.text.sources import TFDS
-from data_pipelines.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 from data_pipelines.windows import Passages, WindowOptions, Windows
 
 _log = logging.getLogger("bertjax")

@@ -24,7 +24,7 @@ import psutil
 
 from data_pipelines.corpus import prepare
 from data_pipelines.text.sources import read_documents
-from data_pipelines.tokenization import load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 from experiments.bench.tokenization import PlainTokenizer
 
 _peer: PlainTokenizer

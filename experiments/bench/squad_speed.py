@@ -36,7 +36,7 @@ EVALUATION = list(BATCH)
 def bertjax_features(init: str, data: str) -> Callable[[], tuple[Any, ...]]:
     """A function that gives the questions of a file, their windows and their passages."""
     from data_pipelines.squad import read_squad
-    from data_pipelines.tokenization import load_tokenizer
+    from data_pipelines.vocabulary.tokenization import load_tokenizer
     from data_pipelines.windows import Passages, WindowOptions, make_windows
 
     tokenizer, questions = load_tokenizer(init), read_squad(data).questions

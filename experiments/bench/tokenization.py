@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from data_pipelines.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as CompiledTokenizer
 from tokenizers import models, pre_tokenizers
 
 from data_pipelines.errors import InputError
-from data_pipelines.words import basic_words, located_words, raw_words
+from data_pipelines.vocabulary.words import basic_words, located_words, raw_words
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200  # characters; a longer word is [UNK], as in the original

@@ -1,0 +1,1 @@
+"""Text to pieces: words, tokenizers, and the training of vocabularies."""
