@@ -154,7 +154,7 @@ def _prepare(args: argparse.Namespace) -> None:
         "text_field": args.field,
     }
     if args.runner:
-        from data_pipelines.beam import prepare_with_beam
+        from data_pipelines.corpus.beam import prepare_with_beam
 
         flags = [f"--runner={args.runner}", *args.rest]
         manifest = prepare_with_beam(args.input, tokenizer, args.output, flags, **options)

@@ -27,8 +27,8 @@ from typing import Self
 
 import numpy as np
 
+from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.records import Shard
 
 
 @dataclasses.dataclass(frozen=True)

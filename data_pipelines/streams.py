@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from data_pipelines.records import Shard
+from data_pipelines.corpus.records import Shard
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
 
 pytest.importorskip("apache_beam", reason="needs Apache Beam: pip install 'bertjax[beam]'")
 
-from data_pipelines.beam import prepare_with_beam
+from data_pipelines.corpus.beam import prepare_with_beam
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 

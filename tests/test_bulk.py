@@ -7,8 +7,8 @@ from conftest import sample_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import bulk
-from data_pipelines.bulk import BulkEncoder
+from data_pipelines.corpus import bulk
+from data_pipelines.corpus.bulk import BulkEncoder
 from data_pipelines.text.sentences import split_sentences
 from data_pipelines.text.sources import read_documents
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer

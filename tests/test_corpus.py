@@ -16,8 +16,8 @@ import pytest
 from conftest import process_environment, sample_pieces, sample_text
 
 from data_pipelines.corpus import prepare
+from data_pipelines.corpus.records import Manifest, read_manifest, read_shard
 from data_pipelines.errors import InputError
-from data_pipelines.records import Manifest, read_manifest, read_shard
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)

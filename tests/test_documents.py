@@ -8,10 +8,10 @@ from conftest import sample_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.bulk import BulkEncoder
-from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.corpus.bulk import BulkEncoder
+from data_pipelines.corpus.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.corpus.records import token_dtype
 from data_pipelines.errors import InputError
-from data_pipelines.records import token_dtype
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)

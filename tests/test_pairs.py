@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
 from data_pipelines.pairs import Pairs, _excess, draw_pairs, ranges
-from data_pipelines.records import Shard
 
 Documents = list[list[int]]  # the length of each sentence of each document
 

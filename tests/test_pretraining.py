@@ -13,9 +13,15 @@ import pytest
 
 from data_pipelines import pretraining
 from data_pipelines.corpus import prepare
+from data_pipelines.corpus.records import (
+    Manifest,
+    ShardWriter,
+    read_shard,
+    token_dtype,
+    write_manifest,
+)
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import PretrainingData, PretrainingOptions
-from data_pipelines.records import Manifest, ShardWriter, read_shard, token_dtype, write_manifest
 from data_pipelines.rows import BATCH
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.errors import InputError
-from data_pipelines.records import (
+from data_pipelines.corpus.records import (
     MANIFEST,
     Manifest,
     Shard,
@@ -21,6 +20,7 @@ from data_pipelines.records import (
     token_dtype,
     write_manifest,
 )
+from data_pipelines.errors import InputError
 
 Documents = list[list[list[int]]]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.records import Shard
 from data_pipelines.rows import (
     BATCH,
     FULL,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.records import Shard
+from data_pipelines.corpus.records import Shard
 from data_pipelines.streams import Memo, Plan, cut, document_tokens, generator, permutation
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from data_pipelines.bulk import BulkEncoder
+from data_pipelines.corpus.bulk import BulkEncoder
 from data_pipelines.errors import InputError
 from data_pipelines.text.sentences import split_sentences
 

@@ -20,11 +20,9 @@ from typing import IO, Any, TextIO
 import numpy as np
 from etils import epath
 
-from data_pipelines.bulk import BulkEncoder, grouped
-from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
-from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
-from data_pipelines.records import (
+from data_pipelines.corpus.bulk import BulkEncoder, grouped
+from data_pipelines.corpus.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.corpus.records import (
     MANIFEST,
     Manifest,
     ShardInfo,
@@ -34,6 +32,8 @@ from data_pipelines.records import (
     token_dtype,
     write_manifest,
 )
+from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 from data_pipelines.text.sources import read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from data_pipelines.bulk import BulkEncoder
-from data_pipelines.corpus import check_output, checked_options, finish, stage_for
-from data_pipelines.documents import INDEX, assign_shards, count, encode_documents, unpack
-from data_pipelines.errors import InputError
-from data_pipelines.records import (
+from data_pipelines.corpus.bulk import BulkEncoder
+from data_pipelines.corpus.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.corpus.prepare import check_output, checked_options, finish, stage_for
+from data_pipelines.corpus.records import (
     Manifest,
     ShardInfo,
     ShardWriter,
@@ -23,6 +22,7 @@ from data_pipelines.records import (
     shard_name,
     token_dtype,
 )
+from data_pipelines.errors import InputError
 from data_pipelines.text.sources import read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

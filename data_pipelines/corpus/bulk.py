@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from data_pipelines.records import token_dtype
+from data_pipelines.corpus.records import token_dtype
 from data_pipelines.vocabulary.tokenization import Tokenizer, WordPieceTokenizer
 
 T = TypeVar("T")

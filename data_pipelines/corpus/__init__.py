@@ -1,0 +1,1 @@
+"""Documents to token shards, on this machine or by Apache Beam."""
