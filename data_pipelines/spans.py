@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipelines.packing import RowShape, pack
+from data_pipelines.pretraining.packing import RowShape, pack
 from data_pipelines.windows import Windows
 
 WINDOWS = 8  # to a row, at the most

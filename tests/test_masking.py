@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.masking import (
+from data_pipelines.pretraining.masking import (
     LONGEST_SPAN,
     MASKINGS,
     choose,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.pairs import Pairs, _excess, draw_pairs, ranges
+from data_pipelines.pretraining.pairs import Pairs, _excess, draw_pairs, ranges
 
 Documents = list[list[int]]  # the length of each sentence of each document
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipelines import pretraining
 from data_pipelines.corpus import prepare
 from data_pipelines.corpus.records import (
     Manifest,
@@ -21,8 +20,9 @@ from data_pipelines.corpus.records import (
     write_manifest,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining import PretrainingData, PretrainingOptions
-from data_pipelines.rows import BATCH
+from data_pipelines.pretraining import data as pretraining
+from data_pipelines.pretraining.data import PretrainingData, PretrainingOptions
+from data_pipelines.pretraining.rows import BATCH
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
 
 Batch = dict[str, np.ndarray]

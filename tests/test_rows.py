@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.rows import (
+from data_pipelines.pretraining.rows import (
     BATCH,
     FULL,
     Part,

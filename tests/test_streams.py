@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.corpus.records import Shard
-from data_pipelines.streams import Memo, Plan, cut, document_tokens, generator, permutation
+from data_pipelines.pretraining.streams import (
+    Memo,
+    Plan,
+    cut,
+    document_tokens,
+    generator,
+    permutation,
+)
 
 
 def test_a_generator_depends_on_its_key_alone():

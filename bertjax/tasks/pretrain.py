@@ -18,8 +18,8 @@ from bertjax.heads import PretrainingModel
 from bertjax.hosts import from_first
 from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
-from data_pipelines.pretraining import PretrainingData
-from data_pipelines.rows import PretrainingOptions, render_row
+from data_pipelines.pretraining.data import PretrainingData
+from data_pipelines.pretraining.rows import PretrainingOptions, render_row
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 _log = logging.getLogger("bertjax")

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data_pipelines.pretraining import PretrainingData, PretrainingOptions
+from data_pipelines.pretraining.data import PretrainingData, PretrainingOptions
 
 
 def measure(batches: Iterable[dict[str, np.ndarray]], seconds: float) -> dict[str, float]:

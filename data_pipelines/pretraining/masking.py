@@ -9,7 +9,7 @@ no word and no span reaches across runs.
 
 import numpy as np
 
-from data_pipelines.pairs import ranges
+from data_pipelines.pretraining.pairs import ranges
 
 MASKINGS = ("piece", "word", "span")
 LONGEST_SPAN = 10  # words

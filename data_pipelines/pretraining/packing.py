@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-from data_pipelines.pairs import Pairs, ranges
+from data_pipelines.pretraining.pairs import Pairs, ranges
 
 
 @dataclasses.dataclass(frozen=True)

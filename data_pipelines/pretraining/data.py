@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epath
 
-from data_pipelines import streams
 from data_pipelines.corpus.records import read_manifest, read_shard
 from data_pipelines.errors import InputError
-from data_pipelines.pairs import Pairs
-from data_pipelines.rows import Part, PretrainingOptions, draw_rows, make_rows, rows_to_keep
+from data_pipelines.pretraining import streams
+from data_pipelines.pretraining.pairs import Pairs
+from data_pipelines.pretraining.rows import (
+    Part,
+    PretrainingOptions,
+    draw_rows,
+    make_rows,
+    rows_to_keep,
+)
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipelines import masking
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.packing import RowShape, lay_out, pack
-from data_pipelines.pairs import Pairs, draw_pairs
-from data_pipelines.streams import document_tokens
+from data_pipelines.pretraining import masking
+from data_pipelines.pretraining.packing import RowShape, lay_out, pack
+from data_pipelines.pretraining.pairs import Pairs, draw_pairs
+from data_pipelines.pretraining.streams import document_tokens
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 OBJECTIVES = ("mlm_nsp", "mlm")
