@@ -12,8 +12,8 @@ from etils import epath
 from bertjax.page import facts, page, section, tiles
 from bertjax.scoring.squad import f1, score_each
 from bertjax.tasks import EVALUATION_FILE
-from data_pipelines.squad import Question, Questions
-from data_pipelines.windows import place_answer
+from data_pipelines.finetuning.squad import Question, Questions
+from data_pipelines.finetuning.windows import place_answer
 
 SHOWN = 12  # errors of a kind
 AROUND = 400  # characters of a passage that are shown on either side of what is marked

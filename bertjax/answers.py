@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data_pipelines.squad import Question
-from data_pipelines.windows import Passages, Windows, maximum_context
+from data_pipelines.finetuning.squad import Question
+from data_pipelines.finetuning.windows import Passages, Windows, maximum_context
 
 BEST = 20  # starts, ends and answers that are looked at
 LONGEST = 30  # pieces of an answer

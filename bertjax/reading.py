@@ -11,11 +11,11 @@ import numpy as np
 from bertjax.answers import Prediction, decode
 from bertjax.scoring.squad import score
 from bertjax.tasks import Evaluation
-from data_pipelines import spans
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Question, Questions, check_passage, parse_squad
+from data_pipelines.finetuning import rows as spans
+from data_pipelines.finetuning.squad import Question, Questions, check_passage, parse_squad
+from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, locate, make_windows
 from data_pipelines.vocabulary.tokenization import Tokenizer
-from data_pipelines.windows import Passages, WindowOptions, Windows, locate, make_windows
 
 _log = logging.getLogger("bertjax")
 

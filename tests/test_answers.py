@@ -8,9 +8,16 @@ import pytest
 
 from bertjax.answers import BEST, LONGEST, Prediction, decode
 from bertjax.scoring.squad import score
-from data_pipelines.squad import Answer, Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
+from data_pipelines.finetuning.windows import (
+    Passage,
+    Passages,
+    WindowOptions,
+    Windows,
+    locate,
+    make_windows,
+)
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
-from data_pipelines.windows import Passage, Passages, WindowOptions, Windows, locate, make_windows
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 TOKENIZER = WordPieceTokenizer(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bertjax.cli import main
 from bertjax.scoring.cmrc import f1, normalize, score, score_files, segments
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Answer, Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
 
 GOLDEN = json.loads((pathlib.Path(recipe.__file__).parent / "cmrc_scores.json").read_text())
 TEXT = st.text(st.sampled_from("北京大学ab1 .,-。《\u9fa5\u9fa6"))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bertjax.reading import Reading, asked
-from data_pipelines.squad import Answer, Question, Questions
+from data_pipelines.finetuning.squad import Answer, Question, Questions
+from data_pipelines.finetuning.windows import WindowOptions
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
-from data_pipelines.windows import WindowOptions
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefgh?"], cased=False)
 OPTIONS = WindowOptions(seq_len=16, stride=4, max_query=4)

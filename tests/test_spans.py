@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bertjax import losses
 from bertjax.heads import SpanModel
 from bertjax.model import BertConfig
-from data_pipelines.spans import (
+from data_pipelines.finetuning.rows import (
     WINDOWS,
     TrainingBatches,
     evaluation_rows,
@@ -21,7 +21,7 @@ from data_pipelines.spans import (
     place,
     split_logits,
 )
-from data_pipelines.windows import Windows
+from data_pipelines.finetuning.windows import Windows
 
 SEQ_LEN = 32
 

@@ -9,7 +9,7 @@ import pytest
 from catalogue import tiny_builder
 
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Answer, Question, read_squad, read_tfds
+from data_pipelines.finetuning.squad import Answer, Question, read_squad, read_tfds
 
 
 def write(path: pathlib.Path, content: Any) -> pathlib.Path:

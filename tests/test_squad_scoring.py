@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertjax.scoring.squad import exact, f1, normalize, score, score_each, score_files
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Answer, Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
 
 GOLDEN = json.loads((pathlib.Path(recipe.__file__).parent / "squad_scores.json").read_text())
 

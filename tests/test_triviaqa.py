@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.squad import read_squad
-from data_pipelines.triviaqa import WORDS, find_answers
+from data_pipelines.finetuning.squad import read_squad
+from data_pipelines.finetuning.triviaqa import WORDS, find_answers
 
 
 @given(before=st.text(" .,-(é日x", max_size=20), text=st.sampled_from(["Oslo", "St. Ives", "C++"]))

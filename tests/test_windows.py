@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Answer, Question, read_squad
-from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
-from data_pipelines.windows import (
+from data_pipelines.finetuning.squad import Answer, Question, read_squad
+from data_pipelines.finetuning.windows import (
     Passages,
     WindowOptions,
     locate,
@@ -18,6 +17,7 @@ from data_pipelines.windows import (
     maximum_context,
     window_starts,
 )
+from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 TOKENIZER = WordPieceTokenizer(

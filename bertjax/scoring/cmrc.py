@@ -13,7 +13,7 @@ from nltk.tokenize import NLTKWordTokenizer
 
 from bertjax.scoring.squad import read_predictions
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Question, Questions, read_squad
 
 _PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001
 _PARTS = re.compile("([一-龥])|([^一-龥]+)")

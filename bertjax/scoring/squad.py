@@ -17,7 +17,7 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Question, Questions, read_squad
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)

@@ -21,12 +21,12 @@ from bertjax.reading import Reading, asked, windows_of
 from bertjax.start import find_tokenizer
 from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
-from data_pipelines import spans
+from data_pipelines.finetuning import rows as spans
+from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
+from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows
 from data_pipelines.paths import is_remote
-from data_pipelines.squad import Questions, read_squad, read_tfds
 from data_pipelines.text.sources import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
-from data_pipelines.windows import Passages, WindowOptions, Windows
 
 _log = logging.getLogger("bertjax")
 

@@ -35,9 +35,9 @@ EVALUATION = list(BATCH)
 
 def bertjax_features(init: str, data: str) -> Callable[[], tuple[Any, ...]]:
     """A function that gives the questions of a file, their windows and their passages."""
-    from data_pipelines.squad import read_squad
+    from data_pipelines.finetuning.squad import read_squad
+    from data_pipelines.finetuning.windows import Passages, WindowOptions, make_windows
     from data_pipelines.vocabulary.tokenization import load_tokenizer
-    from data_pipelines.windows import Passages, WindowOptions, make_windows
 
     tokenizer, questions = load_tokenizer(init), read_squad(data).questions
     options = WindowOptions(SEQ_LEN, STRIDE, MAX_QUERY)

@@ -8,8 +8,8 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.triviaqa import squad_layout
 from data_pipelines.text.sources import tfds_records
-from data_pipelines.triviaqa import squad_layout
 
 LONGEST = 200_000  # characters of a passage: a book is none, and has thousands of windows
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from data_pipelines.finetuning.windows import Windows
 from data_pipelines.pretraining.packing import RowShape, pack
-from data_pipelines.windows import Windows
 
 WINDOWS = 8  # to a row, at the most
 

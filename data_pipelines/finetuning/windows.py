@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_pipelines.errors import InputError
-from data_pipelines.squad import Answer, Question
+from data_pipelines.finetuning.squad import Answer, Question
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
