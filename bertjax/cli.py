@@ -143,7 +143,7 @@ def _vocab(args: argparse.Namespace) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from data_pipelines.corpus import prepare
+    from data_pipelines.corpus.prepare import prepare
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from laptop import Laptop
 
-from data_pipelines.corpus import prepare
+from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
 
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from conftest import sample_pieces, sample_text
 
-from data_pipelines.corpus import prepare
+from data_pipelines.corpus.prepare import prepare
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
 

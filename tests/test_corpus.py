@@ -15,7 +15,7 @@ import psutil
 import pytest
 from conftest import process_environment, sample_pieces, sample_text
 
-from data_pipelines.corpus import prepare
+from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.records import Manifest, read_manifest, read_shard
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
@@ -205,7 +205,7 @@ def test_an_empty_output_is_used(tmp_path: pathlib.Path) -> None:
 
 PREPARE = """
 import sys
-from data_pipelines.corpus import prepare
+from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipelines.corpus import prepare
+from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.records import (
     Manifest,
     ShardWriter,

@@ -1,1 +1,1 @@
-"""Sources of text (files, TensorFlow Datasets, what is on the machine) to documents and sentences."""
+"""Sources of text (files, TensorFlow Datasets, this machine) to documents and sentences."""

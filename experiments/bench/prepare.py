@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 
 import psutil
 
-from data_pipelines.corpus import prepare
+from data_pipelines.corpus.prepare import prepare
 from data_pipelines.text.sources import read_documents
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from experiments.bench.tokenization import PlainTokenizer
