@@ -20,9 +20,9 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bertjax import hosts
 from bertjax.errors import RunError
-from bertjax.sharding import named_leaves, with_shardings
+from bertjax.mesh import hosts
+from bertjax.mesh.sharding import named_leaves, with_shardings
 from bertjax.step import TrainState
 from data_pipelines.paths import is_remote
 

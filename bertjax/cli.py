@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.argv = argv
     if CHILD not in os.environ:
         return _run(args, rest)
-    from bertjax import hosts
+    from bertjax.mesh import hosts
 
     return hosts.run_child(functools.partial(_run, args, rest))
 
@@ -234,8 +234,9 @@ def _train(args: argparse.Namespace) -> Work:
 
 
 def _evaluate(args: argparse.Namespace) -> Work | None:
-    from bertjax import hosts, tasks
+    from bertjax import tasks
     from bertjax.evaluate import evaluate
+    from bertjax.mesh import hosts
 
     output = epath.Path(args.output)
     if output.exists() and not output.is_dir():
@@ -258,7 +259,7 @@ def _evaluate(args: argparse.Namespace) -> Work | None:
 
 def _join_hosts(args: argparse.Namespace, saves: bool) -> Work | None:
     """Joins the other hosts, if there are any; or gives the work of the parent of what does."""
-    from bertjax import hosts
+    from bertjax.mesh import hosts
 
     cluster = hosts.find_cluster(args.coordinator, args.hosts, args.host)
     if cluster and not hosts.is_child():

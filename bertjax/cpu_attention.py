@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.dropout import limit_and_seeds, scale, survivors
+from bertjax.mesh.sharding import for_cpu, over_rows_and_heads, splits_heads
 from bertjax.plain_attention import visible
-from bertjax.sharding import for_cpu, over_rows_and_heads, splits_heads
 
 
 def serves(query: Array) -> bool:

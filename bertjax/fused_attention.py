@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.dropout import limit_and_seeds, random_words, scale
-from bertjax.sharding import over_rows_and_heads, splits_heads, tpu_kind
+from bertjax.mesh.sharding import over_rows_and_heads, splits_heads, tpu_kind
 
 _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
@@ -52,7 +52,7 @@ _SOFTMAX, _DROPOUT, _GRADIENT = 16, 34, 10
 def serves(query: Array) -> bool:
     """Whether the kernel takes queries [B, T, N, D] where they are being traced.
 
-    That is for TPUs, in a context with a mesh of the axes of `bertjax.sharding`, which divide the
+    That is for TPUs, in a context with a mesh of the axes of `bertjax.mesh.sharding`, which divide the
     rows and the heads; lengths are multiples of 128 up to 512, and heads multiples of 64.
     """
     mesh = jax.sharding.get_abstract_mesh()

@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax import tasks
 from bertjax.config import Config
-from bertjax.sharding import named_leaves
+from bertjax.mesh.sharding import named_leaves
 
 
 def show_batches(config: Config, start: int, steps: int, hosts: int, host: int) -> Iterator[str]:

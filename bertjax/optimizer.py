@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax.sharding import parameter_name
+from bertjax.mesh.sharding import parameter_name
 
 NAMES = ("adamw", "adam_original", "lamb")
 SCHEDULES = ("linear", "linear_original")

@@ -19,8 +19,8 @@ import jax
 from bertjax import flops, tasks
 from bertjax.config import Config
 from bertjax.hlo import Collective, Instruction, read_program
+from bertjax.mesh.sharding import make_mesh, row_parts
 from bertjax.program import Program
-from bertjax.sharding import make_mesh, row_parts
 from bertjax.topology import GIB, Topology
 
 _log = logging.getLogger("bertjax")

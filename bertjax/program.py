@@ -10,8 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from bertjax.config import Config
-from bertjax.optimizer import make_optimizer, make_schedule
-from bertjax.sharding import (
+from bertjax.mesh.sharding import (
     ROWS,
     check_mesh,
     gather_matrices,
@@ -19,6 +18,7 @@ from bertjax.sharding import (
     sharded_shapes,
     with_shardings,
 )
+from bertjax.optimizer import make_optimizer, make_schedule
 from bertjax.step import Batch, Sums, TrainState, init_state, make_train_step
 from bertjax.tasks import Objective, rows_of
 

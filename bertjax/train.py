@@ -15,14 +15,15 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import flops, hosts, tasks, workdirs
+from bertjax import flops, tasks, workdirs
 from bertjax.checkpoint import Checkpoints
 from bertjax.config import Config
 from bertjax.errors import RESTART, RunError
 from bertjax.evaluate import make_evaluator
-from bertjax.feed import Feed
+from bertjax.mesh import hosts
+from bertjax.mesh.feed import Feed
+from bertjax.mesh.signals import stop_signals
 from bertjax.program import Program
-from bertjax.signals import stop_signals
 from bertjax.start import Start
 from bertjax.step import Sums, TrainState, means
 from bertjax.tasks import Evaluation, Task, rows_of

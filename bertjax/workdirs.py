@@ -10,8 +10,8 @@ import jax
 from etils import epath
 
 import bertjax
-from bertjax import hosts
 from bertjax.config import RETIRED, Config
+from bertjax.mesh import hosts
 from bertjax.tasks import Task
 
 # Fields that may differ between the runs that continue each other in one workdir.

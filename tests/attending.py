@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.mesh.sharding import make_mesh
 from bertjax.plain_attention import attention as plain
-from bertjax.sharding import make_mesh
 
 LENGTH, HEADS, SIZE = 128, 4, 64
 

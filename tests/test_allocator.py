@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import sys
 import numpy as np
-from bertjax.allocator import keep_freed_memory
+from bertjax.mesh.allocator import keep_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax import hosts
 from bertjax.checkpoint import (
     CheckpointError,
     Checkpoints,
@@ -18,7 +17,8 @@ from bertjax.checkpoint import (
     find_damage,
     load_params,
 )
-from bertjax.sharding import make_mesh, sharded_shapes
+from bertjax.mesh import hosts
+from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.step import TrainState
 
 

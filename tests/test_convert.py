@@ -18,8 +18,8 @@ from bertjax.convert import convert, find_format, read_model
 from bertjax.formats import Model, huggingface
 from bertjax.formats.names import PARTS, tensors
 from bertjax.heads import Pooler, PretrainingModel
+from bertjax.mesh.sharding import named_leaves
 from bertjax.model import BertConfig, Encoder
-from bertjax.sharding import named_leaves
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"

@@ -18,8 +18,8 @@ from attending import (
 
 from bertjax import cpu_attention
 from bertjax.cpu_attention import attention
+from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.plain_attention import attention as plain
-from bertjax.sharding import AXES, make_mesh
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.evaluate import make_evaluator
-from bertjax.sharding import AXES, make_mesh
+from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.tasks import Evaluation
 
 

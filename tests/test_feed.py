@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from bertjax.feed import Feed
-from bertjax.sharding import ROWS, make_mesh
+from bertjax.mesh.feed import Feed
+from bertjax.mesh.sharding import ROWS, make_mesh
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from attending import (
 
 from bertjax import fused_attention, tasks
 from bertjax.config import Config, load_config
+from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.plain_attention import attention as plain
 from bertjax.program import Program
-from bertjax.sharding import AXES, make_mesh
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 kernel = functools.partial(fused_attention.attention, interpret=True)

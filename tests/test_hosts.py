@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax import hosts, program, tasks
+from bertjax import program, tasks
 from bertjax.checkpoint import Checkpoints, find_checkpoint, load_params
 from bertjax.config import read_config
 from bertjax.errors import RunError
-from bertjax.hosts import Cluster, find_cluster
-from bertjax.sharding import make_mesh, sharded_shapes
+from bertjax.mesh import hosts
+from bertjax.mesh.hosts import Cluster, find_cluster
+from bertjax.mesh.sharding import make_mesh, sharded_shapes
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 STEPS = 60
@@ -42,7 +43,8 @@ sys.addaudithook(note)
 # Restores a run's state on a mesh over all processes and saves it elsewhere.
 COPY = """
 import dataclasses, pathlib, sys
-from bertjax import hosts, program, tasks
+from bertjax import program, tasks
+from bertjax.mesh import hosts
 from bertjax.checkpoint import Checkpoints
 from bertjax.config import read_config
 number, port, run, copy = sys.argv[1:]

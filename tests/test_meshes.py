@@ -14,9 +14,9 @@ import pytest
 from bertjax import tasks
 from bertjax.checkpoint import Checkpoints
 from bertjax.config import load_config
-from bertjax.feed import to_global
+from bertjax.mesh.feed import to_global
+from bertjax.mesh.sharding import named_leaves, tree_shardings
 from bertjax.program import Program
-from bertjax.sharding import named_leaves, tree_shardings
 from bertjax.step import means
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from bertjax.heads import PretrainingModel
-from bertjax.model import BertConfig
-from bertjax.sharding import (
+from bertjax.mesh.sharding import (
     check_mesh,
     gather_matrices,
     make_mesh,
@@ -14,6 +13,7 @@ from bertjax.sharding import (
     sharded_shapes,
     tree_shardings,
 )
+from bertjax.model import BertConfig
 
 CONFIG = BertConfig(
     vocab_size=100, num_layers=2, hidden_size=16, num_heads=4, max_positions=32, scan_layers=True

@@ -19,11 +19,11 @@ from bertjax.config import Config, load_config
 from bertjax.convert import convert
 from bertjax.evaluate import evaluate
 from bertjax.formats import huggingface
+from bertjax.mesh.sharding import AXES
 from bertjax.model import BertConfig
 from bertjax.preflight import preflight
 from bertjax.report import write_report
 from bertjax.scoring.squad import score_files
-from bertjax.sharding import AXES
 from bertjax.start import find_model
 from bertjax.tasks.squad import THRESHOLD_FILE, Task
 from bertjax.topology import Topology

@@ -14,8 +14,8 @@ from bertjax import tasks
 from bertjax.config import Config, load_config
 from bertjax.convert import convert
 from bertjax.formats import Model, huggingface
+from bertjax.mesh.sharding import named_leaves
 from bertjax.program import Program
-from bertjax.sharding import named_leaves
 from bertjax.start import Start, find_model
 from bertjax.train import Run
 from data_pipelines.vocabulary.tokenization import load_tokenizer

@@ -18,8 +18,8 @@ from bertjax import tasks
 from bertjax.checkpoint import find_checkpoint, load_params
 from bertjax.config import Config, load_config
 from bertjax.evaluate import evaluate
-from bertjax.feed import to_global
-from bertjax.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
+from bertjax.mesh.feed import to_global
+from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
 from bertjax.step import means, sums_and_gradient
 from bertjax.train import Diverged, Run, Stopped
 

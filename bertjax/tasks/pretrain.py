@@ -15,7 +15,7 @@ from bertjax import flops, losses
 from bertjax.checkpoint import load_on_device
 from bertjax.config import Config
 from bertjax.heads import PretrainingModel
-from bertjax.hosts import from_first
+from bertjax.mesh.hosts import from_first
 from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
 from data_pipelines.pretraining.data import PretrainingData

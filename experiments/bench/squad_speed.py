@@ -103,7 +103,7 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     from bertjax import tasks
     from bertjax.config import load_config
     from bertjax.evaluate import make_evaluator
-    from bertjax.sharding import make_mesh
+    from bertjax.mesh.sharding import make_mesh
     from bertjax.start import find_model
 
     spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from bertjax.allocator import keep_freed_memory
+from bertjax.mesh.allocator import keep_freed_memory
 
 AXES = ("data", "fsdp", "model")
 ROWS = PartitionSpec(("data", "fsdp"))
