@@ -19,7 +19,7 @@ from typing import Any
 import ml_collections
 from etils import epath
 
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 from bertjax.optimizer import OptimizerConfig
 
 # A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps".

@@ -13,7 +13,7 @@ from bertjax.config import Config, read_config
 from bertjax.formats import Model, huggingface, tf1
 from bertjax.formats.card import model_card
 from bertjax.mesh.sharding import named_leaves
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")

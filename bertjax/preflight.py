@@ -16,10 +16,11 @@ from typing import Any
 
 import jax
 
-from bertjax import flops, tasks
+from bertjax import tasks
 from bertjax.config import Config
 from bertjax.hlo import Collective, Instruction, read_program
 from bertjax.mesh.sharding import make_mesh, row_parts
+from bertjax.model import flops
 from bertjax.program import Program
 from bertjax.topology import GIB, Topology
 

@@ -17,7 +17,7 @@ from bertjax.checkpoint import (
 )
 from bertjax.config import read_config
 from bertjax.convert import find_format, read_model, read_shape
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 _log = logging.getLogger("bertjax")

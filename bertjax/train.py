@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import flops, tasks, workdirs
+from bertjax import tasks, workdirs
 from bertjax.checkpoint import Checkpoints
 from bertjax.config import Config
 from bertjax.errors import RESTART, RunError
@@ -23,6 +23,7 @@ from bertjax.evaluate import make_evaluator
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
+from bertjax.model import flops
 from bertjax.program import Program
 from bertjax.start import Start
 from bertjax.step import Sums, TrainState, means

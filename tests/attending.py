@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.mesh.sharding import make_mesh
-from bertjax.plain_attention import attention as plain
+from bertjax.model.attention.plain import attention as plain
 
 LENGTH, HEADS, SIZE = 128, 4, 64
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from bertjax.formats import Model
-from bertjax.heads import PretrainingModel
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import PretrainingModel
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 

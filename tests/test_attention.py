@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bertjax.model.encoder.attention import cpu as cpu_attention
+from bertjax.model.encoder.attention import tpu as fused_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bertjax.attention
-from bertjax import cpu_attention, fused_attention
-from bertjax.plain_attention import attention as plain
-from bertjax.plain_attention import visible
+import bertjax.model.attention.choice
+from bertjax.model.attention.plain import attention as plain
+from bertjax.model.attention.plain import visible
 
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 3, 8
 PACK_IDS = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0, 0], [1] * 12], np.int32)
@@ -103,6 +104,6 @@ def test_the_first_that_serves_is_taken(monkeypatch) -> None:
     for kernel, rows in ((True, True), (False, True), (False, False)):
         monkeypatch.setattr(fused_attention, "serves", lambda query, kernel=kernel: kernel)
         monkeypatch.setattr(cpu_attention, "serves", lambda query, rows=rows: rows)
-        taken.append(bertjax.attention.attention(*draw(), PACK_IDS))
+        taken.append(bertjax.model.attention.choice.attention(*draw(), PACK_IDS))
     np.testing.assert_array_equal(taken[2], plain(*draw(), PACK_IDS))
     assert taken[:2] == ["kernel", "rows"]

@@ -9,7 +9,7 @@ from models import draw_model
 from bertjax import tasks
 from bertjax.config import Config
 from bertjax.formats.card import model_card
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 
 CONFIG = BertConfig(40, 2, 64, 1, max_positions=128)
 

@@ -17,9 +17,9 @@ from bertjax import tasks
 from bertjax.convert import convert, find_format, read_model
 from bertjax.formats import Model, huggingface
 from bertjax.formats.names import PARTS, tensors
-from bertjax.heads import Pooler, PretrainingModel
 from bertjax.mesh.sharding import named_leaves
-from bertjax.model import BertConfig, Encoder
+from bertjax.model.encoder import BertConfig, Encoder
+from bertjax.model.heads import Pooler, PretrainingModel
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"

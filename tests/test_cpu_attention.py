@@ -15,11 +15,11 @@ from attending import (
     packs,
     run,
 )
+from bertjax.model.encoder.attention import cpu as cpu_attention
 
-from bertjax import cpu_attention
-from bertjax.cpu_attention import attention
 from bertjax.mesh.sharding import AXES, make_mesh
-from bertjax.plain_attention import attention as plain
+from bertjax.model.attention.cpu import attention
+from bertjax.model.attention.plain import attention as plain
 
 
 @pytest.mark.parametrize("causal", [False, True])

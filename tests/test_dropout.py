@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p
 
-from bertjax.dropout import dropout, random_words, survivors
+from bertjax.model.dropout import dropout, random_words, survivors
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

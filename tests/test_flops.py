@@ -6,11 +6,11 @@ import jax
 import jax.extend
 import numpy as np
 import pytest
+from bertjax.model.encoder.attention import cpu as cpu_attention
 
-from bertjax import cpu_attention
-from bertjax.flops import PEAKS, peak_flops, train_step_flops
-from bertjax.heads import PretrainingModel
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
+from bertjax.model.flops import PEAKS, peak_flops, train_step_flops
+from bertjax.model.heads import PretrainingModel
 
 CONFIG = BertConfig(
     vocab_size=300,

@@ -18,11 +18,12 @@ from attending import (
     packs,
     run,
 )
+from bertjax.model.encoder.attention import tpu as fused_attention
 
-from bertjax import fused_attention, tasks
+from bertjax import tasks
 from bertjax.config import Config, load_config
 from bertjax.mesh.sharding import AXES, make_mesh
-from bertjax.plain_attention import attention as plain
+from bertjax.model.attention.plain import attention as plain
 from bertjax.program import Program
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"

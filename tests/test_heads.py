@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from goldens import make_pretraining as recipe
 
-from bertjax import losses
-from bertjax.heads import PretrainingModel
-from bertjax.model import BertConfig, Encoder
+from bertjax.model import losses
+from bertjax.model.encoder import BertConfig, Encoder
+from bertjax.model.heads import PretrainingModel
 
 CONFIG = BertConfig(**recipe.MODEL)
 MODEL = PretrainingModel(CONFIG)

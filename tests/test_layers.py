@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import layers
-from bertjax.layers import add_bias, gelu, lookup, normalize
+from bertjax.model import layers
+from bertjax.model.layers import add_bias, gelu, lookup, normalize
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:

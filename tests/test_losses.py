@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax import losses
+from bertjax.model import losses
 
 ROWS, SLOTS, CLASSES = 6, 5, 11
 cross_entropy, accuracy = jax.jit(losses.cross_entropy), jax.jit(losses.accuracy)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model import BertConfig, Encoder
+from bertjax.model.encoder import BertConfig, Encoder
 
 CONFIG = BertConfig(
     vocab_size=120,

@@ -16,8 +16,8 @@ import pytest
 from models import draw_model
 
 from bertjax.formats import Model, huggingface
-from bertjax.heads import Pooler, PretrainingModel
-from bertjax.model import BertConfig, Encoder
+from bertjax.model.encoder import BertConfig, Encoder
+from bertjax.model.heads import Pooler, PretrainingModel
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bertjax.heads import PretrainingModel
 from bertjax.mesh.sharding import (
     check_mesh,
     gather_matrices,
@@ -13,7 +12,8 @@ from bertjax.mesh.sharding import (
     sharded_shapes,
     tree_shardings,
 )
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import PretrainingModel
 
 CONFIG = BertConfig(
     vocab_size=100, num_layers=2, hidden_size=16, num_heads=4, max_positions=32, scan_layers=True

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax import losses
-from bertjax.heads import SpanModel
-from bertjax.model import BertConfig
+from bertjax.model import losses
+from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import SpanModel
 from data_pipelines.finetuning.rows import (
     WINDOWS,
     TrainingBatches,

@@ -20,7 +20,7 @@ from bertjax.convert import convert
 from bertjax.evaluate import evaluate
 from bertjax.formats import huggingface
 from bertjax.mesh.sharding import AXES
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 from bertjax.preflight import preflight
 from bertjax.report import write_report
 from bertjax.scoring.squad import score_files

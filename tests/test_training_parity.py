@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from goldens import make_pretraining as recipe
 
-from bertjax import losses
-from bertjax.heads import PretrainingModel
-from bertjax.model import BertConfig
+from bertjax.model import losses
+from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import PretrainingModel
 from bertjax.optimizer import OptimizerConfig, make_optimizer
 from bertjax.step import Sums, init_state, make_train_step
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.formats.names import PARTS, Tensor, tensors
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]

@@ -12,7 +12,7 @@ from etils import epath
 from safetensors.numpy import save as save_safetensors
 
 from bertjax.formats import Model, read_tensors
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 from data_pipelines.vocabulary.tokenization import (
     CONFIG_FILE,
     MODEL_FILE,

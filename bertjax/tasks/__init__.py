@@ -10,7 +10,7 @@ from etils import epath
 
 from bertjax.checkpoint import find_checkpoint
 from bertjax.config import Config, parse_config, read_config
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 from bertjax.step import Batch, Sums
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from bertjax import flops, losses
 from bertjax.checkpoint import load_on_device
 from bertjax.config import Config
-from bertjax.heads import PretrainingModel
 from bertjax.mesh.hosts import from_first
+from bertjax.model import flops, losses
+from bertjax.model.heads import PretrainingModel
 from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
 from data_pipelines.pretraining.data import PretrainingData

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from bertjax import answer_report, flops, losses
+from bertjax import answer_report
 from bertjax.checkpoint import load_on_device
 from bertjax.config import Config
-from bertjax.heads import SpanModel
+from bertjax.model import flops, losses
+from bertjax.model.heads import SpanModel
 from bertjax.reading import Reading, asked, windows_of
 from bertjax.start import find_tokenizer
 from bertjax.step import Batch, Sums

@@ -55,9 +55,9 @@ def bertjax_step() -> Callable[[], object]:
     """A function that makes one update, as `bertjax train` does."""
     import jax
 
-    from bertjax import losses
-    from bertjax.heads import PretrainingModel
-    from bertjax.model import BertConfig
+    from bertjax.model import losses
+    from bertjax.model.encoder import BertConfig
+    from bertjax.model.heads import PretrainingModel
     from bertjax.optimizer import OptimizerConfig, make_optimizer
     from bertjax.step import Sums, TrainState, init_state, make_train_step
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.layers import ACTIVATIONS
-from bertjax.model import BertConfig, Dense, Encoder, LayerNorm
+from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm
+from bertjax.model.layers import ACTIVATIONS
 
 
 def gather(hidden: Array, positions: Array) -> Array:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.attention import attention
-from bertjax.dropout import dropout
-from bertjax.layers import ACTIVATIONS, add_bias, lookup, normalize
+from bertjax.model.attention.choice import attention
+from bertjax.model.dropout import dropout
+from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
 
 DTYPES = ("float32", "bfloat16")
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.dropout import dropout
+from bertjax.model.dropout import dropout
 
 
 def visible(pack_ids: Array, causal: bool = False) -> Array:
@@ -29,7 +29,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """As `bertjax.attention.attention`, which chooses it where nothing better serves."""
+    """As `bertjax.model.attention.choice.attention`, which chooses it where nothing better serves."""
     # Keys before queries, as the kernel has them, so that dropout falls on the same places.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     scores = jnp.einsum("bnkd,bnqd->bnkq", key, query * query.shape[-1] ** -0.5)

@@ -1,6 +1,6 @@
 """Attention as one TPU kernel: the weights [T, T] of a head never leave the core's own memory.
 
-It computes what `bertjax.attention` does, forward and backward, a row of the batch at a time. The
+It computes what `bertjax.model.attention.choice` does, forward and backward, a row of the batch at a time. The
 backward pass computes the weights again from query and key, and draws dropout's bits again: both
 cost less than writing the weights to the chip's memory and reading them back (Dao et al. 2022).
 Rows of BERT's lengths fit as a whole, so the softmax needs no second pass.
@@ -16,8 +16,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.dropout import limit_and_seeds, random_words, scale
 from bertjax.mesh.sharding import over_rows_and_heads, splits_heads, tpu_kind
+from bertjax.model.dropout import limit_and_seeds, random_words, scale
 
 _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
@@ -88,7 +88,7 @@ def attention(
     dropout_key: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """As `bertjax.attention.attention`, for what `serves` takes.
+    """As `bertjax.model.attention.choice.attention`, for what `serves` takes.
 
     `interpret` runs the kernel on any device, slowly, and without a mesh too.
     """
@@ -224,7 +224,7 @@ class _Kernel:
         return seen
 
     def _keep(self, seeds: Any, rows: Any, heads: Any, head: int, length: int) -> Array:
-        """Which weights [T, T] survive, as `bertjax.dropout` says of [B, N, T, T]."""
+        """Which weights [T, T] survive, as `bertjax.model.dropout` says of [B, N, T, T]."""
         quarter = (length // 4, length)
         together = heads.shape[0] // pl.num_programs(1)
         row = rows[pl.program_id(0)].astype(jnp.uint32)

@@ -3,7 +3,7 @@
 Utilisation is operations / (seconds * peak * devices) (Chowdhery et al. 2022, appendix B).
 """
 
-from bertjax.model import BertConfig
+from bertjax.model.encoder import BertConfig
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, by the beginning of its `device_kind`; the first
 # that matches counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100: float16.

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.dropout import limit_and_seeds, scale, survivors
 from bertjax.mesh.sharding import for_cpu, over_rows_and_heads, splits_heads
-from bertjax.plain_attention import visible
+from bertjax.model.attention.plain import visible
+from bertjax.model.dropout import limit_and_seeds, scale, survivors
 
 
 def serves(query: Array) -> bool:
@@ -35,7 +35,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """As `bertjax.attention.attention`, for what `serves` takes."""
+    """As `bertjax.model.attention.choice.attention`, for what `serves` takes."""
     limit, seeds = limit_and_seeds(dropout_rate, dropout_key)
     by_row = functools.partial(_attention, _Row(query.shape[-1], limit, causal))
     return over_rows_and_heads(by_row, seeds, pack_ids, (query, key, value))

@@ -1,0 +1,1 @@
+"""Attention within packed rows: one contract, and the ways that suit devices."""
