@@ -21,9 +21,9 @@ from etils import epath
 from bertjax.errors import CHILD, RunError
 
 if TYPE_CHECKING:
-    from bertjax.config import Config
     from bertjax.preflight import Verdict
     from bertjax.topology import Topology
+    from bertjax.training.config import Config
 
 Work = Callable[[], int | None]  # what is left to do once all input has been checked
 
@@ -123,8 +123,8 @@ def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
 
 def _load_config(args: argparse.Namespace) -> "Config":
     from bertjax import tasks
-    from bertjax.config import load_config
     from bertjax.start import find_model
+    from bertjax.training.config import load_config
 
     # A checkpoint to evaluate says what model it is, as what a run begins with does.
     named = {"init": repr(args.checkpoint[0])} if "checkpoint" in args else {}

@@ -8,12 +8,18 @@ import jax
 from etils import epath
 
 from bertjax import tasks
-from bertjax.checkpoint import FILES, find_checkpoint, load_params, saved_params, write_params
-from bertjax.config import Config, read_config
 from bertjax.formats import Model, huggingface, tf1
 from bertjax.formats.card import model_card
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
+from bertjax.training.checkpoint import (
+    FILES,
+    find_checkpoint,
+    load_params,
+    saved_params,
+    write_params,
+)
+from bertjax.training.config import Config, read_config
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")

@@ -9,13 +9,13 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax import tasks
-from bertjax.checkpoint import check_params, find_checkpoint, load_params
-from bertjax.config import Config
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
 from bertjax.start import check_model, find_model
-from bertjax.step import Sums, means, total_loss
 from bertjax.tasks import Evaluation, Task
+from bertjax.training.checkpoint import check_params, find_checkpoint, load_params
+from bertjax.training.config import Config
+from bertjax.training.step import Sums, means, total_loss
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
-from bertjax.config import Config
 from bertjax.mesh.sharding import named_leaves
+from bertjax.training.config import Config
 
 
 def show_batches(config: Config, start: int, steps: int, hosts: int, host: int) -> Iterator[str]:

@@ -17,12 +17,12 @@ from typing import Any
 import jax
 
 from bertjax import tasks
-from bertjax.config import Config
 from bertjax.hlo import Collective, Instruction, read_program
 from bertjax.mesh.sharding import make_mesh, row_parts
 from bertjax.model import flops
-from bertjax.program import Program
 from bertjax.topology import GIB, Topology
+from bertjax.training.config import Config
+from bertjax.training.programs import Program
 
 _log = logging.getLogger("bertjax")
 

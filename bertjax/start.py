@@ -8,16 +8,16 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
-from bertjax.checkpoint import (
+from bertjax.convert import find_format, read_model, read_shape
+from bertjax.model.encoder import BertConfig
+from bertjax.training.checkpoint import (
     check_params,
     find_checkpoint,
     find_finished,
     load_params,
     saved_params,
 )
-from bertjax.config import read_config
-from bertjax.convert import find_format, read_model, read_shape
-from bertjax.model.encoder import BertConfig
+from bertjax.training.config import read_config
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 _log = logging.getLogger("bertjax")

@@ -16,18 +16,18 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import tasks, workdirs
-from bertjax.checkpoint import Checkpoints
-from bertjax.config import Config
 from bertjax.errors import RESTART, RunError
 from bertjax.evaluate import make_evaluator
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.model import flops
-from bertjax.program import Program
 from bertjax.start import Start
-from bertjax.step import Sums, TrainState, means
 from bertjax.tasks import Evaluation, Task, rows_of
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.config import Config
+from bertjax.training.programs import Program
+from bertjax.training.step import Sums, TrainState, means
 from bertjax.writers import Writers
 
 _log = logging.getLogger("bertjax")

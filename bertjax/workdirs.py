@@ -10,9 +10,9 @@ import jax
 from etils import epath
 
 import bertjax
-from bertjax.config import RETIRED, Config
 from bertjax.mesh import hosts
 from bertjax.tasks import Task
+from bertjax.training.config import RETIRED, Config
 
 # Fields that may differ between the runs that continue each other in one workdir.
 _FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "keep", "keep_every"}

@@ -12,9 +12,9 @@ import pytest
 from conftest import process_environment
 
 from bertjax import tasks
-from bertjax.checkpoint import find_checkpoint, load_params
-from bertjax.config import read_config
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.training.checkpoint import find_checkpoint, load_params
+from bertjax.training.config import read_config
 
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
 

@@ -7,9 +7,9 @@ from etils import epath
 from models import draw_model
 
 from bertjax import tasks
-from bertjax.config import Config
 from bertjax.formats.card import model_card
 from bertjax.model.encoder import BertConfig
+from bertjax.training.config import Config
 
 CONFIG = BertConfig(40, 2, 64, 1, max_positions=128)
 

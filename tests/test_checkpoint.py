@@ -9,7 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax.checkpoint import (
+from bertjax.mesh import hosts
+from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.training.checkpoint import (
     CheckpointError,
     Checkpoints,
     check_params,
@@ -17,9 +19,7 @@ from bertjax.checkpoint import (
     find_damage,
     load_params,
 )
-from bertjax.mesh import hosts
-from bertjax.mesh.sharding import make_mesh, sharded_shapes
-from bertjax.step import TrainState
+from bertjax.training.step import TrainState
 
 
 def make_state(step: int) -> TrainState:

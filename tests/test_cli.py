@@ -12,8 +12,8 @@ from conftest import bertjax, sample_pieces, sample_text
 
 from bertjax import tasks
 from bertjax.cli import main
-from bertjax.config import load_config
 from bertjax.train import Run
+from bertjax.training.config import load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 COMPILED = "/jax/core/compile/backend_compile_duration"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import tasks
-from bertjax.config import Config, load_config, parse_config, read_config
+from bertjax.training.config import Config, load_config, parse_config, read_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 FIELDS = {"pretrain": {"dir": "", "workers": None, "mask_prob": 0.15, "masking": "piece"}}
@@ -140,7 +140,7 @@ def test_every_recipe_is_a_configuration(recipe: str, phase: int, smoke: str, mo
 
 
 def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
-    from bertjax.optimizer import make_schedule
+    from bertjax.training.optimizer import make_schedule
 
     first, second = (load(f"phase={phase},data=x").resolve() for phase in (1, 2))
     end = make_schedule(first.optimizer_config())(first.steps)

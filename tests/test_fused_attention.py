@@ -21,10 +21,10 @@ from attending import (
 from bertjax.model.encoder.attention import tpu as fused_attention
 
 from bertjax import tasks
-from bertjax.config import Config, load_config
 from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.model.attention.plain import attention as plain
-from bertjax.program import Program
+from bertjax.training.config import Config, load_config
+from bertjax.training.programs import Program
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 kernel = functools.partial(fused_attention.attention, interpret=True)

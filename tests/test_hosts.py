@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax import program, tasks
-from bertjax.checkpoint import Checkpoints, find_checkpoint, load_params
-from bertjax.config import read_config
+from bertjax import tasks
 from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.hosts import Cluster, find_cluster
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.training import programs as program
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
+from bertjax.training.config import read_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 STEPS = 60
@@ -43,10 +44,11 @@ sys.addaudithook(note)
 # Restores a run's state on a mesh over all processes and saves it elsewhere.
 COPY = """
 import dataclasses, pathlib, sys
-from bertjax import program, tasks
+from bertjax import tasks
+from bertjax.training import programs as program
 from bertjax.mesh import hosts
-from bertjax.checkpoint import Checkpoints
-from bertjax.config import read_config
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.config import read_config
 number, port, run, copy = sys.argv[1:]
 hosts.join(hosts.Cluster(f"localhost:{port}", 4, int(number)), saves=False)
 config = read_config(pathlib.Path(run, "config.json"), tasks.data_fields())

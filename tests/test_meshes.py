@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.checkpoint import Checkpoints
-from bertjax.config import load_config
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
-from bertjax.program import Program
-from bertjax.step import means
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.config import load_config
+from bertjax.training.programs import Program
+from bertjax.training.step import means
 
 pytestmark = pytest.mark.slow
 

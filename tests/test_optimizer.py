@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax.optimizer import (
+from bertjax.training.optimizer import (
     NAMES,
     SCHEDULES,
     OptimizerConfig,

@@ -12,10 +12,10 @@ import pytest
 from conftest import process_environment
 
 from bertjax import tasks
-from bertjax.config import Config, load_config
 from bertjax.hlo import Instruction
 from bertjax.preflight import _estimate, describe, largest_batch, preflight
 from bertjax.topology import Topology
+from bertjax.training.config import Config, load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 EIGHT = Topology("cpu:8")

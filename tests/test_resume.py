@@ -9,7 +9,7 @@ import pytest
 from conftest import bertjax
 from killing import metrics, params_of, start, wait_for_step
 
-from bertjax.checkpoint import Checkpoints, find_checkpoint
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 STEPS, SAVED_EVERY = 1000, 25

@@ -13,9 +13,7 @@ from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
 
 from bertjax import tasks
-from bertjax.checkpoint import Checkpoints
 from bertjax.cli import main, parse_overrides
-from bertjax.config import Config, load_config
 from bertjax.convert import convert
 from bertjax.evaluate import evaluate
 from bertjax.formats import huggingface
@@ -28,6 +26,8 @@ from bertjax.start import find_model
 from bertjax.tasks.squad import THRESHOLD_FILE, Task
 from bertjax.topology import Topology
 from bertjax.train import Run
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.config import Config, load_config
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
 
 SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"

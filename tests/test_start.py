@@ -11,13 +11,13 @@ import pytest
 from models import draw_model
 
 from bertjax import tasks
-from bertjax.config import Config, load_config
 from bertjax.convert import convert
 from bertjax.formats import Model, huggingface
 from bertjax.mesh.sharding import named_leaves
-from bertjax.program import Program
 from bertjax.start import Start, find_model
 from bertjax.train import Run
+from bertjax.training.config import Config, load_config
+from bertjax.training.programs import Program
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"

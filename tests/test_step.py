@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax.step import (
+from bertjax.training.step import (
     TrainState,
     init_state,
     make_train_step,

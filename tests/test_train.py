@@ -15,13 +15,13 @@ from jax.sharding import NamedSharding
 
 import bertjax.train as train_module
 from bertjax import tasks
-from bertjax.checkpoint import find_checkpoint, load_params
-from bertjax.config import Config, load_config
 from bertjax.evaluate import evaluate
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
-from bertjax.step import means, sums_and_gradient
 from bertjax.train import Diverged, Run, Stopped
+from bertjax.training.checkpoint import find_checkpoint, load_params
+from bertjax.training.config import Config, load_config
+from bertjax.training.step import means, sums_and_gradient
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")

@@ -13,8 +13,8 @@ from goldens import make_pretraining as recipe
 from bertjax.model import losses
 from bertjax.model.encoder import BertConfig
 from bertjax.model.heads import PretrainingModel
-from bertjax.optimizer import OptimizerConfig, make_optimizer
-from bertjax.step import Sums, init_state, make_train_step
+from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.step import Sums, init_state, make_train_step
 
 MODEL = PretrainingModel(BertConfig(**recipe.MODEL))
 

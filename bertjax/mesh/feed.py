@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from bertjax.step import Batch
+from bertjax.training.step import Batch
 
 _AHEAD = 2  # batches on the devices before they are asked for
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from etils import epath
 
-from bertjax.checkpoint import find_checkpoint
-from bertjax.config import Config, parse_config, read_config
 from bertjax.model.encoder import BertConfig
-from bertjax.step import Batch, Sums
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.config import Config, parse_config, read_config
+from bertjax.training.step import Batch, Sums
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
@@ -35,7 +35,7 @@ class Objective(Protocol):
         """Random parameters from a JAX key."""
 
     def loss(self, params: Any, batch: Batch, key: Any) -> Sums:
-        """Sums over the batch; see `bertjax.step.LossFunction`."""
+        """Sums over the batch; see `bertjax.training.step.LossFunction`."""
 
     def batch_shapes(self) -> dict[str, Any]:
         """Name -> `jax.ShapeDtypeStruct` of the arrays of a global batch."""

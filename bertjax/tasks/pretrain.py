@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from bertjax.checkpoint import load_on_device
-from bertjax.config import Config
 from bertjax.mesh.hosts import from_first
 from bertjax.model import flops, losses
 from bertjax.model.heads import PretrainingModel
-from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
+from bertjax.training.checkpoint import load_on_device
+from bertjax.training.config import Config
+from bertjax.training.step import Batch, Sums
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.rows import PretrainingOptions, render_row
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer

@@ -14,14 +14,14 @@ import numpy as np
 from etils import epath
 
 from bertjax import answer_report
-from bertjax.checkpoint import load_on_device
-from bertjax.config import Config
 from bertjax.model import flops, losses
 from bertjax.model.heads import SpanModel
 from bertjax.reading import Reading, asked, windows_of
 from bertjax.start import find_tokenizer
-from bertjax.step import Batch, Sums
 from bertjax.tasks import Evaluation, check_vocabulary
+from bertjax.training.checkpoint import load_on_device
+from bertjax.training.config import Config
+from bertjax.training.step import Batch, Sums
 from data_pipelines.finetuning import rows as spans
 from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows

@@ -58,8 +58,8 @@ def bertjax_step() -> Callable[[], object]:
     from bertjax.model import losses
     from bertjax.model.encoder import BertConfig
     from bertjax.model.heads import PretrainingModel
-    from bertjax.optimizer import OptimizerConfig, make_optimizer
-    from bertjax.step import Sums, TrainState, init_state, make_train_step
+    from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+    from bertjax.training.step import Sums, TrainState, init_state, make_train_step
 
     model: Any = PretrainingModel(BertConfig(PIECES, LAYERS, HIDDEN, HEADS))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=RATE))

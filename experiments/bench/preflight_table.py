@@ -17,9 +17,9 @@ import pathlib
 from typing import Any
 
 from bertjax import tasks
-from bertjax.config import load_config
 from bertjax.preflight import preflight
 from bertjax.topology import GIB, Topology
+from bertjax.training.config import load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "pretrain.py"
 MODELS = ("base", "large")

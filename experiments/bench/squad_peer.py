@@ -136,9 +136,9 @@ def train_theirs(
     """The scores of the peer."""
     from bertjax import inspection, tasks
     from bertjax.cli import parse_overrides
-    from bertjax.config import load_config
-    from bertjax.optimizer import make_schedule
     from bertjax.start import find_model
+    from bertjax.training.config import load_config
+    from bertjax.training.optimizer import make_schedule
 
     config = load_config(spec, parse_overrides(rest), tasks.data_fields(), find_model)
     task = tasks.find(config.task)(config)

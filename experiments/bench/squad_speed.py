@@ -101,10 +101,10 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
     from bertjax import tasks
-    from bertjax.config import load_config
     from bertjax.evaluate import make_evaluator
     from bertjax.mesh.sharding import make_mesh
     from bertjax.start import find_model
+    from bertjax.training.config import load_config
 
     spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"
     overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH["bertjax"])}

@@ -28,9 +28,9 @@ LAYERS, HIDDEN, HEADS, PIECES = 24, 1024, 16, 30522
 def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     """Cycles and bytes a chip of our step."""
     from bertjax import tasks
-    from bertjax.config import load_config
     from bertjax.preflight import preflight
     from bertjax.topology import Topology
+    from bertjax.training.config import load_config
 
     recipe = pathlib.Path(__file__).parents[1] / "pretrain.py"
     target = Topology(topology)

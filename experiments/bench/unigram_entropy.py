@@ -12,7 +12,7 @@ import numpy as np
 
 from bertjax import tasks
 from bertjax.cli import parse_overrides
-from bertjax.config import load_config
+from bertjax.training.config import load_config
 
 
 def main() -> None:

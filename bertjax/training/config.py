@@ -20,7 +20,7 @@ import ml_collections
 from etils import epath
 
 from bertjax.model.encoder import BertConfig
-from bertjax.optimizer import OptimizerConfig
+from bertjax.training.optimizer import OptimizerConfig
 
 # A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps".
 Duration = int | str
@@ -42,7 +42,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSection:
-    """The `optimizer` fields of a configuration; see `bertjax.optimizer.OptimizerConfig`.
+    """The `optimizer` fields of a configuration; see `bertjax.training.optimizer.OptimizerConfig`.
 
     `decay_steps` is the step at which the rate comes to 0; 0 stands for the run's last. A later
     one leaves the rest of the decay to the run that goes on from this one's parameters.

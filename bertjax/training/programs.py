@@ -9,7 +9,6 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from bertjax.config import Config
 from bertjax.mesh.sharding import (
     ROWS,
     check_mesh,
@@ -18,9 +17,10 @@ from bertjax.mesh.sharding import (
     sharded_shapes,
     with_shardings,
 )
-from bertjax.optimizer import make_optimizer, make_schedule
-from bertjax.step import Batch, Sums, TrainState, init_state, make_train_step
 from bertjax.tasks import Objective, rows_of
+from bertjax.training.config import Config
+from bertjax.training.optimizer import make_optimizer, make_schedule
+from bertjax.training.step import Batch, Sums, TrainState, init_state, make_train_step
 
 
 def _compiler_options(device: jax.Device) -> dict[str, str | bool]:
@@ -71,7 +71,7 @@ class Program:
         return jax.jit(self._init, out_shardings=self._shardings())()
 
     def compile(self) -> jax.stages.Compiled:
-        """The train step: (state, batch) -> (state, window); see `bertjax.step`."""
+        """The train step: (state, batch) -> (state, window); see `bertjax.training.step`."""
         options = _compiler_options(self.mesh.devices.flat[0])
         return self._lower().compile(compiler_options=options or None)
 

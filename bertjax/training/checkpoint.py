@@ -23,7 +23,7 @@ from etils import epath
 from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import named_leaves, with_shardings
-from bertjax.step import TrainState
+from bertjax.training.step import TrainState
 from data_pipelines.paths import is_remote
 
 FILES = "files.json"

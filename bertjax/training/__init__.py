@@ -1,0 +1,1 @@
+"""Configuration, step, compiled programs, optimiser, checkpoints."""
