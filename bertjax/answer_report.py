@@ -9,7 +9,7 @@ from html import escape
 
 from etils import epath
 
-from bertjax.page import facts, page, section, tiles
+from bertjax.pages.page import facts, page, section, tiles
 from bertjax.scoring.squad import f1, score_each
 from bertjax.tasks import EVALUATION_FILE
 from data_pipelines.finetuning.squad import Question, Questions

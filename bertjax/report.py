@@ -15,8 +15,8 @@ from typing import Any
 from etils import epath
 
 from bertjax import tasks
-from bertjax.charts import Point, chart, number
-from bertjax.page import facts, page, section, tiles
+from bertjax.pages.charts import Point, chart, number
+from bertjax.pages.page import facts, page, section, tiles
 from bertjax.writers import duration, metrics_path, read_metrics
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax.charts import (
+from bertjax.pages.charts import (
     Axis,
     Point,
     chart,
