@@ -1,7 +1,7 @@
 """Attention as one TPU kernel: the weights [T, T] of a head never leave the core's own memory.
 
-It computes what `bertjax.model.attention.choice` does, forward and backward, a row of the batch at a time. The
-backward pass computes the weights again from query and key, and draws dropout's bits again: both
+It computes what `plain` does, forward and backward, a row of the batch at a time. The backward pass
+computes the weights again from query and key, and draws dropout's bits again: both
 cost less than writing the weights to the chip's memory and reading them back (Dao et al. 2022).
 Rows of BERT's lengths fit as a whole, so the softmax needs no second pass.
 """
@@ -52,8 +52,8 @@ _SOFTMAX, _DROPOUT, _GRADIENT = 16, 34, 10
 def serves(query: Array) -> bool:
     """Whether the kernel takes queries [B, T, N, D] where they are being traced.
 
-    That is for TPUs, in a context with a mesh of the axes of `bertjax.mesh.sharding`, which divide the
-    rows and the heads; lengths are multiples of 128 up to 512, and heads multiples of 64.
+    That is for TPUs, in a context with a mesh of the axes of `bertjax.mesh.sharding`, which divide
+    the rows and the heads; lengths are multiples of 128 up to 512, and heads multiples of 64.
     """
     mesh = jax.sharding.get_abstract_mesh()
     rows, length, heads, size = query.shape
