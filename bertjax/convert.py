@@ -8,8 +8,9 @@ import jax
 from etils import epath
 
 from bertjax import tasks
-from bertjax.formats import Model, huggingface, tf1
+from bertjax.formats import huggingface, tf1
 from bertjax.formats.card import model_card
+from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
 from bertjax.training.checkpoint import (

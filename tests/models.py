@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax.formats import Model
+from bertjax.formats.tensors import Model
 from bertjax.model.encoder import BertConfig
 from bertjax.model.heads import PretrainingModel
 from data_pipelines.vocabulary.tokenization import Tokenizer

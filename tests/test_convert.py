@@ -15,8 +15,9 @@ from models import draw_model, shapes_of
 
 from bertjax import tasks
 from bertjax.convert import convert, find_format, read_model
-from bertjax.formats import Model, huggingface
+from bertjax.formats import huggingface
 from bertjax.formats.names import PARTS, tensors
+from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Pooler, PretrainingModel

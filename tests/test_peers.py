@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from models import draw_model
 
-from bertjax.formats import Model, huggingface
+from bertjax.formats import huggingface
+from bertjax.formats.tensors import Model
 from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Pooler, PretrainingModel
 from data_pipelines.vocabulary.tokenization import load_tokenizer

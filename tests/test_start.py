@@ -12,7 +12,8 @@ from models import draw_model
 
 from bertjax import tasks
 from bertjax.convert import convert
-from bertjax.formats import Model, huggingface
+from bertjax.formats import huggingface
+from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.start import Start, find_model
 from bertjax.train import Run

@@ -11,7 +11,7 @@ import safetensors
 from etils import epath
 from safetensors.numpy import save as save_safetensors
 
-from bertjax.formats import Model, read_tensors
+from bertjax.formats.tensors import Model, read_tensors
 from bertjax.model.encoder import BertConfig
 from data_pipelines.vocabulary.tokenization import (
     CONFIG_FILE,

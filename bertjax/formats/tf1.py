@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 from etils import epath
 
-from bertjax.formats import Model, read_tensors
 from bertjax.formats.huggingface import describe_config, parse_config, read_json
+from bertjax.formats.tensors import Model, read_tensors
 from data_pipelines.vocabulary.tokenization import VOCAB_FILE, load_tokenizer
 
 CONFIG, CHECKPOINT = "bert_config.json", "bert_model.ckpt"

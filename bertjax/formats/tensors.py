@@ -1,0 +1,97 @@
+"""BERT as others write it down: Hugging Face and TF1 directories, read and written.
+
+Arrays are NumPy's here, and their names those that `names.py` lists side by side.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bertjax.formats.names import PARTS, Tensor, tensors
+from bertjax.model.encoder import BertConfig
+from data_pipelines.vocabulary.tokenization import Tokenizer
+
+Tree = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A BERT on its way from one format to another.
+
+    Attributes:
+      params: nested dictionary of float32 NumPy arrays: "encoder" and the heads there are.
+      tokenizer: None where it came without a vocabulary.
+      left_out: names of what was not read: heads that bertjax does not have.
+    """
+
+    config: BertConfig
+    params: Tree
+    tokenizer: Tokenizer | None
+    left_out: tuple[str, ...] = ()
+
+    def tensors(self, style: str) -> dict[str, np.ndarray]:
+        """The arrays under their names in a style, "hf" or "tf1"."""
+        parts = [part for part in PARTS if part in self.params]
+        return {
+            tensor.name(style): tensor.turned(_get(self.params, tensor), style)
+            for tensor in tensors(self.config.num_layers, parts)
+        }
+
+
+def read_tensors(
+    found: Mapping[str, np.ndarray], config: BertConfig, style: str
+) -> tuple[Tree, tuple[str, ...]]:
+    """Parameters from arrays of one style, and the names of those that are left out.
+
+    Raises:
+      ValueError: one is missing or of another shape than the configuration says, or one is left
+        over that belongs to the encoder.
+    """
+    known = {part: tensors(config.num_layers, [part]) for part in PARTS}
+    parts = [
+        part
+        for part, each in known.items()
+        if part == "encoder" or any(tensor.name(style) in found for tensor in each)
+    ]
+    wanted = [tensor for part in parts for tensor in known[part]]
+    missing = [tensor.name(style) for tensor in wanted if tensor.name(style) not in found]
+    if missing:
+        raise ValueError(f"it lacks {_listed(missing)}: give a whole checkpoint of BERT.")
+    left_out = sorted(found.keys() - {tensor.name(style) for tensor in wanted})
+    strange = [name for name in left_out if name.startswith("bert")]
+    if strange:
+        raise ValueError(
+            f"its encoder has {_listed(strange)}, which BERT's has not: it is another model."
+        )
+    params: dict[str, Any] = {}
+    stacks: dict[tuple[str, ...], list[np.ndarray]] = {}
+    for tensor in wanted:
+        array = tensor.turned(np.asarray(found[tensor.name(style)], np.float32), style)
+        if tensor.layer is None:
+            _put(params, tensor.path, array)
+        else:
+            stacks.setdefault(tensor.path, []).append(array)
+    for path, arrays in stacks.items():
+        _put(params, path, np.stack(arrays))
+    return params, tuple(left_out)
+
+
+def _get(params: Tree, tensor: Tensor) -> np.ndarray:
+    node: Any = params
+    for name in tensor.path:
+        node = node[name]
+    return np.asarray(node if tensor.layer is None else node[tensor.layer])
+
+
+def _put(params: dict[str, Any], path: tuple[str, ...], array: np.ndarray) -> None:
+    *parents, last = path
+    for name in parents:
+        params = params.setdefault(name, {})
+    params[last] = array
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
