@@ -122,13 +122,13 @@ def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
 
 
 def _load_config(args: argparse.Namespace) -> "Config":
-    from bertjax import tasks
     from bertjax.start import find_model
+    from bertjax.tasks import registry
     from bertjax.training.config import load_config
 
     # A checkpoint to evaluate says what model it is, as what a run begins with does.
     named = {"init": repr(args.checkpoint[0])} if "checkpoint" in args else {}
-    return load_config(args.config, named | args.rest, tasks.data_fields(), find_model)
+    return load_config(args.config, named | args.rest, registry.data_fields(), find_model)
 
 
 def _vocab(args: argparse.Namespace) -> None:
@@ -234,9 +234,9 @@ def _train(args: argparse.Namespace) -> Work:
 
 
 def _evaluate(args: argparse.Namespace) -> Work | None:
-    from bertjax import tasks
     from bertjax.evaluate import evaluate
     from bertjax.mesh import hosts
+    from bertjax.tasks.contract import EVALUATION_FILE
 
     output = epath.Path(args.output)
     if output.exists() and not output.is_dir():
@@ -250,7 +250,7 @@ def _evaluate(args: argparse.Namespace) -> Work | None:
         output.mkdir(parents=True, exist_ok=True)
         about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
         contents = {f"{name}.json": content for name, content in found.files.items()}
-        contents |= {"scores.json": found.scores, tasks.EVALUATION_FILE: about}
+        contents |= {"scores.json": found.scores, EVALUATION_FILE: about}
         for name, content in contents.items():
             with _output(str(output / name)) as sink:
                 sink.write(_json(content, indent=1))
@@ -269,7 +269,7 @@ def _join_hosts(args: argparse.Namespace, saves: bool) -> Work | None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from bertjax import tasks
+    from bertjax.tasks import registry
 
     if (args.question is None) != (args.context is None):
         raise ValueError("--question and --context go together: give both.")
@@ -277,7 +277,7 @@ def _predict(args: argparse.Namespace) -> None:
         args.text = json.dumps({"question": args.question, "context": args.context})
     lines = _input(args.input) if args.text is None else contextlib.nullcontext([args.text])
     with lines as source, _output(args.output) as sink:
-        for answer in tasks.predict(args.checkpoint, source):
+        for answer in registry.predict(args.checkpoint, source):
             # A remote file that is flushed is written anew as a whole.
             print(_json(answer), file=sink, flush=sink is sys.stdout)
 
@@ -290,13 +290,13 @@ def _json(content: object, indent: int | None = None) -> str:
 
 def _score(args: argparse.Namespace) -> None:
     if args.benchmark == "squad":
-        from bertjax.scoring import squad
+        from bertjax.tasks.reading import scoring as squad
 
         scores = squad.score_files(args.data, args.predictions, args.null_odds)
     elif args.null_odds:
         raise ValueError("every question of CMRC has an answer: leave --null-odds out.")
     else:
-        from bertjax.scoring import cmrc
+        from bertjax.tasks.reading import cmrc
 
         scores = cmrc.score_files(args.data, args.predictions)
     print(json.dumps(scores, indent=1))

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax import tasks
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.card import model_card
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
+from bertjax.tasks import registry
 from bertjax.training.checkpoint import (
     FILES,
     find_checkpoint,
@@ -105,7 +105,7 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
 
 def _read_own(path: epath.Path) -> Model:
     path = find_checkpoint(path)
-    config = read_config(path / "config.json", tasks.data_fields()).model
+    config = read_config(path / "config.json", registry.data_fields()).model
     return Model(config, load_params(path, saved_params(path)), load_tokenizer(path))
 
 
@@ -134,14 +134,14 @@ def _task(model: Model) -> tuple[str, dict[str, Any]]:
 def _config(model: BertConfig, task: str, data: dict[str, Any]) -> Config:
     """That of a run which could have made the model."""
     seq_len = min(_SPAN_SEQ_LEN if task == "squad" else Config.seq_len, model.max_positions)
-    return Config(task, seq_len=seq_len, model=model, data=tasks.data_fields()[task] | data)
+    return Config(task, seq_len=seq_len, model=model, data=registry.data_fields()[task] | data)
 
 
 def _check(model: Model, path: epath.Path) -> None:
     """Refuses arrays of other shapes than the configuration says, and too large a vocabulary."""
     expected: dict[str, Any] = {}
     for task, data in (("pretrain", {"objective": "mlm_nsp"}), ("squad", {})):
-        objective = tasks.objective(_config(model.config, task, data))
+        objective = registry.objective(_config(model.config, task, data))
         shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
         expected |= dict(named_leaves(shapes))
     for name, array in named_leaves(model.params):

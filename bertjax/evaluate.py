@@ -8,11 +8,11 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax import tasks
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
 from bertjax.start import check_model, find_model
-from bertjax.tasks import Evaluation, Task
+from bertjax.tasks import registry
+from bertjax.tasks.contract import Evaluation, Task
 from bertjax.training.checkpoint import check_params, find_checkpoint, load_params
 from bertjax.training.config import Config
 from bertjax.training.step import Sums, means, total_loss
@@ -30,7 +30,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
         is no held-out data.
     """
     paths = [find_checkpoint(checkpoint) for checkpoint in checkpoints]
-    task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
+    task = registry.find(config.task)(config, jax.process_count(), jax.process_index())
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
     shapes = jax.eval_shape(task.init_params, jax.random.key(0))
     check_mesh(mesh, task.eval_rows, 1, shapes)

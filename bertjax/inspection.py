@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax import tasks
 from bertjax.mesh.sharding import named_leaves
+from bertjax.tasks import registry
 from bertjax.training.config import Config
 
 
 def show_batches(config: Config, start: int, steps: int, hosts: int, host: int) -> Iterator[str]:
     """The rows of this host's batches as text, a string a row."""
-    task = tasks.find(config.task)(config, hosts, host)
+    task = registry.find(config.task)(config, hosts, host)
     for step, batch in enumerate(task.train_batches(start, start + steps), start):
         rows = len(batch["token_ids"])
         for row in range(rows):
@@ -27,7 +27,7 @@ def save_batches(
     config: Config, start: int, steps: int, hosts: int, host: int, path: epath.PathLike
 ) -> None:
     """Writes this host's batches as .npz, each array with a leading axis of steps."""
-    task = tasks.find(config.task)(config, hosts, host)
+    task = registry.find(config.task)(config, hosts, host)
     batches = list(task.train_batches(start, start + steps))
     if not batches:
         raise ValueError(f"steps={steps} saves nothing: ask for at least 1.")
@@ -39,7 +39,7 @@ def save_batches(
 
 def parameter_table(config: Config) -> str:
     """Name, shape and size of each parameter, and their total."""
-    params = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
+    params = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
     rows = [(name, str(leaf.shape), math.prod(leaf.shape)) for name, leaf in named_leaves(params)]
     rows.append(("total", "", sum(size for *_, size in rows)))
     name_width, shape_width = (max(len(row[column]) for row in rows) for column in (0, 1))

@@ -16,12 +16,13 @@ from typing import Any
 
 import jax
 
-from bertjax import tasks
 from bertjax.hlo import Collective, Instruction, read_program
 from bertjax.mesh.sharding import make_mesh, row_parts
 from bertjax.model import flops
+from bertjax.tasks import registry
 from bertjax.topology import GIB, Topology
 from bertjax.training.config import Config
+from bertjax.training.objective import rows_of
 from bertjax.training.programs import Program
 
 _log = logging.getLogger("bertjax")
@@ -95,12 +96,12 @@ def preflight(config: Config, topology: Topology) -> Verdict:
     """
     devices = topology.devices()
     with_data = config.counts_epochs and config.data["dir"]
-    rows_per_epoch = tasks.find(config.task)(config).rows_per_epoch if with_data else None
+    rows_per_epoch = registry.find(config.task)(config).rows_per_epoch if with_data else None
     config = config.resolve(rows_per_epoch)
     parts = _row_parts(config, topology)
-    objective = tasks.objective(config, config.accumulation * parts)
+    objective = registry.objective(config, config.accumulation * parts)
     program = Program(config, objective, devices)
-    rows = tasks.rows_of(objective) // parts
+    rows = rows_of(objective) // parts
     remat = " with remat" if config.model.remat else ""
     _log.info(f"compiling for {topology.name}, {rows} rows a device{remat}")
     began = time.perf_counter()

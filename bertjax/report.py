@@ -14,9 +14,10 @@ from typing import Any
 
 from etils import epath
 
-from bertjax import tasks
 from bertjax.pages.charts import Point, chart, number
 from bertjax.pages.page import facts, page, section, tiles
+from bertjax.tasks import registry
+from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.writers import duration, metrics_path, read_metrics
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl
@@ -62,8 +63,8 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     """
     directory = epath.Path(directory)
     name = os.path.basename(os.path.abspath(directory))
-    if (directory / tasks.EVALUATION_FILE).exists():
-        text = tasks.report(name, directory)
+    if (directory / EVALUATION_FILE).exists():
+        text = registry.report(name, directory)
     else:
         text = _report_run(name, directory)
     path = directory / "report.html"

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax import tasks
 from bertjax.convert import find_format, read_model, read_shape
 from bertjax.model.encoder import BertConfig
+from bertjax.tasks import registry
 from bertjax.training.checkpoint import (
     check_params,
     find_checkpoint,
@@ -44,7 +44,7 @@ def find_model(path: epath.PathLike) -> BertConfig:
     style = find_format(path)
     if style == "bertjax":
         # All of a run are of one shape, so that hosts need not agree on the newest intact one.
-        return read_config(find_finished(path) / "config.json", tasks.data_fields()).model
+        return read_config(find_finished(path) / "config.json", registry.data_fields()).model
     return read_shape(epath.Path(path), style)
 
 
@@ -84,7 +84,7 @@ class Start:
         self.tokenizer: Tokenizer | None
         if style == "bertjax":
             self.path = find_checkpoint(path)
-            self.model = read_config(self.path / "config.json", tasks.data_fields()).model
+            self.model = read_config(self.path / "config.json", registry.data_fields()).model
             self.tokenizer = load_tokenizer(self.path)
             self._shapes = saved_params(self.path)
         else:

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import tasks, workdirs
+from bertjax import workdirs
 from bertjax.errors import RESTART, RunError
 from bertjax.evaluate import make_evaluator
 from bertjax.mesh import hosts
@@ -23,9 +23,11 @@ from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.model import flops
 from bertjax.start import Start
-from bertjax.tasks import Evaluation, Task, rows_of
+from bertjax.tasks import registry
+from bertjax.tasks.contract import Evaluation, Task
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import Config
+from bertjax.training.objective import rows_of
 from bertjax.training.programs import Program
 from bertjax.training.step import Sums, TrainState, means
 from bertjax.writers import Writers
@@ -53,7 +55,7 @@ class Run:
 
     def __init__(self, config: Config, workdir: epath.PathLike) -> None:
         self.workdir = epath.Path(workdir)
-        self.task = tasks.find(config.task)(config, jax.process_count(), jax.process_index())
+        self.task = registry.find(config.task)(config, jax.process_count(), jax.process_index())
         self.config = config = config.resolve(self.task.rows_per_epoch)
         self.steps = int(config.steps)
         self.program = Program(config, self.task)

@@ -11,7 +11,7 @@ from etils import epath
 
 import bertjax
 from bertjax.mesh import hosts
-from bertjax.tasks import Task
+from bertjax.tasks.contract import Task
 from bertjax.training.config import RETIRED, Config
 
 # Fields that may differ between the runs that continue each other in one workdir.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax import tasks
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.tasks import registry
 from bertjax.training.checkpoint import find_checkpoint, load_params
 from bertjax.training.config import read_config
 
@@ -38,8 +38,8 @@ def metrics(workdir: pathlib.Path) -> list[dict]:
 
 
 def params_of(workdir: pathlib.Path) -> list[bytes]:
-    config = read_config(find_checkpoint(workdir) / "config.json", tasks.data_fields())
-    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
+    config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
+    shapes = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]

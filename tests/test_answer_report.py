@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax.answer_report import AROUND, judge, marked
+from bertjax.tasks.reading.page import AROUND, judge, marked
 from data_pipelines.finetuning.squad import Answer, Question, Questions
 
 PASSAGE = "Anna lives in old Oslo <north>, and Bob in Rome."

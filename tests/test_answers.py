@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from bertjax.answers import BEST, LONGEST, Prediction, decode
-from bertjax.scoring.squad import score
+from bertjax.tasks.reading.answers import BEST, LONGEST, Prediction, decode
+from bertjax.tasks.reading.scoring import score
 from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
 from data_pipelines.finetuning.windows import (
     Passage,

@@ -6,9 +6,9 @@ import pathlib
 from etils import epath
 from models import draw_model
 
-from bertjax import tasks
 from bertjax.formats.card import model_card
 from bertjax.model.encoder import BertConfig
+from bertjax.tasks import registry
 from bertjax.training.config import Config
 
 CONFIG = BertConfig(40, 2, 64, 1, max_positions=128)
@@ -17,7 +17,7 @@ CONFIG = BertConfig(40, 2, 64, 1, max_positions=128)
 def checkpoint(workdir: pathlib.Path, step: int) -> epath.Path:
     path = workdir / "checkpoints" / f"{step:08d}"
     path.mkdir(parents=True)
-    config = Config("squad", steps=100, seed=7, model=CONFIG, data=tasks.data_fields()["squad"])
+    config = Config("squad", steps=100, seed=7, model=CONFIG, data=registry.data_fields()["squad"])
     (path / "config.json").write_text(json.dumps(config.to_dict()))
     (path / "run.json").write_text(json.dumps({"step": step, "data_fingerprint": "abc" * 9}))
     return epath.Path(path)

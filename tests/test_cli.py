@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from conftest import bertjax, sample_pieces, sample_text
 
-from bertjax import tasks
 from bertjax.cli import main
+from bertjax.tasks import registry
 from bertjax.train import Run
 from bertjax.training.config import load_config
 
@@ -102,7 +102,7 @@ def test_training_that_cannot_be_is_refused(corpus, tmp_path, refused, overrides
 def test_another_model_or_corpus_in_a_workdir_is_refused(corpus, tmp_path, refused, text, vocab):
     workdir = tmp_path / "workdir"
     given = {"model.vocab_size": "128", "data.workers": "1"}
-    Run(load_config(f"{PRETRAIN}:smoke,data={corpus}", given, tasks.data_fields()), workdir)
+    Run(load_config(f"{PRETRAIN}:smoke,data={corpus}", given, registry.data_fields()), workdir)
     assert "model.num_layers=2" in refused(*train(corpus, workdir, model__num_layers=3))
     other = tmp_path / "other"
     assert main(["prepare", "--input", str(text), "--vocab", str(vocab), "--output", str(other),

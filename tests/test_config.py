@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertjax import tasks
+from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config, parse_config, read_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -16,7 +16,7 @@ FIELDS = {"pretrain": {"dir": "", "workers": None, "mask_prob": 0.15, "masking":
 
 def load(arg: str = "", **overrides: str) -> Config:
     named = {name.replace("__", "."): value for name, value in overrides.items()}
-    return load_config(f"{PRETRAIN}:{arg}", named, tasks.data_fields())
+    return load_config(f"{PRETRAIN}:{arg}", named, registry.data_fields())
 
 
 def parse(**raw: object) -> Config:
@@ -29,7 +29,7 @@ def test_an_empty_configuration_is_the_defaults() -> None:
 
 def test_what_is_written_is_read_again_as_it_was() -> None:
     config = load("model=mini,recipe=lamb,data=somewhere")
-    assert parse_config(config.to_dict(), tasks.data_fields()) == config
+    assert parse_config(config.to_dict(), registry.data_fields()) == config
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_again_as_it_was() -> None:
 )
 def test_a_misspelt_field_is_refused_and_the_nearest_named(field: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=rf"{field} is no field .*: did you mean {nearest}\?"):
-        load_config(f"{PRETRAIN}:data=x", {field: "1"}, tasks.data_fields())
+        load_config(f"{PRETRAIN}:data=x", {field: "1"}, registry.data_fields())
 
 
 @pytest.mark.parametrize(

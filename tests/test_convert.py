@@ -13,7 +13,6 @@ import tensorflow as tf
 from goldens import make_encoder_outputs
 from models import draw_model, shapes_of
 
-from bertjax import tasks
 from bertjax.convert import convert, find_format, read_model
 from bertjax.formats import huggingface
 from bertjax.formats.names import PARTS, tensors
@@ -21,6 +20,7 @@ from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Pooler, PretrainingModel
+from bertjax.tasks import registry
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"
@@ -289,14 +289,14 @@ def test_a_published_span_model_answers_however_short_its_rows(length: int, tmp_
     path = write_hf(draw_model(config, TOKENIZER, "span"), tmp_path / "hf")
     convert(path, tmp_path / "own", "hf", "bertjax")
     line = json.dumps({"question": "a b", "context": "c d " * 20})
-    (answer,) = tasks.predict(tmp_path / "own", [line])
+    (answer,) = registry.predict(tmp_path / "own", [line])
     assert 0 <= answer["start"] < answer["end"] <= 80
 
 
 def test_an_encoder_alone_predicts_nothing(tmp_path) -> None:
     convert(write_hf(draw("pooler"), tmp_path / "hf"), tmp_path / "own", "hf", "bertjax")
     with pytest.raises(ValueError, match="own has no mlm/bias: give a checkpoint of a model"):
-        list(tasks.predict(tmp_path / "own", ["a [MASK]"]))
+        list(registry.predict(tmp_path / "own", ["a [MASK]"]))
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.evaluate import make_evaluator
 from bertjax.mesh.sharding import AXES, make_mesh
-from bertjax.tasks import Evaluation
+from bertjax.tasks.contract import Evaluation
 
 
 class Rows:

@@ -20,9 +20,9 @@ from attending import (
 )
 from bertjax.model.encoder.attention import tpu as fused_attention
 
-from bertjax import tasks
 from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.model.attention.plain import attention as plain
+from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
 from bertjax.training.programs import Program
 
@@ -34,7 +34,7 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
     """Rows of one pair each, with a masked piece in every slot."""
     random, batch = np.random.default_rng(0), {}
     highest = {"token_ids": 100, "mlm_targets": 100, "mlm_positions": config.seq_len, "type_ids": 2}
-    for name, leaf in tasks.objective(config).batch_shapes().items():
+    for name, leaf in registry.objective(config).batch_shapes().items():
         batch[name] = np.asarray(random.integers(0, highest.get(name, 1), leaf.shape), leaf.dtype)
     batch["pack_ids"][:, :100] = 1
     batch["mlm_weights"][:] = batch["nsp_weights"][:] = 1
@@ -131,11 +131,11 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
     text = {f"model.{name}": str(value) for name, value in model.items()}
     text |= {"batch_size": "8", "accumulation": "2", "seq_len": "128"}
     text |= {"mesh.data": "2", "mesh.model": "2", "mesh.fsdp": "1"}
-    config = load_config(f"{PRETRAIN}:smoke", text, tasks.data_fields()).resolve(100)
+    config = load_config(f"{PRETRAIN}:smoke", text, registry.data_fields()).resolve(100)
     batch = draw_batch(config)
 
     def after_a_step() -> tuple[Any, Any]:
-        program = Program(config, tasks.objective(config), jax.devices()[:4])
+        program = Program(config, registry.objective(config), jax.devices()[:4])
         state, window = program.compile()(program.init(), jax.device_put(batch, program.rows))
         return state.params, window
 

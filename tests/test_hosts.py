@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax import tasks
 from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.hosts import Cluster, find_cluster
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.tasks import registry
 from bertjax.training import programs as program
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
 from bertjax.training.config import read_config
@@ -44,16 +44,16 @@ sys.addaudithook(note)
 # Restores a run's state on a mesh over all processes and saves it elsewhere.
 COPY = """
 import dataclasses, pathlib, sys
-from bertjax import tasks
+from bertjax.tasks import registry
 from bertjax.training import programs as program
 from bertjax.mesh import hosts
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import read_config
 number, port, run, copy = sys.argv[1:]
 hosts.join(hosts.Cluster(f"localhost:{port}", 4, int(number)), saves=False)
-config = read_config(pathlib.Path(run, "config.json"), tasks.data_fields())
+config = read_config(pathlib.Path(run, "config.json"), registry.data_fields())
 config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))
-target = program.Program(config, tasks.objective(config)).state
+target = program.Program(config, registry.objective(config)).state
 assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
 state = Checkpoints(f"{run}/checkpoints").restore(target)
 Checkpoints(copy).save(state, lambda path: None)
@@ -153,16 +153,16 @@ def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> 
 
 
 def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
-    config = read_config(find_checkpoint(workdir) / "config.json", tasks.data_fields())
-    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
+    config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
+    shapes = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     return jax.tree.map(np.asarray, jax.tree.leaves(load_params(find_checkpoint(workdir), target)))
 
 
 def state_of(checkpoints: pathlib.Path, run: pathlib.Path) -> list[np.ndarray]:
     """All arrays of the newest checkpoint, on one device; `run` has the configuration."""
-    config = read_config(run / "config.json", tasks.data_fields())
-    target = program.Program(config, tasks.objective(config), jax.devices()[:1]).state
+    config = read_config(run / "config.json", registry.data_fields())
+    target = program.Program(config, registry.objective(config), jax.devices()[:1]).state
     state = Checkpoints(checkpoints).restore(target)
     return jax.tree.map(np.asarray, jax.tree.leaves(state))
 

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
+from bertjax.tasks import registry
+from bertjax.tasks.contract import Task
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import load_config
 from bertjax.training.programs import Program
@@ -30,7 +31,7 @@ MESHES = [
 ]
 
 
-def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Program, tasks.Task]:
+def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Program, Task]:
     fields = dict(zip(("mesh.data", "mesh.fsdp", "mesh.model"), mesh, strict=True))
     fields |= {"model.vocab_size": 128, "model.num_heads": 8, "model.dtype": "float32"}
     fields |= {"model.hidden_dropout": 0, "model.attention_dropout": 0}
@@ -38,9 +39,9 @@ def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Progra
     config = load_config(
         f"{PRETRAIN}:smoke,data={corpus}",
         {name: str(value) for name, value in fields.items()},
-        tasks.data_fields(),
+        registry.data_fields(),
     ).resolve()
-    task = tasks.find(config.task)(config)
+    task = registry.find(config.task)(config)
     return Program(config, task, jax.devices()[: math.prod(mesh)]), task
 
 

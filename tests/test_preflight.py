@@ -11,9 +11,9 @@ import jax
 import pytest
 from conftest import process_environment
 
-from bertjax import tasks
 from bertjax.hlo import Instruction
 from bertjax.preflight import _estimate, describe, largest_batch, preflight
+from bertjax.tasks import registry
 from bertjax.topology import Topology
 from bertjax.training.config import Config, load_config
 
@@ -29,7 +29,7 @@ needs_tpu_compiler = pytest.mark.skipif(
 def configuration(**overrides: object) -> Config:
     fields = {"model.vocab_size": 1000, "batch_size": 16, **overrides}
     text = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke", text, tasks.data_fields())
+    return load_config(f"{PRETRAIN}:smoke", text, registry.data_fields())
 
 
 def parameters(vocabulary: int, layers: int, hidden: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.reading import Reading, asked
+from bertjax.tasks.reading.sets import Reading, asked
 from data_pipelines.finetuning.squad import Answer, Question, Questions
 from data_pipelines.finetuning.windows import WindowOptions
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer

@@ -9,7 +9,7 @@ from goldens import make_squad_scores as recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertjax.scoring.squad import exact, f1, normalize, score, score_each, score_files
+from bertjax.tasks.reading.scoring import exact, f1, normalize, score, score_each, score_files
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
 

@@ -12,7 +12,6 @@ from conftest import bertjax
 from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
 
-from bertjax import tasks
 from bertjax.cli import main, parse_overrides
 from bertjax.convert import convert
 from bertjax.evaluate import evaluate
@@ -21,9 +20,10 @@ from bertjax.mesh.sharding import AXES
 from bertjax.model.encoder import BertConfig
 from bertjax.preflight import preflight
 from bertjax.report import write_report
-from bertjax.scoring.squad import score_files
 from bertjax.start import find_model
-from bertjax.tasks.squad import THRESHOLD_FILE, Task
+from bertjax.tasks import registry
+from bertjax.tasks.reading.scoring import score_files
+from bertjax.tasks.reading.task import THRESHOLD_FILE, Task
 from bertjax.topology import Topology
 from bertjax.train import Run
 from bertjax.training.checkpoint import Checkpoints
@@ -87,7 +87,7 @@ def arguments(folder: pathlib.Path, version: int, **overrides: object) -> list[s
 
 def configuration(folder: pathlib.Path, version: int, **overrides: object) -> Config:
     _, spec, *flags = arguments(folder, version, **overrides)
-    return load_config(spec, parse_overrides(flags), tasks.data_fields(), find_model)
+    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_model)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -196,10 +196,10 @@ def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
     assert "--question and --context go together" in capsys.readouterr().err
 
     line = json.dumps({"question": "Where lives bob?", "context": context})
-    first, second = tasks.predict(workdir, [line, line])
+    first, second = registry.predict(workdir, [line, line])
     assert first == answer and second == answer | {"id": "2"}
     with (folder / f"dev-v{version}.{2 - version}.json").open() as file:
-        answers = {each["id"]: each for each in tasks.predict(workdir, file)}
+        answers = {each["id"]: each for each in registry.predict(workdir, file)}
     assert answers.keys() == {str(number) for number in range(24)}
 
 
@@ -209,7 +209,7 @@ def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
     version, workdir = trained
     convert(workdir, tmp_path / "copy", "bertjax", "bertjax")
     line = json.dumps({"question": "Where lives bob?", "context": "Bob lives in Rome. " * 9})
-    copied, own = (list(tasks.predict(path, [line])) for path in (tmp_path / "copy", workdir))
+    copied, own = (list(registry.predict(path, [line])) for path in (tmp_path / "copy", workdir))
     assert copied == own and ("null_odds" in own[0]) == (version == 2)
     assert (tmp_path / "copy" / THRESHOLD_FILE).exists() == (version == 2)
     assert "keeps no threshold" not in caplog.text

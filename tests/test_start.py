@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from models import draw_model
 
-from bertjax import tasks
 from bertjax.convert import convert
 from bertjax.formats import huggingface
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.start import Start, find_model
+from bertjax.tasks import registry
 from bertjax.train import Run
 from bertjax.training.config import Config, load_config
 from bertjax.training.programs import Program
@@ -28,7 +28,7 @@ def configure(corpus: pathlib.Path, **overrides: object) -> Config:
     fields = {"model.vocab_size": 128, "mesh.data": 4, "mesh.fsdp": 2}
     fields |= {name.replace("__", "."): value for name, value in overrides.items()}
     texts = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, tasks.data_fields())
+    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
 
 
 def publish(corpus: pathlib.Path, path: pathlib.Path, *heads: str, style: str = "hf") -> Model:
@@ -45,7 +45,7 @@ def publish(corpus: pathlib.Path, path: pathlib.Path, *heads: str, style: str = 
 def first_params(config: Config) -> tuple[Any, Any]:
     """Those that random numbers give, and those that the run begins with."""
     config = config.resolve(100)
-    random = Program(config, tasks.objective(config)).init().params
+    random = Program(config, registry.objective(config)).init().params
     return random, Start(config.init).fill(random)
 
 

@@ -14,10 +14,10 @@ from etils import epath
 from jax.sharding import NamedSharding
 
 import bertjax.train as train_module
-from bertjax import tasks
 from bertjax.evaluate import evaluate
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
+from bertjax.tasks import registry
 from bertjax.train import Diverged, Run, Stopped
 from bertjax.training.checkpoint import find_checkpoint, load_params
 from bertjax.training.config import Config, load_config
@@ -32,7 +32,7 @@ def configure(corpus: pathlib.Path, **overrides: object) -> Config:
     fields |= {"checkpoint_every": 4, "eval_every": 6, "data.workers": 1}
     fields |= {name.replace("__", "."): value for name, value in overrides.items()}
     texts = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, tasks.data_fields())
+    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
@@ -44,7 +44,7 @@ def losses(workdir: pathlib.Path) -> list[tuple]:
 
 
 def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
-    shapes = jax.eval_shape(tasks.objective(config).init_params, jax.random.key(0))
+    shapes = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
@@ -192,7 +192,7 @@ def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -
 
 
 def test_predictions_fill_each_mask(corpus, whole) -> None:
-    answers = list(tasks.predict(whole, ["ba [MASK] do [MASK] .", "[MASK]"]))
+    answers = list(registry.predict(whole, ["ba [MASK] do [MASK] .", "[MASK]"]))
     assert [len(answer["masks"]) for answer in answers] == [2, 1]
     for answer in answers:
         assert "[MASK]" not in answer["filled"]
@@ -207,14 +207,14 @@ def test_predictions_fill_each_mask(corpus, whole) -> None:
 )
 def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
     with pytest.raises(ValueError, match=message):
-        list(tasks.predict(epath.Path(whole), lines))
+        list(registry.predict(epath.Path(whole), lines))
 
 
 @pytest.mark.slow
 def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
     """Loss and gradient of 32 rows with unlike numbers of masked pieces, computed in three ways."""
     config = configure(corpus, batch_size=32)
-    task = tasks.find("pretrain")(config)
+    task = registry.find("pretrain")(config)
     batch = {name: array.copy() for name, array in next(iter(task.train_batches(0, 1))).items()}
     batch["mlm_weights"][:7, 2:] = 0
     counts = batch["mlm_weights"].sum(axis=1)

@@ -65,7 +65,7 @@ class Config:
     """One run. Durations (steps, *_every, warmup) are resolved by `resolve`.
 
     Attributes:
-      task: name in the registry `bertjax.tasks`.
+      task: name in `bertjax.tasks.registry`.
       seed: decides initial parameters, data order, masks and dropout.
       steps: updates of the parameters in the whole run.
       batch_size: rows a step, over all hosts, devices and accumulation.

@@ -17,8 +17,8 @@ from bertjax.mesh.sharding import (
     sharded_shapes,
     with_shardings,
 )
-from bertjax.tasks import Objective, rows_of
 from bertjax.training.config import Config
+from bertjax.training.objective import Objective, rows_of
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.step import Batch, Sums, TrainState, init_state, make_train_step
 

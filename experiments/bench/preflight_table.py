@@ -16,8 +16,8 @@ import os
 import pathlib
 from typing import Any
 
-from bertjax import tasks
 from bertjax.preflight import preflight
+from bertjax.tasks import registry
 from bertjax.topology import GIB, Topology
 from bertjax.training.config import load_config
 
@@ -37,12 +37,12 @@ def judge(case: Case, cache: pathlib.Path) -> dict[str, Any]:
     if not file.exists():
         model, phase, recipe, name = case
         topology, spec = Topology(name), f"{PRETRAIN}:model={model},phase={phase},recipe={recipe}"
-        rows = load_config(spec, {}, tasks.data_fields()).batch_size // topology.chips
+        rows = load_config(spec, {}, registry.data_fields()).batch_size // topology.chips
         overrides = {
             "accumulation": str(-(-rows // ROWS_AT_ONCE[phase])),
             "model.scan_layers": "True",
         }
-        config = load_config(spec, overrides, tasks.data_fields())
+        config = load_config(spec, overrides, registry.data_fields())
         verdict = json.loads(preflight(config, topology).to_json())
         draft = file.with_suffix(".draft")
         draft.write_text(json.dumps(verdict | {"accumulation": config.accumulation}, indent=1))

@@ -134,14 +134,15 @@ def train_theirs(
     spec: str, rest: Sequence[str], python: str, directory: pathlib.Path, options: Sequence[str]
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
-    from bertjax import inspection, tasks
+    from bertjax import inspection
     from bertjax.cli import parse_overrides
     from bertjax.start import find_model
+    from bertjax.tasks import registry
     from bertjax.training.config import load_config
     from bertjax.training.optimizer import make_schedule
 
-    config = load_config(spec, parse_overrides(rest), tasks.data_fields(), find_model)
-    task = tasks.find(config.task)(config)
+    config = load_config(spec, parse_overrides(rest), registry.data_fields(), find_model)
+    task = registry.find(config.task)(config)
     config = config.resolve(task.rows_per_epoch)
     optimizer, steps = config.optimizer_config(), int(config.steps)
     schedule = make_schedule(optimizer)

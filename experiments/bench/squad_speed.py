@@ -100,16 +100,16 @@ def slow_features(init: str, data: str) -> Callable[[], object]:
 def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
-    from bertjax import tasks
     from bertjax.evaluate import make_evaluator
     from bertjax.mesh.sharding import make_mesh
     from bertjax.start import find_model
+    from bertjax.tasks import registry
     from bertjax.training.config import load_config
 
     spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"
     overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH["bertjax"])}
-    config = load_config(spec, overrides, tasks.data_fields(), find_model)
-    task = tasks.find(config.task)(config)
+    config = load_config(spec, overrides, registry.data_fields(), find_model)
+    task = registry.find(config.task)(config)
     params = jax.jit(task.init_params)(jax.random.key(0))
     evaluator = make_evaluator(task, make_mesh(1, 1, 1))
     return lambda: evaluator([params])
@@ -217,7 +217,7 @@ def main() -> None:
         work = ["--init", args.init, "--data", str(path)]
         compare("evaluation", EVALUATION, args, work, args.questions, args.rounds)
 
-    from bertjax.answers import decode
+    from bertjax.tasks.reading.answers import decode
 
     draw = np.random.default_rng(0)
     logits = [draw.normal(size=(length, 2)).astype(np.float32) for length in windows.lengths]

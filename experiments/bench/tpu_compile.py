@@ -27,8 +27,8 @@ LAYERS, HIDDEN, HEADS, PIECES = 24, 1024, 16, 30522
 
 def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     """Cycles and bytes a chip of our step."""
-    from bertjax import tasks
     from bertjax.preflight import preflight
+    from bertjax.tasks import registry
     from bertjax.topology import Topology
     from bertjax.training.config import load_config
 
@@ -43,7 +43,7 @@ def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     }
     text = {name: str(value) for name, value in fields.items()}
     phase = 1 if length == 128 else 2
-    config = load_config(f"{recipe}:model=large,phase={phase}", text, tasks.data_fields())
+    config = load_config(f"{recipe}:model=large,phase={phase}", text, registry.data_fields())
     verdict = preflight(config, target)
     return {
         "cycles": verdict.estimated_cycles,

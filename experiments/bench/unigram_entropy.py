@@ -10,8 +10,8 @@ import argparse
 
 import numpy as np
 
-from bertjax import tasks
 from bertjax.cli import parse_overrides
+from bertjax.tasks import registry
 from bertjax.training.config import load_config
 
 
@@ -19,9 +19,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", required=True)
     args, rest = parser.parse_known_args()
-    config = load_config(args.config, parse_overrides(rest), tasks.data_fields())
+    config = load_config(args.config, parse_overrides(rest), registry.data_fields())
     counts = np.zeros(config.model.vocab_size)
-    for batch in tasks.find(config.task)(config).eval_batches():
+    for batch in registry.find(config.task)(config).eval_batches():
         np.add.at(counts, batch["mlm_targets"], batch["mlm_weights"])
     shares = counts[counts > 0] / counts.sum()
     entropy = -(shares * np.log(shares)).sum()

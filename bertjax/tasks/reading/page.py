@@ -10,8 +10,8 @@ from html import escape
 from etils import epath
 
 from bertjax.pages.page import facts, page, section, tiles
-from bertjax.scoring.squad import f1, score_each
-from bertjax.tasks import EVALUATION_FILE
+from bertjax.tasks.contract import EVALUATION_FILE
+from bertjax.tasks.reading.scoring import f1, score_each
 from data_pipelines.finetuning.squad import Question, Questions
 from data_pipelines.finetuning.windows import place_answer
 

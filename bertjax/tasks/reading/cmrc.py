@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from etils import epath
 from nltk.tokenize import NLTKWordTokenizer
 
-from bertjax.scoring.squad import read_predictions
+from bertjax.tasks.reading.scoring import read_predictions
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Question, Questions, read_squad
 

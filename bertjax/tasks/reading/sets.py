@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.answers import Prediction, decode
-from bertjax.scoring.squad import score
-from bertjax.tasks import Evaluation
+from bertjax.tasks.contract import Evaluation
+from bertjax.tasks.reading.answers import Prediction, decode
+from bertjax.tasks.reading.scoring import score
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning import rows as spans
 from data_pipelines.finetuning.squad import Question, Questions, check_passage, parse_squad

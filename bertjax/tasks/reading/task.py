@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from bertjax import answer_report
 from bertjax.model import flops, losses
 from bertjax.model.heads import SpanModel
-from bertjax.reading import Reading, asked, windows_of
 from bertjax.start import find_tokenizer
-from bertjax.tasks import Evaluation, check_vocabulary
+from bertjax.tasks.contract import Evaluation, check_vocabulary
+from bertjax.tasks.reading import page as answer_report
+from bertjax.tasks.reading.sets import Reading, asked, windows_of
 from bertjax.training.checkpoint import load_on_device
 from bertjax.training.config import Config
 from bertjax.training.step import Batch, Sums
@@ -49,7 +49,7 @@ TFDS_SPLITS = {"train": "train", "dev": "validation"}
 
 
 class Objective:
-    """See `bertjax.tasks.Objective`."""
+    """See `bertjax.training.objective.Objective`."""
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
         self.version = int(config.data["version"])
@@ -96,7 +96,7 @@ class Objective:
 
 
 class Task(Objective):
-    """See `bertjax.tasks.Task`."""
+    """See `bertjax.tasks.contract.Task`."""
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
         # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.

@@ -14,7 +14,7 @@ from etils import epath
 from bertjax.mesh.hosts import from_first
 from bertjax.model import flops, losses
 from bertjax.model.heads import PretrainingModel
-from bertjax.tasks import Evaluation, check_vocabulary
+from bertjax.tasks.contract import Evaluation, check_vocabulary
 from bertjax.training.checkpoint import load_on_device
 from bertjax.training.config import Config
 from bertjax.training.step import Batch, Sums
@@ -34,7 +34,7 @@ DATA_FIELDS: dict[str, Any] = {"dir": ""} | {
 
 
 class Objective:
-    """See `bertjax.tasks.Objective`."""
+    """See `bertjax.training.objective.Objective`."""
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
         fields = {name: value for name, value in config.data.items() if name != "dir"}
@@ -80,7 +80,7 @@ class Objective:
 
 
 class Task(Objective):
-    """See `bertjax.tasks.Task`."""
+    """See `bertjax.tasks.contract.Task`."""
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
         super().__init__(config)

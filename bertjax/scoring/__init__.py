@@ -1,1 +1,0 @@
-"""Official scores of predictions, whoever made them."""

@@ -1,0 +1,1 @@
+"""Questions on passages: SQuAD and what has its layout."""
