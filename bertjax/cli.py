@@ -122,7 +122,7 @@ def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
 
 
 def _load_config(args: argparse.Namespace) -> "Config":
-    from bertjax.start import find_model
+    from bertjax.runs.start import find_model
     from bertjax.tasks import registry
     from bertjax.training.config import load_config
 
@@ -179,7 +179,7 @@ def _counted(name: str, number: float) -> str:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from bertjax.inspection import parameter_table, save_batches, show_batches
+    from bertjax.runs.inspection import parameter_table, save_batches, show_batches
 
     config = _load_config(args)
     if args.params:
@@ -227,15 +227,15 @@ def _search(config: "Config", topology: "Topology") -> "Verdict":
 
 
 def _train(args: argparse.Namespace) -> Work:
-    from bertjax.train import Run
+    from bertjax.runs.train import Run
 
     config = _load_config(args)
     return _join_hosts(args, saves=True) or Run(config, args.workdir).train
 
 
 def _evaluate(args: argparse.Namespace) -> Work | None:
-    from bertjax.evaluate import evaluate
     from bertjax.mesh import hosts
+    from bertjax.runs.evaluate import evaluate
     from bertjax.tasks.contract import EVALUATION_FILE
 
     output = epath.Path(args.output)
@@ -303,7 +303,7 @@ def _score(args: argparse.Namespace) -> None:
 
 
 def _convert(args: argparse.Namespace) -> None:
-    from bertjax.convert import convert, find_format
+    from bertjax.runs.convert import convert, find_format
 
     style = args.style or find_format(args.source)
     model = convert(args.source, args.target, style, args.to)

@@ -16,9 +16,9 @@ from etils import epath
 
 from bertjax.pages.charts import Point, chart, number
 from bertjax.pages.page import facts, page, section, tiles
+from bertjax.runs.metrics import duration, metrics_path, read_metrics
 from bertjax.tasks import registry
 from bertjax.tasks.contract import EVALUATION_FILE
-from bertjax.writers import duration, metrics_path, read_metrics
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl
 

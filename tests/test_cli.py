@@ -11,8 +11,8 @@ import pytest
 from conftest import bertjax, sample_pieces, sample_text
 
 from bertjax.cli import main
+from bertjax.runs.train import Run
 from bertjax.tasks import registry
-from bertjax.train import Run
 from bertjax.training.config import load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"

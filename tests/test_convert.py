@@ -13,13 +13,13 @@ import tensorflow as tf
 from goldens import make_encoder_outputs
 from models import draw_model, shapes_of
 
-from bertjax.convert import convert, find_format, read_model
 from bertjax.formats import huggingface
 from bertjax.formats.names import PARTS, tensors
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Pooler, PretrainingModel
+from bertjax.runs.convert import convert, find_format, read_model
 from bertjax.tasks import registry
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 

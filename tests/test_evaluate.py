@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.evaluate import make_evaluator
 from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.runs.evaluate import make_evaluator
 from bertjax.tasks.contract import Evaluation
 
 

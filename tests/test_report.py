@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bertjax.report import render, write_report
-from bertjax.writers import AppendedLines, metrics_path
+from bertjax.runs.metrics import AppendedLines, metrics_path
 
 CONFIG = {
     "steps": 40,

@@ -13,19 +13,19 @@ from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
 
 from bertjax.cli import main, parse_overrides
-from bertjax.convert import convert
-from bertjax.evaluate import evaluate
 from bertjax.formats import huggingface
 from bertjax.mesh.sharding import AXES
 from bertjax.model.encoder import BertConfig
 from bertjax.preflight import preflight
 from bertjax.report import write_report
-from bertjax.start import find_model
+from bertjax.runs.convert import convert
+from bertjax.runs.evaluate import evaluate
+from bertjax.runs.start import find_model
+from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.tasks.reading.scoring import score_files
 from bertjax.tasks.reading.task import THRESHOLD_FILE, Task
 from bertjax.topology import Topology
-from bertjax.train import Run
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import Config, load_config
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from models import draw_model
 
-from bertjax.convert import convert
 from bertjax.formats import huggingface
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
-from bertjax.start import Start, find_model
+from bertjax.runs.convert import convert
+from bertjax.runs.start import Start, find_model
+from bertjax.runs.train import Run
 from bertjax.tasks import registry
-from bertjax.train import Run
 from bertjax.training.config import Config, load_config
 from bertjax.training.programs import Program
 from data_pipelines.vocabulary.tokenization import load_tokenizer

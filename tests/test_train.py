@@ -13,12 +13,12 @@ import pytest
 from etils import epath
 from jax.sharding import NamedSharding
 
-import bertjax.train as train_module
-from bertjax.evaluate import evaluate
+import bertjax.runs.train as train_module
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
+from bertjax.runs.evaluate import evaluate
+from bertjax.runs.train import Diverged, Run, Stopped
 from bertjax.tasks import registry
-from bertjax.train import Diverged, Run, Stopped
 from bertjax.training.checkpoint import find_checkpoint, load_params
 from bertjax.training.config import Config, load_config
 from bertjax.training.step import means, sums_and_gradient

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax import writers
-from bertjax.writers import Metrics, Writers, duration, metrics_path, read_metrics, truncate
+from bertjax.runs import metrics as writers
+from bertjax.runs.metrics import Metrics, Writers, duration, metrics_path, read_metrics, truncate
 
 TRAIN: Metrics = {
     "loss": 7.25,
@@ -158,7 +158,7 @@ def test_lines_survive_kill_9(tmp_path: pathlib.Path) -> None:
     program = """
         import io, os, signal, sys
         from etils import epath
-        from bertjax.writers import AppendedLines
+        from bertjax.runs.metrics import AppendedLines
         lines = AppendedLines(epath.Path(sys.argv[1]))
         for step in range(1, 6):
             lines.write(step, "train", {"loss": 1.0})

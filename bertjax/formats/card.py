@@ -6,7 +6,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.formats.tensors import Model
-from bertjax.writers import metrics_path, read_metrics
+from bertjax.runs.metrics import metrics_path, read_metrics
 
 _USES = {  # of a head: what Hugging Face calls it, and the class that has it
     "span": ("question-answering", "AutoModelForQuestionAnswering"),

@@ -134,9 +134,9 @@ def train_theirs(
     spec: str, rest: Sequence[str], python: str, directory: pathlib.Path, options: Sequence[str]
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
-    from bertjax import inspection
     from bertjax.cli import parse_overrides
-    from bertjax.start import find_model
+    from bertjax.runs import inspection
+    from bertjax.runs.start import find_model
     from bertjax.tasks import registry
     from bertjax.training.config import load_config
     from bertjax.training.optimizer import make_schedule

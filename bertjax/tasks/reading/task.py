@@ -15,7 +15,7 @@ from etils import epath
 
 from bertjax.model import flops, losses
 from bertjax.model.heads import SpanModel
-from bertjax.start import find_tokenizer
+from bertjax.runs.start import find_tokenizer
 from bertjax.tasks.contract import Evaluation, check_vocabulary
 from bertjax.tasks.reading import page as answer_report
 from bertjax.tasks.reading.sets import Reading, asked, windows_of

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.convert import find_format, read_model, read_shape
+from bertjax.runs.convert import find_format, read_model, read_shape
 from bertjax.model.encoder import BertConfig
 from bertjax.tasks import registry
 from bertjax.training.checkpoint import (
@@ -75,7 +75,7 @@ class Start:
       tokenizer: None where a published model came without a vocabulary.
 
     Raises:
-      FileNotFoundError, ValueError: there is no such model; see `bertjax.convert.read_model`.
+      FileNotFoundError, ValueError: there is no such model; see `bertjax.runs.convert.read_model`.
     """
 
     def __init__(self, path: epath.PathLike) -> None:

@@ -15,14 +15,14 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import workdirs
+from bertjax.runs import workdirs
 from bertjax.errors import RESTART, RunError
-from bertjax.evaluate import make_evaluator
+from bertjax.runs.evaluate import make_evaluator
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.model import flops
-from bertjax.start import Start
+from bertjax.runs.start import Start
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, Task
 from bertjax.training.checkpoint import Checkpoints
@@ -30,7 +30,7 @@ from bertjax.training.config import Config
 from bertjax.training.objective import rows_of
 from bertjax.training.programs import Program
 from bertjax.training.step import Sums, TrainState, means
-from bertjax.writers import Writers
+from bertjax.runs.metrics import Writers
 
 _log = logging.getLogger("bertjax")
 

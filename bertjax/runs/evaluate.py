@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
-from bertjax.start import check_model, find_model
+from bertjax.runs.start import check_model, find_model
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, Task
 from bertjax.training.checkpoint import check_params, find_checkpoint, load_params
