@@ -21,8 +21,8 @@ from etils import epath
 from bertjax.errors import CHILD, RunError
 
 if TYPE_CHECKING:
-    from bertjax.preflight import Verdict
-    from bertjax.topology import Topology
+    from bertjax.preflight.judge import Verdict
+    from bertjax.preflight.topology import Topology
     from bertjax.training.config import Config
 
 Work = Callable[[], int | None]  # what is left to do once all input has been checked
@@ -193,8 +193,8 @@ def _inspect(args: argparse.Namespace) -> None:
 
 def _preflight(args: argparse.Namespace) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs, so no accelerator is taken
-    from bertjax import preflight
-    from bertjax.topology import Topology
+    from bertjax.preflight import judge as preflight
+    from bertjax.preflight.topology import Topology
 
     topology, config = Topology(args.topology), _load_config(args)
     judge = _search if args.search else preflight.preflight
@@ -209,7 +209,7 @@ def _preflight(args: argparse.Namespace) -> None:
 
 def _search(config: "Config", topology: "Topology") -> "Verdict":
     """Prints the most rows a device that fit; returns the verdict on the most of all."""
-    from bertjax.preflight import largest_batch
+    from bertjax.preflight.judge import largest_batch
 
     found = []
     for remat in (False, True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.hlo import Collective, read_program
+from bertjax.preflight.hlo import Collective, read_program
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
 

@@ -11,10 +11,10 @@ import jax
 import pytest
 from conftest import process_environment
 
-from bertjax.hlo import Instruction
-from bertjax.preflight import _estimate, describe, largest_batch, preflight
+from bertjax.preflight.hlo import Instruction
+from bertjax.preflight.judge import _estimate, describe, largest_batch, preflight
+from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
-from bertjax.topology import Topology
 from bertjax.training.config import Config, load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -132,7 +132,7 @@ def test_the_search_finds_the_most_rows_that_fit(
         rows = config.batch_size // (8 // model)
         return SimpleNamespace(fits=rows <= most, rows_per_device=rows)
 
-    monkeypatch.setattr("bertjax.preflight.preflight", fits)
+    monkeypatch.setattr("bertjax.preflight.judge.preflight", fits)
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
     config = configuration(**{"batch_size": 32, "mesh.model": model})
     verdict = largest_batch(config, Topology("v5e:2x4"), remat=False)
@@ -140,7 +140,7 @@ def test_the_search_finds_the_most_rows_that_fit(
 
 
 def test_the_search_finds_nothing_where_not_even_a_row_fits(monkeypatch) -> None:
-    monkeypatch.setattr("bertjax.preflight.preflight", lambda *_: SimpleNamespace(fits=False))
+    monkeypatch.setattr("bertjax.preflight.judge.preflight", lambda *_: SimpleNamespace(fits=False))
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
     assert largest_batch(configuration(batch_size=32), Topology("v5e:2x4"), remat=True) is None
 

@@ -16,7 +16,8 @@ from bertjax.cli import main, parse_overrides
 from bertjax.formats import huggingface
 from bertjax.mesh.sharding import AXES
 from bertjax.model.encoder import BertConfig
-from bertjax.preflight import preflight
+from bertjax.preflight.judge import preflight
+from bertjax.preflight.topology import Topology
 from bertjax.report import write_report
 from bertjax.runs.convert import convert
 from bertjax.runs.evaluate import evaluate
@@ -25,7 +26,6 @@ from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.tasks.reading.scoring import score_files
 from bertjax.tasks.reading.task import THRESHOLD_FILE, Task
-from bertjax.topology import Topology
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import Config, load_config
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer

@@ -16,9 +16,9 @@ import os
 import pathlib
 from typing import Any
 
-from bertjax.preflight import preflight
+from bertjax.preflight.judge import preflight
+from bertjax.preflight.topology import GIB, Topology
 from bertjax.tasks import registry
-from bertjax.topology import GIB, Topology
 from bertjax.training.config import load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "pretrain.py"

@@ -27,9 +27,9 @@ LAYERS, HIDDEN, HEADS, PIECES = 24, 1024, 16, 30522
 
 def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     """Cycles and bytes a chip of our step."""
-    from bertjax.preflight import preflight
+    from bertjax.preflight.judge import preflight
+    from bertjax.preflight.topology import Topology
     from bertjax.tasks import registry
-    from bertjax.topology import Topology
     from bertjax.training.config import load_config
 
     recipe = pathlib.Path(__file__).parents[1] / "pretrain.py"
@@ -61,8 +61,8 @@ def theirs(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]
     import transformers
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from bertjax.hlo import read_program
-    from bertjax.topology import Topology
+    from bertjax.preflight.hlo import read_program
+    from bertjax.preflight.topology import Topology
 
     target = Topology(topology)
     devices = target.devices()

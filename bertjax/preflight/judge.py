@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 
-from bertjax.hlo import Collective, Instruction, read_program
 from bertjax.mesh.sharding import make_mesh, row_parts
 from bertjax.model import flops
+from bertjax.preflight.hlo import Collective, Instruction, read_program
+from bertjax.preflight.topology import GIB, Topology
 from bertjax.tasks import registry
-from bertjax.topology import GIB, Topology
 from bertjax.training.config import Config
 from bertjax.training.objective import rows_of
 from bertjax.training.programs import Program

@@ -1,0 +1,1 @@
+"""Will it fit, how fast will it be: programs compiled for devices that are not here."""
