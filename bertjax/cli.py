@@ -316,7 +316,7 @@ def _convert(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from bertjax.report import write_report
+    from bertjax.reports.run import write_report
 
     print(write_report(args.directory))
 

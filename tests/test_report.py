@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bertjax.report import render, write_report
+from bertjax.reports.run import render, write_report
 from bertjax.runs.metrics import AppendedLines, metrics_path
 
 CONFIG = {

@@ -18,7 +18,7 @@ from bertjax.mesh.sharding import AXES
 from bertjax.model.encoder import BertConfig
 from bertjax.preflight.judge import preflight
 from bertjax.preflight.topology import Topology
-from bertjax.report import write_report
+from bertjax.reports.run import write_report
 from bertjax.runs.convert import convert
 from bertjax.runs.evaluate import evaluate
 from bertjax.runs.start import find_model

@@ -18,7 +18,7 @@ from bucket import Server
 from conftest import process_environment, sample_pieces, sample_text
 from test_resume import metrics, params_of
 
-from bertjax.report import write_report
+from bertjax.reports.run import write_report
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
 PRETRAIN, SQUAD = EXPERIMENTS / "pretrain.py", EXPERIMENTS / "squad.py"

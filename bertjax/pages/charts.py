@@ -1,7 +1,7 @@
 """Curves over the steps of a run, as SVG text.
 
 A chart is a <figure> whose look and whose response to the pointer come from the style and the
-script of the page that it stands in, `bertjax.report`.
+script of the page that it stands in, `bertjax.reports.run`.
 """
 
 import math

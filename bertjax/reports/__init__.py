@@ -1,0 +1,1 @@
+"""Pages of HTML on runs and evaluations."""
