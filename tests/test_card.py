@@ -24,20 +24,15 @@ def checkpoint(workdir: pathlib.Path, step: int) -> epath.Path:
 
 
 def test_a_published_model_has_a_card_without_a_run(tmp_path) -> None:
-    card = model_card(draw_model(CONFIG, None, "pooler", "span"), epath.Path(tmp_path))
+    card = model_card(draw_model(CONFIG, None, "pooler", "span"), epath.Path(tmp_path), {})
     assert "pipeline_tag: question-answering" in card and "Training" not in card
     assert "AutoModelForQuestionAnswering.from_pretrained" in card
 
 
-def test_scores_are_those_of_the_very_step(tmp_path) -> None:
-    lines = [
-        {"step": 50, "split": "heldout", "f1": 61.5, "total": 10570},
-        {"step": 60, "split": "train", "f1": 99.0},
-    ]
-    metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 7'  # cut off
-    (tmp_path / "metrics.jsonl").write_text(metrics)
-    model = draw_model(CONFIG, None, "span")
-    scored, unscored = (model_card(model, checkpoint(tmp_path, step)) for step in (50, 60))
+def test_a_run_and_its_scores_are_told(tmp_path) -> None:
+    model, scores = draw_model(CONFIG, None, "span"), {"f1": 61.5, "total": 10570}
+    path = checkpoint(tmp_path, 50)
+    scored, unscored = (model_card(model, path, found) for found in (scores, {}))
     assert "| steps | 50 of 100 |" in scored and "| seed | 7 |" in scored
     assert "| f1 | 61.5000 |" in scored and "| total | 10,570 |" in scored
-    assert "| steps | 60 of 100 |" in unscored and "Scores" not in unscored
+    assert "| steps | 50 of 100 |" in unscored and "Scores" not in unscored

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import bertjax, sample_pieces, sample_text
 
-from bertjax.cli import main
+from bertjax.cli.main import main
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import load_config

@@ -8,7 +8,7 @@ from goldens import make_cmrc_scores as recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertjax.cli import main
+from bertjax.cli.main import main
 from bertjax.tasks.reading.cmrc import f1, normalize, score, score_files, segments
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad

@@ -15,11 +15,12 @@ from models import draw_model, shapes_of
 
 from bertjax.formats import huggingface
 from bertjax.formats.names import PARTS, tensors
+from bertjax.formats.opening import find_format, read_model
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Pooler, PretrainingModel
-from bertjax.runs.convert import convert, find_format, read_model
+from bertjax.runs.convert import convert
 from bertjax.tasks import registry
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 

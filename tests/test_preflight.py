@@ -165,7 +165,7 @@ def test_bert_base_fits_a_slice(topology: str, rows: int, tmp_path) -> None:
         *(f"--config.batch_size={rows * chips}", "--config.model.scan_layers=True"),
         *("--json", str(tmp_path / "verdict.json")),
     ]
-    on_tpu(f"from bertjax.cli import main; assert main({arguments!r}) == 0")
+    on_tpu(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["fits"] and verdict["chips"] == chips
     matrices, vectors = parameters(30_522, 12, 768)
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_told_with_a_change_that_makes_it_fit(tmp_path) -> 
         *("--config.batch_size=1536", "--config.model.scan_layers=True"),
         *("--json", str(tmp_path / "verdict.json")),
     ]
-    text = on_tpu(f"from bertjax.cli import main; assert main({arguments!r}) == 0")
+    text = on_tpu(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert not verdict["fits"] and verdict["hbm_bytes"] > verdict["hbm_limit_bytes"]
     assert text.startswith("does NOT fit v5e:2x2")

@@ -12,8 +12,9 @@ from conftest import bertjax
 from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
 
-from bertjax.cli import main, parse_overrides
+from bertjax.cli.main import main, parse_overrides
 from bertjax.formats import huggingface
+from bertjax.formats.opening import find_model
 from bertjax.mesh.sharding import AXES
 from bertjax.model.encoder import BertConfig
 from bertjax.preflight.judge import preflight
@@ -21,7 +22,6 @@ from bertjax.preflight.topology import Topology
 from bertjax.reports.run import write_report
 from bertjax.runs.convert import convert
 from bertjax.runs.evaluate import evaluate
-from bertjax.runs.start import find_model
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.tasks.reading.scoring import score_files

@@ -11,10 +11,11 @@ import pytest
 from models import draw_model
 
 from bertjax.formats import huggingface
+from bertjax.formats.opening import find_model
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.runs.convert import convert
-from bertjax.runs.start import Start, find_model
+from bertjax.runs.start import Start
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config

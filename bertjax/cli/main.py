@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from etils import epath
 
 from bertjax.errors import CHILD, RunError
+from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
     from bertjax.preflight.judge import Verdict
@@ -69,7 +70,7 @@ def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
             _check_buckets(args.argv)
             args.rest = args.parse_rest(rest)
             work = args.verb(args)
-        except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        except (InputError, NotADirectoryError, IsADirectoryError) as error:
             return _fail(error, 2)
         return (work and work()) or 0
     except (RunError, OSError) as error:
@@ -100,13 +101,13 @@ def _check_buckets(argv: Sequence[str]) -> None:
         except _bucket_errors():  # who may use its objects may not always look at the bucket itself
             continue
         if not exists:
-            raise FileNotFoundError(f"there is no bucket {bucket}: name one that exists.")
+            raise InputError(f"there is no bucket {bucket}: name one that exists.")
 
 
 def _refuse(rest: Sequence[str]) -> None:
     """What a verb does with arguments that its parser does not know."""
     if rest:
-        raise ValueError(f"{rest[0]} is no argument of this command: see --help.")
+        raise InputError(f"{rest[0]} is no argument of this command: see --help.")
 
 
 def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
@@ -116,13 +117,13 @@ def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
     for item in rest:
         name, equals, value = item.removeprefix("--config.").partition("=")
         if not equals:
-            raise ValueError(f"{item} has no value: write {item}=VALUE.")
+            raise InputError(f"{item} has no value: write {item}=VALUE.")
         overrides[name] = value
     return overrides
 
 
 def _load_config(args: argparse.Namespace) -> "Config":
-    from bertjax.runs.start import find_model
+    from bertjax.formats.opening import find_model
     from bertjax.tasks import registry
     from bertjax.training.config import load_config
 
@@ -240,7 +241,7 @@ def _evaluate(args: argparse.Namespace) -> Work | None:
 
     output = epath.Path(args.output)
     if output.exists() and not output.is_dir():
-        raise ValueError(f"--output={output} is a file: name a directory.")
+        raise InputError(f"--output={output} is a file: name a directory.")
     config = _load_config(args)
     if supervise := _join_hosts(args, saves=False):
         return supervise
@@ -272,7 +273,7 @@ def _predict(args: argparse.Namespace) -> None:
     from bertjax.tasks import registry
 
     if (args.question is None) != (args.context is None):
-        raise ValueError("--question and --context go together: give both.")
+        raise InputError("--question and --context go together: give both.")
     if args.question is not None:
         args.text = json.dumps({"question": args.question, "context": args.context})
     lines = _input(args.input) if args.text is None else contextlib.nullcontext([args.text])
@@ -294,7 +295,7 @@ def _score(args: argparse.Namespace) -> None:
 
         scores = squad.score_files(args.data, args.predictions, args.null_odds)
     elif args.null_odds:
-        raise ValueError("every question of CMRC has an answer: leave --null-odds out.")
+        raise InputError("every question of CMRC has an answer: leave --null-odds out.")
     else:
         from bertjax.tasks.reading import cmrc
 
@@ -303,7 +304,8 @@ def _score(args: argparse.Namespace) -> None:
 
 
 def _convert(args: argparse.Namespace) -> None:
-    from bertjax.runs.convert import convert, find_format
+    from bertjax.formats.opening import find_format
+    from bertjax.runs.convert import convert
 
     style = args.style or find_format(args.source)
     model = convert(args.source, args.target, style, args.to)

@@ -1,12 +1,12 @@
 """The README.md of an exported model, filled from the run that made it."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
 from bertjax.formats.tensors import Model
-from bertjax.runs.metrics import metrics_path, read_metrics
 
 _USES = {  # of a head: what Hugging Face calls it, and the class that has it
     "span": ("question-answering", "AutoModelForQuestionAnswering"),
@@ -15,11 +15,12 @@ _USES = {  # of a head: what Hugging Face calls it, and the class that has it
 }
 
 
-def model_card(model: Model, source: epath.Path) -> str:
+def model_card(model: Model, source: epath.Path, scores: Mapping[str, float]) -> str:
     """Text in Markdown.
 
     Args:
       source: the directory that the model came from; a run's checkpoint tells of the run.
+      scores: of these very parameters on held-out data; may be empty.
     """
     config = model.config
     pipeline, kind = next(use for head, use in _USES.items() if head in model.params)
@@ -44,13 +45,13 @@ def model_card(model: Model, source: epath.Path) -> str:
         'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
         "```",
         "",
-        *_training(source),
+        *_training(source, scores),
     ]
     return "\n".join(lines)
 
 
-def _training(source: epath.Path) -> list[str]:
-    """A table of the run, and scores on held-out data if the checkpoint's step was evaluated."""
+def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
+    """A table of the run, and its scores on held-out data if there are any."""
     if not (source / "run.json").exists():
         return []
     run, config = (json.loads((source / n).read_text()) for n in ("run.json", "config.json"))
@@ -66,7 +67,6 @@ def _training(source: epath.Path) -> list[str]:
     ]
     lines = ["## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows]
-    scores = _scores(source.parent.parent, run["step"])
     if scores:
         lines += ["", "## Scores on held-out data", "", "| | |", "|---|---:|"]
         lines += [
@@ -74,12 +74,3 @@ def _training(source: epath.Path) -> list[str]:
             for name, value in scores.items()
         ]
     return [*lines, ""]
-
-
-def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
-    if not metrics_path(workdir).exists():
-        return {}
-    found = [
-        line for line in read_metrics(workdir) if (line["split"], line["step"]) == ("heldout", step)
-    ]
-    return {n: v for n, v in found[-1].items() if n not in ("step", "split")} if found else {}

@@ -13,6 +13,7 @@ from safetensors.numpy import save as save_safetensors
 
 from bertjax.formats.tensors import Model, read_tensors
 from bertjax.model.encoder import BertConfig
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -63,7 +64,7 @@ def read(path: epath.Path) -> Model:
     """The model in a directory.
 
     Raises:
-      ValueError: it is no BERT, is not whole, or holds weights of torch and torch is not installed.
+      InputError: it is no BERT, is not whole, or holds weights of torch and torch is not installed.
     """
     said = read_json(path / "config.json")
     config = parse_config(said, path)
@@ -73,14 +74,14 @@ def read(path: epath.Path) -> Model:
     decoder = found.pop("cls.predictions.decoder.weight", None)
     found.pop("cls.predictions.decoder.bias", None)  # the same as cls.predictions.bias
     if decoder is not None and word is not None and not np.array_equal(decoder, word):
-        raise ValueError(
+        raise InputError(
             f"{path} predicts masked pieces by other vectors than its word embeddings, which "
             "bertjax does not: nothing was converted."
         )
     try:
         params, left_out = read_tensors(found, config, "hf")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}") from error
     has_vocabulary = any((path / name).exists() for name in (VOCAB_FILE, MODEL_FILE))
     return Model(config, params, load_tokenizer(path) if has_vocabulary else None, left_out)
 
@@ -105,23 +106,23 @@ def parse_config(said: Mapping[str, Any], path: epath.Path) -> BertConfig:
     """The configuration in the words of Hugging Face, which are those of TF1 too.
 
     Raises:
-      ValueError: it is that of another model.
+      InputError: it is that of another model.
     """
     kind = said.get("model_type", "bert")
     if kind != "bert":
-        raise ValueError(f"{path} is a model of type {kind!r}: only those of type 'bert' convert.")
+        raise InputError(f"{path} is a model of type {kind!r}: only those of type 'bert' convert.")
     if said.get("position_embedding_type", "absolute") != "absolute":
-        raise ValueError(
+        raise InputError(
             f"{path} has positions of type {said['position_embedding_type']!r}, which BERT has "
             "not: nothing was converted."
         )
     activation = said.get("hidden_act", "gelu")
     if activation not in _ACTIVATIONS:
-        raise ValueError(
+        raise InputError(
             f"{path} has hidden_act={activation!r}: bertjax has {', '.join(_ACTIVATIONS)}."
         )
     if "hidden_size" not in said or "vocab_size" not in said:
-        raise ValueError(f"{path}: its configuration has no hidden_size or no vocab_size.")
+        raise InputError(f"{path}: its configuration has no hidden_size or no vocab_size.")
     fields = {ours: said[theirs] for theirs, ours in FIELDS.items() if theirs in said}
     causal = bool(said.get("is_decoder", False))
     return BertConfig(**fields, activation=_ACTIVATIONS[activation], causal=causal)
@@ -142,14 +143,14 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-      ValueError: there is none.
+      InputError: there is none.
     """
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): give the whole directory.") from error
+        raise InputError(f"{path} cannot be read ({error}): give the whole directory.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object: give the directory as it was published.")
+        raise InputError(f"{path} holds no JSON object: give the directory as it was published.")
     return content
 
 
@@ -174,17 +175,17 @@ def _read_weights(path: epath.Path) -> dict[str, np.ndarray]:
             for file in files:
                 found |= read_file(path / file)
             return found
-    raise ValueError(f"{path} holds no {WEIGHTS}: give a directory of a model of Hugging Face.")
+    raise InputError(f"{path} holds no {WEIGHTS}: give a directory of a model of Hugging Face.")
 
 
 def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
     try:
         found = safetensors.deserialize(path.read_bytes())
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): fetch it again.") from error
+        raise InputError(f"{path} cannot be read ({error}): fetch it again.") from error
     for name, each in found:
         if each["dtype"] not in _DTYPES:
-            raise ValueError(
+            raise InputError(
                 f"{path} has {name} in {each['dtype']}, of which bertjax makes no weights: take "
                 "the model as it was before it was quantised."
             )
@@ -198,7 +199,7 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
     try:
         import torch
     except ImportError:
-        raise ValueError(
+        raise InputError(
             f"{path} can only be read by torch, which is not installed: install it, or take the "
             "model's safetensors (a model without any gets them by save_pretrained of "
             "`transformers`)."
@@ -208,5 +209,5 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
             found = torch.load(file, map_location="cpu", weights_only=True)
     except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} cannot be read ({reason}): fetch it again.") from error
+        raise InputError(f"{path} cannot be read ({reason}): fetch it again.") from error
     return {name: tensor.float().numpy() for name, tensor in found.items()}

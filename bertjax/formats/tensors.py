@@ -11,6 +11,7 @@ import numpy as np
 
 from bertjax.formats.names import PARTS, Tensor, tensors
 from bertjax.model.encoder import BertConfig
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
@@ -46,7 +47,7 @@ def read_tensors(
     """Parameters from arrays of one style, and the names of those that are left out.
 
     Raises:
-      ValueError: one is missing or of another shape than the configuration says, or one is left
+      InputError: one is missing or of another shape than the configuration says, or one is left
         over that belongs to the encoder.
     """
     known = {part: tensors(config.num_layers, [part]) for part in PARTS}
@@ -58,11 +59,11 @@ def read_tensors(
     wanted = [tensor for part in parts for tensor in known[part]]
     missing = [tensor.name(style) for tensor in wanted if tensor.name(style) not in found]
     if missing:
-        raise ValueError(f"it lacks {_listed(missing)}: give a whole checkpoint of BERT.")
+        raise InputError(f"it lacks {_listed(missing)}: give a whole checkpoint of BERT.")
     left_out = sorted(found.keys() - {tensor.name(style) for tensor in wanted})
     strange = [name for name in left_out if name.startswith("bert")]
     if strange:
-        raise ValueError(
+        raise InputError(
             f"its encoder has {_listed(strange)}, which BERT's has not: it is another model."
         )
     params: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from etils import epath
 
 from bertjax.formats.huggingface import describe_config, parse_config, read_json
 from bertjax.formats.tensors import Model, read_tensors
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import VOCAB_FILE, load_tokenizer
 
 CONFIG, CHECKPOINT = "bert_config.json", "bert_model.ckpt"
@@ -25,7 +26,7 @@ def read(path: epath.Path) -> Model:
     """The model in a directory; what the optimizer kept is left aside.
 
     Raises:
-      ValueError: it is no BERT, or is not whole.
+      InputError: it is no BERT, or is not whole.
     """
     config = parse_config(read_json(path / CONFIG), path)
     prefix = _find_checkpoint(path)
@@ -34,11 +35,11 @@ def read(path: epath.Path) -> Model:
         names = [n for n in reader.get_variable_to_shape_map() if not _SLOTS.fullmatch(n)]
         found = {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, ValueError) as error:
-        raise ValueError(f"{prefix} cannot be read ({error}): fetch it again.") from error
+        raise InputError(f"{prefix} cannot be read ({error}): fetch it again.") from error
     try:
         params, left_out = read_tensors(found, config, "tf1")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}") from error
     tokenizer = load_tokenizer(path) if (path / VOCAB_FILE).exists() else None
     return Model(config, params, tokenizer, left_out)
 
@@ -49,16 +50,16 @@ def write(model: Model, path: epath.Path) -> None:
     The approximate GELU is `gelu_new` there, which the original refuses and its heirs know.
 
     Raises:
-      ValueError: the tokenizer is not WordPiece, or the original would compute something else.
+      InputError: the tokenizer is not WordPiece, or the original would compute something else.
     """
     for name, only in (("layer_norm_eps", 1e-12), ("causal", False)):
         if getattr(model.config, name) != only:
-            raise ValueError(
+            raise InputError(
                 f"the original code knows {name}={only} alone, and this model has "
                 f"{getattr(model.config, name)}: convert to hf."
             )
     if model.tokenizer is not None and model.tokenizer.kind != "wordpiece":
-        raise ValueError(
+        raise InputError(
             f"the original code knows WordPiece alone, and this vocabulary is "
             f"{model.tokenizer.kind}: convert to hf."
         )
@@ -80,7 +81,7 @@ def _find_checkpoint(path: epath.Path) -> epath.Path:
         return path / CHECKPOINT
     found = [file for file in path.iterdir() if file.name.endswith(".index")]
     if not found:
-        raise ValueError(f"{path} holds no {CHECKPOINT}.index: give the directory as published.")
+        raise InputError(f"{path} holds no {CHECKPOINT}.index: give the directory as published.")
 
     def step(file: epath.Path) -> int:
         number = re.search(r"-(\d+)\.index$", file.name)

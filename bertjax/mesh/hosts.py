@@ -19,6 +19,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from bertjax.errors import CHILD, RESTART, RunError
+from data_pipelines.errors import InputError
 
 HEARTBEAT_SECONDS = 60  # a host that was silent for so long is lost
 _JOIN_SECONDS = 300
@@ -50,15 +51,15 @@ def find_cluster(coordinator: str | None, hosts: int | None, host: int | None) -
     Cloud TPU, GKE and Slurm tell a process of the others.
 
     Raises:
-      ValueError: the arguments are incomplete or contradict each other.
+      InputError: the arguments are incomplete or contradict each other.
     """
     if (coordinator, hosts, host) != (None, None, None):
         if coordinator is None or hosts is None or host is None:
-            raise ValueError("--coordinator, --hosts and --host go together: give all three.")
+            raise InputError("--coordinator, --hosts and --host go together: give all three.")
         if not 0 <= host < hosts:
-            raise ValueError(f"--host={host} is none of --hosts={hosts}: count them from 0.")
+            raise InputError(f"--host={host} is none of --hosts={hosts}: count them from 0.")
         if not coordinator.rpartition(":")[2].isdigit():
-            raise ValueError(f"--coordinator={coordinator} has no port: write HOST:PORT.")
+            raise InputError(f"--coordinator={coordinator} has no port: write HOST:PORT.")
         return Cluster(coordinator, hosts, host)
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         # A process a node has all of its GPUs; by itself JAX would give it one.

@@ -20,6 +20,7 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.mesh.allocator import keep_freed_memory
+from data_pipelines.errors import InputError
 
 AXES = ("data", "fsdp", "model")
 ROWS = PartitionSpec(("data", "fsdp"))
@@ -49,7 +50,7 @@ def make_mesh(
     Args:
       data, fsdp, model: devices along each axis; one may be -1 for all that the others leave.
     Raises:
-      ValueError: the sizes do not multiply to the number of devices, or `model` does not divide
+      InputError: the sizes do not multiply to the number of devices, or `model` does not divide
         those of a host.
     """
     devices = jax.devices() if devices is None else devices
@@ -61,12 +62,12 @@ def make_mesh(
         rest = math.prod(size for size in sizes if size != -1)
         sizes[sizes.index(-1)] = len(devices) // rest if rest > 0 else 0
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
-        raise ValueError(
+        raise InputError(
             f"mesh {text} does not fit {len(devices)} devices: the sizes must multiply to that."
         )
     local = len(devices) // len({device.process_index for device in devices})
     if local % sizes[2]:
-        raise ValueError(
+        raise InputError(
             f"mesh {text} splits the model over hosts of {local} devices: choose a divisor of "
             "that for mesh.model."
         )
@@ -130,11 +131,11 @@ def check_mesh(mesh: Mesh, batch_size: int, accumulation: int, params: Any) -> N
     Args:
       params: tree of arrays or shapes.
     Raises:
-      ValueError: rows or a dimension of a parameter do not divide over the devices.
+      InputError: rows or a dimension of a parameter do not divide over the devices.
     """
     ways = row_parts(mesh)
     if batch_size % (ways * accumulation):
-        raise ValueError(
+        raise InputError(
             f"batch_size={batch_size} does not divide over {ways} devices x accumulation="
             f"{accumulation}: make it a multiple of {ways * accumulation}."
         )
@@ -142,7 +143,7 @@ def check_mesh(mesh: Mesh, batch_size: int, accumulation: int, params: Any) -> N
         for size, axes in zip(leaf.shape, _stored(mesh, name, leaf), strict=True):
             if size % _parts(mesh, axes or ()):
                 split = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes or ())
-                raise ValueError(
+                raise InputError(
                     f"{name} has a dimension of {size}, which {split} of the mesh does not "
                     "divide: choose another mesh."
                 )

@@ -14,6 +14,7 @@ from jax import Array
 from bertjax.model.attention.choice import attention
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
+from data_pipelines.errors import InputError
 
 DTYPES = ("float32", "bfloat16")
 
@@ -27,7 +28,7 @@ class BertConfig:
     and loops over it, which compiles faster, and otherwise the loop is unrolled, which runs faster;
     `remat` recomputes each block in the backward pass instead of keeping what it produced (on CPUs
     that saves memory only with `scan_layers`); with `causal` a piece sees only itself and what
-    stands before it. Raises ValueError for a shape that cannot be.
+    stands before it. Raises InputError for a shape that cannot be.
     """
 
     vocab_size: int = 30522
@@ -52,21 +53,21 @@ class BertConfig:
         for name in (*sizes, "type_vocab_size", "feed_forward_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+                raise InputError(f"{name}={value!r} must be a whole number of at least 1.")
         if self.hidden_size % self.num_heads:
-            raise ValueError(
+            raise InputError(
                 f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}: "
                 f"choose a divisor of it, usually hidden_size / 64."
             )
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 0.99999:  # it is rounded to a multiple of 2**-16
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 0.99999).")
+                raise InputError(f"{name}={getattr(self, name)} must lie in [0, 0.99999).")
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be greater than 0.")
+                raise InputError(f"{name}={getattr(self, name)} must be greater than 0.")
         for name, known in (("activation", ACTIVATIONS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be {' or '.join(known)}.")
+                raise InputError(f"{name}={getattr(self, name)!r} must be {' or '.join(known)}.")
 
     @property
     def feed_forward_size(self) -> int:

@@ -24,6 +24,7 @@ from bertjax.tasks import registry
 from bertjax.training.config import Config
 from bertjax.training.objective import rows_of
 from bertjax.training.programs import Program
+from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
@@ -91,7 +92,7 @@ def preflight(config: Config, topology: Topology) -> Verdict:
     It needs no data, but where durations count epochs.
 
     Raises:
-      ValueError: the configuration does not fit the mesh.
+      InputError: the configuration does not fit the mesh.
       NoCompiler: see `Topology.devices`.
     """
     devices = topology.devices()
@@ -173,10 +174,10 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | 
     Returns:
       The verdict on them; None if not even one fits for each part of the accumulation.
     Raises:
-      ValueError: the topology has no limit.
+      InputError: the topology has no limit.
     """
     if topology.chip is None:
-        raise ValueError(f"{topology.name} has no memory limit to search for: name a TPU topology.")
+        raise InputError(f"{topology.name} has no memory limit to search for: name a TPU topology.")
     config = _with_remat(config, remat)
     least = config.accumulation * _row_parts(config, topology)
     best, fits, fails = None, 0, None

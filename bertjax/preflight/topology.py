@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 
 from bertjax.errors import RunError
+from data_pipelines.errors import InputError
 
 GIB = 2**30
 
@@ -81,7 +82,7 @@ class Topology:
     def __post_init__(self) -> None:
         kinds = "|".join([*CHIPS, "cpu"])
         if not re.fullmatch(rf"({kinds}):[1-9]\d*(x[1-9]\d*)*", self.name):
-            raise ValueError(
+            raise InputError(
                 f"topology {self.name!r} is unknown: write one such as v5e:4x4, v6e:8x8, "
                 "v4:2x2x4, v5p:2x2x4 or cpu:8."
             )
@@ -91,7 +92,7 @@ class Topology:
 
         Raises:
           NoCompiler: for a TPU, the extra `tpu` is not installed.
-          ValueError: there is no such topology.
+          InputError: there is no such topology.
         """
         if self.chip is None:
             return self._simulated()
@@ -109,7 +110,7 @@ class Topology:
             found = topologies.get_topology_desc(platform="tpu", topology_name=self.name)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0].partition(": ")[2]
-            raise ValueError(f"there is no topology {self.name}: {reason}.") from error
+            raise InputError(f"there is no topology {self.name}: {reason}.") from error
         return found.devices
 
     def _simulated(self) -> Sequence[jax.Device]:
@@ -117,5 +118,5 @@ class Topology:
             jax.config.update("jax_num_cpu_devices", self.chips)
         devices = jax.devices("cpu")
         if len(devices) < self.chips:
-            raise ValueError(f"{self.name} asks for more than the {len(devices)} devices set up.")
+            raise InputError(f"{self.name} asks for more than the {len(devices)} devices set up.")
         return devices[: self.chips]

@@ -19,6 +19,7 @@ from bertjax.pages.page import facts, page, section, tiles
 from bertjax.runs.metrics import duration, metrics_path, read_metrics
 from bertjax.tasks import registry
 from bertjax.tasks.contract import EVALUATION_FILE
+from data_pipelines.errors import InputError
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -59,7 +60,7 @@ NOTE = (
 def write_report(directory: epath.PathLike) -> epath.Path:
     """Writes report.html into a workdir or the output of an evaluation; gives its path.
 
-    Raises ValueError when it is neither, or a run that has logged nothing yet.
+    Raises InputError when it is neither, or a run that has logged nothing yet.
     """
     directory = epath.Path(directory)
     name = os.path.basename(os.path.abspath(directory))
@@ -76,18 +77,18 @@ def _report_run(name: str, workdir: epath.Path) -> str:
     """The page of the metrics.jsonl and config.json in a workdir."""
     entries = read_metrics(workdir)
     if not entries:
-        raise ValueError(
+        raise InputError(
             f"{metrics_path(workdir)} holds no metrics yet: wait until the run has logged a step, "
             "or lower its log_every"
         )
     config_path = workdir / "config.json"
     if not config_path.exists():
-        raise ValueError(f"{config_path} does not exist: give the --workdir of a run")
+        raise InputError(f"{config_path} does not exist: give the --workdir of a run")
     try:
         config = json.loads(config_path.read_text())
         settings = dict(_flat(config))
     except (ValueError, AttributeError):
-        raise ValueError(
+        raise InputError(
             f"{config_path} is no configuration of a run: restore it from a checkpoint's"
         ) from None
     return render(name, entries, settings)

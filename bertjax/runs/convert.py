@@ -9,77 +9,34 @@ from etils import epath
 
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.card import model_card
+from bertjax.formats.opening import read_model
+from bertjax.runs.metrics import metrics_path, read_metrics
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
 from bertjax.tasks import registry
-from bertjax.training.checkpoint import (
-    FILES,
-    find_checkpoint,
-    load_params,
-    saved_params,
-    write_params,
-)
-from bertjax.training.config import Config, read_config
+from bertjax.training.checkpoint import FILES, find_checkpoint, write_params
+from bertjax.training.config import Config
 from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.errors import InputError
 
-FORMATS = ("hf", "tf1", "bertjax")
 _SPAN_SEQ_LEN = 384  # of the paper's SQuAD; strides of 128, questions of 64
-
-
-def find_format(path: epath.PathLike) -> str:
-    """The format of a directory, one of `FORMATS`.
-
-    Raises:
-      FileNotFoundError: there is no directory.
-      ValueError: it is of none of them.
-    """
-    path = epath.Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: give a workdir, or the directory of a model.")
-    if (path / FILES).exists() or (path / "checkpoints").exists():
-        return "bertjax"
-    if huggingface.is_huggingface(path):
-        return "hf"
-    if tf1.is_tf1(path):
-        return "tf1"
-    raise ValueError(
-        f"{path} is no model: give a directory with config.json and {huggingface.WEIGHTS}, with "
-        f"{tf1.CONFIG} and {tf1.CHECKPOINT}.index, or one that `bertjax train` wrote."
-    )
-
-
-def read_model(path: epath.PathLike, style: str | None = None) -> Model:
-    """The model in a directory of a format, by default the one that it looks like.
-
-    Raises:
-      FileNotFoundError, ValueError: there is none, or none that bertjax could compute.
-    """
-    path, style = epath.Path(path), style or find_format(path)
-    model = {"hf": huggingface.read, "tf1": tf1.read, "bertjax": _read_own}[style](path)
-    _check(model, path)
-    return model
-
-
-def read_shape(path: epath.Path, style: str) -> BertConfig:
-    """The configuration of a published model alone; see `read_model`."""
-    name = "config.json" if style == "hf" else tf1.CONFIG
-    return huggingface.parse_config(huggingface.read_json(path / name), path)
 
 
 def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str) -> Model:
     """Writes the model in a directory as another directory, which must not exist or be empty.
 
     Raises:
-      FileNotFoundError, ValueError: as `read_model`; the target holds something; or the model
+      InputError: as `read_model`; the target holds something; or the model
         cannot be said in that format. Nothing is left behind.
     """
     source, target = epath.Path(source), epath.Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists already: name a new directory.")
+        raise InputError(f"{target} exists already: name a new directory.")
     if style == "bertjax":
         source = find_checkpoint(source)
     model = read_model(source, style)
+    _check(model, source)
     draft = epath.Path(f"{target}.partial")
     if draft.exists():
         draft.rmtree()
@@ -93,7 +50,7 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
             tf1.write(model, draft)
         else:
             huggingface.write(model, draft)
-            (draft / "README.md").write_text(model_card(model, source))
+            (draft / "README.md").write_text(model_card(model, source, _scores(source)))
         if target.exists():
             target.rmdir()
         draft.rename(target)
@@ -103,10 +60,16 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
     return model
 
 
-def _read_own(path: epath.Path) -> Model:
-    path = find_checkpoint(path)
-    config = read_config(path / "config.json", registry.data_fields()).model
-    return Model(config, load_params(path, saved_params(path)), load_tokenizer(path))
+def _scores(checkpoint: epath.Path) -> dict[str, float]:
+    """What the run of a checkpoint found of its very step on held-out data; empty for no run."""
+    workdir = checkpoint.parent.parent
+    if not (checkpoint / "run.json").exists() or not metrics_path(workdir).exists():
+        return {}
+    step = json.loads((checkpoint / "run.json").read_text())["step"]
+    found = [
+        line for line in read_metrics(workdir) if (line["split"], line["step"]) == ("heldout", step)
+    ]
+    return {n: v for n, v in found[-1].items() if n not in ("step", "split")} if found else {}
 
 
 def _copy_description(source: epath.Path, path: epath.Path) -> None:
@@ -146,13 +109,13 @@ def _check(model: Model, path: epath.Path) -> None:
         expected |= dict(named_leaves(shapes))
     for name, array in named_leaves(model.params):
         if array.shape != expected[name].shape:
-            raise ValueError(
+            raise InputError(
                 f"{path} has {name} of shape {array.shape}, where its configuration says "
                 f"{expected[name].shape}: the two belong to different models."
             )
     pieces = len(model.tokenizer.pieces) if model.tokenizer else 0
     if pieces > model.config.vocab_size:
-        raise ValueError(
+        raise InputError(
             f"the vocabulary in {path} has {pieces:,} pieces and the model "
             f"{model.config.vocab_size:,}: they belong to different models."
         )

@@ -10,13 +10,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
-from bertjax.runs.start import check_model, find_model
+from bertjax.runs.start import check_model
+from bertjax.formats.opening import find_model
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, Task
 from bertjax.training.checkpoint import check_params, find_checkpoint, load_params
 from bertjax.training.config import Config
 from bertjax.training.step import Sums, means, total_loss
 from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.errors import InputError
 
 
 def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
@@ -26,7 +28,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     so are their losses.
 
     Raises:
-      ValueError: a checkpoint's model or vocabulary is not that of the configuration, or there
+      InputError: a checkpoint's model or vocabulary is not that of the configuration, or there
         is no held-out data.
     """
     paths = [find_checkpoint(checkpoint) for checkpoint in checkpoints]
@@ -41,7 +43,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     targets = sharded_shapes(mesh, shapes)
     found = make_evaluator(task, mesh)(load_params(path, targets) for path in paths)
     if found is None:
-        raise ValueError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
+        raise InputError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
     return found
 
 

@@ -12,6 +12,7 @@ from etils import epath
 from bertjax.mesh.sharding import named_leaves
 from bertjax.tasks import registry
 from bertjax.training.config import Config
+from data_pipelines.errors import InputError
 
 
 def show_batches(config: Config, start: int, steps: int, hosts: int, host: int) -> Iterator[str]:
@@ -30,7 +31,7 @@ def save_batches(
     task = registry.find(config.task)(config, hosts, host)
     batches = list(task.train_batches(start, start + steps))
     if not batches:
-        raise ValueError(f"steps={steps} saves nothing: ask for at least 1.")
+        raise InputError(f"steps={steps} saves nothing: ask for at least 1.")
     arrays: dict[str, Any] = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
     content = io.BytesIO()  # np.savez seeks in what it writes, and a remote file cannot
     np.savez(content, allow_pickle=False, **arrays)

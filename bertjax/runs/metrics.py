@@ -20,6 +20,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.paths import is_remote
+from data_pipelines.errors import InputError
 
 Metrics = Mapping[str, float | int | None]
 
@@ -35,11 +36,11 @@ def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
     """The metrics of a run, a dictionary a line, oldest first, non-finite numbers as floats.
 
     A last line that is not finished, as a running or a killed job leaves it, is not read. Raises
-    ValueError when there is no such file or when a line is not what `Writers` writes.
+    InputError when there is no such file or when a line is not what `Writers` writes.
     """
     path = metrics_path(workdir)
     if not path.exists():
-        raise ValueError(f"{path} does not exist: give the --workdir of a run that has trained")
+        raise InputError(f"{path} does not exist: give the --workdir of a run that has trained")
     return [
         {key: value if key == "split" else _number(value) for key, value in entry.items()}
         for _, entry in _finished_lines(path)
@@ -51,7 +52,7 @@ def truncate(workdir: epath.PathLike, step: int) -> None:
 
     A run that resumes from the checkpoint of `step` then ends with the lines of a run that was
     never stopped, as long as the lines of a step are written before its checkpoint is. The file is
-    replaced in one move, so a job killed here loses nothing. Raises ValueError for a damaged file.
+    replaced in one move, so a job killed here loses nothing. Raises InputError for a damaged file.
     """
     path = metrics_path(workdir)
     if not path.exists():
@@ -339,7 +340,7 @@ def _finished_lines(path: epath.Path) -> list[tuple[bytes, dict[str, Any]]]:
             entry = json.loads(line)
             int(entry["step"]), str(entry["split"])
         except (ValueError, TypeError, KeyError):
-            raise ValueError(
+            raise InputError(
                 f"{path} line {number} is not a line of metrics: restore the file or move it away"
             ) from None
         found.append((line, entry))

@@ -7,18 +7,17 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.runs.convert import find_format, read_model, read_shape
+from bertjax.formats.opening import find_format, read_model
 from bertjax.model.encoder import BertConfig
-from bertjax.tasks import registry
 from bertjax.training.checkpoint import (
     check_params,
     find_checkpoint,
-    find_finished,
     load_params,
     saved_params,
 )
-from bertjax.training.config import read_config
+from bertjax.training.config import read_model_config
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
@@ -26,38 +25,16 @@ _log = logging.getLogger("bertjax")
 _COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
 
 
-def find_tokenizer(path: epath.PathLike) -> Tokenizer:
-    """The tokenizer of a model, ours or published.
-
-    Raises:
-      FileNotFoundError, ValueError: there is no such model, or it has no vocabulary.
-    """
-    return load_tokenizer(find_checkpoint(path) if find_format(path) == "bertjax" else path)
-
-
-def find_model(path: epath.PathLike) -> BertConfig:
-    """The shape of a model, ours or published, and how it was computed.
-
-    Raises:
-      FileNotFoundError, ValueError: there is no such model.
-    """
-    style = find_format(path)
-    if style == "bertjax":
-        # All of a run are of one shape, so that hosts need not agree on the newest intact one.
-        return read_config(find_finished(path) / "config.json", registry.data_fields()).model
-    return read_shape(epath.Path(path), style)
-
-
 def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
     """Refuses to compute the arrays at `path` otherwise than the model that they were saved of.
 
     Raises:
-      ValueError: naming what differs.
+      InputError: naming what differs.
     """
     for name in _COMPUTED:
         theirs, ours = getattr(saved, name), getattr(model, name)
         if theirs != ours:
-            raise ValueError(
+            raise InputError(
                 f"{path} was made with {name}={theirs!r} and this configuration has "
                 f"{ours!r}: set model.{name}={theirs!r}."
             )
@@ -75,7 +52,7 @@ class Start:
       tokenizer: None where a published model came without a vocabulary.
 
     Raises:
-      FileNotFoundError, ValueError: there is no such model; see `bertjax.runs.convert.read_model`.
+      InputError: there is no such model; see `bertjax.formats.opening.read_model`.
     """
 
     def __init__(self, path: epath.PathLike) -> None:
@@ -84,7 +61,7 @@ class Start:
         self.tokenizer: Tokenizer | None
         if style == "bertjax":
             self.path = find_checkpoint(path)
-            self.model = read_config(self.path / "config.json", registry.data_fields()).model
+            self.model = read_model_config(self.path / "config.json")
             self.tokenizer = load_tokenizer(self.path)
             self._shapes = saved_params(self.path)
         else:
@@ -97,7 +74,7 @@ class Start:
         """Refuses to begin a model of another kind, or with parameters of other shapes.
 
         Raises:
-          ValueError: naming what differs.
+          InputError: naming what differs.
         """
         check_model(self.path, self.model, model)
         check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)

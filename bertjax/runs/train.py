@@ -31,6 +31,7 @@ from bertjax.training.objective import rows_of
 from bertjax.training.programs import Program
 from bertjax.training.step import Sums, TrainState, means
 from bertjax.runs.metrics import Writers
+from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
@@ -49,7 +50,7 @@ class Run:
     """Training in a workdir: all that can be refused is refused here, before anything compiles.
 
     Raises:
-      ValueError, FileNotFoundError: the configuration, the data, `init` or the workdir do not
+      InputError: the configuration, the data, `init` or the workdir do not
         fit; nothing was changed.
     """
 

@@ -13,6 +13,7 @@ import bertjax
 from bertjax.mesh import hosts
 from bertjax.tasks.contract import Task
 from bertjax.training.config import RETIRED, Config
+from data_pipelines.errors import InputError
 
 # Fields that may differ between the runs that continue each other in one workdir.
 _FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "keep", "keep_every"}
@@ -24,7 +25,7 @@ def claim(workdir: epath.Path, config: Config, task: Task) -> None:
     """Makes the workdir this run's, or checks that it is.
 
     Raises:
-      ValueError: it belongs to a run with another configuration or other data.
+      InputError: it belongs to a run with another configuration or other data.
     """
     if hosts.is_first() and not (workdir / "run.json").exists():
         workdir.mkdir(parents=True, exist_ok=True)
@@ -34,21 +35,21 @@ def claim(workdir: epath.Path, config: Config, task: Task) -> None:
         before = _flat(json.loads((workdir / "config.json").read_text()))
         run = json.loads((workdir / "run.json").read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{workdir} holds no readable run ({error}): use another one.") from error
+        raise InputError(f"{workdir} holds no readable run ({error}): use another one.") from error
     now = _flat(json.loads(json.dumps(config.to_dict())))
     for name in sorted(before.keys() | now.keys()):
         if name in RETIRED:
-            raise ValueError(
+            raise InputError(
                 f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
                 "finish it with the version that began it, or use another --workdir."
             )
         if name not in _FREE and before.get(name) != now.get(name):
-            raise ValueError(
+            raise InputError(
                 f"{workdir} holds a run with {name}={before.get(name)!r} and this configuration "
                 f"has {now.get(name)!r}: use another --workdir, or that run's configuration."
             )
     if run.get("data_fingerprint") != task.data_fingerprint:
-        raise ValueError(
+        raise InputError(
             f"{workdir} holds a run on another corpus than {config.data['dir']}: use another "
             "--workdir, or that run's corpus."
         )

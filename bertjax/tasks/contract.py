@@ -10,6 +10,7 @@ from bertjax.model.encoder import BertConfig
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
 from bertjax.training.step import Batch
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
@@ -45,7 +46,7 @@ class Task(Objective, Protocol):
     def data_fingerprint(self) -> str: ...
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
-        """Opens and checks the data; raises ValueError in one sentence."""
+        """Opens and checks the data; raises InputError in one sentence."""
 
     def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
         """This host's rows of the global batches of steps start..stop-1."""
@@ -77,7 +78,7 @@ class Task(Objective, Protocol):
         """A row of a batch as text for a person."""
 
     def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
-        """Raises ValueError where the tokenizer of a model at `path` is not that of the data."""
+        """Raises InputError where the tokenizer of a model at `path` is not that of the data."""
 
     @staticmethod
     def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -85,14 +86,14 @@ class Task(Objective, Protocol):
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
-        """The output of an evaluation as a page of HTML; raises ValueError where there is none."""
+        """The output of an evaluation as a page of HTML; raises InputError where there is none."""
 
 
 def check_vocabulary(name: epath.PathLike, tokenizer: Tokenizer, model: BertConfig) -> None:
-    """Raises ValueError where the tokenizer of `name` has more pieces than the model vectors."""
+    """Raises InputError where the tokenizer of `name` has more pieces than the model vectors."""
     pieces = len(tokenizer.pieces)
     if pieces > model.vocab_size:
-        raise ValueError(
+        raise InputError(
             f"the vocabulary of {name} has {pieces:,} pieces and model.vocab_size="
             f"{model.vocab_size:,}: raise it to at least that."
         )

@@ -18,6 +18,7 @@ from bertjax.tasks.contract import Evaluation, check_vocabulary
 from bertjax.training.checkpoint import load_on_device
 from bertjax.training.config import Config
 from bertjax.training.step import Batch, Sums
+from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.rows import PretrainingOptions, render_row
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
@@ -86,7 +87,7 @@ class Task(Objective):
         super().__init__(config)
         directory = config.data["dir"]
         if not directory:
-            raise ValueError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
+            raise InputError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
         # The processes of one program share what one of them measures.
         share = from_first if jax.process_count() == hosts else None
         self.data = PretrainingData(directory, self.options, "train", hosts, host, share)
@@ -124,7 +125,7 @@ class Task(Objective):
 
     def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
         if tokenizer is None or tokenizer.fingerprint() != self.data.tokenizer.fingerprint():
-            raise ValueError(
+            raise InputError(
                 f"{path} was trained with another vocabulary than that of "
                 f"{self.config.data['dir']}: prepare the corpus with the checkpoint's vocabulary."
             )
@@ -164,7 +165,7 @@ class Task(Objective):
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
-        raise ValueError(
+        raise InputError(
             f"{directory} is an evaluation of pre-training, which scores.json says all of: give a "
             "workdir."
         )
@@ -176,13 +177,13 @@ def _masked_row(
     """A batch of one row; lengths and slots are powers of two, so that few shapes are compiled."""
     parts = [tokenizer.encode(part) for part in text.split("[MASK]")]
     if len(parts) == 1:
-        raise ValueError(f"line {number} has no [MASK]: write one where a piece is to be found.")
+        raise InputError(f"line {number} has no [MASK]: write one where a piece is to be found.")
     ids = [tokenizer.cls_id, *parts[0]]
     for part in parts[1:]:
         ids += [tokenizer.mask_id, *part]
     ids.append(tokenizer.sep_id)
     if len(ids) > max_positions:
-        raise ValueError(
+        raise InputError(
             f"line {number} has {len(ids)} pieces and the model takes {max_positions}: shorten it."
         )
     length = min(max(16, 1 << (len(ids) - 1).bit_length()), max_positions)

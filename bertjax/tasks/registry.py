@@ -11,6 +11,7 @@ from bertjax.tasks.contract import EVALUATION_FILE, Task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.config import Config, parse_config, read_config
 from bertjax.training.objective import Objective
+from data_pipelines.errors import InputError
 
 # task name -> module with `Objective` and `Task`, classes that follow the protocols, and
 # `DATA_FIELDS`, the defaults of its `data` fields.
@@ -38,7 +39,7 @@ def predict(checkpoint: epath.PathLike, lines: Iterable[str]) -> Iterator[dict[s
     Args:
       checkpoint: a checkpoint, or a workdir whose newest one is used.
     Raises:
-      ValueError: a line is not what the task takes; it is named by its number.
+      InputError: a line is not what the task takes; it is named by its number.
     """
     path = find_checkpoint(checkpoint)
     config = read_config(path / "config.json", data_fields())
@@ -49,11 +50,11 @@ def report(name: str, directory: epath.Path) -> str:
     """The output of an evaluation as a page of HTML.
 
     Raises:
-      ValueError: its task has no such page, or the files are not what `bertjax evaluate` wrote.
+      InputError: its task has no such page, or the files are not what `bertjax evaluate` wrote.
     """
     path = directory / EVALUATION_FILE
     try:
         config = parse_config(json.loads(path.read_text())["config"], data_fields())
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not what an evaluation wrote ({error}): repeat it.") from error
+        raise InputError(f"{path} is not what an evaluation wrote ({error}): repeat it.") from error
     return find(config.task).report(name, config, directory)

@@ -24,6 +24,7 @@ from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import named_leaves, with_shardings
 from bertjax.training.step import TrainState
+from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 FILES = "files.json"
@@ -149,7 +150,7 @@ def find_finished(path: epath.PathLike) -> epath.Path:
     Hosts that have not met yet, and so cannot agree on one, may ask.
 
     Raises:
-      FileNotFoundError: there is none.
+      InputError: there is none.
     """
     path = _absolute(path)
     if (path / FILES).exists():
@@ -157,7 +158,7 @@ def find_finished(path: epath.PathLike) -> epath.Path:
     found = Checkpoints(path / "checkpoints")
     steps = found.steps()
     if not steps:
-        raise FileNotFoundError(
+        raise InputError(
             f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
             "`bertjax train` wrote."
         )
@@ -168,7 +169,7 @@ def find_checkpoint(path: epath.PathLike) -> epath.Path:
     """The checkpoint that a path names: itself, or the newest intact one of a workdir.
 
     Raises:
-      FileNotFoundError: there is none.
+      InputError: there is none.
       CheckpointError: the one that is named, or every one of the workdir, is damaged.
     """
     named = find_finished(path)
@@ -212,14 +213,14 @@ def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
     Args:
       saved: its parameters as `saved_params` gives them, where they are known.
     Raises:
-      ValueError: a name is missing, or a shape differs.
+      InputError: a name is missing, or a shape differs.
     """
     have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved or saved_params(path))}
     for name, leaf in named_leaves(target):
         if name not in have:
-            raise ValueError(f"{path} has no {name}: give a checkpoint of a model that has it.")
+            raise InputError(f"{path} has no {name}: give a checkpoint of a model that has it.")
         if have[name] != tuple(leaf.shape):
-            raise ValueError(
+            raise InputError(
                 f"{path} has {name} of shape {have[name]} and this configuration has "
                 f"{tuple(leaf.shape)}: give it the model that the checkpoint was made with."
             )
@@ -245,7 +246,7 @@ def load_on_device(path: epath.Path, shapes: Any) -> Any:
     """Parameters of a checkpoint on the first device, for a tree of shapes.
 
     Raises:
-      ValueError: see `check_params`.
+      InputError: see `check_params`.
     """
     check_params(path, shapes)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -21,6 +21,7 @@ from etils import epath
 
 from bertjax.model.encoder import BertConfig
 from bertjax.training.optimizer import OptimizerConfig
+from data_pipelines.errors import InputError
 
 # A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps".
 Duration = int | str
@@ -104,14 +105,14 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len", "accumulation", "keep"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1.")
         if self.seq_len > self.model.max_positions:
-            raise ValueError(
+            raise InputError(
                 f"seq_len={self.seq_len} is more than model.max_positions="
                 f"{self.model.max_positions}: shorten the one or raise the other."
             )
         if self.batch_size % self.accumulation:
-            raise ValueError(
+            raise InputError(
                 f"batch_size={self.batch_size} is not a multiple of accumulation="
                 f"{self.accumulation}: change one of them."
             )
@@ -124,7 +125,7 @@ class Config:
             return range(0)
         match = re.fullmatch(r"(\d+):(\d+)", self.profile)
         if not match or int(match[1]) >= int(match[2]):
-            raise ValueError(f"profile={self.profile!r} must read START:STOP, such as 100:105.")
+            raise InputError(f"profile={self.profile!r} must read START:STOP, such as 100:105.")
         return range(int(match[1]), int(match[2]))
 
     @property
@@ -140,13 +141,13 @@ class Config:
         Args:
           rows_per_epoch: rows of one pass over the training data; None where it is not known.
         Raises:
-          ValueError: a duration cannot be read, or comes to no step at all.
+          InputError: a duration cannot be read, or comes to no step at all.
         """
 
         def steps_of(name: str, value: Duration, total: int | None, least: int) -> int:
             steps = _steps(name, value, self.batch_size, rows_per_epoch, total)
             if steps < least:
-                raise ValueError(f"{name}={value!r} comes to {steps} steps; the least is {least}.")
+                raise InputError(f"{name}={value!r} comes to {steps} steps; the least is {least}.")
             return steps
 
         total = steps_of("steps", self.steps, None, 1)
@@ -179,7 +180,7 @@ def _steps(
         return value
     match = _DURATION.fullmatch(value)
     if not match:
-        raise ValueError(
+        raise InputError(
             f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples' or '10%'."
         )
     number, unit = float(match[1]), match[2].rstrip("s")
@@ -189,10 +190,10 @@ def _steps(
         return math.ceil(number / batch_size)
     if unit == "epoch":
         if rows_per_epoch is None:
-            raise ValueError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
+            raise InputError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
         return math.ceil(number * rows_per_epoch / batch_size)
     if total is None:
-        raise ValueError(f"{name}={value!r} cannot be a share of itself: give steps or epochs.")
+        raise InputError(f"{name}={value!r} cannot be a share of itself: give steps or epochs.")
     return math.ceil(number / 100 * total)
 
 
@@ -211,7 +212,7 @@ def load_config(
       model_of: gives the model that `init` names; where the configuration does not say how wide
         the model is, it is that one.
     Raises:
-      ValueError: an unknown field, task or a value of the wrong type.
+      InputError: an unknown field, task or a value of the wrong type.
     """
     path, arg = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr] # anything matches
     raw = _run_file(epath.Path(path), arg)
@@ -228,12 +229,12 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
     raw = dict(raw)
     task = raw.get("task", Config.task)
     if task not in data_fields:
-        raise ValueError(f"task={task!r} is unknown: there are {', '.join(sorted(data_fields))}.")
+        raise InputError(f"task={task!r} is unknown: there are {', '.join(sorted(data_fields))}.")
     given = dict(raw.pop("data", {}))
     defaults = data_fields[task]
     for name, value in given.items():
         if name not in defaults:
-            raise ValueError(_unknown(f"data.{name}", [f"data.{known}" for known in defaults]))
+            raise InputError(_unknown(f"data.{name}", [f"data.{known}" for known in defaults]))
         given[name] = _coerce(f"data.{name}", value, _type_of_default(defaults[name]))
     config = _build(Config, raw, "")
     return dataclasses.replace(config, data={**defaults, **given})
@@ -241,24 +242,34 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
 
 def read_config(path: Any, data_fields: Mapping[str, Mapping[str, Any]]) -> Config:
     """The `Config` in a config.json that a run or checkpoint holds (an epath.Path)."""
-    raw = json.loads(path.read_text())
+    return parse_config(_read_json(path), data_fields)
+
+
+def read_model_config(path: epath.Path) -> BertConfig:
+    """The model in a config.json that a run or checkpoint holds, of whichever task."""
+    model: BertConfig = _build(BertConfig, _read_json(path)["model"], "model.")
+    return model
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+    raw: dict[str, Any] = json.loads(path.read_text())
     for name in RETIRED:
         section, _, field = name.partition(".")
         raw.get(section, {}).pop(field, None)
-    return parse_config(raw, data_fields)
+    return raw
 
 
 def _run_file(path: epath.Path, arg: str) -> dict[str, Any]:
     if not path.exists() or path.is_dir():
-        raise FileNotFoundError(f"{path}: no such configuration file; check --config.")
+        raise InputError(f"{path}: no such configuration file; check --config.")
     if path.suffix != ".py":
-        raise ValueError(f"{path}: not a Python file; a configuration ends in .py.")
+        raise InputError(f"{path}: not a Python file; a configuration ends in .py.")
     module = types.ModuleType("bertjax_configuration")
     module.__file__ = str(path)
     # Python's own import knows local files alone.
     exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     if not hasattr(module, "get_config"):
-        raise ValueError(f"{path}: has no get_config(arg); add one that returns a ConfigDict.")
+        raise InputError(f"{path}: has no get_config(arg); add one that returns a ConfigDict.")
     config = module.get_config(arg)
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else dict(config)
 
@@ -272,7 +283,7 @@ def _override(raw: dict[str, Any], name: str, text: str) -> None:
     for section in sections:
         raw = raw.setdefault(section, {})
         if not isinstance(raw, dict):
-            raise ValueError(f"{name}: {section} is a value, not a section.")
+            raise InputError(f"{name}: {section} is a value, not a section.")
     raw[field] = value
 
 
@@ -282,11 +293,11 @@ def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
     values = {}
     for name, value in raw.items():
         if name not in hints:
-            raise ValueError(_unknown(prefix + name, _all_fields(Config)))
+            raise InputError(_unknown(prefix + name, _all_fields(Config)))
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{prefix}{name}={value!r} must be a section with fields.")
+                raise InputError(f"{prefix}{name}={value!r} must be a section with fields.")
             values[name] = _build(typing.cast(type, hint), value, f"{prefix}{name}.")
         else:
             values[name] = _coerce(prefix + name, value, hint)
@@ -321,5 +332,5 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     fits = any(type(value) is kind for kind in allowed)  # bool is no int here
     if not fits:
         kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
-        raise ValueError(f"{name}={value!r} is a {type(value).__name__}: it must be {kinds}.")
+        raise InputError(f"{name}={value!r} is a {type(value).__name__}: it must be {kinds}.")
     return value

@@ -10,7 +10,7 @@ class Objective(Protocol):
     """What is compiled: a model and its loss, from the configuration alone, without data."""
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
-        """Raises ValueError in one sentence where the configuration makes no model.
+        """Raises InputError in one sentence where the configuration makes no model.
 
         Args:
           multiple: of rows, which devices share; a task that chooses its rows gives some of it.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from bertjax.mesh.sharding import parameter_name
+from data_pipelines.errors import InputError
 
 NAMES = ("adamw", "adam_original", "lamb")
 SCHEDULES = ("linear", "linear_original")
@@ -37,7 +38,7 @@ class OptimizerConfig:
       "linear_original"  the decay is measured from step 0, as BERT was trained, so at the end of
                          warm-up the rate drops by the share warmup_steps / total_steps.
     `weight_decay` applies to everything but LayerNorm and biases; `clip_norm` is the largest
-    global norm a gradient keeps. Raises ValueError for values that make no optimiser.
+    global norm a gradient keeps. Raises InputError for values that make no optimiser.
     """
 
     name: str = "adamw"
@@ -54,25 +55,25 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for field, known in (("name", NAMES), ("schedule", SCHEDULES)):
             if getattr(self, field) not in known:
-                raise ValueError(
+                raise InputError(
                     f"optimizer.{field} is {getattr(self, field)!r} "
                     f"and must be one of {', '.join(known)}"
                 )
         for field in ("learning_rate", "eps", "clip_norm"):
             value = getattr(self, field)
             if not (value > 0 and math.isfinite(value)):
-                raise ValueError(
+                raise InputError(
                     f"optimizer.{field} is {value} and must be a number greater than 0"
                 )
         for field in ("b1", "b2"):
             if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"optimizer.{field} is {getattr(self, field)}, choose from [0, 1)")
+                raise InputError(f"optimizer.{field} is {getattr(self, field)}, choose from [0, 1)")
         if not 0 <= self.weight_decay < 1:
-            raise ValueError(f"optimizer.weight_decay is {self.weight_decay}, choose from [0, 1)")
+            raise InputError(f"optimizer.weight_decay is {self.weight_decay}, choose from [0, 1)")
         if self.total_steps < 1:
-            raise ValueError(f"a run of {self.total_steps} steps trains nothing: use at least 1")
+            raise InputError(f"a run of {self.total_steps} steps trains nothing: use at least 1")
         if not 0 <= self.warmup_steps < self.total_steps:
-            raise ValueError(
+            raise InputError(
                 f"a warm-up of {self.warmup_steps} steps does not fit a run of {self.total_steps}: "
                 "use from 0 to one step less than the run has"
             )

@@ -51,7 +51,7 @@ class Program:
       schedule: learning rate of an update, from the number of updates before it.
 
     Raises:
-      ValueError: the configuration does not fit the mesh.
+      InputError: the configuration does not fit the mesh.
     """
 
     def __init__(

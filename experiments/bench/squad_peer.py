@@ -135,8 +135,8 @@ def train_theirs(
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
     from bertjax.cli.main import parse_overrides
+    from bertjax.formats.opening import find_model
     from bertjax.runs import inspection
-    from bertjax.runs.start import find_model
     from bertjax.tasks import registry
     from bertjax.training.config import load_config
     from bertjax.training.optimizer import make_schedule

@@ -100,9 +100,9 @@ def slow_features(init: str, data: str) -> Callable[[], object]:
 def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
+    from bertjax.formats.opening import find_model
     from bertjax.mesh.sharding import make_mesh
     from bertjax.runs.evaluate import make_evaluator
-    from bertjax.runs.start import find_model
     from bertjax.tasks import registry
     from bertjax.training.config import load_config
 

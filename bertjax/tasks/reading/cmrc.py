@@ -51,7 +51,7 @@ def score_files(data: epath.PathLike, predictions: epath.PathLike) -> dict[str, 
     """`score` of files: a data set in SQuAD's layout, and a JSON object, id to text.
 
     Raises:
-      FileNotFoundError: one of them does not exist.
+      InputError: one of them does not exist.
       InputError: one of them is not of that kind.
     """
     return score(read_squad(data), read_predictions(predictions))

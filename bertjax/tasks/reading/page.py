@@ -12,6 +12,7 @@ from etils import epath
 from bertjax.pages.page import facts, page, section, tiles
 from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.tasks.reading.scoring import f1, score_each
+from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Question, Questions
 from data_pipelines.finetuning.windows import place_answer
 
@@ -95,7 +96,7 @@ def render(name: str, directory: epath.Path, sets: Sequence[tuple[str, Questions
       directory: where `bertjax evaluate` wrote it.
       sets: name and questions of each data set.
     Raises:
-      ValueError: the files are not those of an evaluation.
+      InputError: the files are not those of an evaluation.
     """
     judged: list[Judged] = []
     try:
@@ -110,7 +111,7 @@ def render(name: str, directory: epath.Path, sets: Sequence[tuple[str, Questions
             judged += judge(data, predictions, nbest)
         checkpoints = ", ".join(about["checkpoints"])
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
+        raise InputError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
     of_data = " ".join(about["config"]["data"][field] for field in ("dir", "dev"))
     body = [
         _header(name, scores, len(judged), [("Model", checkpoints), ("Data", of_data)]),

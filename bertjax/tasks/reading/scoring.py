@@ -54,7 +54,7 @@ def score_files(
     """`score` of files: a data set, and JSON objects from the ids of questions.
 
     Raises:
-      FileNotFoundError: one of them does not exist.
+      InputError: one of them does not exist.
       InputError: one of them is not of that kind, or null odds are given for version 1.
     """
     questions = read_squad(data)
@@ -68,7 +68,7 @@ def read_predictions(path: epath.PathLike) -> dict[str, str]:
     """A JSON object, question id to text.
 
     Raises:
-      FileNotFoundError: there is no such file.
+      InputError: there is no such file.
       InputError: it holds something else.
     """
     return _read_object(path, (str,), "text")

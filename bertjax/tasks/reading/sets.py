@@ -140,7 +140,7 @@ def asked(lines: Iterable[str]) -> Iterator[tuple[Questions, int]]:
       lines: of JSON, each with "question" and "context", answered one by one as they come, blank
         ones passed over; or a whole file in SQuAD's layout.
     Raises:
-      ValueError: a line is neither; it is named by its number.
+      InputError: a line is neither; it is named by its number.
     """
     lines = iter(lines)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
@@ -168,12 +168,12 @@ def _question(line: str, number: int) -> Question:
     said = _parse(line)
     text, passage = said.get("question"), said.get("context")
     if not isinstance(text, str) or not isinstance(passage, str):
-        raise ValueError(
+        raise InputError(
             f'line {number} is not of the form {{"question": "...", "context": "..."}}: '
             "write a JSON object a line."
         )
     try:
         check_passage(f"line {number}", passage)
     except InputError as error:
-        raise ValueError(f"{error}.") from error
+        raise InputError(f"{error}.") from error
     return Question(str(said.get("id", number)), text, passage)

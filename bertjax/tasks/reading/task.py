@@ -13,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from bertjax.formats.opening import find_tokenizer
 from bertjax.model import flops, losses
 from bertjax.model.heads import SpanModel
-from bertjax.runs.start import find_tokenizer
 from bertjax.tasks.contract import Evaluation, check_vocabulary
 from bertjax.tasks.reading import page as answer_report
 from bertjax.tasks.reading.sets import Reading, asked, windows_of
 from bertjax.training.checkpoint import load_on_device
 from bertjax.training.config import Config
 from bertjax.training.step import Batch, Sums
+from data_pipelines.errors import InputError
 from data_pipelines.finetuning import rows as spans
 from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows
@@ -54,7 +55,7 @@ class Objective:
     def __init__(self, config: Config, multiple: int = 1) -> None:
         self.version = int(config.data["version"])
         if self.version not in FILES:
-            raise ValueError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
+            raise InputError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
         self.config, self._multiple = config, multiple
         self.model = SpanModel(config.model)
 
@@ -195,7 +196,7 @@ class Task(Objective):
 
     def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
         if tokenizer is None or tokenizer.fingerprint() != self.tokenizer.fingerprint():
-            raise ValueError(
+            raise InputError(
                 f"{path} was trained with another vocabulary than data.vocab="
                 f"{self.config.data['vocab']}: leave data.vocab out."
             )
@@ -247,7 +248,7 @@ def _find_tokenizer(config: Config) -> Tokenizer:
     if config.data["vocab"]:
         return load_tokenizer(config.data["vocab"])
     if not config.init:
-        raise ValueError(
+        raise InputError(
             "there is no vocabulary: name a model with init=DIR, or data.vocab=FILE to begin with "
             "random parameters."
         )
@@ -258,7 +259,7 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Questions]]:
     """Name and questions of each data set of a split; several are for evaluation alone."""
     data = config.data
     if not data["dir"] and not data[split]:
-        raise ValueError("data.dir is empty: name the directory that holds SQuAD's files.")
+        raise InputError("data.dir is empty: name the directory that holds SQuAD's files.")
     if data["dir"].startswith(TFDS):
         found = read_tfds(data["dir"], data[split] or TFDS_SPLITS[split])
         return [(split, _checked(config, split, data["dir"], found))]
@@ -269,20 +270,20 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Questions]]:
         return [(split, _checked(config, split, path, read_squad(path)))]
     paths = sorted(path.parent.glob(path.name))
     if split == "train" or not paths:
-        raise ValueError(f"data.{split}={path} names {len(paths)} files: name one.")
+        raise InputError(f"data.{split}={path} names {len(paths)} files: name one.")
     return [(path.stem, _checked(config, split, path, read_squad(path))) for path in paths]
 
 
 def _checked(config: Config, split: str, path: epath.PathLike, found: Questions) -> Questions:
     if found.version != config.data["version"]:
         has = "has" if found.version == 2 else "has no"
-        raise ValueError(
+        raise InputError(
             f"{path} {has} questions that cannot be answered and "
             f"data.version={config.data['version']}: set version={found.version}."
         )
     bare = [question.id for question in found.questions if not question.answers]
     if split == "dev" and found.version == 1 and bare:
-        raise ValueError(
+        raise InputError(
             f"{path} has {len(bare)} questions without a gold answer, {bare[0]!r} first, so it "
             "cannot be scored: leave them out; `bertjax predict` answers them."
         )

@@ -1,0 +1,80 @@
+"""Any model that a path names: of which format it is, its shape, its tokenizer, its arrays."""
+
+from etils import epath
+
+from bertjax.formats import huggingface, tf1
+from bertjax.formats.tensors import Model
+from bertjax.model.encoder import BertConfig
+from bertjax.training.checkpoint import (
+    FILES,
+    find_checkpoint,
+    find_finished,
+    load_params,
+    saved_params,
+)
+from bertjax.training.config import read_model_config
+from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+
+FORMATS = ("hf", "tf1", "bertjax")
+
+
+def find_format(path: epath.PathLike) -> str:
+    """The format of a directory, one of `FORMATS`.
+
+    Raises:
+      InputError: there is no directory, or it is of none of them.
+    """
+    path = epath.Path(path)
+    if not path.exists():
+        raise InputError(f"there is no {path}: give a workdir, or the directory of a model.")
+    if (path / FILES).exists() or (path / "checkpoints").exists():
+        return "bertjax"
+    if huggingface.is_huggingface(path):
+        return "hf"
+    if tf1.is_tf1(path):
+        return "tf1"
+    raise InputError(
+        f"{path} is no model: give a directory with config.json and {huggingface.WEIGHTS}, with "
+        f"{tf1.CONFIG} and {tf1.CHECKPOINT}.index, or one that `bertjax train` wrote."
+    )
+
+
+def find_tokenizer(path: epath.PathLike) -> Tokenizer:
+    """The tokenizer of a model, ours or published.
+
+    Raises:
+      InputError: there is no such model, or it has no vocabulary.
+    """
+    return load_tokenizer(find_checkpoint(path) if find_format(path) == "bertjax" else path)
+
+
+def find_model(path: epath.PathLike) -> BertConfig:
+    """The shape of a model, ours or published, and how it was computed.
+
+    Raises:
+      InputError: there is no such model.
+    """
+    path, style = epath.Path(path), find_format(path)
+    if style == "bertjax":
+        # All of a run are of one shape, so that hosts need not agree on the newest intact one.
+        return read_model_config(find_finished(path) / "config.json")
+    name = "config.json" if style == "hf" else tf1.CONFIG
+    return huggingface.parse_config(huggingface.read_json(path / name), path)
+
+
+def read_model(path: epath.PathLike, style: str | None = None) -> Model:
+    """The model in a directory of a format, by default the one that it looks like.
+
+    Raises:
+      InputError: there is none, or none that bertjax could compute.
+    """
+    path = epath.Path(path)
+    style = style or find_format(path)
+    return {"hf": huggingface.read, "tf1": tf1.read, "bertjax": _read_own}[style](path)
+
+
+def _read_own(path: epath.Path) -> Model:
+    path = find_checkpoint(path)
+    config = read_model_config(path / "config.json")
+    return Model(config, load_params(path, saved_params(path)), load_tokenizer(path))
