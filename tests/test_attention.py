@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bertjax.model.encoder.attention import cpu as cpu_attention
-from bertjax.model.encoder.attention import tpu as fused_attention
+from bertjax.model.attention import cpu as cpu_attention
+from bertjax.model.attention import tpu as fused_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

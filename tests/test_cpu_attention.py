@@ -15,7 +15,7 @@ from attending import (
     packs,
     run,
 )
-from bertjax.model.encoder.attention import cpu as cpu_attention
+from bertjax.model.attention import cpu as cpu_attention
 
 from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.model.attention.cpu import attention

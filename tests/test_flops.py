@@ -6,7 +6,7 @@ import jax
 import jax.extend
 import numpy as np
 import pytest
-from bertjax.model.encoder.attention import cpu as cpu_attention
+from bertjax.model.attention import cpu as cpu_attention
 
 from bertjax.model.encoder import BertConfig
 from bertjax.model.flops import PEAKS, peak_flops, train_step_flops

@@ -18,7 +18,7 @@ from attending import (
     packs,
     run,
 )
-from bertjax.model.encoder.attention import tpu as fused_attention
+from bertjax.model.attention import tpu as fused_attention
 
 from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.model.attention.plain import attention as plain

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bertjax.preflight.topology import Topology
     from bertjax.training.config import Config
 
+_TOGETHER = 64  # lines of a file that are answered at once; standard input may wait for its answer
 Work = Callable[[], int | None]  # what is left to do once all input has been checked
 
 _EXAMPLES = {
@@ -194,18 +195,19 @@ def _inspect(args: argparse.Namespace) -> None:
 
 def _preflight(args: argparse.Namespace) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs, so no accelerator is taken
-    from bertjax.preflight import judge as preflight
+    from bertjax.preflight.judge import preflight, remedies
     from bertjax.preflight.topology import Topology
+    from bertjax.preflight.verdict import describe
 
     topology, config = Topology(args.topology), _load_config(args)
-    judge = _search if args.search else preflight.preflight
+    judge = _search if args.search else preflight
     verdict = judge(config, topology)
-    print(preflight.describe(verdict), flush=True)
+    print(describe(verdict), flush=True)
     if args.json:
         epath.Path(args.json).write_text(verdict.to_json())
-    if not verdict.fits:
-        for change, changed in preflight.remedies(config, topology):
-            print(f"\nwith {change}: {preflight.describe(changed).splitlines()[0]}", flush=True)
+    if not verdict.train.fits:
+        for change, changed in remedies(config, topology):
+            print(f"\nwith {change}: {describe(changed).splitlines()[0]}", flush=True)
 
 
 def _search(config: "Config", topology: "Topology") -> "Verdict":
@@ -215,7 +217,7 @@ def _search(config: "Config", topology: "Topology") -> "Verdict":
     found = []
     for remat in (False, True):
         verdict = largest_batch(config, topology, remat)
-        rows = "none fits" if verdict is None else f"{verdict.rows_per_device} fit"
+        rows = "none fits" if verdict is None else f"{verdict.train.rows_per_device} fit"
         print(f"rows a device {'with' if remat else 'without'} remat: {rows}", flush=True)
         found += [verdict] if verdict else []
     if not found:
@@ -224,7 +226,7 @@ def _search(config: "Config", topology: "Topology") -> "Verdict":
             f"fit {topology.name}: use more devices or a mesh that splits the model."
         )
     print()
-    return max(found, key=lambda verdict: verdict.rows_per_device)
+    return max(found, key=lambda verdict: verdict.train.rows_per_device)
 
 
 def _train(args: argparse.Namespace) -> Work:
@@ -270,7 +272,7 @@ def _join_hosts(args: argparse.Namespace, saves: bool) -> Work | None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from bertjax.tasks import registry
+    from bertjax.runs.predict import Predictor
 
     if (args.question is None) != (args.context is None):
         raise InputError("--question and --context go together: give both.")
@@ -278,7 +280,8 @@ def _predict(args: argparse.Namespace) -> None:
         args.text = json.dumps({"question": args.question, "context": args.context})
     lines = _input(args.input) if args.text is None else contextlib.nullcontext([args.text])
     with lines as source, _output(args.output) as sink:
-        for answer in registry.predict(args.checkpoint, source):
+        together = _TOGETHER if args.text is None and args.input != "-" else 1
+        for answer in Predictor(args.checkpoint).answers(source, together):
             # A remote file that is flushed is written anew as a whole.
             print(_json(answer), file=sink, flush=sink is sys.stdout)
 

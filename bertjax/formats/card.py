@@ -8,12 +8,6 @@ from etils import epath
 
 from bertjax.formats.tensors import Model
 
-_USES = {  # of a head: what Hugging Face calls it, and the class that has it
-    "span": ("question-answering", "AutoModelForQuestionAnswering"),
-    "mlm": ("fill-mask", "AutoModelForMaskedLM"),
-    "encoder": ("feature-extraction", "AutoModel"),
-}
-
 
 def model_card(model: Model, source: epath.Path, scores: Mapping[str, float]) -> str:
     """Text in Markdown.
@@ -23,7 +17,9 @@ def model_card(model: Model, source: epath.Path, scores: Mapping[str, float]) ->
       scores: of these very parameters on held-out data; may be empty.
     """
     config = model.config
-    pipeline, kind = next(use for head, use in _USES.items() if head in model.params)
+    pipeline, kind = "feature-extraction", "AutoModel"
+    if model.head:
+        pipeline, kind = model.head.pipeline, model.head.auto_class
     size = sum(array.size for array in model.tensors("hf").values())
     case = "" if model.tokenizer is None else (" cased" if model.tokenizer.cased else " uncased")
     lines = [

@@ -38,12 +38,6 @@ FIELDS = {
 }
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu"}
-# The class of `transformers` that has a head; the first that the model has counts.
-_CLASSES = {
-    "nsp": "BertForPreTraining",
-    "mlm": "BertForMaskedLM",
-    "span": "BertForQuestionAnswering",
-}
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -88,7 +82,8 @@ def read(path: epath.Path) -> Model:
 
 def write(model: Model, path: epath.Path) -> None:
     """Writes a directory that `AutoModel` and `AutoTokenizer` open."""
-    name = next((kind for head, kind in _CLASSES.items() if head in model.params), "BertModel")
+    head = model.head
+    name = head.architecture if head else "BertModel"
     tensors = model.tensors("hf")
     if name == "BertModel":  # which alone does without the prefix
         tensors = {key.removeprefix("bert."): array for key, array in tensors.items()}

@@ -5,7 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-# Modules: here, at Hugging Face, in TF1, and of which kind. {} is the number of a layer.
+from bertjax.model.heads import BODY, HEADS
+
+# Modules of the encoder and the pooler: here, at Hugging Face, in TF1, and of which kind; those of
+# heads stand with the heads. {} is the number of a layer.
 _MODULES = """
 encoder/embeddings/word         bert.embeddings.word_embeddings                  bert/embeddings/word_embeddings                  table
 encoder/embeddings/type         bert.embeddings.token_type_embeddings            bert/embeddings/token_type_embeddings            table
@@ -20,11 +23,6 @@ encoder/blocks/feed_forward/up  bert.encoder.layer.{}.intermediate.dense        
 encoder/blocks/feed_forward/down bert.encoder.layer.{}.output.dense              bert/encoder/layer_{}/output/dense               dense
 encoder/blocks/feed_forward_norm bert.encoder.layer.{}.output.LayerNorm          bert/encoder/layer_{}/output/LayerNorm           norm
 pooler/transform                bert.pooler.dense                                bert/pooler/dense                                dense
-mlm/transform                   cls.predictions.transform.dense                  cls/predictions/transform/dense                  dense
-mlm/norm                        cls.predictions.transform.LayerNorm              cls/predictions/transform/LayerNorm              norm
-mlm                             cls.predictions                                  cls/predictions                                  bias
-nsp                             cls.seq_relationship                             cls/seq_relationship                             output
-span                            qa_outputs                                       cls/squad                                        output
 """  # noqa: E501
 
 # Arrays of a kind of module: their suffixes in the same three, and where they are transposed.
@@ -64,27 +62,22 @@ class Tensor:
         return np.ascontiguousarray(array.T) if style in self.transposed else array
 
 
-def _read_table() -> list[tuple[str, str, str, tuple[str, ...]]]:
-    rows = []
-    for line in _MODULES.strip().splitlines():
-        ours, hf, tf1, kind = line.split()
+def parts() -> tuple[str, ...]:
+    """The encoder, the pooler and every head, as they follow each other in a file."""
+    return (*BODY, *HEADS)
+
+
+def tensors(num_layers: int, wanted: Iterable[str]) -> list[Tensor]:
+    """The arrays of some of `parts`, those of the blocks layer by layer."""
+    wanted = set(wanted)
+    modules = [line.split() for line in _MODULES.strip().splitlines()]
+    modules += [list(names) for head in HEADS.values() for names in head.names]
+    found = []
+    for ours, hf, tf1, kind in modules:
         for end, hf_end, tf1_end, transposed in _ARRAYS[kind]:
-            rows.append((ours + end, hf + hf_end, tf1 + tf1_end, tuple(transposed.split())))
-    return rows
-
-
-_TABLE = _read_table()
-PARTS = tuple(dict.fromkeys(ours.partition("/")[0] for ours, *_ in _TABLE))
-"""The encoder, and every head that has a name elsewhere."""
-
-
-def tensors(num_layers: int, parts: Iterable[str]) -> list[Tensor]:
-    """The arrays of some of `PARTS`, those of the blocks layer by layer."""
-    wanted, found = set(parts), []
-    for ours, hf, tf1, transposed in _TABLE:
-        path = tuple(ours.split("/"))
-        if path[0] in wanted:
-            for layer in range(num_layers) if "{}" in hf else (None,):
-                names = hf.format(layer), tf1.format(layer)
-                found.append(Tensor(path, layer, *names, transposed))
+            path = tuple((ours + end).split("/"))
+            if path[0] in wanted:
+                for layer in range(num_layers) if "{}" in hf else (None,):
+                    names = (hf + hf_end).format(layer), (tf1 + tf1_end).format(layer)
+                    found.append(Tensor(path, layer, *names, tuple(transposed.split())))
     return found

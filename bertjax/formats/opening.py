@@ -4,7 +4,9 @@ from etils import epath
 
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.tensors import Model
+from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import check_known, part_shapes
 from bertjax.training.checkpoint import (
     FILES,
     find_checkpoint,
@@ -71,10 +73,34 @@ def read_model(path: epath.PathLike, style: str | None = None) -> Model:
     """
     path = epath.Path(path)
     style = style or find_format(path)
-    return {"hf": huggingface.read, "tf1": tf1.read, "bertjax": _read_own}[style](path)
+    model = {"hf": huggingface.read, "tf1": tf1.read, "bertjax": _read_own}[style](path)
+    _check(model, path)
+    return model
 
 
 def _read_own(path: epath.Path) -> Model:
     path = find_checkpoint(path)
     config = read_model_config(path / "config.json")
     return Model(config, load_params(path, saved_params(path)), load_tokenizer(path))
+
+
+def _check(model: Model, path: epath.Path) -> None:
+    """Refuses a head that is not known, arrays of other shapes than the configuration says, and too
+    large a vocabulary.
+    """
+    check_known(model.params, path)
+    expected = dict(named_leaves(part_shapes(model.config)))
+    for name, array in named_leaves(model.params):
+        if name not in expected:
+            raise InputError(f"{path} has {name}, which BERT has not: it is another model.")
+        if array.shape != expected[name].shape:
+            raise InputError(
+                f"{path} has {name} of shape {array.shape}, where its configuration says "
+                f"{expected[name].shape}: the two belong to different models."
+            )
+    pieces = len(model.tokenizer.pieces) if model.tokenizer else 0
+    if pieces > model.config.vocab_size:
+        raise InputError(
+            f"the vocabulary in {path} has {pieces:,} pieces and the model "
+            f"{model.config.vocab_size:,}: they belong to different models."
+        )

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.formats.names import PARTS, Tensor, tensors
+from bertjax.formats.names import Tensor, parts, tensors
 from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import HEADS, Head, check_known
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -32,12 +33,21 @@ class Model:
     tokenizer: Tokenizer | None
     left_out: tuple[str, ...] = ()
 
+    @property
+    def head(self) -> Head | None:
+        """The head that says of what class the model is; None for the encoder alone."""
+        return next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
+
     def tensors(self, style: str) -> dict[str, np.ndarray]:
-        """The arrays under their names in a style, "hf" or "tf1"."""
-        parts = [part for part in PARTS if part in self.params]
+        """The arrays under their names in a style, "hf" or "tf1".
+
+        Raises:
+          InputError: a head is not known, and would be lost.
+        """
+        check_known(self.params, "the model")
         return {
             tensor.name(style): tensor.turned(_get(self.params, tensor), style)
-            for tensor in tensors(self.config.num_layers, parts)
+            for tensor in tensors(self.config.num_layers, self.params)
         }
 
 
@@ -50,13 +60,13 @@ def read_tensors(
       InputError: one is missing or of another shape than the configuration says, or one is left
         over that belongs to the encoder.
     """
-    known = {part: tensors(config.num_layers, [part]) for part in PARTS}
-    parts = [
+    known = {part: tensors(config.num_layers, [part]) for part in parts()}
+    present = [
         part
         for part, each in known.items()
         if part == "encoder" or any(tensor.name(style) in found for tensor in each)
     ]
-    wanted = [tensor for part in parts for tensor in known[part]]
+    wanted = [tensor for part in present for tensor in known[part]]
     missing = [tensor.name(style) for tensor in wanted if tensor.name(style) not in found]
     if missing:
         raise InputError(f"it lacks {_listed(missing)}: give a whole checkpoint of BERT.")

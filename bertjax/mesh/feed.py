@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from bertjax.training.step import Batch
+Batch = dict[str, jax.Array]
 
 _AHEAD = 2  # batches on the devices before they are asked for
 

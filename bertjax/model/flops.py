@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, and the peaks they are measured against.
+"""Floating-point operations of a forward pass, and the peaks they are measured against.
 
 Utilisation is operations / (seconds * peak * devices) (Chowdhery et al. 2022, appendix B).
 """
@@ -28,26 +28,25 @@ PEAKS: tuple[tuple[str, float], ...] = (
 )
 
 
-def train_step_flops(
-    config: BertConfig, rows: int, seq_len: int, mlm_slots: int, pairs: int = 0
+def forward_flops(
+    config: BertConfig, rows: int, seq_len: int, mlm_slots: int = 0, pairs: int = 0
 ) -> int:
-    """Operations of the matrix products in a training step of the pre-training model.
+    """Operations of the matrix products in a forward pass of the pre-training model.
 
-    A multiplication and an addition count as two, and a backward pass as two forward ones. What
-    the shapes make the hardware compute counts, with padding, empty slots and scores that the mask
-    hides; what `remat` computes again does not.
+    A multiplication and an addition count as two. What the shapes make the hardware compute
+    counts, with padding, empty slots and scores that the mask hides.
 
     Args:
       rows, seq_len: of the batch.
-      mlm_slots: slots a row for masked pieces.
-      pairs: slots a row for next-sentence pairs; 0 for a model without that head.
+      mlm_slots: slots a row for masked pieces; 0 for a model without that head.
+      pairs: slots a row for pooled vectors with two logits each; 0 for a model without.
     """
     hidden, layers = config.hidden_size, config.num_layers
     kernels = 4 * hidden**2 + 2 * hidden * config.feed_forward_size
     block = seq_len * kernels + 2 * seq_len**2 * hidden
     mlm = mlm_slots * hidden * (hidden + config.vocab_size)
     nsp = pairs * hidden * (hidden + 2)
-    return 3 * 2 * rows * (layers * block + mlm + nsp)
+    return 2 * rows * (layers * block + mlm + nsp)
 
 
 def peak_flops(device_kind: str) -> float | None:

@@ -1,15 +1,25 @@
-"""The heads that pre-training puts on the encoder, and the model they make together."""
+"""What a head is, all in one place, and the model that heads make with the encoder.
+
+Conversion, model cards, preflight and reports read here what they need to know of a head. One of
+one's own is made known by `register`, with nothing else changed.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bertjax.model import losses
 from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm
 from bertjax.model.layers import ACTIVATIONS
+from bertjax.model.losses import Sums
+from data_pipelines.errors import InputError
+
+Batch = Mapping[str, Array]
 
 
 def gather(hidden: Array, positions: Array) -> Array:
@@ -51,14 +61,14 @@ class Pooler(nn.Module):
 
 
 class MLM(nn.Module):
-    """Scores of every piece of the vocabulary for vectors of masked positions."""
+    """Scores of every piece of the vocabulary for the masked positions."""
 
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x: Array, word: Array) -> Array:
-        """float32 [..., V] from vectors [..., H] and the word embeddings [V, H]."""
-        config = self.config
+    def __call__(self, hidden: Array, batch: Batch, word: Array) -> Array:
+        """float32 [B, M, V]; only the masked positions meet the word embeddings [V, H]."""
+        config, x = self.config, gather(hidden, batch["mlm_positions"])
         x = ACTIVATIONS[config.activation](Dense(config, config.hidden_size, name="transform")(x))
         x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
@@ -66,51 +76,187 @@ class MLM(nn.Module):
         return scores.reshape(*x.shape[:-1], -1)
 
 
-class PretrainingModel(nn.Module):
-    """The encoder with the MLM head and, for `next_sentence`, the pooler and the NSP head."""
+class Linear(Dense):
+    """Scores for each vector by itself."""
+
+    def __call__(self, x: Array, batch: Batch, word: Array) -> Array:  # type: ignore[override]
+        """float32 [..., features] from vectors [..., H]."""
+        return super().__call__(x).astype(jnp.float32)
+
+
+def next_sentence(config: BertConfig, name: str) -> Linear:
+    """Of pooled vectors: whether the second sentence follows (0) or is random (1)."""
+    return Linear(config, 2, name=name)
+
+
+def span(config: BertConfig, name: str) -> Linear:
+    """Of all pieces: a score to begin, and one to end, an answer (section 4.2).
+
+    In float32: rounded to bfloat16, answers would tie, and so would thousands of null odds.
+    """
+    return Linear(dataclasses.replace(config, dtype="float32"), 2, name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A head: how it is computed, learned, written down and called.
+
+    Attributes:
+      name: of its parameters; what it gives is called `NAME_logits`.
+      module: from the model's configuration a module that is called with the vectors of all pieces
+        [B, T, H], or if `pooled` with the pooled vectors of the batch's `cls_positions` [B, K, H],
+        the batch, and the word embeddings [V, H].
+      sums: (logits, batch) -> its loss, `NAME_loss`, and what else it reports.
+      names: for each of its modules the path here, at Hugging Face and in TF1, and the kind, as in
+        `bertjax.formats.names`.
+      architecture: the class of `transformers` that has it; of several heads the last one's counts.
+      pipeline, auto_class: what a model card says of its use.
+      part: what it is called in a table of costs.
+      titles: metric -> its title, and a value that its axis always shows.
+    """
+
+    name: str
+    module: Callable[..., nn.Module]
+    sums: Callable[[Array, Batch], Sums]
+    pooled: bool
+    names: tuple[tuple[str, str, str, str], ...]
+    architecture: str
+    pipeline: str
+    auto_class: str
+    part: str
+    titles: Mapping[str, tuple[str, float | None]]
+
+
+HEADS: dict[str, Head] = {}
+BODY = ("encoder", "pooler")  # the parts of a model that are no heads
+
+
+def register(head: Head) -> Head:
+    """Makes a head known by its name.
+
+    Raises:
+      InputError: another one has that name.
+    """
+    if HEADS.get(head.name, head) != head or head.name in BODY:
+        raise InputError(f"there is a head {head.name} already: choose another name.")
+    HEADS[head.name] = head
+    return head
+
+
+register(
+    Head(
+        name="mlm",
+        module=MLM,
+        sums=losses.masked_pieces,
+        pooled=False,
+        names=(
+            (
+                "mlm/transform",
+                "cls.predictions.transform.dense",
+                "cls/predictions/transform/dense",
+                "dense",
+            ),
+            (
+                "mlm/norm",
+                "cls.predictions.transform.LayerNorm",
+                "cls/predictions/transform/LayerNorm",
+                "norm",
+            ),
+            ("mlm", "cls.predictions", "cls/predictions", "bias"),
+        ),
+        architecture="BertForMaskedLM",
+        pipeline="fill-mask",
+        auto_class="AutoModelForMaskedLM",
+        part="MLM head",
+        titles={
+            "mlm_loss": ("Masked-piece loss", None),
+            "mlm_accuracy": ("Masked-piece accuracy", 0.0),
+            "mlm_perplexity": ("Masked-piece perplexity", None),
+        },
+    )
+)
+register(
+    Head(
+        name="nsp",
+        module=next_sentence,
+        sums=losses.next_sentences,
+        pooled=True,
+        names=(("nsp", "cls.seq_relationship", "cls/seq_relationship", "output"),),
+        architecture="BertForPreTraining",
+        pipeline="fill-mask",
+        auto_class="AutoModelForMaskedLM",
+        part="NSP head",
+        titles={
+            "nsp_loss": ("Next-sentence loss", None),
+            "nsp_accuracy": ("Next-sentence accuracy", None),
+        },
+    )
+)
+register(
+    Head(
+        name="span",
+        module=span,
+        sums=losses.spans,
+        pooled=False,
+        names=(("span", "qa_outputs", "cls/squad", "output"),),
+        architecture="BertForQuestionAnswering",
+        pipeline="question-answering",
+        auto_class="AutoModelForQuestionAnswering",
+        part="span head",
+        titles={},
+    )
+)
+
+
+class Model(nn.Module):
+    """The encoder with some of `HEADS`."""
 
     config: BertConfig
-    next_sentence: bool = True
-
-    def setup(self) -> None:
-        self.encoder = Encoder(self.config)
-        self.mlm = MLM(self.config)
-        if self.next_sentence:
-            self.pooler = Pooler(self.config)
-            self.nsp = Dense(self.config, 2)
-
-    def __call__(self, batch: Mapping[str, Array], *, deterministic: bool) -> dict[str, Array]:
-        """float32 logits: "mlm_logits" [B, M, V] and, for `next_sentence`, "nsp_logits" [B, K, 2].
-
-        `batch` holds int32 `token_ids`, `type_ids`, `pack_ids` and `positions` [B, T],
-        `mlm_positions` [B, M] and, for `next_sentence`, `cls_positions` [B, K]; what else it holds
-        is left alone. Only the masked positions are gathered and projected on the vocabulary.
-        """
-        hidden = self.encoder(
-            batch["token_ids"],
-            batch["type_ids"],
-            batch["pack_ids"],
-            batch["positions"],
-            deterministic=deterministic,
-        )
-        masked = gather(hidden, batch["mlm_positions"])
-        logits = {"mlm_logits": self.mlm(masked, self.encoder.embeddings.word)}
-        if self.next_sentence:
-            pooled = self.pooler(gather(hidden, batch["cls_positions"]))
-            logits["nsp_logits"] = self.nsp(pooled).astype(jnp.float32)
-        return logits
-
-
-class SpanModel(nn.Module):
-    """The encoder with a score for each piece to begin, and one to end, an answer (section 4.2)."""
-
-    config: BertConfig
+    heads: tuple[str, ...]
 
     @nn.compact
-    def __call__(self, batch: Mapping[str, Array], *, deterministic: bool) -> Array:
-        """float32 logits [B, T, 2] from int32 `token_ids`, `type_ids`, `pack_ids`, `positions`."""
+    def __call__(self, batch: Batch, *, deterministic: bool) -> dict[str, Array]:
+        """`NAME_logits` of each head, float32.
+
+        `batch` holds int32 `token_ids`, `type_ids`, `pack_ids` and `positions` [B, T], and what the
+        heads read; what else it holds is left alone.
+        """
+        encoder = Encoder(self.config, name="encoder")
         names = ("token_ids", "type_ids", "pack_ids", "positions")
-        inputs = (batch[name] for name in names)
-        hidden = Encoder(self.config, name="encoder")(*inputs, deterministic=deterministic)
-        # Rounded to bfloat16, answers would tie, and so would thousands of null odds.
-        return Dense(dataclasses.replace(self.config, dtype="float32"), 2, name="span")(hidden)
+        hidden = encoder(*(batch[name] for name in names), deterministic=deterministic)
+        heads = [HEADS[name] for name in self.heads]
+        if any(head.pooled for head in heads):
+            pooled = Pooler(self.config, name="pooler")(gather(hidden, batch["cls_positions"]))
+        return {
+            f"{head.name}_logits": head.module(self.config, name=head.name)(
+                pooled if head.pooled else hidden, batch, encoder.embeddings.word
+            )
+            for head in heads
+        }
+
+
+class _Anything(dict[str, Array]):
+    """A batch of one row and one piece, with whatever a head reads."""
+
+    def __missing__(self, name: str) -> Array:
+        return jnp.zeros((1, 1), jnp.int32)
+
+
+def part_shapes(config: BertConfig) -> dict[str, Any]:
+    """The shapes of the encoder's, the pooler's and every head's parameters, by the part's name."""
+
+    def init(key: Array) -> Any:
+        return Model(config, tuple(HEADS)).init(key, _Anything(), deterministic=True)["params"]
+
+    shapes: dict[str, Any] = jax.eval_shape(init, jax.random.key(0))
+    return shapes
+
+
+def check_known(parts: Iterable[str], where: object) -> None:
+    """Raises InputError for a part that is neither the encoder, the pooler nor a head."""
+    for part in parts:
+        if part not in (*BODY, *HEADS):
+            raise InputError(
+                f"{where} has a head {part!r} that is not known, and it would be lost: import the "
+                "module that registers it."
+            )

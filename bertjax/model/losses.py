@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 Sum = tuple[Array, Array]
+Sums = dict[str, Sum]  # name -> (sum, weight), float32 scalars
 
 
 def cross_entropy(logits: Array, targets: Array, weights: Array) -> Sum:
@@ -37,20 +38,19 @@ def _of_target(logits: Array, targets: Array) -> Array:
     return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
 
-def pretraining(logits: Mapping[str, Array], batch: Mapping[str, Array]) -> dict[str, Sum]:
-    """What pre-training minimises and reports: "mlm_loss", "mlm_accuracy" and, where there are NSP
-    logits, "nsp_loss" and "nsp_accuracy". The loss is the sum of the means of the two losses.
-    """
-    sums = {}
-    for name, targets in (("mlm", "mlm_targets"), ("nsp", "nsp_labels")):
-        if f"{name}_logits" in logits:
-            slots = (logits[f"{name}_logits"], batch[targets], batch[f"{name}_weights"])
-            sums[f"{name}_loss"] = cross_entropy(*slots)
-            sums[f"{name}_accuracy"] = accuracy(*slots)
-    return sums
+def masked_pieces(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """ "mlm_loss" and "mlm_accuracy" from logits [B, M, V]."""
+    slots = logits, batch["mlm_targets"], batch["mlm_weights"]
+    return {"mlm_loss": cross_entropy(*slots), "mlm_accuracy": accuracy(*slots)}
 
 
-def spans(logits: Array, batch: Mapping[str, Array]) -> dict[str, Sum]:
+def next_sentences(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """ "nsp_loss" and "nsp_accuracy" from logits [B, K, 2]."""
+    slots = logits, batch["nsp_labels"], batch["nsp_weights"]
+    return {"nsp_loss": cross_entropy(*slots), "nsp_accuracy": accuracy(*slots)}
+
+
+def spans(logits: Array, batch: Mapping[str, Array]) -> Sums:
     """What span prediction minimises and reports: "span_loss", the mean of the losses of start and
     end (section 4.2), and the accuracies of both.
 

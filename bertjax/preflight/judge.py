@@ -1,29 +1,29 @@
 """Will it fit, how fast will it be: the train step compiled for a topology that is not here.
 
-What the compiler and arithmetic know (memory, operations, collectives and their bytes) and what is
-estimated (cycles, seconds, utilisation) are told apart in all that is reported.
+Each program that a run needs is compiled as the run compiles it, and read.
 """
 
 import collections
 import dataclasses
-import json
+import functools
 import logging
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from bertjax.mesh.sharding import make_mesh, row_parts
 from bertjax.model import flops
+from bertjax.model.heads import HEADS
 from bertjax.preflight.hlo import Collective, Instruction, read_program
-from bertjax.preflight.topology import GIB, Topology
+from bertjax.preflight.topology import Topology
+from bertjax.preflight.verdict import Judged, Verdict
 from bertjax.tasks import registry
 from bertjax.training.config import Config
-from bertjax.training.objective import rows_of
-from bertjax.training.programs import Program
+from bertjax.training.programs import Programs
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
@@ -36,119 +36,95 @@ PARTS = (
     ("_norm", "layer norm"),
     ("attention", "attention"),
     ("feed_forward", "feed-forward"),
-    ("mlm", "MLM head"),
-    ("nsp", "NSP head"),
-    ("pooler", "NSP head"),
+    ("pooler", "pooler"),
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What is known and what is estimated of a train step on a topology; bytes are a device's.
-
-    Attributes:
-      parameter_bytes, optimizer_bytes: by the sharding table.
-      activation_bytes: all else that the program keeps while it runs; None if it does not fit.
-      hbm_bytes: what it needs; where it does not fit, as much as the compiler says it would.
-      collectives: {kind: {"runs", "bytes", "bytes_sent"}} of one step.
-      model_flops: of one step on all devices.
-      estimated_cycles: of one step, collectives left out; None without a TPU's compiler.
-      charged_cycles: those among them that the compiler does not see: of kernels of our own, which
-        are charged what they compute or move at the chip's peaks, whichever takes longer.
-      estimated_collective_seconds: if links carry what they can and nothing runs beside them.
-      estimated_step_seconds: cycles and collectives one after the other.
-      estimated_parts: {part of the model: share of the cycles}.
-    """
-
-    topology: str
-    fits: bool
-    chips: int
-    devices: int
-    hbm_bytes: int
-    hbm_limit_bytes: int | None
-    parameter_bytes: int
-    optimizer_bytes: int
-    activation_bytes: int | None
-    collectives: dict[str, dict[str, float]]
-    model_flops: float
-    compile_seconds: float
-    steps: int
-    rows_per_device: int
-    remat: bool
-    estimated_cycles: int | None = None
-    charged_cycles: int | None = None
-    estimated_collective_seconds: float | None = None
-    estimated_step_seconds: float | None = None
-    estimated_mfu: float | None = None
-    estimated_parts: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1)
-
-
-def preflight(config: Config, topology: Topology) -> Verdict:
-    """Compiles the train step of a configuration for a topology.
+def preflight(config: Config, topology: Topology, train_alone: bool = False) -> Verdict:
+    """Compiles the programs of a configuration for a topology.
 
     It needs no data, but where durations count epochs.
 
+    Args:
+      train_alone: leaves evaluation and prediction out.
     Raises:
       InputError: the configuration does not fit the mesh.
       NoCompiler: see `Topology.devices`.
     """
     devices = topology.devices()
     with_data = config.counts_epochs and config.data["dir"]
-    rows_per_epoch = registry.find(config.task)(config).rows_per_epoch if with_data else None
-    config = config.resolve(rows_per_epoch)
-    parts = _row_parts(config, topology)
-    objective = registry.objective(config, config.accumulation * parts)
-    program = Program(config, objective, devices)
-    rows = rows_of(objective) // parts
+    examples = registry.find(config.task)(config).examples_per_epoch if with_data else None
+    config = config.resolve(examples)
+    objective = registry.objective(config, _row_parts(config, topology))
+    programs = Programs(config, objective, devices)
+    optimizer = shard_bytes(programs.state.opt_state)
+    judge = functools.partial(_judge, topology, devices, row_parts(programs.mesh))
     remat = " with remat" if config.model.remat else ""
-    _log.info(f"compiling for {topology.name}, {rows} rows a device{remat}")
+    _log.info(f"compiling for {topology.name}, {objective.rows:,} rows a step{remat}")
+    train = judge(programs.train, objective.rows, objective.step_flops(), 0)
+    rows = objective.eval_rows
+    others: dict[str, Judged] = {}
+    if train.fits and not train_alone:
+        forward = objective.forward_flops(rows)
+        predict = functools.partial(programs.predict, objective.batch_shapes(rows))
+        others["evaluation"] = judge(programs.evaluate, rows, forward, optimizer)
+        others["prediction"] = judge(predict, rows, forward, 0)
+    return Verdict(
+        topology=topology.name,
+        fits=train.fits and all(each.fits for each in others.values()),
+        chips=topology.chips,
+        devices=len(devices),
+        hbm_limit_bytes=topology.chip.hbm if topology.chip else None,
+        parameter_bytes=shard_bytes(programs.params),
+        optimizer_bytes=optimizer,
+        steps=int(config.steps),
+        remat=config.model.remat,
+        train=train,
+        **others,
+    )
+
+
+def _judge(
+    topology: Topology,
+    devices: Sequence[jax.Device],
+    parts: int,
+    compile_program: Callable[[], jax.stages.Compiled],
+    rows: int,
+    model_flops: float,
+    beside: int,
+) -> Judged:
+    """Compiles a program and reads what came of it.
+
+    Args:
+      parts: into which the rows are split.
+      beside: bytes of a device that are taken while it runs, and that it does not see.
+    """
     began = time.perf_counter()
-    limit = topology.chip.hbm if topology.chip else None
-    common: dict[str, Any] = {
-        "topology": topology.name,
-        "chips": topology.chips,
-        "devices": len(devices),
-        "parameter_bytes": shard_bytes(program.state.params),
-        "optimizer_bytes": shard_bytes(program.state.opt_state),
-        "hbm_limit_bytes": limit,
-        "model_flops": objective.flops_per_step(),
-        "steps": int(config.steps),
-        "rows_per_device": rows,
-        "remat": config.model.remat,
-    }
     try:
-        compiled = program.compile()
+        compiled = compile_program()
     except jax.errors.JaxRuntimeError as error:
         needed = _needed(str(error))
         if needed is None:
             raise
         seconds = time.perf_counter() - began
-        return Verdict(
-            fits=False,
-            hbm_bytes=needed,
-            activation_bytes=None,
-            collectives={},
-            compile_seconds=seconds,
-            **common,
-        )
-    common["compile_seconds"] = time.perf_counter() - began
+        return Judged(False, rows // parts, needed + beside, None, {}, model_flops, seconds)
+    seconds = time.perf_counter() - began
     memory: Any = compiled.memory_analysis()
     state = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    used = state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    used = beside + state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     instructions, exchanges = read_program(compiled.as_text() or "")
     estimates: dict[str, Any] = {}
     if topology.chip is not None:
-        estimates = _estimate(topology, devices, instructions, exchanges, common["model_flops"])
-    return Verdict(
-        fits=limit is None or used <= limit,
+        estimates = _estimate(topology, devices, instructions, exchanges, model_flops)
+    return Judged(
+        fits=topology.chip is None or used <= topology.chip.hbm,
+        rows_per_device=rows // parts,
         hbm_bytes=used,
         activation_bytes=memory.temp_size_in_bytes,
         collectives=_by_kind(exchanges),
+        model_flops=model_flops,
+        compile_seconds=seconds,
         **estimates,
-        **common,
     )
 
 
@@ -160,7 +136,8 @@ def remedies(config: Config, topology: Topology) -> Iterator[tuple[str, Verdict]
     config = _with_remat(config, True)
     text, accumulation = "--config.model.remat=True", config.accumulation
     while config.batch_size % (accumulation * _row_parts(config, topology)) == 0:
-        verdict = preflight(dataclasses.replace(config, accumulation=accumulation), topology)
+        less = dataclasses.replace(config, accumulation=accumulation)
+        verdict = preflight(less, topology, train_alone=True)
         yield text, verdict
         if verdict.fits:
             return
@@ -183,7 +160,8 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | 
     best, fits, fails = None, 0, None
     times = max(1, config.batch_size // least)
     while fails is None or fails - fits > 1:
-        verdict = preflight(dataclasses.replace(config, batch_size=times * least), topology)
+        more = dataclasses.replace(config, batch_size=times * least)
+        verdict = preflight(more, topology, train_alone=True)
         if verdict.fits:
             best, fits = verdict, times
         else:
@@ -207,47 +185,6 @@ def shard_bytes(tree: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def describe(verdict: Verdict) -> str:
-    """The verdict for a person."""
-    v, limit = verdict, verdict.hbm_limit_bytes
-    if v.fits:
-        share = "" if limit is None else f" of {_size(limit)} ({v.hbm_bytes / limit:.0%})"
-        head = f"fits {v.topology}: {_size(v.hbm_bytes)}{share} a device"
-    else:
-        over = v.hbm_bytes - (limit or 0)
-        head = f"does NOT fit {v.topology}: {_size(v.hbm_bytes)} a device is {_size(over)} too many"
-    lines = [head, "", "Known, from the compiler and by arithmetic"]
-    lines += [
-        f"  parameters       {_size(v.parameter_bytes)} a device",
-        f"  optimizer        {_size(v.optimizer_bytes)} a device",
-    ]
-    if v.activation_bytes is not None:
-        lines.append(f"  activations      {_size(v.activation_bytes)} a device, with other buffers")
-    for kind, numbers in v.collectives.items():
-        text = f"{numbers['runs']:.0f} a step, {numbers['bytes'] / 1e6:,.1f} MB"
-        lines.append(f"  {kind:16} {text}")
-    lines.append(f"  model            {v.model_flops / 1e12:,.1f} TFLOP a step")
-    lines.append(f"  compilation      {v.compile_seconds:.0f} s")
-    if v.estimated_step_seconds is None or v.estimated_cycles is None:
-        return "\n".join(lines)
-    days = v.estimated_step_seconds * v.steps / 86_400
-    lines += [
-        "",
-        "Estimated, by the compiler's cost model and the bandwidth of the links",
-        f"  cycles           {v.estimated_cycles / 1e6:,.1f} million a step, of them "
-        f"{(v.charged_cycles or 0) / 1e6:,.1f} for kernels that the compiler does not see, at the "
-        "chip's peaks",
-        f"  collectives      {1e3 * (v.estimated_collective_seconds or 0):,.1f} ms a step, if none "
-        "runs beside other work",
-        f"  step             {1e3 * v.estimated_step_seconds:,.1f} ms, model FLOP utilisation "
-        f"{v.estimated_mfu:.0%}",
-        f"  {v.steps:,} steps  {days:,.2f} days, {days * 24 * v.chips:,.0f} chip-hours",
-        "  of the cycles    "
-        + ", ".join(f"{part} {share:.0%}" for part, share in v.estimated_parts.items()),
-    ]
-    return "\n".join(lines)
 
 
 def _estimate(
@@ -285,7 +222,8 @@ def _estimate(
 
 
 def _part(op_name: str) -> str:
-    return next((part for scope, part in PARTS if scope in op_name), "other")
+    heads = ((f"/{head.name}/", head.part) for head in HEADS.values())
+    return next((part for scope, part in (*PARTS, *heads) if scope in op_name), "other")
 
 
 def _by_kind(exchanges: Iterable[Collective]) -> dict[str, dict[str, float]]:
@@ -305,8 +243,3 @@ def _needed(message: str) -> int | None:
     found = re.search(r"Used ([\d.]+)([KMGT]) of", message)
     found = found or re.search(r"memory required[^(]*\(([\d.]+)([KMGT])\)", message)
     return round(float(found[1]) * 1024 ** (" KMGT".index(found[2]))) if found else None
-
-
-def _size(size: float) -> str:
-    """Bytes for a person."""
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:,.1f} MiB"

@@ -14,11 +14,13 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.model.heads import HEADS
 from bertjax.pages.charts import Point, chart, number
 from bertjax.pages.page import facts, page, section, tiles
 from bertjax.runs.metrics import duration, metrics_path, read_metrics
 from bertjax.tasks import registry
 from bertjax.tasks.contract import EVALUATION_FILE
+from bertjax.training.config import parse_config
 from data_pipelines.errors import InputError
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl
@@ -34,14 +36,6 @@ class Metric:
     smooth: bool = True
 
 
-# In the order of the page. A metric that is in neither is drawn after the first.
-LEARNING = {
-    "loss": Metric("Loss"),
-    "mlm_loss": Metric("Masked-piece loss"),
-    "nsp_loss": Metric("Next-sentence loss"),
-    "mlm_accuracy": Metric("Masked-piece accuracy", share=True, floor=0),
-    "nsp_accuracy": Metric("Next-sentence accuracy", share=True),
-}
 RUNNING = {
     "learning_rate": Metric("Learning rate", floor=0, smooth=False),
     "grad_norm": Metric("Gradient norm"),
@@ -65,12 +59,22 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     directory = epath.Path(directory)
     name = os.path.basename(os.path.abspath(directory))
     if (directory / EVALUATION_FILE).exists():
-        text = registry.report(name, directory)
+        text = _report_evaluation(name, directory)
     else:
         text = _report_run(name, directory)
     path = directory / "report.html"
     path.write_bytes(text.encode(errors="xmlcharrefreplace"))  # half of a surrogate pair
     return path
+
+
+def _report_evaluation(name: str, directory: epath.Path) -> str:
+    """The page that the task has for the output of `bertjax evaluate`."""
+    path = directory / EVALUATION_FILE
+    try:
+        config = parse_config(json.loads(path.read_text())["config"], registry.data_fields())
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not what an evaluation wrote ({error}): repeat it.") from error
+    return registry.find(config.task).report(name, config, directory)
 
 
 def _report_run(name: str, workdir: epath.Path) -> str:
@@ -104,7 +108,8 @@ def render(name: str, entries: Sequence[Entry], settings: Mapping[str, Any]) -> 
     entries = [{key: entry[key] for key in entry if key not in only} for entry in entries]
     heldout = [entry for entry in entries if entry["split"] == "heldout"]
     others = dict.fromkeys(key for entry in entries for key in entry if key not in NOT_DRAWN)
-    learning = [*LEARNING, *(key for key in others if key not in LEARNING | RUNNING)]
+    named = _learning()
+    learning = [*named, *(key for key in others if key not in named | RUNNING)]
     body = [
         _header(name, entries, heldout, settings),
         section("What it learnt", _charts(entries, learning)),
@@ -263,9 +268,19 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return leaves
 
 
+def _learning() -> dict[str, Metric]:
+    """What heads say of their metrics, losses first; what none names is drawn after them."""
+    titles = [item for head in HEADS.values() for item in head.titles.items()]
+    titles.sort(key=lambda item: not item[0].endswith("_loss"))
+    return {"loss": Metric("Loss")} | {
+        name: Metric(title, share=name.endswith("accuracy"), floor=floor)
+        for name, (title, floor) in titles
+    }
+
+
 def _metric(key: str) -> Metric:
     """How the metric is called and drawn, also one that only some task has."""
-    known = LEARNING | RUNNING | {"mlm_perplexity": Metric("Masked-piece perplexity")}
+    known = _learning() | RUNNING
     unknown = Metric(key.replace("_", " ").capitalize(), share=key.endswith("accuracy"))
     return known.get(key, unknown)
 

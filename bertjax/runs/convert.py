@@ -20,7 +20,6 @@ from bertjax.training.config import Config
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.errors import InputError
 
-_SPAN_SEQ_LEN = 384  # of the paper's SQuAD; strides of 128, questions of 64
 
 
 def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str) -> Model:
@@ -36,7 +35,6 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
     if style == "bertjax":
         source = find_checkpoint(source)
     model = read_model(source, style)
-    _check(model, source)
     draft = epath.Path(f"{target}.partial")
     if draft.exists():
         draft.rmtree()
@@ -80,42 +78,9 @@ def _copy_description(source: epath.Path, path: epath.Path) -> None:
 
 
 def _describe(model: Model, path: epath.Path) -> None:
-    config = _config(model.config, *_task(model))
+    task, fields = registry.task_of(tuple(model.params), model.config)
+    data = {**registry.find(task).DATA_FIELDS, **fields.get("data", {})}
+    config = Config(task, model=model.config, **{**fields, "data": data})
     (path / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
-
-
-def _task(model: Model) -> tuple[str, dict[str, Any]]:
-    """The task whose head the model has, and what its data must be for that."""
-    if "span" in model.params:
-        seq_len = min(_SPAN_SEQ_LEN, model.config.max_positions)
-        return "squad", {"stride": seq_len // 3, "max_query": seq_len // 6}
-    return "pretrain", {"objective": "mlm_nsp" if "nsp" in model.params else "mlm"}
-
-
-def _config(model: BertConfig, task: str, data: dict[str, Any]) -> Config:
-    """That of a run which could have made the model."""
-    seq_len = min(_SPAN_SEQ_LEN if task == "squad" else Config.seq_len, model.max_positions)
-    return Config(task, seq_len=seq_len, model=model, data=registry.data_fields()[task] | data)
-
-
-def _check(model: Model, path: epath.Path) -> None:
-    """Refuses arrays of other shapes than the configuration says, and too large a vocabulary."""
-    expected: dict[str, Any] = {}
-    for task, data in (("pretrain", {"objective": "mlm_nsp"}), ("squad", {})):
-        objective = registry.objective(_config(model.config, task, data))
-        shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
-        expected |= dict(named_leaves(shapes))
-    for name, array in named_leaves(model.params):
-        if array.shape != expected[name].shape:
-            raise InputError(
-                f"{path} has {name} of shape {array.shape}, where its configuration says "
-                f"{expected[name].shape}: the two belong to different models."
-            )
-    pieces = len(model.tokenizer.pieces) if model.tokenizer else 0
-    if pieces > model.config.vocab_size:
-        raise InputError(
-            f"the vocabulary in {path} has {pieces:,} pieces and the model "
-            f"{model.config.vocab_size:,}: they belong to different models."
-        )

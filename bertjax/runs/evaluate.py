@@ -1,24 +1,26 @@
 """From checkpoints to scores."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.mesh.feed import Feed
-from bertjax.mesh.sharding import ROWS, check_mesh, make_mesh, sharded_shapes
-from bertjax.runs.start import check_model
 from bertjax.formats.opening import find_model
+from bertjax.mesh.feed import Feed
+from bertjax.model.losses import Sums
+from bertjax.runs.start import check_model
 from bertjax.tasks import registry
-from bertjax.tasks.contract import Evaluation, Task
+from bertjax.tasks.contract import Evaluation, EvaluationSet, Task
 from bertjax.training.checkpoint import check_params, find_checkpoint, load_params
 from bertjax.training.config import Config
-from bertjax.training.step import Sums, means, total_loss
-from data_pipelines.vocabulary.tokenization import load_tokenizer
+from bertjax.training.programs import Programs, fetched
+from bertjax.training.step import means, total_loss
 from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+
+Found = tuple[Sums, list[dict[str, np.ndarray]]]  # sums over the batches, outputs of each
 
 
 def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
@@ -33,48 +35,99 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     """
     paths = [find_checkpoint(checkpoint) for checkpoint in checkpoints]
     task = registry.find(config.task)(config, jax.process_count(), jax.process_index())
-    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
-    shapes = jax.eval_shape(task.init_params, jax.random.key(0))
-    check_mesh(mesh, task.eval_rows, 1, shapes)
-    for path in paths:
-        task.check_tokenizer(load_tokenizer(path), path)
-        check_model(path, find_model(path), config.model)
-        check_params(path, shapes)
-    targets = sharded_shapes(mesh, shapes)
-    found = make_evaluator(task, mesh)(load_params(path, targets) for path in paths)
-    if found is None:
+    if not task.evaluation_sets():
         raise InputError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
+    programs = Programs(config, task.objective)
+    for path in paths:
+        check_tokenizer(task, load_tokenizer(path), path)
+        check_model(path, find_model(path), config.model)
+        check_params(path, programs.params)
+    evaluator = make_evaluator(task, programs)
+    found = evaluator(load_params(path, programs.params) for path in paths)
+    assert found is not None
     return found
 
 
-def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Iterable[Any]], Evaluation | None]:
+def make_evaluator(
+    task: Task, programs: Programs
+) -> Callable[[Iterable[Any]], Evaluation | None]:
     """A function from the parameters of each member of an ensemble, which may be of one, to what
     all held-out data give; None where there are none.
     """
-    whole = NamedSharding(mesh, PartitionSpec())  # each host has the outputs of all rows
-    eval_step = jax.jit(
-        lambda params, batch: (task.loss(params, batch, None), task.outputs(params, batch)),
-        out_shardings=whole,
-    )
+    sets = task.evaluation_sets()
+    if not sets:
+        return lambda members: None
+    program, constants = programs.evaluate(), programs.constants()
 
-    def evaluator(members: Iterable[Any]) -> Evaluation | None:
-        total: Sums | None = None
-        summed: list[Any] = []
+    def run(params: Any, held_out: EvaluationSet) -> Found:
+        total: Sums = {}
+        outputs = []
+        started = (
+            program(params, batch, constants)
+            for batch in Feed(held_out.batches(), programs.rows)
+        )
+        for sums, kept in fetched(started):
+            total = _added(total, jax.tree.map(np.float64, sums))
+            outputs.append(kept)
+        return total, outputs
+
+    def evaluator(members: Iterable[Any]) -> Evaluation:
+        found: list[Found] = []
         count = 0
         for params in members:
-            outputs = []
-            for batch in Feed(task.eval_batches(), NamedSharding(mesh, ROWS)):
-                with jax.set_mesh(mesh):
-                    found = jax.device_get(eval_step(params, batch))
-                sums = jax.tree.map(np.float64, found[0])
-                total = sums if total is None else jax.tree.map(np.add, total, sums)
-                outputs.append(found[1])
-            summed = jax.tree.map(np.add, summed, outputs) if count else outputs
+            each = [run(params, held_out) for held_out in sets]
+            found = [_together(*pair) for pair in zip(found, each, strict=True)] if count else each
             count += 1
-        if total is None:
-            return None
-        averages = {name: mean for name, mean in means(total).items() if name != "fill"}
-        mean_outputs = jax.tree.map(lambda array: array / count, summed)
-        return task.evaluation({"loss": float(total_loss(total))} | averages, mean_outputs)
+        evaluations = []
+        total: Sums = {}
+        for held_out, (sums, outputs) in zip(sets, found, strict=True):
+            averaged = jax.tree.map(lambda array: array / count, outputs)
+            evaluations.append(held_out.evaluation(_means(sums), averaged))
+            total = _added(total, sums)
+        return _joined(_means(total), sets, evaluations, task.HEADLINE)
 
     return evaluator
+
+
+def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:
+    """Raises InputError where the tokenizer of a model at `path` is not that of the task's data."""
+    if tokenizer is None or tokenizer.fingerprint() != task.tokenizer.fingerprint():
+        raise InputError(
+            f"{path} was trained with another vocabulary than that of the data: prepare the data "
+            "with the checkpoint's vocabulary, or leave data.vocab out."
+        )
+
+
+def _joined(
+    means: dict[str, float],
+    sets: Sequence[EvaluationSet],
+    found: Sequence[Evaluation],
+    headline: Sequence[str],
+) -> Evaluation:
+    """One evaluation of all sets; of several the names stand before each score and file, and the
+    headline scores are means over the sets.
+    """
+    if len(sets) == 1:
+        return found[0]._replace(scores=means | found[0].scores)
+    scores = means | {
+        name: float(np.mean([each.scores[name] for each in found])) for name in headline
+    }
+    files: dict[str, Any] = {}
+    for held_out, each in zip(sets, found, strict=True):
+        scores |= {f"{held_out.name}/{metric}": value for metric, value in each.scores.items()}
+        files |= {f"{held_out.name}.{file}": content for file, content in each.files.items()}
+    return Evaluation(scores, files)
+
+
+def _means(sums: Sums) -> dict[str, float]:
+    averages = {name: mean for name, mean in means(sums).items() if name != "fill"}
+    return {"loss": float(total_loss(sums))} | averages
+
+
+def _together(one: Found, other: Found) -> Found:
+    return _added(one[0], other[0]), jax.tree.map(np.add, one[1], other[1])
+
+
+def _added(one: Sums, other: Sums) -> Sums:
+    total: Sums = jax.tree.map(np.add, one, other) if one else other
+    return total

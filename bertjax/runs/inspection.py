@@ -11,13 +11,14 @@ from etils import epath
 
 from bertjax.mesh.sharding import named_leaves
 from bertjax.tasks import registry
+from bertjax.tasks.contract import Task
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 
 
 def show_batches(config: Config, start: int, steps: int, hosts: int, host: int) -> Iterator[str]:
     """The rows of this host's batches as text, a string a row."""
-    task = registry.find(config.task)(config, hosts, host)
+    task = _open(config, hosts, host)
     for step, batch in enumerate(task.train_batches(start, start + steps), start):
         rows = len(batch["token_ids"])
         for row in range(rows):
@@ -28,7 +29,7 @@ def save_batches(
     config: Config, start: int, steps: int, hosts: int, host: int, path: epath.PathLike
 ) -> None:
     """Writes this host's batches as .npz, each array with a leading axis of steps."""
-    task = registry.find(config.task)(config, hosts, host)
+    task = _open(config, hosts, host)
     batches = list(task.train_batches(start, start + steps))
     if not batches:
         raise InputError(f"steps={steps} saves nothing: ask for at least 1.")
@@ -36,6 +37,12 @@ def save_batches(
     content = io.BytesIO()  # np.savez seeks in what it writes, and a remote file cannot
     np.savez(content, allow_pickle=False, **arrays)
     epath.Path(path).write_bytes(content.getvalue())
+
+
+def _open(config: Config, hosts: int, host: int) -> Task:
+    task = registry.find(config.task)(config, hosts, host)
+    task.prepare(int(config.resolve(task.examples_per_epoch).steps))
+    return task
 
 
 def parameter_table(config: Config) -> str:

@@ -1,5 +1,7 @@
 """What a run begins with: the parameters of another run, or of a published model."""
 
+import hashlib
+import json
 import logging
 from typing import Any
 
@@ -8,8 +10,11 @@ import numpy as np
 from etils import epath
 
 from bertjax.formats.opening import find_format, read_model
+from bertjax.mesh import hosts
+from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
 from bertjax.training.checkpoint import (
+    FILES,
     check_params,
     find_checkpoint,
     load_params,
@@ -19,6 +24,7 @@ from bertjax.training.config import read_model_config
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 from data_pipelines.errors import InputError
 
+RECORD_FILE = "init.json"  # of a workdir: what its run began with
 _log = logging.getLogger("bertjax")
 
 # What no array shows, and what would change what the same arrays compute.
@@ -45,30 +51,40 @@ class Start:
 
     Args:
       path: a workdir or checkpoint of ours, or a directory of Hugging Face or TF1.
+      step: of a workdir the checkpoint of this step and no newer one.
 
     Attributes:
       path: where they lie.
       model: the shape of the encoder, and how it was computed.
       tokenizer: None where a published model came without a vocabulary.
+      digest: hex digest that changes with them.
 
     Raises:
       InputError: there is no such model; see `bertjax.formats.opening.read_model`.
     """
 
-    def __init__(self, path: epath.PathLike) -> None:
+    def __init__(self, path: epath.PathLike, step: int | None = None) -> None:
         style = find_format(path)
         self._arrays: Any = None
         self.tokenizer: Tokenizer | None
         if style == "bertjax":
-            self.path = find_checkpoint(path)
+            self.path = find_checkpoint(path, step)
             self.model = read_model_config(self.path / "config.json")
             self.tokenizer = load_tokenizer(self.path)
             self._shapes = saved_params(self.path)
+            self.digest = hashlib.sha256((self.path / FILES).read_bytes()).hexdigest()
         else:
             self.path = epath.Path(path)
             found = read_model(path, style)
             self.model, self.tokenizer = found.config, found.tokenizer
             self._arrays = self._shapes = found.params
+            self.digest = _digest(found.params)
+
+    def record(self) -> dict[str, Any]:
+        """What a workdir writes down of it: path, step (None for a published model), digest."""
+        name = self.path.name
+        step = int(name) if name.isdigit() and self._arrays is None else None
+        return {"path": str(self.path), "step": step, "digest": self.digest}
 
     def check(self, model: BertConfig, shapes: Any) -> None:
         """Refuses to begin a model of another kind, or with parameters of other shapes.
@@ -107,6 +123,39 @@ class Start:
         return [part for part in tree if part in self._shapes or part == "encoder"]
 
 
+def begin(path: epath.PathLike, workdir: epath.Path) -> Start:
+    """What a run in a workdir begins with: the very thing that it began with before, if it did.
+
+    Raises:
+      InputError: there is no such model, or it is no longer what it was.
+    """
+    record = workdir / RECORD_FILE
+    if not record.exists():
+        return Start(path)
+    before = json.loads(record.read_text())
+    start = Start(path, before["step"])
+    if start.digest != before["digest"]:
+        raise InputError(
+            f"init={path} is not what the run in {workdir} began with (its digest is "
+            f"{start.digest[:12]}, and was {before['digest'][:12]}): use another --workdir."
+        )
+    return start
+
+
+def write_record(start: Start, workdir: epath.Path) -> None:
+    """Notes what a run begins with, beside its configuration."""
+    if hosts.is_first() and not (workdir / RECORD_FILE).exists():
+        (workdir / RECORD_FILE).write_text(json.dumps(start.record(), indent=1))
+
+
 def _place(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
     """Each host gives its devices their pieces."""
     return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])
+
+
+def _digest(params: Any) -> str:
+    digest = hashlib.sha256()
+    for name, array in named_leaves(params):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

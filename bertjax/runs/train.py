@@ -5,6 +5,7 @@ last bit what it would have given without the interruption.
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -17,18 +18,19 @@ from jax.sharding import Mesh
 
 from bertjax.runs import workdirs
 from bertjax.errors import RESTART, RunError
-from bertjax.runs.evaluate import make_evaluator
+from bertjax.runs.description import write_description
+from bertjax.runs.evaluate import check_tokenizer, make_evaluator
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.model import flops
-from bertjax.runs.start import Start
+from bertjax.runs.start import Start, begin, write_record
 from bertjax.tasks import registry
-from bertjax.tasks.contract import Evaluation, Task
-from bertjax.training.checkpoint import Checkpoints
+from bertjax.tasks.contract import Evaluation
+from bertjax.training.checkpoint import Checkpoints, has_checkpoint
 from bertjax.training.config import Config
-from bertjax.training.objective import rows_of
-from bertjax.training.programs import Program
+from bertjax.training.objective import Objective
+from bertjax.training.programs import Programs
 from bertjax.training.step import Sums, TrainState, means
 from bertjax.runs.metrics import Writers
 from data_pipelines.errors import InputError
@@ -56,15 +58,23 @@ class Run:
 
     def __init__(self, config: Config, workdir: epath.PathLike) -> None:
         self.workdir = epath.Path(workdir)
-        self.task = registry.find(config.task)(config, jax.process_count(), jax.process_index())
-        self.config = config = config.resolve(self.task.rows_per_epoch)
+        begun = has_checkpoint(self.workdir)
+        # What a run began with may be gone once it has a checkpoint, which has all that it gave.
+        source = dataclasses.replace(config, init=str(self.workdir)) if begun else config
+        task_class = registry.find(config.task)
+        self.task = task_class(source, jax.process_count(), jax.process_index())
+        self.config = config = config.resolve(self.task.examples_per_epoch)
         self.steps = int(config.steps)
-        self.program = Program(config, self.task)
-        self._start = Start(config.init) if config.init else None
-        if self._start:
-            self.task.check_tokenizer(self._start.tokenizer, self._start.path)
-            self._start.check(config.model, self.program.state.params)
+        self.task.prepare(self.steps)
+        self.programs = Programs(config, self.task.objective)
+        self._start: Start | None = None
+        if config.init and not begun:
+            self._start = begin(config.init, self.workdir)
+            check_tokenizer(self.task, self._start.tokenizer, self._start.path)
+            self._start.check(config.model, self.programs.params)
         workdirs.claim(self.workdir, config, self.task)
+        if self._start:
+            write_record(self._start, self.workdir)
         self.checkpoints = Checkpoints(
             self.workdir / "checkpoints", config.keep, int(config.keep_every)
         )
@@ -85,27 +95,27 @@ class Run:
         with (
             Writers(self.workdir, self.steps, start_step=first, active=hosts.is_first()) as writers,
             contextlib.closing(
-                Feed(self.task.train_batches(first, self.steps), self.program.rows)
+                Feed(self.task.train_batches(first, self.steps), self.programs.rows)
             ) as feed,
             _Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
         ):
             self._loop(state, writers, feed, profiler)
 
     def _first_state(self) -> TrainState:
-        state = self.checkpoints.restore(self.program.state)
+        state = self.checkpoints.restore(self.programs.state)
         if state is not None:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
-        state, start = self.program.init(), self._start
+        state, start = self.programs.init(), self._start
         self._start = None  # whose arrays would stay in memory
         return state._replace(params=start.fill(state.params)) if start else state
 
     def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
-        train_step = self.program.compile()
-        evaluate = make_evaluator(self.task, self.program.mesh)
-        meter = _Meter(self.task, config, self.program.mesh, feed)
+        train_step, constants = self.programs.train(), self.programs.constants()
+        evaluate = make_evaluator(self.task, self.programs)
+        meter = _Meter(self.task.objective, config, self.programs.mesh, feed)
         pending: tuple[int, Sums] | None = None
 
         def log_pending() -> None:
@@ -115,8 +125,8 @@ class Run:
                 pending = None
                 values = means(jax.device_get(window))
                 progress = {
-                    "learning_rate": float(self.program.schedule(step - 1)),
-                    "epoch": step * config.batch_size / self.task.rows_per_epoch,
+                    "learning_rate": float(self.programs.schedule(step - 1)),
+                    "epoch": step * config.batch_size / self.task.examples_per_epoch,
                 }
                 writers.write(step, "train", values | progress | meter.read(values))
                 self._check_finite(step, values)
@@ -124,7 +134,7 @@ class Run:
         with stop_signals() as stop:
             for step, batch in enumerate(feed, first + 1):
                 profiler.before(step - 1)
-                state, window = train_step(state, batch)
+                state, window = train_step(state, batch, constants)
                 meter.steps += 1
                 log_pending()  # the devices are at work on the new step meanwhile
                 last, stopping = step == self.steps, stop(step)
@@ -159,18 +169,18 @@ class Run:
 
     def _describe(self, step: int, found: Evaluation | None, path: epath.Path) -> None:
         """Writes what opens the checkpoint besides its arrays."""
-        self.task.save(path, found)
-        workdirs.write_run(path, self.config, self.task, step)
+        calibration = found.calibration if found else {}
+        write_description(path, self.config, self.task, step, calibration)
 
 
 class _Meter:
     """Speed since it was last read, leaving out evaluation and saving."""
 
-    def __init__(self, task: Task, config: Config, mesh: Mesh, feed: Feed) -> None:
+    def __init__(self, objective: Objective, config: Config, mesh: Mesh, feed: Feed) -> None:
         self.steps = 0
         self._config, self._feed = config, feed
-        self._flops = task.flops_per_step()
-        self._pieces = rows_of(task) * config.seq_len
+        self._flops = objective.step_flops()
+        self._pieces = objective.rows * config.seq_len
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
         self._peak = None if peak is None else peak * mesh.size
         self._began, self._waited = time.perf_counter(), feed.waited

@@ -11,13 +11,14 @@ from etils import epath
 
 import bertjax
 from bertjax.mesh import hosts
+from bertjax.tasks import registry
 from bertjax.tasks.contract import Task
-from bertjax.training.config import RETIRED, Config
+from bertjax.training.config import RETIRED, Config, parse_config
 from data_pipelines.errors import InputError
 
 # Fields that may differ between the runs that continue each other in one workdir.
-_FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "keep", "keep_every"}
-_FREE |= {"log_every", "mesh.data", "mesh.fsdp", "mesh.model", "profile"}
+_FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "eval_batch_size"}
+_FREE |= {"keep", "keep_every", "log_every", "mesh.data", "mesh.fsdp", "mesh.model", "profile"}
 _FREE |= {"data.dir", "data.workers", "model.remat", "model.scan_layers"}
 
 
@@ -32,17 +33,18 @@ def claim(workdir: epath.Path, config: Config, task: Task) -> None:
         write_run(workdir, config, task, 0)
     hosts.wait_for_all("workdir")
     try:
-        before = _flat(json.loads((workdir / "config.json").read_text()))
+        raw = json.loads((workdir / "config.json").read_text())
         run = json.loads((workdir / "run.json").read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{workdir} holds no readable run ({error}): use another one.") from error
-    now = _flat(json.loads(json.dumps(config.to_dict())))
+    for name in sorted(RETIRED & _flat(raw).keys()):
+        raise InputError(
+            f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
+            "finish it with the version that began it, or use another --workdir."
+        )
+    # Fields that are newer than the run have their defaults in it.
+    before, now = map(_fields, (parse_config(raw, registry.data_fields()), config))
     for name in sorted(before.keys() | now.keys()):
-        if name in RETIRED:
-            raise InputError(
-                f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
-                "finish it with the version that began it, or use another --workdir."
-            )
         if name not in _FREE and before.get(name) != now.get(name):
             raise InputError(
                 f"{workdir} holds a run with {name}={before.get(name)!r} and this configuration "
@@ -66,6 +68,10 @@ def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> N
         "jax": jax.__version__,
     }
     (directory / "run.json").write_text(json.dumps(run, indent=1))
+
+
+def _fields(config: Config) -> dict[str, Any]:
+    return _flat(json.loads(json.dumps(config.to_dict())))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

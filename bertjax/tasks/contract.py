@@ -1,7 +1,13 @@
-"""What every task is to be, so that one train loop serves them all."""
+"""What every task is to be, so that one train loop, evaluation and predictor serve them all.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+A task is three things. Its objective (`bertjax.training.objective`) follows from the configuration
+alone. Its data are training batches by step and named sets of held-out data. And it says what
+becomes of outputs: scores, files, answers and a page.
+"""
+
+import abc
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from etils import epath
@@ -9,11 +15,12 @@ from etils import epath
 from bertjax.model.encoder import BertConfig
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.step import Batch
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
+
+HostBatch = dict[str, np.ndarray]
 
 
 class Evaluation(NamedTuple):
@@ -22,78 +29,145 @@ class Evaluation(NamedTuple):
     Attributes:
       scores: numbers by their names.
       files: for each file that goes with them, by its name without `.json`, its content.
+      calibration: numbers that prediction is to use, such as a threshold; kept in a checkpoint.
     """
 
     scores: dict[str, float]
-    files: Mapping[str, Any]
+    files: Mapping[str, Any] = {}
+    calibration: Mapping[str, float] = {}
 
 
-class Task(Objective, Protocol):
-    """What training and evaluation need to know of a task: its objective and its data.
-
-    Attributes:
-      rows_per_epoch: examples of one pass over the training data, `batch_size` being those of a
-        step: rows where packing is part of the data, else what is packed into them.
-      eval_rows: rows of each batch of held-out data, over all hosts.
-      data_fingerprint: hex digest that changes with the training data.
-    """
+class EvaluationSet(Protocol):
+    """Held-out data of one name."""
 
     @property
-    def rows_per_epoch(self) -> int: ...
-    @property
-    def eval_rows(self) -> int: ...
-    @property
-    def data_fingerprint(self) -> str: ...
+    def name(self) -> str: ...
 
-    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
-        """Opens and checks the data; raises InputError in one sentence."""
-
-    def train_batches(self, start: int, stop: int) -> Iterable[dict[str, np.ndarray]]:
-        """This host's rows of the global batches of steps start..stop-1."""
-
-    def eval_batches(self) -> Iterable[dict[str, np.ndarray]]:
-        """This host's rows of each batch of held-out data, every example once."""
-
-    def outputs(self, params: Any, batch: Batch) -> dict[str, Any]:
-        """Arrays that an evaluation needs of each batch besides its sums; may be empty."""
+    def batches(self) -> Iterable[HostBatch]:
+        """This host's rows of each batch, every example once."""
 
     def evaluation(
-        self, means: dict[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
-        """What comes of held-out data.
+        """What comes of this set.
 
         Args:
-          means: of the sums over all batches, and the total `loss`.
-          outputs: of each batch of `eval_batches` in turn, those of all hosts together.
+          means: of the sums over its batches, and the total `loss`.
+          outputs: of each of its batches in turn, for all hosts' rows, what the objective's
+            `outputs` names.
         """
 
-    def save(self, directory: epath.Path, found: Evaluation | None) -> None:
-        """Writes what opens a checkpoint besides its arrays: vocabulary, labels.
+
+class Opened(Protocol):
+    """A checkpoint that was opened to predict."""
+
+    @property
+    def path(self) -> epath.Path: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+    @property
+    def calibration(self) -> Mapping[str, float]: ...
+
+    def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
+        """What the objective's `apply` gives for each batch, whatever its rows and lengths."""
+
+
+class Task(abc.ABC):
+    """A task with its data.
+
+    Class attributes:
+      DATA_FIELDS: its `data` fields with their defaults.
+      HEADLINE: scores that stand for several held-out sets by their means over them.
+
+    Attributes:
+      objective: what is compiled.
+      tokenizer: of the data.
+      labels: names of its classes, in the order of their numbers; empty where it has none.
+    """
+
+    DATA_FIELDS: ClassVar[Mapping[str, Any]]
+    HEADLINE: ClassVar[tuple[str, ...]] = ()
+    objective: Objective
+    tokenizer: Tokenizer
+    labels: tuple[str, ...] = ()
+
+    @abc.abstractmethod
+    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        """Opens and checks the data; raises InputError in one sentence.
 
         Args:
-          found: the evaluation of those very arrays, if there was one.
+          hosts, host: how many share the rows of each batch, and which of them this is.
         """
 
-    def show(self, batch: dict[str, np.ndarray], row: int) -> str:
+    @property
+    @abc.abstractmethod
+    def examples_per_epoch(self) -> int:
+        """Of one pass over the training data, `batch_size` being those of a step: rows where
+        packing is part of the data, else what is packed into them.
+        """
+
+    @property
+    @abc.abstractmethod
+    def data_fingerprint(self) -> str:
+        """Hex digest that changes with the training data."""
+
+    def prepare(self, steps: int) -> None:  # noqa: B027 (most have their rows by then)
+        """Called once before training: a task that chooses its rows gives its objective those that
+        so many steps need.
+        """
+
+    @abc.abstractmethod
+    def train_batches(self, start: int, stop: int) -> Iterable[HostBatch]:
+        """This host's rows of the global batches of steps start..stop-1."""
+
+    @abc.abstractmethod
+    def evaluation_sets(self) -> Sequence[EvaluationSet]:
+        """All held-out data; none where there are none."""
+
+    @abc.abstractmethod
+    def show(self, batch: HostBatch, row: int) -> str:
         """A row of a batch as text for a person."""
 
-    def check_tokenizer(self, tokenizer: Tokenizer | None, path: epath.Path) -> None:
-        """Raises InputError where the tokenizer of a model at `path` is not that of the data."""
+    @staticmethod
+    @abc.abstractmethod
+    def of_model(parts: Collection[str], model: BertConfig) -> Mapping[str, Any] | None:
+        """Fields of a configuration that could have made a model of these parts, "encoder" and its
+        heads; None where they are not of this task.
+        """
 
     @staticmethod
-    def predict(config: Config, path: epath.Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """An answer to each line from the checkpoint at `path`; needs no training data."""
+    @abc.abstractmethod
+    def predict(opened: Opened, lines: Iterable[str], together: int) -> Iterator[dict[str, Any]]:
+        """An answer to each line; needs no training data.
+
+        Args:
+          together: lines that may be waited for before the first of them is answered.
+        Raises:
+          InputError: a line is not what the task takes; it is named by its number.
+        """
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
-        """The output of an evaluation as a page of HTML; raises InputError where there is none."""
+        """The output of an evaluation as a page of HTML."""
+        raise InputError(
+            f"{directory} is an evaluation that scores.json says all of: give a workdir."
+        )
 
 
-def check_vocabulary(name: epath.PathLike, tokenizer: Tokenizer, model: BertConfig) -> None:
+def check_vocabulary(name: epath.PathLike, tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises InputError where the tokenizer of `name` has more pieces than the model vectors."""
     pieces = len(tokenizer.pieces)
-    if pieces > model.vocab_size:
+    if pieces > vocab_size:
         raise InputError(
             f"the vocabulary of {name} has {pieces:,} pieces and model.vocab_size="
-            f"{model.vocab_size:,}: raise it to at least that."
+            f"{vocab_size:,}: raise it to at least that."
         )
+
+
+def bucket(size: int) -> int:
+    """The next power of two: sizes that are rounded to it are few, and so are compiled programs."""
+    return 1 << max(int(size) - 1, 0).bit_length()

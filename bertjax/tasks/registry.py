@@ -1,60 +1,81 @@
-"""The tasks by name. A new task is one new file or folder, and one line here."""
+"""The tasks by name. A new task is one new file or folder, and one line here.
+
+A task of one's own needs no line: its name in a configuration is that of its module, with a dot in
+it, such as `task="my_package.sentiment"`.
+"""
 
 import importlib
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from etils import epath
-
-from bertjax.tasks.contract import EVALUATION_FILE, Task
-from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.config import Config, parse_config, read_config
+from bertjax.model.encoder import BertConfig
+from bertjax.tasks.contract import Task
+from bertjax.training.config import Config
 from bertjax.training.objective import Objective
 from data_pipelines.errors import InputError
 
-# task name -> module with `Objective` and `Task`, classes that follow the protocols, and
-# `DATA_FIELDS`, the defaults of its `data` fields.
+# task name -> module with `Objective` and `Task`, which derive from those of
+# `bertjax.training.objective` and `bertjax.tasks.contract`.
 MODULES = {"pretrain": "bertjax.tasks.pretraining", "squad": "bertjax.tasks.reading.task"}
 
 
 def find(name: str) -> type[Task]:
-    """The class of a task in `MODULES`."""
-    return importlib.import_module(MODULES[name]).Task
+    """The class of a task.
+
+    Raises:
+      InputError: there is no such task.
+    """
+    task: type[Task] = _module(name).Task
+    return task
 
 
 def objective(config: Config, multiple: int = 1) -> Objective:
     """The objective of the configuration's task; see `Objective`."""
-    return importlib.import_module(MODULES[config.task]).Objective(config, multiple)
+    found: Objective = _module(config.task).Objective(config, multiple)
+    return found
 
 
-def data_fields() -> dict[str, dict[str, Any]]:
-    """Task name -> its `data` fields with their defaults."""
-    return {name: importlib.import_module(module).DATA_FIELDS for name, module in MODULES.items()}
-
-
-def predict(checkpoint: epath.PathLike, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """An answer to each line of input, by the task that the checkpoint was trained for.
+def task_of(parts: Collection[str], model: BertConfig) -> tuple[str, Mapping[str, Any]]:
+    """The task whose head a model has, and the fields of a configuration that could have made it.
 
     Args:
-      checkpoint: a checkpoint, or a workdir whose newest one is used.
+      parts: "encoder" and those of its heads.
     Raises:
-      InputError: a line is not what the task takes; it is named by its number.
+      InputError: no task has such a head.
     """
-    path = find_checkpoint(checkpoint)
-    config = read_config(path / "config.json", data_fields())
-    return find(config.task).predict(config, path, lines)
+    for name in MODULES:
+        fields = find(name).of_model(parts, model)
+        if fields is not None:
+            return name, fields
+    raise InputError(f"no task has a model of {', '.join(parts)}: convert to hf.")
 
 
-def report(name: str, directory: epath.Path) -> str:
-    """The output of an evaluation as a page of HTML.
+def data_fields() -> Mapping[str, Mapping[str, Any]]:
+    """Task name -> its `data` fields with their defaults; a task is imported when asked for."""
+    return _DataFields()
 
-    Raises:
-      InputError: its task has no such page, or the files are not what `bertjax evaluate` wrote.
-    """
-    path = directory / EVALUATION_FILE
+
+class _DataFields(Mapping[str, Mapping[str, Any]]):
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        return find(name).DATA_FIELDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+def _module(name: str) -> Any:
+    if "." not in name and name not in MODULES:
+        raise InputError(f"task={name!r} is unknown: there are {', '.join(sorted(MODULES))}.")
+    path = MODULES.get(name, name)
     try:
-        config = parse_config(json.loads(path.read_text())["config"], data_fields())
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is not what an evaluation wrote ({error}): repeat it.") from error
-    return find(config.task).report(name, config, directory)
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        raise InputError(
+            f"task={name!r} is no module that Python finds: give one of {', '.join(MODULES)}, or "
+            "put the folder of your module on PYTHONPATH."
+        ) from error

@@ -165,9 +165,16 @@ def find_finished(path: epath.PathLike) -> epath.Path:
     return found.path(steps[-1])
 
 
-def find_checkpoint(path: epath.PathLike) -> epath.Path:
+def has_checkpoint(workdir: epath.PathLike) -> bool:
+    """Whether a run has saved one, intact or not."""
+    return bool(Checkpoints(epath.Path(workdir) / "checkpoints").steps())
+
+
+def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path:
     """The checkpoint that a path names: itself, or the newest intact one of a workdir.
 
+    Args:
+      step: of a workdir the one of this step in its place.
     Raises:
       InputError: there is none.
       CheckpointError: the one that is named, or every one of the workdir, is damaged.
@@ -179,8 +186,10 @@ def find_checkpoint(path: epath.PathLike) -> epath.Path:
             raise CheckpointError(f"checkpoint {named} is damaged ({damage}): use another one.")
         return named
     found = Checkpoints(named.parent)
-    (step,) = hosts.from_first(lambda: [found.newest_intact()], 1)
-    return found.path(step)
+    if step is not None:
+        return find_checkpoint(found.path(step))
+    (newest,) = hosts.from_first(lambda: [found.newest_intact()], 1)
+    return found.path(newest)
 
 
 def find_damage(path: epath.Path) -> str | None:

@@ -74,6 +74,8 @@ class Config:
       packing: several pairs a row.
       accumulation: parts that each batch is computed in, one after the other.
       log_every, checkpoint_every, eval_every: how often each happens.
+      eval_batch_size: rows of each batch of held-out data, over all hosts; 0 for those of a step,
+        but no more than memory takes without a thought.
       eval_batches: batches of held-out data in an evaluation; 0 for all.
       keep: newest checkpoints that are kept.
       keep_every: checkpoints at its multiples are kept for ever; 0 for none.
@@ -92,6 +94,7 @@ class Config:
     log_every: Duration = 100
     checkpoint_every: Duration = 1000
     eval_every: Duration = 1000
+    eval_batch_size: int = 0
     eval_batches: int = 0
     keep: int = 3
     keep_every: Duration = 0
@@ -106,6 +109,9 @@ class Config:
         for name in ("batch_size", "seq_len", "accumulation", "keep"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in ("eval_batches", "eval_batch_size"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 0.")
         if self.seq_len > self.model.max_positions:
             raise InputError(
                 f"seq_len={self.seq_len} is more than model.max_positions="
@@ -228,8 +234,6 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
     """A `Config` from nested dictionaries, as `to_dict` gives them; see `load_config`."""
     raw = dict(raw)
     task = raw.get("task", Config.task)
-    if task not in data_fields:
-        raise InputError(f"task={task!r} is unknown: there are {', '.join(sorted(data_fields))}.")
     given = dict(raw.pop("data", {}))
     defaults = data_fields[task]
     for name, value in given.items():

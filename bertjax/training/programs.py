@@ -1,26 +1,38 @@
-"""What is compiled: the train step of a configuration on a mesh, from shapes alone.
+"""What is compiled: the train step, evaluation and prediction of a configuration on a mesh.
 
-`train` runs it and `preflight` judges it, so that what is judged is what is run.
+All three from shapes alone, with the same mesh, gathering and compiler's options. `bertjax train`,
+`evaluate` and `predict` run them and `bertjax preflight` judges them, so that what is judged is
+what is run.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import (
     ROWS,
     check_mesh,
     gather_matrices,
     make_mesh,
+    named_leaves,
+    parameter_name,
+    row_parts,
     sharded_shapes,
     with_shardings,
 )
+from bertjax.model.losses import Sums
 from bertjax.training.config import Config
-from bertjax.training.objective import Objective, rows_of
+from bertjax.training.objective import Objective
 from bertjax.training.optimizer import make_optimizer, make_schedule
-from bertjax.training.step import Batch, Sums, TrainState, init_state, make_train_step
+from bertjax.training.step import TrainState, init_state, make_train_step
+from data_pipelines.errors import InputError
+
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
 def _compiler_options(device: jax.Device) -> dict[str, str | bool]:
@@ -36,19 +48,17 @@ def _compiler_options(device: jax.Device) -> dict[str, str | bool]:
     return options
 
 
-class Program:
-    """The train step of a resolved configuration on a mesh of devices.
+class Programs:
+    """The programs of a configuration on a mesh of devices.
 
     Args:
-      config: its durations are numbers of steps.
       objective: the model and its loss.
       devices: of this machine or of a topology that only the compiler knows; all by default.
 
     Attributes:
       mesh: where arrays lie.
-      state: a `TrainState` of `jax.ShapeDtypeStruct` with shardings.
+      params: the parameters as `jax.ShapeDtypeStruct` with shardings.
       rows: the sharding of every array of a batch.
-      schedule: learning rate of an update, from the number of updates before it.
 
     Raises:
       InputError: the configuration does not fit the mesh.
@@ -59,52 +69,137 @@ class Program:
     ) -> None:
         self._config, self._objective = config, objective
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model, devices)
-        self.schedule = make_schedule(config.optimizer_config())
-        self._optimizer = make_optimizer(config.optimizer_config())
-        shapes = jax.eval_shape(self._init)
-        check_mesh(self.mesh, rows_of(objective), config.accumulation, shapes.params)
-        self.state: TrainState = sharded_shapes(self.mesh, shapes)
+        shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
+        check_mesh(self.mesh, objective.rows, config.accumulation, shapes)
+        if objective.eval_rows % (parts := row_parts(self.mesh)):
+            raise InputError(
+                f"eval_batch_size={objective.eval_rows} does not divide over {parts} devices: make "
+                "it a multiple of that, or 0."
+            )
+        self.params = sharded_shapes(self.mesh, shapes)
         self.rows = NamedSharding(self.mesh, ROWS)
+        self._whole = NamedSharding(self.mesh, PartitionSpec())
+        self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
+
+    @functools.cached_property
+    def schedule(self) -> optax.Schedule:
+        """Learning rate of an update, from the number of updates before it."""
+        return make_schedule(self._config.optimizer_config())
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """A training state as `jax.ShapeDtypeStruct` with shardings.
+
+        It, `init` and `train` need a configuration whose durations are numbers of steps.
+        """
+        return sharded_shapes(self.mesh, jax.eval_shape(self._init))
 
     def init(self) -> TrainState:
         """The state before the first step, with random parameters."""
-        return jax.jit(self._init, out_shardings=self._shardings())()
+        return jax.jit(self._init, out_shardings=_shardings(self.state))()
 
-    def compile(self) -> jax.stages.Compiled:
-        """The train step: (state, batch) -> (state, window); see `bertjax.training.step`."""
-        options = _compiler_options(self.mesh.devices.flat[0])
-        return self._lower().compile(compiler_options=options or None)
+    def constants(self) -> Any:
+        """What does not learn, on the devices."""
+        return jax.device_put(self._objective.constants(), _shardings(self._constants))
 
-    def _lower(self) -> jax.stages.Lowered:
+    def train(self) -> jax.stages.Compiled:
+        """The train step: (state, batch, constants) -> (state, window); see `make_train_step`."""
         config = self._config
 
-        def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
-            params = gather_matrices(self.mesh, params, config.model.dtype)
-            return self._objective.loss(params, batch, key)
+        def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
+            def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
+                return self._objective.sums(self._apply(params, batch, key, constants), batch)
 
-        train_step = make_train_step(
-            loss,
-            self._optimizer,
-            seed_key=jax.random.key(config.seed),
-            accumulation=config.accumulation,
-            log_every=int(config.log_every),
-        )
+            step = make_train_step(
+                loss,
+                self._optimizer,
+                seed_key=jax.random.key(config.seed),
+                accumulation=config.accumulation,
+                log_every=int(config.log_every),
+            )
+            return step(state, batch)
+
+        shapes = self._objective.batch_shapes(self._objective.rows)
+        out = _shardings(self.state), None
+        return self._compile(train_step, self.state, shapes, out, donate_argnums=0)
+
+    def evaluate(self) -> jax.stages.Compiled:
+        """(params, batch, constants) -> sums over the batch, and the outputs that a task asks for.
+
+        One forward pass gives both. Each host has the outputs of all rows.
+        """
+
+        def eval_step(params: Any, batch: Batch, constants: Any) -> tuple[Sums, dict[str, Any]]:
+            outputs = self._apply(params, batch, None, constants)
+            kept = {name: outputs[name] for name in self._objective.outputs}
+            return self._objective.sums(outputs, batch), kept
+
+        shapes = self._objective.batch_shapes(self._objective.eval_rows)
+        return self._compile(eval_step, self.params, shapes, self._whole)
+
+    def predict(self, shapes: Shapes) -> jax.stages.Compiled:
+        """(params, batch, constants) -> all outputs, for batches of these shapes."""
+
+        def predict(params: Any, batch: Batch, constants: Any) -> dict[str, Any]:
+            return self._apply(params, batch, None, constants)
+
+        return self._compile(predict, self.params, shapes, self._whole)
+
+    def _apply(
+        self, params: Any, batch: Batch, key: jax.Array | None, constants: Any
+    ) -> dict[str, jax.Array]:
+        params = gather_matrices(self.mesh, params, self._config.model.dtype)
+        return self._objective.apply(params, batch, key, constants)
+
+    def _compile(
+        self, function: Any, first: Any, shapes: Shapes, out: Any, **options: Any
+    ) -> jax.stages.Compiled:
+        arguments = (first, with_shardings(dict(shapes), self.rows), self._constants)
         jitted = jax.jit(
-            train_step,
-            in_shardings=(self._shardings(), self.rows),
-            out_shardings=(self._shardings(), None),
-            donate_argnums=0,
+            function,
+            in_shardings=tuple(map(_shardings, arguments)),
+            out_shardings=out,
+            **options,
         )
         with jax.set_mesh(self.mesh):
-            return jitted.lower(
-                self.state, with_shardings(self._objective.batch_shapes(), self.rows)
+            lowered = jitted.lower(*arguments)
+        return lowered.compile(compiler_options=_compiler_options(self.mesh.devices.flat[0]))
+
+    @functools.cached_property
+    def _optimizer(self) -> optax.GradientTransformation:
+        optimizer = make_optimizer(self._config.optimizer_config())
+        if all(self._objective.trainable(name) for name, _ in named_leaves(self.params)):
+            return optimizer
+
+        def labels(params: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(
+                lambda path, _: self._objective.trainable(parameter_name(path)), params
             )
 
-    def _shardings(self) -> Any:
-        return jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        return optax.partition({True: optimizer, False: optax.set_to_zero()}, labels)
 
     def _init(self) -> TrainState:
-        params = self._objective.init_params(jax.random.key(self._config.seed))
+        objective = self._objective
+        params = objective.init_params(jax.random.key(self._config.seed))
+
+        def sums(params: Any, batch: Batch, constants: Any) -> Sums:
+            return objective.sums(objective.apply(params, batch, None, constants), batch)
+
+        shapes = objective.batch_shapes(objective.rows)
         return init_state(
-            params, self._objective.loss, self._optimizer, self._objective.batch_shapes()
+            params, jax.eval_shape(sums, params, shapes, self._constants), self._optimizer
         )
+
+
+def _shardings(shapes: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, shapes)
+
+
+def fetched(found: Iterable[Any]) -> Iterator[Any]:
+    """Arrays of devices as NumPy's, each fetched when the one after it has been started."""
+    waiting: list[Any] = []
+    for each in found:
+        waiting.append(each)
+        if len(waiting) > 1:
+            yield jax.device_get(waiting.pop(0))
+    yield from map(jax.device_get, waiting)

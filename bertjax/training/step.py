@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-Batch = dict[str, Array]
-Sums = dict[str, tuple[Array, Array]]  # name -> (sum, weight), float32 scalars
+from bertjax.mesh.feed import Batch
+from bertjax.model.losses import Sums
 
 # (params, batch, dropout key or None) -> sums; what is named `*_loss` is a term of the loss: the
 # sum of the terms' means is minimised, the rest is reported.
@@ -127,20 +127,14 @@ def make_train_step(
     return train_step
 
 
-def init_state(
-    params: Any,
-    loss: LossFunction,
-    optimizer: optax.GradientTransformation,
-    batch: Batch,
-) -> TrainState:
+def init_state(params: Any, sums: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step.
 
     Args:
-      batch: arrays or shapes of one batch; only shapes are looked at.
+      sums: those that the loss function gives, or their shapes; only the names are looked at.
     """
-    sums = jax.eval_shape(lambda params, batch: loss(params, batch, None), params, batch)
-    names = [*sums, "loss", "grad_norm"]
-    window = {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
+    zero = jnp.zeros((), jnp.float32)
+    window = {name: (zero, zero) for name in [*sums, "loss", "grad_norm"]}
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), window)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from jax import Array
 
-from bertjax.model.encoder.attention import cpu as cpu_attention
-from bertjax.model.encoder.attention import plain as plain_attention
-from bertjax.model.encoder.attention import tpu as fused_attention
+from bertjax.model.attention import cpu as cpu_attention
+from bertjax.model.attention import plain as plain_attention
+from bertjax.model.attention import tpu as fused_attention
 
 
 def attention(

@@ -3,12 +3,12 @@
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.contract import Evaluation
+from bertjax.tasks.contract import Evaluation, HostBatch, bucket
 from bertjax.tasks.reading.answers import Prediction, decode
 from bertjax.tasks.reading.scoring import score
 from data_pipelines.errors import InputError
@@ -21,7 +21,8 @@ _log = logging.getLogger("bertjax")
 
 _COUNTS = ("missing", "surplus")  # of predictions that are all ours: 0
 _SHOWN = 3  # of the answers that are not at their place, in full
-_ROWS = 16  # of a batch, where a file of questions is answered
+_ROWS = 16  # of a batch, at most, where questions are answered
+_SHORTEST = 64  # pieces of a row, at least
 
 
 class Reading:
@@ -29,31 +30,44 @@ class Reading:
 
     Args:
       name: of the data set, for messages and files.
-      rows: of each batch.
-
-    Attributes:
-      batches: where the windows lie, for each batch.
+      rows: of each batch, over all hosts; 0 for one batch of as many as there are, up to some.
+      hosts, host: how many share them, and which of them this is.
     """
 
     def __init__(
-        self, name: str, data: Questions, tokenizer: Tokenizer, options: WindowOptions, rows: int
+        self,
+        name: str,
+        data: Questions,
+        tokenizer: Tokenizer,
+        options: WindowOptions,
+        rows: int = 0,
+        hosts: int = 1,
+        host: int = 0,
     ) -> None:
         self.name, self.data = name, data
-        self._passages, self._rows, self._seq_len = Passages(tokenizer), rows, options.seq_len
+        self._hosts, self._host = hosts, host
+        self._passages, self._rows = Passages(tokenizer), rows
         self._windows = windows_of(name, data, tokenizer, options, self._passages)
-        self.batches = spans.evaluation_rows(self._windows, options.seq_len, rows)
+        self._seq_len = options.seq_len
+        if not rows:  # nothing is compiled for them yet, so they may be as short as they are
+            self._seq_len = min(self._seq_len, max(_SHORTEST, bucket(self._windows.lengths.max())))
+        self._placed = spans.evaluation_rows(self._windows, self._seq_len, rows or _ROWS)
 
-    def arrays(self) -> Iterator[dict[str, np.ndarray]]:
-        """The batches."""
-        for placed in self.batches:
-            yield spans.fill(self._windows, placed, self._rows, self._seq_len)
+    def batches(self) -> Iterator[HostBatch]:
+        """This host's rows of each batch."""
+        for placed in self._placed:
+            rows = self._rows or placed.count
+            batch = spans.fill(self._windows, placed, rows, self._seq_len)
+            yield spans.own_rows(batch, self._hosts, self._host)
 
     def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
         """What is answered to each question, from the span logits of each batch [R, T, 2]."""
-        split = spans.split_logits(self._windows, self.batches, logits)
+        split = spans.split_logits(self._windows, self._placed, logits)
         return decode(self.data.questions, self._windows, self._passages, split)
 
-    def evaluation(self, logits: Sequence[np.ndarray]) -> Evaluation:
+    def evaluation(
+        self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> Evaluation:
         """Official scores, in percent; for version 2 at the threshold that is best for F1.
 
         With version 2 comes that `threshold` of the null odds, above which there is no answer. It
@@ -61,11 +75,11 @@ class Reading:
         official sweep says 0. The files are `predictions`,
         `nbest_predictions` and, for version 2, `null_odds`.
         """
-        found = list(self.predictions(logits))
+        found = list(self.predictions([each["span_logits"] for each in outputs]))
         with_null = self.data.version == 2
         best = {each.question.id: each.answer(None).text for each in found}
         files: dict[str, Any] = {"nbest_predictions": _nbest(found, with_null)}
-        scores = {}
+        scores, calibration = {}, {}
         if with_null:
             odds = {each.question.id: each.null_odds for each in found}
             swept = score(self.data, best, odds)
@@ -74,12 +88,12 @@ class Reading:
             unanswerable = sum(not question.answers for question in self.data.questions)
             if swept["best_f1"] == 100.0 * unanswerable / len(odds):  # where the sweep begins
                 threshold = float(np.nextafter(min(odds.values()), -np.inf))
-            scores["threshold"] = threshold
+            scores["threshold"] = calibration["threshold"] = threshold
             best = {name: "" if odds[name] > threshold else text for name, text in best.items()}
             files["null_odds"] = odds
         scores |= score(self.data, best)
         kept = {name: value for name, value in scores.items() if name not in _COUNTS}
-        return Evaluation(kept, {"predictions": best} | files)
+        return Evaluation(kept, {"predictions": best} | files, calibration)
 
 
 def windows_of(
@@ -133,12 +147,12 @@ def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list
     }
 
 
-def asked(lines: Iterable[str]) -> Iterator[tuple[Questions, int]]:
-    """Questions to be answered at once, and how many rows of a batch are for them.
+def asked(lines: Iterable[str], together: int) -> Iterator[Questions]:
+    """Questions to be answered at once.
 
     Args:
-      lines: of JSON, each with "question" and "context", answered one by one as they come, blank
-        ones passed over; or a whole file in SQuAD's layout.
+      lines: of JSON, each with "question" and "context", blank ones passed over, `together` at the
+        most taken at once; or a whole file in SQuAD's layout.
     Raises:
       InputError: a line is neither; it is named by its number.
     """
@@ -149,10 +163,11 @@ def asked(lines: Iterable[str]) -> Iterator[tuple[Questions, int]]:
         return
     before, text = first[0] - 1, first[1]
     if not text.lstrip().startswith("{") or "question" in _parse(text):
-        for number, line in itertools.chain([first], numbered):
-            yield Questions([_question(line, number)], 1), 1
+        rest = itertools.chain([first], numbered)
+        while some := list(itertools.islice(rest, together)):
+            yield Questions([_question(line, number) for number, line in some], 1)
     else:
-        yield parse_squad("the input", "\n" * before + text + "".join(lines)), _ROWS
+        yield parse_squad("the input", "\n" * before + text + "".join(lines))
 
 
 def _parse(line: str) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""What preflight found, for a program and for a person.
+
+What the compiler and arithmetic know (memory, operations, collectives and their bytes) and what is
+estimated (cycles, seconds, utilisation) are told apart in all that is reported.
+"""
+
+import dataclasses
+import json
+
+from bertjax.preflight.topology import GIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """What is known and what is estimated of a program on a topology; bytes are a device's.
+
+    Attributes:
+      fits: whether the program and what lies beside it in memory fit.
+      rows_per_device: of a batch.
+      hbm_bytes: what both need; where they do not fit, as much as the compiler says they would.
+      activation_bytes: what the program keeps while it runs, besides what it is given and gives;
+        None if it does not fit.
+      collectives: {kind: {"runs", "bytes", "bytes_sent"}} of one run.
+      model_flops: of one run on all devices.
+      estimated_cycles: of one run, collectives left out; None without a TPU's compiler.
+      charged_cycles: those among them that the compiler does not see: of kernels of our own, which
+        are charged what they compute or move at the chip's peaks, whichever takes longer.
+      estimated_collective_seconds: if links carry what they can and nothing runs beside them.
+      estimated_step_seconds: cycles and collectives one after the other.
+      estimated_parts: {part of the model: share of the cycles}.
+    """
+
+    fits: bool
+    rows_per_device: int
+    hbm_bytes: int
+    activation_bytes: int | None
+    collectives: dict[str, dict[str, float]]
+    model_flops: float
+    compile_seconds: float
+    estimated_cycles: int | None = None
+    charged_cycles: int | None = None
+    estimated_collective_seconds: float | None = None
+    estimated_step_seconds: float | None = None
+    estimated_mfu: float | None = None
+    estimated_parts: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a topology makes of a run; bytes are a device's.
+
+    Attributes:
+      fits: whether each program does.
+      parameter_bytes, optimizer_bytes: by the sharding table.
+      train: the train step.
+      evaluation: a batch of held-out data, with the optimizer's state beside it in memory; None
+        where the train step does not fit, or was asked for alone.
+      prediction: the forward pass of `bertjax predict` over as many rows; None likewise.
+    """
+
+    topology: str
+    fits: bool
+    chips: int
+    devices: int
+    hbm_limit_bytes: int | None
+    parameter_bytes: int
+    optimizer_bytes: int
+    steps: int
+    remat: bool
+    train: Judged
+    evaluation: Judged | None = None
+    prediction: Judged | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+
+def describe(verdict: Verdict) -> str:
+    """The verdict for a person."""
+    v, train, limit = verdict, verdict.train, verdict.hbm_limit_bytes
+    least = f"{v.topology}: {_size(train.hbm_bytes)}"
+    if not train.fits:
+        over = train.hbm_bytes - (limit or 0)
+        head = f"does NOT fit {least} a device is {_size(over)} too many"
+    elif v.evaluation and not v.evaluation.fits:
+        head = (
+            f"does NOT fit {v.topology}: it trains, and dies at its first evaluation: "
+            "lower --config.eval_batch_size"
+        )
+    else:
+        head = f"fits {least}{_of(limit, train.hbm_bytes)} a device"
+    lines = [head, "", "Known, from the compiler and by arithmetic"]
+    lines += [
+        f"  parameters       {_size(v.parameter_bytes)} a device",
+        f"  optimizer        {_size(v.optimizer_bytes)} a device",
+    ]
+    if train.activation_bytes is not None:
+        size = _size(train.activation_bytes)
+        lines.append(f"  activations      {size} a device, with other buffers")
+    for kind, numbers in train.collectives.items():
+        text = f"{numbers['runs']:.0f} a step, {numbers['bytes'] / 1e6:,.1f} MB"
+        lines.append(f"  {kind:16} {text}")
+    lines.append(f"  model            {train.model_flops / 1e12:,.1f} TFLOP a step")
+    programs = {"evaluation": v.evaluation, "prediction": v.prediction}
+    for name, each in programs.items():
+        if each:
+            fits = "fits" if each.fits else "does NOT fit"
+            lines.append(
+                f"  {name:16} {fits}: {_size(each.hbm_bytes)}{_of(limit, each.hbm_bytes)} a "
+                f"device, {each.rows_per_device} rows on each"
+            )
+    seconds = train.compile_seconds + sum(p.compile_seconds for p in programs.values() if p)
+    lines.append(f"  compilation      {seconds:.0f} s")
+    if train.estimated_step_seconds is None or train.estimated_cycles is None:
+        return "\n".join(lines)
+    days = train.estimated_step_seconds * v.steps / 86_400
+    lines += [
+        "",
+        "Estimated, by the compiler's cost model and the bandwidth of the links",
+        f"  cycles           {train.estimated_cycles / 1e6:,.1f} million a step, of them "
+        f"{(train.charged_cycles or 0) / 1e6:,.1f} for kernels that the compiler does not see, at "
+        "the chip's peaks",
+        f"  collectives      {1e3 * (train.estimated_collective_seconds or 0):,.1f} ms a step, if "
+        "none runs beside other work",
+        f"  step             {1e3 * train.estimated_step_seconds:,.1f} ms, model FLOP utilisation "
+        f"{train.estimated_mfu:.0%}",
+        f"  {v.steps:,} steps  {days:,.2f} days, {days * 24 * v.chips:,.0f} chip-hours",
+        "  of the cycles    "
+        + ", ".join(f"{part} {share:.0%}" for part, share in train.estimated_parts.items()),
+    ]
+    for name, each in programs.items():
+        if each and each.estimated_step_seconds is not None:
+            text = f"{1e3 * each.estimated_step_seconds:,.1f} ms a batch of held-out rows"
+            lines.append(f"  {name:16} {text}, utilisation {each.estimated_mfu:.0%}")
+    return "\n".join(lines)
+
+
+def _of(limit: int | None, size: int) -> str:
+    return "" if limit is None else f" of {_size(limit)} ({size / limit:.0%})"
+
+
+def _size(size: float) -> str:
+    """Bytes for a person."""
+    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:,.1f} MiB"

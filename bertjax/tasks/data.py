@@ -1,0 +1,59 @@
+"""Where the data of a fine-tuning task lie, and the tokenizer that reads them."""
+
+from etils import epath
+
+from bertjax.formats.opening import find_tokenizer
+from bertjax.tasks.contract import check_vocabulary
+from bertjax.training.config import Config
+from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+
+# The fields of `data` that are read here.
+FIELDS = {
+    "dir": "",  # of the files, or tfds:NAME/CONFIG; "" where they have paths of their own
+    "train": "",  # a file, or a split
+    "dev": "",  # likewise; with a * in it, several files
+    "vocab": "",  # a vocabulary; "" for that of `init`
+}
+
+
+def tokenizer_of(config: Config) -> Tokenizer:
+    """The tokenizer that `data.vocab` names, or that of the model which the run begins with.
+
+    Raises:
+      InputError: there is none, or it has more pieces than the model vectors.
+    """
+    if config.data["vocab"]:
+        tokenizer = load_tokenizer(config.data["vocab"])
+    elif config.init:
+        tokenizer = find_tokenizer(config.init)
+    else:
+        raise InputError(
+            "there is no vocabulary: name a model with init=DIR, or data.vocab=FILE to begin with "
+            "random parameters."
+        )
+    check_vocabulary(config.data["vocab"] or config.init, tokenizer, config.model.vocab_size)
+    return tokenizer
+
+
+def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.Path]]:
+    """Name and path of each file of a split, "train" or "dev"; several are for evaluation alone.
+
+    Args:
+      usual: what the file is called where the configuration does not say.
+    Raises:
+      InputError: no directory is named, or a pattern is that of no file.
+    """
+    data = config.data
+    if not data["dir"] and not data[split]:
+        raise InputError("data.dir is empty: name the directory that holds the task's files.")
+    name = data[split] or usual
+    # A remote path is absolute, which joining does not know.
+    path = epath.Path(name) if is_remote(name) else epath.Path(data["dir"]) / name
+    if "*" not in path.name:
+        return [(split, path)]
+    paths = sorted(path.parent.glob(path.name))
+    if split == "train" or not paths:
+        raise InputError(f"data.{split}={path} names {len(paths)} files: name one.")
+    return [(path.stem, path) for path in paths]
