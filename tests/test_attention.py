@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bertjax.model.attention import cpu as cpu_attention
-from bertjax.model.attention import tpu as fused_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertjax.model.attention.choice
+from bertjax.model.attention import cpu as cpu_attention
+from bertjax.model.attention import tpu as fused_attention
 from bertjax.model.attention.plain import attention as plain
 from bertjax.model.attention.plain import visible
 

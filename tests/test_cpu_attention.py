@@ -15,9 +15,9 @@ from attending import (
     packs,
     run,
 )
-from bertjax.model.attention import cpu as cpu_attention
 
 from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.attention.cpu import attention
 from bertjax.model.attention.plain import attention as plain
 

@@ -6,8 +6,8 @@ import jax
 import jax.extend
 import numpy as np
 import pytest
-from bertjax.model.attention import cpu as cpu_attention
 
+from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.encoder import BertConfig
 from bertjax.model.flops import PEAKS, peak_flops, train_step_flops
 from bertjax.model.heads import PretrainingModel

@@ -18,9 +18,9 @@ from attending import (
     packs,
     run,
 )
-from bertjax.model.attention import tpu as fused_attention
 
 from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.model.attention import tpu as fused_attention
 from bertjax.model.attention.plain import attention as plain
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks.reading.sets import Reading, asked
+from data_pipelines.finetuning.rows import Shape
 from data_pipelines.finetuning.squad import Answer, Question, Questions
 from data_pipelines.finetuning.windows import WindowOptions
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
@@ -75,7 +76,7 @@ def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) 
         Question("there", "a?", "a b", (Answer("b", 1),)),
         Question("nowhere", "a b c d e?", "a b", (Answer("h", 0),)),
     ]
-    Reading("dev", Questions(questions, 1), TOKENIZER, OPTIONS, rows=2)
+    Reading("dev", Questions(questions, 1), TOKENIZER, OPTIONS, Shape(16, 8), rows=2)
     text = caplog.text
     assert "dev: 2 of 3 answers are not at their place" in text
     assert "They are of questions there, nowhere." in text
@@ -96,7 +97,7 @@ def read_logits(reading: Reading, of_cls: float) -> list[np.ndarray]:
 def test_scores_of_version_2_are_those_at_the_threshold(of_cls: float) -> None:
     """To answer nothing is best here, whatever the odds; the official sweep's 0 would not do it."""
     questions = [Question("1", "a", "c d", (Answer("d", 2),)), Question("2", "c", "b")]
-    reading = Reading("dev", Questions(questions, 2), TOKENIZER, OPTIONS, rows=2)
+    reading = Reading("dev", Questions(questions, 2), TOKENIZER, OPTIONS, Shape(16, 8), rows=2)
     found = reading.evaluation(read_logits(reading, of_cls))
     assert found.scores["f1"] == found.scores["best_f1"] == 50
     assert found.scores["threshold"] < min(found.files["null_odds"].values())
@@ -109,7 +110,9 @@ def test_even_without_any_span_there_are_scores_and_files(version: int) -> None:
     questions = [Question("1", "", "a b", (Answer("b", 2),)), Question("2", "c", "b")]
     if version == 1:
         questions.pop()
-    reading = Reading("dev", Questions(questions, version), TOKENIZER, OPTIONS, rows=2)
+    reading = Reading(
+        "dev", Questions(questions, version), TOKENIZER, OPTIONS, Shape(16, 8), rows=2
+    )
     found = reading.evaluation(read_logits(reading, 9.0))
     assert found.scores["total"] == len(questions)
     if version == 2:

@@ -231,6 +231,18 @@ def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> 
     assert sum(batch["span_weights"].sum() for batch in batches) == 17
 
 
+@pytest.mark.parametrize(("packing", "most"), [(True, 8), (False, 1)])
+def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) -> None:
+    task = Task(configuration(folder, 1, batch_size=16, seq_len=64, packing=packing))
+    (training,) = task.train_batches(0, 1)
+    for batch in (training, *task.eval_batches()):
+        assert batch["span_weights"].shape[1] == most
+        assert (batch["span_weights"].sum(1).max() > 1) == packing
+    assert training["span_weights"].sum() == 16
+    shapes = {name: leaf.shape for name, leaf in task.batch_shapes().items()}
+    assert shapes == {name: array.shape for name, array in training.items()}
+
+
 def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(
     folder, tmp_path, capsys
 ) -> None:

@@ -75,12 +75,14 @@ def test_targets_are_the_pieces_of_the_answer_or_the_first_piece() -> None:
     answer = Answer("k l m", 20)
     question = Question("q", "a?", passage, (answer,))
     windows = make_windows([question], TOKENIZER, OPTIONS, Passages(TOKENIZER), [answer])
+    target = windows.targets["span"]
+    assert target.of == "places" and target.weights is None
     for number in range(len(windows)):
         first, part, prefix = (x[number] for x in (windows.first, windows.parts, windows.prefix))
         holds = first <= 10 and first + part > 12
         expected = [10 - first + prefix, 12 - first + prefix] if holds else [0, 0]
-        assert windows.targets[number].tolist() == expected
-    assert 0 < (windows.targets[:, 0] > 0).sum() < len(windows)
+        assert target.values[number].tolist() == expected
+    assert 0 < (target.values[:, 0] > 0).sum() < len(windows)
 
 
 @pytest.mark.parametrize(("passage", "windows"), [("", 1), ("a " * 50_000, 8_332)])

@@ -1,35 +1,94 @@
-"""Windows to batches of span prediction, with a data position that is one integer.
+"""Examples to rows and batches, for every task, with a data position that is one integer.
 
-Windows of questions and passages lie several to a row, as pairs do in pre-training, so that short
-ones do not cost a whole row. Each step has `batch_size` windows, in rows of which there are as many
-as the fullest step needs. An epoch is shuffled so that each step has its share of every length, and
-the fullest step is hardly fuller than the others. Neither hosts nor devices change a byte of it.
+Examples lie several to a row, as pairs do in pre-training, so that short ones do not cost a whole
+row. Each step has `batch_size` examples, in rows of which there are as many as the fullest step
+needs. An epoch is shuffled so that each step has its share of every length, and the fullest step is
+hardly fuller than the others. Neither hosts nor devices change a byte of it.
 """
 
 import dataclasses
+import functools
+import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data_pipelines.finetuning.windows import Windows
 from data_pipelines.pretraining.packing import RowShape, pack
+from data_pipelines.pretraining.pairs import ranges
 
-WINDOWS = 8  # to a row, at the most
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a model is to say of E examples of P pieces in all; of none, it gives but the shapes.
+
+    Attributes:
+      of: what has a value: the "example", each of its "pieces", or "places" within it.
+      values: of examples a class int32 [E], a number float32 [E] or a set of labels float32 [E, C];
+        of pieces a tag int32 [P]; of places n positions within the example int32 [E, n], such as
+        the first and the last piece of a span.
+      weights: float32 [E], of pieces [P]: 0 where there is nothing to say; None for 1 everywhere.
+    """
+
+    of: Literal["example", "pieces", "places"]
+    values: np.ndarray
+    weights: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """E examples.
+
+    Attributes:
+      ids: int32 [P], the pieces of all examples, one after the other.
+      lengths: int64 [E], pieces of each.
+      prefix: int64 [E], pieces of type 0, which come first; the others are of type 1.
+      targets: by name; empty where nothing is known.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    prefix: np.ndarray
+    targets: Mapping[str, Target]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """int64 [E], the first piece of each among those of all."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    def digest(self) -> str:
+        """A hex digest of all that training reads."""
+        digest = hashlib.sha256()
+        learned = [(target.values, target.weights) for target in self.targets.values()]
+        for array in (self.ids, self.lengths, self.prefix, *itertools.chain(*learned)):
+            if array is not None:
+                digest.update(array.tobytes())
+        return digest.hexdigest()
+
+
+class Shape(NamedTuple):
+    """What one row holds at most: `pieces` (T) and `examples` (K, 1 without packing)."""
+
+    pieces: int
+    examples: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Where windows lie.
+    """Where N examples lie.
 
     Attributes:
-      windows: int64 [W], their numbers.
-      row: int64 [W], never falling.
-      column: int64 [W], of the first piece.
-      slot: int64 [W], place among the windows of the row.
+      numbers: int64 [N], those of the examples.
+      row: int64 [N], never falling.
+      column: int64 [N], of the first piece.
+      slot: int64 [N], place among the examples of the row.
     """
 
-    windows: np.ndarray
+    numbers: np.ndarray
     row: np.ndarray
     column: np.ndarray
     slot: np.ndarray
@@ -40,11 +99,11 @@ class Rows:
         return int(self.row[-1]) + 1 if len(self.row) else 0
 
 
-def place(windows: Windows, numbers: np.ndarray, seq_len: int) -> Rows:
-    """Packs windows into as few rows as best fit finds."""
-    lengths = windows.lengths[numbers]
-    shape = RowShape(seq_len, WINDOWS, WINDOWS)
-    row = pack(lengths, np.ones(len(numbers), np.int64), shape)
+def place(examples: Examples, numbers: np.ndarray, shape: Shape) -> Rows:
+    """Packs some examples, int64 [N], into as few rows as best fit finds."""
+    lengths = examples.lengths[numbers]
+    most = RowShape(shape.pieces, shape.examples, shape.examples)
+    row = pack(lengths, np.ones(len(numbers), np.int64), most)
     order = np.argsort(row, kind="stable")
     numbers, row, lengths = numbers[order], row[order], lengths[order]
     first = np.searchsorted(row, row)
@@ -52,42 +111,57 @@ def place(windows: Windows, numbers: np.ndarray, seq_len: int) -> Rows:
     return Rows(numbers, row, before - before[first], np.arange(len(row)) - first)
 
 
-def fill(windows: Windows, rows: Rows, count: int, seq_len: int) -> dict[str, np.ndarray]:
-    """The batch of rows placed by `place`, filled up to `count` rows."""
-    batch = empty(count, seq_len)
-    ends = np.cumsum(windows.lengths)
-    for number, row, column, slot in zip(
-        rows.windows, rows.row, rows.column, rows.slot, strict=True
-    ):
-        length, prefix = windows.lengths[number], windows.prefix[number]
-        cells = slice(column, column + length)
-        batch["token_ids"][row, cells] = windows.ids[ends[number] - length : ends[number]]
-        batch["type_ids"][row, column + prefix : column + length] = 1
-        batch["pack_ids"][row, cells] = slot + 1
-        batch["positions"][row, cells] = np.arange(length)
-        batch["span_targets"][row, slot] = windows.targets[number] + column
-        batch["span_weights"][row, slot] = 1
+def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, np.ndarray]:
+    """The batch of rows placed by `place`, filled up to `count` rows; see `empty`."""
+    batch = empty(count, shape, examples.targets)
+    numbers, slots = rows.numbers, (rows.row, rows.slot)
+    lengths = examples.lengths[numbers]
+    sources = ranges(examples.starts[numbers], lengths)
+    positions = ranges(np.zeros_like(lengths), lengths)
+    cells = np.repeat(rows.row, lengths), np.repeat(rows.column, lengths) + positions
+    batch["token_ids"][cells] = examples.ids[sources]
+    batch["type_ids"][cells] = positions >= np.repeat(examples.prefix[numbers], lengths)
+    batch["pack_ids"][cells] = np.repeat(rows.slot + 1, lengths)
+    batch["positions"][cells] = positions
+    if "cls_positions" in batch:
+        batch["cls_positions"][slots] = rows.column
+    for name, target in examples.targets.items():
+        at, found = (cells, sources) if target.of == "pieces" else (slots, numbers)
+        values = target.values[found]
+        if target.of == "places":
+            values = values + rows.column[:, None]
+        batch[f"{name}_targets"][at] = values
+        batch[f"{name}_weights"][at] = 1 if target.weights is None else target.weights[found]
     return batch
 
 
-def empty(rows: int, seq_len: int) -> dict[str, np.ndarray]:
-    """Rows without windows.
+def empty(rows: int, shape: Shape, targets: Mapping[str, Target]) -> dict[str, np.ndarray]:
+    """R rows without examples, of T pieces and K slots for examples each.
 
-    `span_targets` int32 [R, K, 2] are the columns of first and last piece of an answer, or twice
-    that of the window's [CLS]; `span_weights` float32 [R, K] are 0 for an empty slot. The rest is
-    as in pre-training.
+    `token_ids`, `type_ids`, `pack_ids` and `positions` are int32 [R, T], as in pre-training. A
+    target adds NAME`_targets`, of the type of its values, and NAME`_weights`, float32, 0 where
+    there is nothing to say: of examples [R, K] or [R, K, C] and [R, K], of pieces [R, T] both, of
+    places [R, K, n], which are columns of the row, and [R, K]. Where one is of examples,
+    `cls_positions` int32 [R, K] are the columns of their first pieces.
     """
     pieces = ("token_ids", "type_ids", "pack_ids", "positions")
-    return {name: np.zeros((rows, seq_len), np.int32) for name in pieces} | {
-        "span_targets": np.zeros((rows, WINDOWS, 2), np.int32),
-        "span_weights": np.zeros((rows, WINDOWS), np.float32),
-    }
+    batch = {name: np.zeros((rows, shape.pieces), np.int32) for name in pieces}
+    if any(target.of == "example" for target in targets.values()):
+        batch["cls_positions"] = np.zeros((rows, shape.examples), np.int32)
+    for name, target in targets.items():
+        slots = shape.pieces if target.of == "pieces" else shape.examples
+        _, *each = target.values.shape
+        batch[f"{name}_targets"] = np.zeros((rows, slots, *each), target.values.dtype)
+        batch[f"{name}_weights"] = np.zeros((rows, slots), np.float32)
+    return batch
 
 
 class TrainingBatches:
-    """Endless batches of shuffled windows.
+    """Endless batches of shuffled examples.
 
     Args:
+      batch_size: examples of a step.
+      steps: those of the run, which decide how many rows are enough.
       multiple: the number of rows is one of it, so that devices can share them.
 
     Attributes:
@@ -95,25 +169,31 @@ class TrainingBatches:
     """
 
     def __init__(
-        self, windows: Windows, seed: int, batch_size: int, seq_len: int, steps: int, multiple: int
+        self,
+        examples: Examples,
+        seed: int,
+        batch_size: int,
+        shape: Shape,
+        steps: int,
+        multiple: int,
     ) -> None:
-        self._windows, self._seed = windows, seed
-        self._batch_size, self._seq_len = batch_size, seq_len
+        self._examples, self._seed = examples, seed
+        self._batch_size, self._shape = batch_size, shape
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
         most = max(self._place(step).count for step in range(steps))
         self.rows = -(-most // multiple) * multiple
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """All rows of a step."""
-        return fill(self._windows, self._place(step), self.rows, self._seq_len)
+        return fill(self._examples, self._place(step), self.rows, self._shape)
 
     def _place(self, step: int) -> Rows:
         start = step * self._batch_size
-        return place(self._windows, self._numbers(start, start + self._batch_size), self._seq_len)
+        return place(self._examples, self._numbers(start, start + self._batch_size), self._shape)
 
     def _numbers(self, start: int, stop: int) -> np.ndarray:
-        """Those of the windows read at some places of the endless order."""
-        total, found = len(self._windows), []
+        """Those of the examples read at some places of the endless order."""
+        total, found = len(self._examples), []
         while start < stop:
             epoch, first = divmod(start, total)
             last = min(total, first + stop - start)
@@ -124,13 +204,13 @@ class TrainingBatches:
     def _epoch(self, epoch: int) -> np.ndarray:
         if self._order[0] != epoch:
             random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
-            steps = -(-len(self._windows) // self._batch_size)
-            self._order = epoch, _shuffle(self._windows.lengths, steps, random)
+            steps = -(-len(self._examples) // self._batch_size)
+            self._order = epoch, _shuffle(self._examples.lengths, steps, random)
         return self._order[1]
 
 
 def _shuffle(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np.ndarray:
-    """A random order in which windows of like length, `steps` of them, lie evenly spread."""
+    """A random order in which examples of like length, `steps` of them, lie evenly spread."""
     by_length = np.lexsort((random.random(len(lengths)), lengths))
     place = np.empty(len(lengths))
     for first in range(0, len(lengths), steps):
@@ -139,13 +219,13 @@ def _shuffle(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np
     return np.argsort(place, kind="stable")
 
 
-def evaluation_rows(windows: Windows, seq_len: int, rows: int) -> list[Rows]:
-    """Every window once, in batches of at most `rows` rows."""
-    placed = place(windows, np.arange(len(windows)), seq_len)
+def evaluation_rows(examples: Examples, shape: Shape, rows: int) -> list[Rows]:
+    """Every example once, in batches of at most `rows` rows."""
+    placed = place(examples, np.arange(len(examples)), shape)
     bounds = np.searchsorted(placed.row, np.arange(0, placed.count + rows, rows))
     return [
         Rows(
-            placed.windows[first:last],
+            placed.numbers[first:last],
             placed.row[first:last] - batch * rows,
             placed.column[first:last],
             placed.slot[first:last],
@@ -161,12 +241,25 @@ def own_rows(batch: dict[str, np.ndarray], hosts: int, host: int) -> dict[str, n
     return {name: array[host * rows : (host + 1) * rows] for name, array in batch.items()}
 
 
-def split_logits(
-    windows: Windows, batches: Sequence[Rows], logits: Sequence[np.ndarray]
+def split(
+    examples: Examples,
+    batches: Sequence[Rows],
+    outputs: Sequence[np.ndarray],
+    of: Literal["example", "pieces"],
 ) -> list[np.ndarray]:
-    """For each window its logits [pieces, 2], from those of all batches [R, T, 2]."""
-    found: list[np.ndarray] = [np.zeros((0, 2))] * len(windows)
-    for rows, values in zip(batches, logits, strict=True):
-        for number, row, column in zip(rows.windows, rows.row, rows.column, strict=True):
-            found[number] = values[row, column : column + windows.lengths[number]]
+    """For each example its part of the outputs of all batches.
+
+    Args:
+      batches: from `evaluation_rows`.
+      outputs: of each batch, of "pieces" [R, T, ...] or of the "example" in each slot [R, K, ...].
+    Returns:
+      Of pieces arrays [length, ...], of examples [...].
+    """
+    found: list[np.ndarray] = [np.zeros(0)] * len(examples)
+    for rows, values in zip(batches, outputs, strict=True):
+        for number, row, column, slot in zip(
+            rows.numbers, rows.row, rows.column, rows.slot, strict=True
+        ):
+            cells = slice(column, column + examples.lengths[number]) if of == "pieces" else slot
+            found[number] = values[row, cells, ...]  # an array, even of one number
     return found

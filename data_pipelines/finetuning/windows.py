@@ -5,12 +5,12 @@ in memory, and keep their own lengths: nothing is padded here.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.rows import Examples, Target
 from data_pipelines.finetuning.squad import Answer, Question
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -49,37 +49,22 @@ class Passage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Windows:
+class Windows(Examples):
     """W windows of many questions, one question's one after the other.
 
+    The prefix of each is what comes before the part of the passage: [CLS], the question, [SEP]. Its
+    target, "span", is first and last piece of the answer within the window; 0, the place of [CLS],
+    where the window does not hold the whole of it.
+
     Attributes:
-      ids: int32, the pieces of all windows, one after the other.
-      lengths: int64 [W], pieces of each.
-      prefix: int64 [W], pieces before the part of the passage: [CLS], the question, [SEP].
       question: int64 [W], the number of its question.
       first: int64 [W], the number, in the passage, of its first piece of the passage.
-      targets: int32 [W, 2], first and last piece of the answer within the window; 0, the place of
-        [CLS], where the window does not hold the whole of it.
       cut: questions that were longer than `max_query`.
     """
 
-    ids: np.ndarray
-    lengths: np.ndarray
-    prefix: np.ndarray
     question: np.ndarray
     first: np.ndarray
-    targets: np.ndarray
     cut: int
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def digest(self) -> str:
-        """A hex digest of all that training reads."""
-        digest = hashlib.sha256()
-        for array in (self.ids, self.lengths, self.prefix, self.targets):
-            digest.update(array.tobytes())
-        return digest.hexdigest()
 
     @property
     def parts(self) -> np.ndarray:
@@ -134,9 +119,14 @@ def make_windows(
             rows.append((len(head) + len(part) + 1, len(head), number, first, *inside))
     table = np.array(rows, np.int64).reshape(-1, 6)
     lengths, prefix, question_of, firsts = (table[:, i].copy() for i in range(4))
-    targets = table[:, 4:].astype(np.int32)
     flat = np.concatenate(ids) if ids else np.zeros(0, np.int32)
-    return Windows(flat, lengths, prefix, question_of, firsts, targets, cut)
+    targets = span_target(table[:, 4:].astype(np.int32))
+    return Windows(flat, lengths, prefix, targets, question_of, firsts, cut)
+
+
+def span_target(places: np.ndarray) -> dict[str, Target]:
+    """The target of windows, from first and last piece of the answer in each, int32 [W, 2]."""
+    return {"span": Target("places", places)}
 
 
 def window_starts(pieces: int, room: int, stride: int) -> list[int]:

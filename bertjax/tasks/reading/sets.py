@@ -12,7 +12,7 @@ from bertjax.tasks.contract import Evaluation, HostBatch, bucket
 from bertjax.tasks.reading.answers import Prediction, decode
 from bertjax.tasks.reading.scoring import score
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning import rows as spans
+from data_pipelines.finetuning.rows import Shape, evaluation_rows, fill, own_rows, split
 from data_pipelines.finetuning.squad import Question, Questions, check_passage, parse_squad
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, locate, make_windows
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -30,7 +30,8 @@ class Reading:
 
     Args:
       name: of the data set, for messages and files.
-      rows: of each batch, over all hosts; 0 for one batch of as many as there are, up to some.
+      row: what one row holds at most.
+      rows: of each batch, over all hosts; 0 for as many as there are, up to some.
       hosts, host: how many share them, and which of them this is.
     """
 
@@ -40,30 +41,30 @@ class Reading:
         data: Questions,
         tokenizer: Tokenizer,
         options: WindowOptions,
+        row: Shape,
         rows: int = 0,
         hosts: int = 1,
         host: int = 0,
     ) -> None:
         self.name, self.data = name, data
         self._hosts, self._host = hosts, host
-        self._passages, self._rows = Passages(tokenizer), rows
+        self._passages, self._row, self._rows = Passages(tokenizer), row, rows
         self._windows = windows_of(name, data, tokenizer, options, self._passages)
-        self._seq_len = options.seq_len
         if not rows:  # nothing is compiled for them yet, so they may be as short as they are
-            self._seq_len = min(self._seq_len, max(_SHORTEST, bucket(self._windows.lengths.max())))
-        self._placed = spans.evaluation_rows(self._windows, self._seq_len, rows or _ROWS)
+            longest = max(_SHORTEST, bucket(self._windows.lengths.max()))
+            self._row = row._replace(pieces=min(row.pieces, longest))
+        self._placed = evaluation_rows(self._windows, self._row, rows or _ROWS)
 
     def batches(self) -> Iterator[HostBatch]:
         """This host's rows of each batch."""
         for placed in self._placed:
-            rows = self._rows or placed.count
-            batch = spans.fill(self._windows, placed, rows, self._seq_len)
-            yield spans.own_rows(batch, self._hosts, self._host)
+            batch = fill(self._windows, placed, self._rows or placed.count, self._row)
+            yield own_rows(batch, self._hosts, self._host)
 
     def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
         """What is answered to each question, from the span logits of each batch [R, T, 2]."""
-        split = spans.split_logits(self._windows, self._placed, logits)
-        return decode(self.data.questions, self._windows, self._passages, split)
+        of_windows = split(self._windows, self._placed, logits, "pieces")
+        return decode(self.data.questions, self._windows, self._passages, of_windows)
 
     def evaluation(
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]

@@ -20,13 +20,14 @@ from bertjax.tasks.reading.sets import Reading, asked, windows_of
 from bertjax.training import objective
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning import rows as spans
+from data_pipelines.finetuning.rows import Shape, TrainingBatches, empty, own_rows
 from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
-from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows
+from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, span_target
 from data_pipelines.text.sources import TFDS
 
 _log = logging.getLogger("bertjax")
 
+WINDOWS = 8  # to a row, at the most
 FILES = {
     1: {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
     2: {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
@@ -58,14 +59,20 @@ class Objective(objective.Objective):
         return WindowOptions(self.config.seq_len, data["stride"], data["max_query"])
 
     @property
+    def row(self) -> Shape:
+        """What one row holds at most."""
+        return Shape(self.config.seq_len, WINDOWS if self.config.packing else 1)
+
+    @property
     def eval_rows(self) -> int:
         usual = max(self.config.batch_size, _EVAL_ROWS * self.multiple)
         return self.config.eval_batch_size or self.rounded(usual)
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        like = empty(1, self.row, span_target(np.zeros((0, 2), np.int32)))
         return {
             name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
-            for name, array in spans.empty(1, self.config.seq_len).items()
+            for name, array in like.items()
         }
 
     def forward_flops(self, rows: int) -> float:
@@ -88,9 +95,9 @@ class Task(contract.Task):
         self.objective = Objective(config, math.lcm(jax.device_count(), hosts))
         self._config, self._hosts, self._host = config, hosts, host
         self.tokenizer = tokenizer_of(config)
-        options, rows = self.objective.options, self.objective.eval_rows
+        options, row = self.objective.options, self.objective.row
         self._sets = [
-            Reading(name, data, self.tokenizer, options, rows, hosts, host)
+            Reading(name, data, self.tokenizer, options, row, self.objective.eval_rows, hosts, host)
             for name, data in read_sets(config, "dev")
         ]
 
@@ -102,11 +109,11 @@ class Task(contract.Task):
 
     def prepare(self, steps: int) -> None:
         config = self._config
-        self._batches = spans.TrainingBatches(
+        self._batches = TrainingBatches(
             self._windows,
             config.seed,
             config.batch_size,
-            config.seq_len,
+            self.objective.row,
             steps,
             multiple=self.objective.multiple * config.accumulation,
         )
@@ -122,7 +129,7 @@ class Task(contract.Task):
 
     def train_batches(self, start: int, stop: int) -> Iterable[HostBatch]:
         for step in range(start, stop):
-            yield spans.own_rows(self._batches.batch(step), self._hosts, self._host)
+            yield own_rows(self._batches.batch(step), self._hosts, self._host)
 
     def evaluation_sets(self) -> Sequence[Reading]:
         return self._sets
@@ -151,10 +158,10 @@ class Task(contract.Task):
         """Answers {"question", "context"}, a JSON object a line, with text, score and place; or
         all questions of a file in SQuAD's layout.
         """
-        options = Objective(opened.config).options
-        threshold = _threshold(opened) if opened.config.data["version"] == 2 else None
+        objective = Objective(opened.config)
+        threshold = _threshold(opened) if objective.version == 2 else None
         for data in asked(lines, together):
-            reading = Reading("input", data, opened.tokenizer, options)
+            reading = Reading("input", data, opened.tokenizer, objective.options, objective.row)
             logits = [found["span_logits"] for found in opened.run(reading.batches())]
             for prediction in reading.predictions(logits):
                 answer = prediction.answer(threshold)
