@@ -7,7 +7,7 @@ import numpy as np
 
 from bertjax.formats.tensors import Model
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.heads import Model as Network
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
@@ -15,7 +15,7 @@ def shapes_of(config: BertConfig) -> dict[str, Any]:
     """The parameters of pre-training, and of a span head, as shapes."""
     ids = np.zeros((1, 8), np.int32)
     names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
-    batch, init = dict.fromkeys(names, ids), PretrainingModel(config).init
+    batch, init = dict.fromkeys(names, ids), Network(config, ("mlm", "nsp")).init
     variables = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
     span = {"kernel": (config.hidden_size, 2), "bias": (2,)}
     return variables["params"] | {

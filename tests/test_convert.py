@@ -19,9 +19,10 @@ from bertjax.formats.opening import find_format, read_model
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.heads import Pooler, PretrainingModel
+from bertjax.model.heads import Model as Network
+from bertjax.model.heads import Pooler
 from bertjax.runs.convert import convert
-from bertjax.tasks import registry
+from bertjax.runs.predict import Predictor
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"
@@ -290,14 +291,14 @@ def test_a_published_span_model_answers_however_short_its_rows(length: int, tmp_
     path = write_hf(draw_model(config, TOKENIZER, "span"), tmp_path / "hf")
     convert(path, tmp_path / "own", "hf", "bertjax")
     line = json.dumps({"question": "a b", "context": "c d " * 20})
-    (answer,) = registry.predict(tmp_path / "own", [line])
+    (answer,) = Predictor(tmp_path / "own").answers([line], 64)
     assert 0 <= answer["start"] < answer["end"] <= 80
 
 
 def test_an_encoder_alone_predicts_nothing(tmp_path) -> None:
     convert(write_hf(draw("pooler"), tmp_path / "hf"), tmp_path / "own", "hf", "bertjax")
     with pytest.raises(ValueError, match="own has no mlm/bias: give a checkpoint of a model"):
-        list(registry.predict(tmp_path / "own", ["a [MASK]"]))
+        list(Predictor(tmp_path / "own").answers(["a [MASK]"], 64))
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path) -> None:
@@ -386,7 +387,7 @@ def test_a_real_masked_language_model_computes_what_it_does_in_torch() -> None:
     model = dataclasses.replace(found, tokenizer=load_tokenizer(folder / "vocab.txt", cased=True))
     batch = rows_of(list(make_encoder_outputs.ANTIBODIES), model, 64)
     batch["mlm_positions"] = batch["positions"]
-    network = PretrainingModel(model.config, next_sentence=False)
+    network = Network(model.config, ("mlm",))
     logits = network.apply({"params": model.params}, batch, deterministic=True)["mlm_logits"]
     real = batch["pack_ids"] > 0
     golden = np.load(GOLDEN)["mlm_logits"]

@@ -5,56 +5,111 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.mesh.sharding import AXES
 from bertjax.runs.evaluate import make_evaluator
 from bertjax.tasks.contract import Evaluation
+from bertjax.training.config import Config, MeshConfig
+from bertjax.training.objective import Objective
+from bertjax.training.programs import Programs
+
+EIGHT, CUBE = MeshConfig(8, 1, 1), MeshConfig(2, 2, 2)
+
+
+class Mean(Objective):
+    """The mean of what rows hold, times a parameter."""
+
+    outputs = ("doubled",)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.traced_in: list[tuple[str, ...]] = []
+        self.passes = 0
+
+    def batch_shapes(self, rows):
+        row = jax.ShapeDtypeStruct((rows,), jnp.float32)
+        return {"value": row, "weight": row}
+
+    def forward_flops(self, rows):
+        return 0.0
+
+    def init_params(self, key):
+        return {"factor": jnp.float32(1)}
+
+    def apply(self, params, batch, key, constants):
+        self.traced_in.append(jax.sharding.get_abstract_mesh().axis_names)
+        return {"doubled": batch["value"] * params["factor"], "other": batch["value"]}
+
+    def sums(self, outputs, batch):
+        return {"row_loss": (jnp.sum(outputs["doubled"]), jnp.sum(batch["weight"]))}
 
 
 class Rows:
-    """A task whose loss is the mean of what the rows hold."""
+    """Held-out rows that hold numbers; 0 is padding."""
 
-    def __init__(self, *batches: list[float]) -> None:
-        self.batches, self.traced_in = batches, []
+    def __init__(self, name: str, *batches: list[float]) -> None:
+        self.name, self._batches = name, batches
 
-    def loss(self, params, batch, key):
-        self.traced_in.append(jax.sharding.get_abstract_mesh().axis_names)
-        return {"row_loss": (jnp.sum(batch["value"] * params), jnp.sum(batch["weight"]))}
-
-    def eval_batches(self):
-        for values in self.batches:
+    def batches(self):
+        for values in self._batches:
             weight = np.array([value != 0 for value in values], np.float32)
             yield {"value": np.array(values, np.float32), "weight": weight}
 
-    def outputs(self, params, batch):
-        return {"doubled": batch["value"] * params}
-
     def evaluation(self, means, outputs):
-        return Evaluation(means, {"outputs": [each["doubled"].tolist() for each in outputs]})
+        scores = {
+            "mean": means["row_loss"],
+            "largest": max(each["doubled"].max() for each in outputs),
+        }
+        return Evaluation(scores, {"outputs": [each["doubled"].tolist() for each in outputs]})
+
+
+class Task:
+    HEADLINE = ("largest",)
+
+    def __init__(self, mesh: MeshConfig, *sets: Rows) -> None:
+        self.config = Config(batch_size=8, mesh=mesh)
+        self.objective, self._sets = Mean(self.config), sets
+
+    def evaluation_sets(self):
+        return self._sets
+
+
+def evaluate(task: Task, *factors: float) -> Evaluation:
+    evaluator = make_evaluator(task, Programs(task.config, task.objective))
+    return evaluator({"factor": jnp.float32(factor)} for factor in factors)
 
 
 def test_every_row_counts_once_whatever_batch_it_is_in() -> None:
-    task = Rows([1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
-    found = make_evaluator(task, make_mesh(-1, 1, 1))([jnp.float32(2)])
-    assert found.scores == pytest.approx({"loss": 10, "row_loss": 10})
+    rows = Rows("dev", [1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
+    found = evaluate(Task(EIGHT, rows), 2)
+    assert found.scores == pytest.approx({"loss": 10, "row_loss": 10, "mean": 10, "largest": 18})
 
 
 def test_a_task_gets_its_outputs_of_all_rows_batch_by_batch() -> None:
-    found = make_evaluator(Rows([1, 2] * 4, [3, 0] * 4), make_mesh(2, 2, 2))([jnp.float32(2)])
+    found = evaluate(Task(CUBE, Rows("dev", [1, 2] * 4, [3, 0] * 4)), 2)
     assert found.files == {"outputs": [[2, 4] * 4, [6, 0] * 4]}
 
 
 def test_members_of_an_ensemble_are_averaged_before_scoring() -> None:
-    members = (jnp.float32(value) for value in (1, 2, 6))
-    found = make_evaluator(Rows([1, 2] * 4, [3, 0] * 4), make_mesh(2, 2, 2))(members)
+    found = evaluate(Task(CUBE, Rows("dev", [1, 2] * 4, [3, 0] * 4)), 1, 2, 6)
     assert found.files == {"outputs": [[3, 6] * 4, [9, 0] * 4]}
-    assert found.scores == pytest.approx({"loss": 6, "row_loss": 6})
+    assert found.scores == pytest.approx({"loss": 6, "row_loss": 6, "mean": 6, "largest": 9})
 
 
-def test_without_batches_there_are_no_scores() -> None:
-    assert make_evaluator(Rows(), make_mesh(-1, 1, 1))([jnp.float32(1)]) is None
+def test_several_sets_have_scores_of_their_own_and_headlines_together() -> None:
+    rows = Rows("one", [1] * 8), Rows("two", [4] * 8, [4] * 8)
+    found = evaluate(Task(CUBE, *rows), 1)
+    assert found.scores == pytest.approx(
+        {"loss": 3, "row_loss": 3, "largest": 2.5}
+        | {"one/mean": 1, "one/largest": 1, "two/mean": 4, "two/largest": 4}
+    )
+    assert found.files.keys() == {"one.outputs", "two.outputs"}
 
 
-def test_it_is_traced_in_the_context_of_its_mesh() -> None:
-    task = Rows([1] * 8)
-    make_evaluator(task, make_mesh(2, 2, 2))([jnp.float32(1)])
-    assert task.traced_in == [AXES]
+def test_without_held_out_sets_there_are_no_scores() -> None:
+    assert evaluate(Task(EIGHT), 1) is None
+
+
+def test_one_forward_pass_gives_sums_and_outputs_in_the_context_of_its_mesh() -> None:
+    task = Task(CUBE, Rows("dev", [1] * 8))
+    evaluate(task, 1)
+    assert task.objective.traced_in == [AXES]

@@ -9,8 +9,8 @@ import pytest
 
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.encoder import BertConfig
-from bertjax.model.flops import PEAKS, peak_flops, train_step_flops
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.flops import PEAKS, forward_flops, peak_flops
+from bertjax.model.heads import Model
 
 CONFIG = BertConfig(
     vocab_size=300,
@@ -45,7 +45,7 @@ def products(jaxpr) -> int:
 def test_operations_are_those_of_the_program(next_sentence, monkeypatch):
     # A row at a time, weights are computed twice, which counts as no work of the model.
     monkeypatch.setattr(cpu_attention, "serves", lambda query: False)
-    model = PretrainingModel(CONFIG, next_sentence)
+    model = Model(CONFIG, ("mlm", "nsp") if next_sentence else ("mlm",))
     pieces, slots, pairs = (np.zeros((ROWS, n), np.int32) for n in (LENGTH, SLOTS, PAIRS))
     names = ("token_ids", "type_ids", "pack_ids", "positions")
     batch = dict.fromkeys(names, pieces) | {"mlm_positions": slots, "cls_positions": pairs}
@@ -57,19 +57,19 @@ def test_operations_are_those_of_the_program(next_sentence, monkeypatch):
         return sum(x.sum() for x in model.apply(params, batch, deterministic=True).values())
 
     counted = products(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
-    assert counted == train_step_flops(CONFIG, ROWS, LENGTH, SLOTS, PAIRS if next_sentence else 0)
+    assert counted == 3 * forward_flops(CONFIG, ROWS, LENGTH, SLOTS, PAIRS if next_sentence else 0)
 
 
 def test_a_large_model_comes_near_six_operations_a_parameter_and_piece():
     large = BertConfig(num_layers=24, hidden_size=1024, num_heads=16)
     kernels = 24 * 12 * 1024**2
-    per_piece = train_step_flops(large, 1, 128, 20) / 128
+    per_piece = 3 * forward_flops(large, 1, 128, 20) / 128
     assert 6 * kernels < per_piece < 1.08 * 6 * kernels
 
 
 def test_operations_grow_with_rows_and_with_the_square_of_a_long_row():
-    assert train_step_flops(CONFIG, 8, 64, 9, 1) == 8 * train_step_flops(CONFIG, 1, 64, 9, 1)
-    one, two = (train_step_flops(CONFIG, 1, length, 0) for length in (10**6, 2 * 10**6))
+    assert forward_flops(CONFIG, 8, 64, 9, 1) == 8 * forward_flops(CONFIG, 1, 64, 9, 1)
+    one, two = (forward_flops(CONFIG, 1, length, 0) for length in (10**6, 2 * 10**6))
     assert 3.99 < two / one < 4
 
 

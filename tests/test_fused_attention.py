@@ -24,7 +24,7 @@ from bertjax.model.attention import tpu as fused_attention
 from bertjax.model.attention.plain import attention as plain
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
-from bertjax.training.programs import Program
+from bertjax.training.programs import Programs
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 kernel = functools.partial(fused_attention.attention, interpret=True)
@@ -34,7 +34,7 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
     """Rows of one pair each, with a masked piece in every slot."""
     random, batch = np.random.default_rng(0), {}
     highest = {"token_ids": 100, "mlm_targets": 100, "mlm_positions": config.seq_len, "type_ids": 2}
-    for name, leaf in registry.objective(config).batch_shapes().items():
+    for name, leaf in registry.objective(config).batch_shapes(config.batch_size).items():
         batch[name] = np.asarray(random.integers(0, highest.get(name, 1), leaf.shape), leaf.dtype)
     batch["pack_ids"][:, :100] = 1
     batch["mlm_weights"][:] = batch["nsp_weights"][:] = 1
@@ -135,8 +135,8 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
     batch = draw_batch(config)
 
     def after_a_step() -> tuple[Any, Any]:
-        program = Program(config, registry.objective(config), jax.devices()[:4])
-        state, window = program.compile()(program.init(), jax.device_put(batch, program.rows))
+        program = Programs(config, registry.objective(config), jax.devices()[:4])
+        state, window = program.train()(program.init(), jax.device_put(batch, program.rows), {})
         return state.params, window
 
     usual = after_a_step()

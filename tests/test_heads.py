@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 from goldens import make_pretraining as recipe
 
-from bertjax.model import losses
 from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.heads import Model, head_sums
 
 CONFIG = BertConfig(**recipe.MODEL)
-MODEL = PretrainingModel(CONFIG)
+MODEL = Model(CONFIG, ("mlm", "nsp"))
 BATCH = recipe.check_batch()
 
 
-def shapes(model: PretrainingModel) -> Any:
+def shapes(model: Model) -> Any:
     """The tree of parameters, nothing computed."""
     init = functools.partial(model.init, batch=BATCH, deterministic=True)
     return jax.eval_shape(init, jax.random.key(0))["params"]
@@ -52,12 +51,12 @@ def params() -> Any:
 
 @functools.partial(jax.jit, static_argnames="config")
 def logits(params: Any, batch: Any, config: BertConfig = CONFIG) -> dict[str, jax.Array]:
-    return PretrainingModel(config).apply({"params": params}, batch, deterministic=True)
+    return Model(config, ("mlm", "nsp")).apply({"params": params}, batch, deterministic=True)
 
 
 @functools.partial(jax.jit, static_argnames="config")
 def loss(params: Any, config: BertConfig = CONFIG) -> jax.Array:
-    sums = losses.pretraining(logits(params, BATCH, config), BATCH)
+    sums = head_sums(logits(params, BATCH, config), BATCH)
     return sum(sums[name][0] / sums[name][1] for name in ("mlm_loss", "nsp_loss"))
 
 
@@ -129,7 +128,7 @@ def size(tree: Any) -> int:
 
 @pytest.mark.parametrize(("name", "pieces", "layers", "hidden", "heads", "body", "whole"), SIZES)
 def test_published_sizes(name, pieces, layers, hidden, heads, body, whole):
-    tree = shapes(PretrainingModel(BertConfig(pieces, layers, hidden, heads)))
+    tree = shapes(Model(BertConfig(pieces, layers, hidden, heads), ("mlm", "nsp")))
     assert size({part: tree[part] for part in HEADLESS}) == body
     if whole:
         assert size(tree) == whole
@@ -142,7 +141,7 @@ def test_the_24_miniatures(layers, hidden):
     block = 12 * hidden**2 + 13 * hidden
     pooler = hidden**2 + hidden
     heads = (hidden**2 + hidden) + 2 * hidden + 30522 + (2 * hidden + 2)
-    tree = shapes(PretrainingModel(BertConfig(30522, layers, hidden, hidden // 64)))
+    tree = shapes(Model(BertConfig(30522, layers, hidden, hidden // 64), ("mlm", "nsp")))
     assert size({part: tree[part] for part in HEADLESS}) == embeddings + layers * block + pooler
     assert size(tree) == embeddings + layers * block + pooler + heads
 
@@ -166,7 +165,7 @@ def test_the_heads_of_the_tree():
 
 
 def test_without_next_sentences_there_is_neither_pooler_nor_nsp_head(params):
-    model = PretrainingModel(CONFIG, next_sentence=False)
+    model = Model(CONFIG, ("mlm",))
     assert set(shapes(model)) == {"encoder", "mlm"}
     batch = {name: array for name, array in BATCH.items() if name != "cls_positions"}
     out = jax.jit(functools.partial(model.apply, deterministic=True))({"params": params}, batch)
@@ -206,7 +205,7 @@ def test_packed_pairs_have_the_logits_of_pairs_alone(params):
 def test_padding_from_128_to_512_changes_nothing():
     config = dataclasses.replace(CONFIG, max_positions=512)
     short = recipe.batch("padded", rows=2, length=128, slots=20)
-    params = like_theirs(shapes(PretrainingModel(config)), recipe.weight)
+    params = like_theirs(shapes(Model(config, ("mlm", "nsp"))), recipe.weight)
     pieces = ("token_ids", "type_ids", "pack_ids", "positions")
     long = short | {name: np.pad(short[name], ((0, 0), (0, 384))) for name in pieces}
     for name, expected in logits(params, short, config).items():

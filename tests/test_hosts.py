@@ -22,7 +22,7 @@ from bertjax.mesh import hosts
 from bertjax.mesh.hosts import Cluster, find_cluster
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.tasks import registry
-from bertjax.training import programs as program
+from bertjax.training import programs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
 from bertjax.training.config import read_config
 
@@ -45,7 +45,7 @@ sys.addaudithook(note)
 COPY = """
 import dataclasses, pathlib, sys
 from bertjax.tasks import registry
-from bertjax.training import programs as program
+from bertjax.training import programs
 from bertjax.mesh import hosts
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import read_config
@@ -53,7 +53,7 @@ number, port, run, copy = sys.argv[1:]
 hosts.join(hosts.Cluster(f"localhost:{port}", 4, int(number)), saves=False)
 config = read_config(pathlib.Path(run, "config.json"), registry.data_fields())
 config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))
-target = program.Program(config, registry.objective(config)).state
+target = programs.Programs(config, registry.objective(config)).state
 assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
 state = Checkpoints(f"{run}/checkpoints").restore(target)
 Checkpoints(copy).save(state, lambda path: None)
@@ -162,7 +162,7 @@ def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
 def state_of(checkpoints: pathlib.Path, run: pathlib.Path) -> list[np.ndarray]:
     """All arrays of the newest checkpoint, on one device; `run` has the configuration."""
     config = read_config(run / "config.json", registry.data_fields())
-    target = program.Program(config, registry.objective(config), jax.devices()[:1]).state
+    target = programs.Programs(config, registry.objective(config), jax.devices()[:1]).state
     state = Checkpoints(checkpoints).restore(target)
     return jax.tree.map(np.asarray, jax.tree.leaves(state))
 

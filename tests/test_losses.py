@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax.model import losses
+from bertjax.model.heads import head_sums
 
 ROWS, SLOTS, CLASSES = 6, 5, 11
 cross_entropy, accuracy = jax.jit(losses.cross_entropy), jax.jit(losses.accuracy)
@@ -103,13 +104,13 @@ def test_bfloat16_logits_are_summed_in_float32():
 def test_pretraining_reports_the_heads_that_there_are():
     logits, targets, weights = draw()
     batch = {"mlm_targets": targets, "mlm_weights": weights}
-    sums = losses.pretraining({"mlm_logits": logits}, batch)
+    sums = head_sums({"mlm_logits": logits}, batch)
     np.testing.assert_allclose(sums["mlm_loss"], cross_entropy(logits, targets, weights), rtol=1e-6)
     assert sums["mlm_accuracy"] == accuracy(logits, targets, weights)
     assert set(sums) == {"mlm_loss", "mlm_accuracy"}
 
     pairs = logits[:, :2, :2], targets[:, :2] % 2, weights[:, :2]
     batch |= {"nsp_labels": pairs[1], "nsp_weights": pairs[2]}
-    sums = losses.pretraining({"mlm_logits": logits, "nsp_logits": pairs[0]}, batch)
+    sums = head_sums({"mlm_logits": logits, "nsp_logits": pairs[0]}, batch)
     np.testing.assert_allclose(sums["nsp_loss"], cross_entropy(*pairs), rtol=1e-6)
     assert set(sums) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}

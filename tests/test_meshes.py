@@ -17,7 +17,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.contract import Task
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import load_config
-from bertjax.training.programs import Program
+from bertjax.training.programs import Programs
 from bertjax.training.step import means
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ MESHES = [
 ]
 
 
-def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Program, Task]:
+def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Programs, Task]:
     fields = dict(zip(("mesh.data", "mesh.fsdp", "mesh.model"), mesh, strict=True))
     fields |= {"model.vocab_size": 128, "model.num_heads": 8, "model.dtype": "float32"}
     fields |= {"model.hidden_dropout": 0, "model.attention_dropout": 0}
@@ -42,15 +42,16 @@ def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Progra
         registry.data_fields(),
     ).resolve()
     task = registry.find(config.task)(config)
-    return Program(config, task, jax.devices()[: math.prod(mesh)]), task
+    task.prepare(STEPS)
+    return Programs(config, task.objective, jax.devices()[: math.prod(mesh)]), task
 
 
 def train(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[list[float], list[str]]:
     """Losses of the first steps, and the parameters that are not stored as the table says."""
     program, task = program_on(mesh, corpus)
-    step, state, losses = program.compile(), program.init(), []
+    step, state, losses = program.train(), program.init(), []
     for batch in task.train_batches(0, STEPS):
-        state, window = step(state, to_global(batch, program.rows))
+        state, window = step(state, to_global(batch, program.rows), {})
         losses.append(means(jax.device_get(window))["loss"])
     stored = tree_shardings(program.mesh, state.params)
     wrong = [
@@ -68,7 +69,7 @@ def save(mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Pa
     program, task = program_on(mesh, corpus)
     state = program.init()
     for batch in itertools.islice(task.train_batches(0, STEPS), 2):  # so that moments are not 0
-        state, _ = program.compile()(state, to_global(batch, program.rows))
+        state, _ = program.train()(state, to_global(batch, program.rows), {})
     Checkpoints(directory).save(state, lambda path: None)
 
 

@@ -18,7 +18,8 @@ from models import draw_model
 from bertjax.formats import huggingface
 from bertjax.formats.tensors import Model
 from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.heads import Pooler, PretrainingModel
+from bertjax.model.heads import Model as Network
+from bertjax.model.heads import Pooler
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
@@ -51,7 +52,7 @@ def outputs(model: Model, ids: list[int]) -> dict[str, np.ndarray]:
         pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
         return {"last_hidden_state": hidden, "pooler_output": pooled}
     batch |= {"mlm_positions": places, "cls_positions": places[:, :1]}
-    network = PretrainingModel(model.config, next_sentence="nsp" in params)
+    network = Network(model.config, tuple({"mlm", "nsp"} & params.keys()))
     found = network.apply({"params": params}, batch, deterministic=True)
     if "nsp" not in params:
         return {"logits": found["mlm_logits"]}

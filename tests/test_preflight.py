@@ -12,8 +12,9 @@ import pytest
 from conftest import process_environment
 
 from bertjax.preflight.hlo import Instruction
-from bertjax.preflight.judge import _estimate, describe, largest_batch, preflight
+from bertjax.preflight.judge import _estimate, largest_batch, preflight
 from bertjax.preflight.topology import Topology
+from bertjax.preflight.verdict import describe
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
 
@@ -55,7 +56,7 @@ def test_parameters_and_moments_of_a_device_are_those_of_the_sharding_table(data
 
 
 def test_data_parallelism_sums_each_gradient_and_gathers_each_matrix_once(data_parallel) -> None:
-    kinds = data_parallel.collectives
+    kinds = data_parallel.train.collectives
     summed = sum(kinds[kind]["bytes"] for kind in kinds if "reduce" in kind)
     # Gradients of what is looked up alone are not summed: each device gets all rows' vectors, some
     # features of each, and has its piece of those tables to itself.
@@ -70,7 +71,7 @@ def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
     verdict = preflight(configuration(**{"mesh.data": 1, "mesh.fsdp": 8}), EIGHT)
     assert verdict.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)
     # Forward and backward at the most, and at the least once.
-    assert verdict.collectives["all-gather"]["bytes"] > 0.8 * 4 * MATRICES
+    assert verdict.train.collectives["all-gather"]["bytes"] > 0.8 * 4 * MATRICES
 
 
 def test_model_operations_follow_the_closed_formula(data_parallel) -> None:
@@ -78,13 +79,13 @@ def test_model_operations_follow_the_closed_formula(data_parallel) -> None:
     rows, pieces, hidden = config.batch_size, config.seq_len, 64
     block = pieces * 12 * hidden**2 + 2 * pieces**2 * hidden
     heads = 5 * hidden * (hidden + 1000) + 2 * hidden * (hidden + 2)
-    assert data_parallel.model_flops == 6 * rows * (2 * block + heads)
+    assert data_parallel.train.model_flops == 6 * rows * (2 * block + heads)
 
 
 def test_json_says_what_is_printed(data_parallel) -> None:
     values = json.loads(data_parallel.to_json())
     assert values["fits"] and values["chips"] == 8 and values["steps"] == 20
-    assert values["estimated_cycles"] is None  # only a TPU's compiler estimates them
+    assert values["train"]["estimated_cycles"] is None  # only a TPU's compiler estimates them
     text = describe(data_parallel)
     assert text.startswith("fits cpu:8")
     assert "Known" in text and "Estimated" not in text
@@ -128,19 +129,21 @@ def test_rows_are_not_searched_for_where_there_is_no_limit() -> None:
 def test_the_search_finds_the_most_rows_that_fit(
     most: int, rows: int, model: int, monkeypatch
 ) -> None:
-    def fits(config: Config, topology: Topology) -> SimpleNamespace:
+    def fits(config: Config, topology: Topology, train_alone: bool) -> SimpleNamespace:
         rows = config.batch_size // (8 // model)
-        return SimpleNamespace(fits=rows <= most, rows_per_device=rows)
+        return SimpleNamespace(fits=rows <= most, train=SimpleNamespace(rows_per_device=rows))
 
     monkeypatch.setattr("bertjax.preflight.judge.preflight", fits)
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
     config = configuration(**{"batch_size": 32, "mesh.model": model})
     verdict = largest_batch(config, Topology("v5e:2x4"), remat=False)
-    assert verdict is not None and verdict.rows_per_device == rows
+    assert verdict is not None and verdict.train.rows_per_device == rows
 
 
 def test_the_search_finds_nothing_where_not_even_a_row_fits(monkeypatch) -> None:
-    monkeypatch.setattr("bertjax.preflight.judge.preflight", lambda *_: SimpleNamespace(fits=False))
+    monkeypatch.setattr(
+        "bertjax.preflight.judge.preflight", lambda *_, **__: SimpleNamespace(fits=False)
+    )
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
     assert largest_batch(configuration(batch_size=32), Topology("v5e:2x4"), remat=True) is None
 
@@ -167,15 +170,18 @@ def test_bert_base_fits_a_slice(topology: str, rows: int, tmp_path) -> None:
     ]
     on_tpu(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
     verdict = json.loads((tmp_path / "verdict.json").read_text())
+    train = verdict["train"]
     assert verdict["fits"] and verdict["chips"] == chips
     matrices, vectors = parameters(30_522, 12, 768)
     assert verdict["parameter_bytes"] == 4 * (matrices // chips + vectors)
     # bfloat16 on the wire: two bytes a number of a matrix.
-    assert verdict["collectives"]["all-gather"]["bytes"] == pytest.approx(2 * matrices, rel=0.1)
-    assert 0.1 < verdict["estimated_mfu"] < 1
+    assert verdict["train"]["collectives"]["all-gather"]["bytes"] == pytest.approx(
+        2 * matrices, rel=0.1
+    )
+    assert 0.1 < train["estimated_mfu"] < 1
     # Of attention's kernel, into which the compiler does not see.
-    assert 0 < verdict["charged_cycles"] < 0.3 * verdict["estimated_cycles"]
-    assert sum(verdict["estimated_parts"].values()) == pytest.approx(1)
+    assert 0 < train["charged_cycles"] < 0.3 * train["estimated_cycles"]
+    assert sum(train["estimated_parts"].values()) == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -188,7 +194,7 @@ def test_what_does_not_fit_is_told_with_a_change_that_makes_it_fit(tmp_path) -> 
     ]
     text = on_tpu(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
     verdict = json.loads((tmp_path / "verdict.json").read_text())
-    assert not verdict["fits"] and verdict["hbm_bytes"] > verdict["hbm_limit_bytes"]
+    assert not verdict["fits"] and verdict["train"]["hbm_bytes"] > verdict["hbm_limit_bytes"]
     assert text.startswith("does NOT fit v5e:2x2")
     assert text.splitlines()[-1].startswith("with --config.model.remat=True")
     assert ": fits v5e:2x2" in text.splitlines()[-1]

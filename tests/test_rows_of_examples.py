@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertjax.model import losses
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import SpanModel
+from bertjax.model.heads import Model
 from data_pipelines.finetuning.rows import (
     Examples,
     Shape,
@@ -239,7 +239,7 @@ def test_the_digest_is_the_one_that_runs_have_kept() -> None:
 
 def test_sharing_a_row_changes_neither_logits_nor_loss() -> None:
     config = BertConfig(100, 2, 64, 2, max_positions=ROW.pieces)
-    examples, model = draw_examples(12), SpanModel(config)
+    examples, model = draw_examples(12), Model(config, ("span",))
 
     init, apply = (
         jax.jit(functools.partial(function, deterministic=True))

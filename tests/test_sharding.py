@@ -13,7 +13,7 @@ from bertjax.mesh.sharding import (
     tree_shardings,
 )
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.heads import Model
 
 CONFIG = BertConfig(
     vocab_size=100, num_layers=2, hidden_size=16, num_heads=4, max_positions=32, scan_layers=True
@@ -31,7 +31,7 @@ def params():
     ids = jnp.zeros((1, 8), jnp.int32)
     names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
     batch = dict.fromkeys(names, ids)
-    model = PretrainingModel(CONFIG)
+    model = Model(CONFIG, ("mlm", "nsp"))
     return jax.eval_shape(
         lambda: model.init(jax.random.key(0), batch, deterministic=True)["params"]
     )

@@ -4,6 +4,8 @@ import json
 import pathlib
 import random
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +23,13 @@ from bertjax.preflight.judge import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.reports.run import write_report
 from bertjax.runs.convert import convert
+from bertjax.runs.description import CALIBRATION_FILE
 from bertjax.runs.evaluate import evaluate
+from bertjax.runs.predict import Predictor
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.tasks.reading.scoring import score_files
-from bertjax.tasks.reading.task import THRESHOLD_FILE, Task
+from bertjax.tasks.reading.task import Task
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import Config, load_config
 from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
@@ -196,10 +200,10 @@ def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
     assert "--question and --context go together" in capsys.readouterr().err
 
     line = json.dumps({"question": "Where lives bob?", "context": context})
-    first, second = registry.predict(workdir, [line, line])
+    first, second = Predictor(workdir).answers([line, line], 64)
     assert first == answer and second == answer | {"id": "2"}
     with (folder / f"dev-v{version}.{2 - version}.json").open() as file:
-        answers = {each["id"]: each for each in registry.predict(workdir, file)}
+        answers = {each["id"]: each for each in Predictor(workdir).answers(file, 64)}
     assert answers.keys() == {str(number) for number in range(24)}
 
 
@@ -209,9 +213,11 @@ def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
     version, workdir = trained
     convert(workdir, tmp_path / "copy", "bertjax", "bertjax")
     line = json.dumps({"question": "Where lives bob?", "context": "Bob lives in Rome. " * 9})
-    copied, own = (list(registry.predict(path, [line])) for path in (tmp_path / "copy", workdir))
+    copied, own = (
+        list(Predictor(path).answers([line], 64)) for path in (tmp_path / "copy", workdir)
+    )
     assert copied == own and ("null_odds" in own[0]) == (version == 2)
-    assert (tmp_path / "copy" / THRESHOLD_FILE).exists() == (version == 2)
+    assert (tmp_path / "copy" / CALIBRATION_FILE).exists() == (version == 2)
     assert "keeps no threshold" not in caplog.text
 
 
@@ -219,14 +225,19 @@ def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
 def test_a_threshold_is_kept_with_the_parameters_that_were_evaluated(folder, tmp_path) -> None:
     config = configuration(folder, 2, steps=2, checkpoint_every=1, eval_every=2)
     Run(config, tmp_path).train()
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    assert [(checkpoints.path(step) / THRESHOLD_FILE).exists() for step in (1, 2)] == [False, True]
+    first, second = map(Checkpoints(tmp_path / "checkpoints").path, (1, 2))
+    assert not (first / CALIBRATION_FILE).exists() and (second / CALIBRATION_FILE).exists()
+
+
+def prepared(task: Task) -> Iterator[dict[str, Any]]:
+    """The first batch of a task that is to train a step."""
+    task.prepare(1)
+    return iter(task.train_batches(0, 1))
 
 
 def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> None:
     batches = [
-        next(iter(Task(configuration(folder, 1, batch_size=17), 3, host).train_batches(0, 1)))
-        for host in range(3)
+        next(prepared(Task(configuration(folder, 1, batch_size=17), 3, host))) for host in range(3)
     ]
     assert sum(batch["span_weights"].sum() for batch in batches) == 17
 
@@ -234,13 +245,16 @@ def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> 
 @pytest.mark.parametrize(("packing", "most"), [(True, 8), (False, 1)])
 def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) -> None:
     task = Task(configuration(folder, 1, batch_size=16, seq_len=64, packing=packing))
-    (training,) = task.train_batches(0, 1)
-    for batch in (training, *task.eval_batches()):
+    (training,) = prepared(task)
+    (held_out,) = task.evaluation_sets()
+    for batch in (training, *held_out.batches()):
         assert batch["span_weights"].shape[1] == most
         assert (batch["span_weights"].sum(1).max() > 1) == packing
     assert training["span_weights"].sum() == 16
-    shapes = {name: leaf.shape for name, leaf in task.batch_shapes().items()}
-    assert shapes == {name: array.shape for name, array in training.items()}
+    shapes = {
+        name: leaf.shape for name, leaf in task.objective.batch_shapes(task.objective.rows).items()
+    }
+    assert {n: x.shape for n, x in shapes.items()} == {n: x.shape for n, x in training.items()}
 
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(

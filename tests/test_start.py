@@ -19,7 +19,7 @@ from bertjax.runs.start import Start
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
-from bertjax.training.programs import Program
+from bertjax.training.programs import Programs
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -46,7 +46,7 @@ def publish(corpus: pathlib.Path, path: pathlib.Path, *heads: str, style: str = 
 def first_params(config: Config) -> tuple[Any, Any]:
     """Those that random numbers give, and those that the run begins with."""
     config = config.resolve(100)
-    random = Program(config, registry.objective(config)).init().params
+    random = Programs(config, registry.objective(config)).init().params
     return random, Start(config.init).fill(random)
 
 

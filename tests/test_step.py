@@ -47,7 +47,7 @@ def batch():
 
 
 def state_of(params, batch, optimizer):
-    return init_state(params, loss, optimizer, batch)
+    return init_state(params, loss(params, batch, None), optimizer)
 
 
 def test_the_total_is_the_sum_of_the_means_of_the_terms_alone(params, batch) -> None:

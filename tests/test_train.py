@@ -17,6 +17,7 @@ import bertjax.runs.train as train_module
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
 from bertjax.runs.evaluate import evaluate
+from bertjax.runs.predict import Predictor
 from bertjax.runs.train import Diverged, Run, Stopped
 from bertjax.tasks import registry
 from bertjax.training.checkpoint import find_checkpoint, load_params
@@ -192,7 +193,7 @@ def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -
 
 
 def test_predictions_fill_each_mask(corpus, whole) -> None:
-    answers = list(registry.predict(whole, ["ba [MASK] do [MASK] .", "[MASK]"]))
+    answers = list(Predictor(whole).answers(["ba [MASK] do [MASK] .", "[MASK]"], 64))
     assert [len(answer["masks"]) for answer in answers] == [2, 1]
     for answer in answers:
         assert "[MASK]" not in answer["filled"]
@@ -207,7 +208,7 @@ def test_predictions_fill_each_mask(corpus, whole) -> None:
 )
 def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
     with pytest.raises(ValueError, match=message):
-        list(registry.predict(epath.Path(whole), lines))
+        list(Predictor(epath.Path(whole)).answers(lines, 64))
 
 
 @pytest.mark.slow
@@ -220,10 +221,14 @@ def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
     counts = batch["mlm_weights"].sum(axis=1)
     assert len(set(counts.reshape(-1, 4).sum(axis=0))) > 1  # parts differ in masked pieces
     assert len(set(counts.reshape(8, -1).sum(axis=1))) > 1  # and so do devices
-    params = task.init_params(jax.random.key(0))
+    objective = task.objective
+    params = objective.init_params(jax.random.key(0))
+
+    def loss(params, batch, key):
+        return objective.sums(objective.apply(params, batch, key, {}), batch)
 
     def gradient(params, batch, accumulation=1):
-        return sums_and_gradient(task.loss, params, batch, None, accumulation)
+        return sums_and_gradient(loss, params, batch, None, accumulation)
 
     whole_sums, whole = jax.jit(gradient)(params, batch)
     part_sums, parts = jax.jit(functools.partial(gradient, accumulation=4))(params, batch)

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 from goldens import make_pretraining as recipe
 
-from bertjax.model import losses
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.heads import Model, head_sums
 from bertjax.training.optimizer import OptimizerConfig, make_optimizer
 from bertjax.training.step import Sums, init_state, make_train_step
 
-MODEL = PretrainingModel(BertConfig(**recipe.MODEL))
+MODEL = Model(BertConfig(**recipe.MODEL), ("mlm", "nsp"))
 
 
 def weights() -> Any:
@@ -33,7 +32,7 @@ def weights() -> Any:
 
 def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sums:
     logits = MODEL.apply({"params": params}, batch, deterministic=True)
-    return losses.pretraining(logits, batch)
+    return head_sums(logits, batch)
 
 
 def test_the_loss_of_each_of_200_steps_is_pytorchs():
@@ -51,7 +50,8 @@ def test_the_loss_of_each_of_200_steps_is_pytorchs():
         )
     )
     step = jax.jit(make_train_step(loss, optimizer, seed_key=jax.random.key(0)))
-    state = init_state(weights(), loss, optimizer, recipe.train_batch(0))
+    sums = jax.eval_shape(loss, weights(), recipe.train_batch(0), None)
+    state = init_state(weights(), sums, optimizer)
     curve = []
     for number in range(recipe.STEPS):
         state, sums = step(state, recipe.train_batch(number))

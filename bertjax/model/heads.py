@@ -235,6 +235,15 @@ class Model(nn.Module):
         }
 
 
+def head_sums(outputs: Mapping[str, Array], batch: Batch) -> Sums:
+    """What heads minimise and report of the logits that there are, summed over the batch."""
+    found: Sums = {}
+    for name, head in HEADS.items():
+        if f"{name}_logits" in outputs:
+            found |= head.sums(outputs[f"{name}_logits"], batch)
+    return found
+
+
 class _Anything(dict[str, Array]):
     """A batch of one row and one piece, with whatever a head reads."""
 

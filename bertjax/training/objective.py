@@ -2,14 +2,14 @@
 
 import abc
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from bertjax.mesh.feed import Batch
-from bertjax.model.heads import HEADS, Model
+from bertjax.model.heads import Model, head_sums
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
@@ -89,10 +89,10 @@ class Objective(abc.ABC):
     ) -> dict[str, Array]:
         """One forward pass, for loss, evaluation and prediction alike; a key turns dropout on."""
         rngs = None if key is None else {"dropout": key}
-        outputs: dict[str, Array] = self.model.apply(
-            {"params": params}, batch, deterministic=key is None, rngs=rngs
-        )  # type: ignore[assignment]  # flax knows less of what it gives
-        return outputs
+        return cast(
+            dict[str, Array],
+            self.model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs),
+        )
 
     def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
         """What is minimised (names in `_loss`) and reported, summed over the batch.
@@ -100,10 +100,8 @@ class Objective(abc.ABC):
         `fill` is the share of cells that are no padding.
         """
         real = batch["pack_ids"] > 0
-        found: Sums = {"fill": (jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size))}
-        for name in self.heads:
-            found |= HEADS[name].sums(outputs[f"{name}_logits"], batch)
-        return found
+        fill = jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size)
+        return {"fill": fill} | head_sums(outputs, batch)
 
     def trainable(self, name: str) -> bool:
         """Whether the parameter of this name learns."""

@@ -55,25 +55,24 @@ def bertjax_step() -> Callable[[], object]:
     """A function that makes one update, as `bertjax train` does."""
     import jax
 
-    from bertjax.model import losses
     from bertjax.model.encoder import BertConfig
-    from bertjax.model.heads import PretrainingModel
+    from bertjax.model.heads import Model, head_sums
     from bertjax.training.optimizer import OptimizerConfig, make_optimizer
     from bertjax.training.step import Sums, TrainState, init_state, make_train_step
 
-    model: Any = PretrainingModel(BertConfig(PIECES, LAYERS, HIDDEN, HEADS))
+    model: Any = Model(BertConfig(PIECES, LAYERS, HIDDEN, HEADS), ("mlm", "nsp"))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=RATE))
     batch = jax.device_put(make_batch())
 
     def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sums:
         rngs = None if key is None else {"dropout": key}
         logits = model.apply({"params": params}, batch, deterministic=key is None, rngs=rngs)
-        return losses.pretraining(logits, batch)
+        return head_sums(logits, batch)
 
     @jax.jit
     def start(key: jax.Array) -> TrainState:
         params = model.init(key, batch, deterministic=True)["params"]
-        return init_state(params, loss, optimizer, batch)
+        return init_state(params, jax.eval_shape(loss, params, batch, None), optimizer)
 
     seed_key = jax.random.key(0)
     update = jax.jit(make_train_step(loss, optimizer, seed_key=seed_key), donate_argnums=0)

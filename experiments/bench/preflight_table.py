@@ -52,16 +52,17 @@ def judge(case: Case, cache: pathlib.Path) -> dict[str, Any]:
 
 def line(case: Case, verdict: dict[str, Any]) -> str:
     """A line of the table."""
-    rows, turns = verdict["rows_per_device"], verdict["accumulation"]
+    train, turns = verdict["train"], verdict["accumulation"]
+    rows = train["rows_per_device"]
     cells = [*case, rows if turns == 1 else f"{turns} x {rows // turns}"]
-    memory = f"{verdict['hbm_bytes'] / GIB:.1f}"
+    memory = f"{train['hbm_bytes'] / GIB:.1f}"
     if verdict["fits"]:
-        seconds = verdict["estimated_step_seconds"]
+        seconds = train["estimated_step_seconds"]
         days = seconds * verdict["steps"] / 86_400
-        cells += [memory, f"{1e3 * seconds:,.1f}", f"{verdict['estimated_mfu']:.0%}"]
+        cells += [memory, f"{1e3 * seconds:,.1f}", f"{train['estimated_mfu']:.0%}"]
         cells += [f"{days:,.2f}", f"{days * 24 * verdict['chips']:,.0f}"]
     else:
-        over = (verdict["hbm_bytes"] - verdict["hbm_limit_bytes"]) / GIB
+        over = (train["hbm_bytes"] - verdict["hbm_limit_bytes"]) / GIB
         cells += [memory, f"does not fit, by {over:.1f} GiB", "", "", ""]
     return f"| {' | '.join(map(str, cells))} |"
 

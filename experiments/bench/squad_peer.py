@@ -143,7 +143,7 @@ def train_theirs(
 
     config = load_config(spec, parse_overrides(rest), registry.data_fields(), find_model)
     task = registry.find(config.task)(config)
-    config = config.resolve(task.rows_per_epoch)
+    config = config.resolve(task.examples_per_epoch)
     optimizer, steps = config.optimizer_config(), int(config.steps)
     schedule = make_schedule(optimizer)
     settings = dataclasses.asdict(optimizer) | {
@@ -153,13 +153,14 @@ def train_theirs(
     directory.mkdir(parents=True)
     (directory / "settings.json").write_text(json.dumps(settings))
     inspection.save_batches(config, 0, steps, 1, 0, directory / "train.npz")
-    batches = list(task.eval_batches())
+    (held_out,) = task.evaluation_sets()
+    batches = list(held_out.batches())
     arrays: dict[str, Any] = {name: np.stack([b[name] for b in batches]) for name in batches[0]}
     np.savez(directory / "eval.npz", allow_pickle=False, **arrays)
     command = [python, __file__, "--work", str(directory), "--config", config.init]
     cost = cost_of([*command, *options])
     logits = np.load(directory / "logits.npz")["logits"]
-    return task.evaluation({}, [{"span_logits": values} for values in logits]).scores, cost
+    return held_out.evaluation({}, [{"span_logits": values} for values in logits]).scores, cost
 
 
 def main() -> None:

@@ -101,17 +101,18 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
     from bertjax.formats.opening import find_model
-    from bertjax.mesh.sharding import make_mesh
     from bertjax.runs.evaluate import make_evaluator
     from bertjax.tasks import registry
     from bertjax.training.config import load_config
+    from bertjax.training.programs import Programs
 
     spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"
     overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH["bertjax"])}
     config = load_config(spec, overrides, registry.data_fields(), find_model)
     task = registry.find(config.task)(config)
-    params = jax.jit(task.init_params)(jax.random.key(0))
-    evaluator = make_evaluator(task, make_mesh(1, 1, 1))
+    programs = Programs(config, task.objective)
+    params = jax.jit(task.objective.init_params)(jax.random.key(0))
+    evaluator = make_evaluator(task, programs)
     return lambda: evaluator([params])
 
 

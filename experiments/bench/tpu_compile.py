@@ -44,12 +44,12 @@ def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     text = {name: str(value) for name, value in fields.items()}
     phase = 1 if length == 128 else 2
     config = load_config(f"{recipe}:model=large,phase={phase}", text, registry.data_fields())
-    verdict = preflight(config, target)
+    verdict = preflight(config, target, train_alone=True)
     return {
-        "cycles": verdict.estimated_cycles,
-        "charged": verdict.charged_cycles,
-        "links": verdict.estimated_collective_seconds,
-        "bytes": verdict.hbm_bytes,
+        "cycles": verdict.train.estimated_cycles,
+        "charged": verdict.train.charged_cycles,
+        "links": verdict.train.estimated_collective_seconds,
+        "bytes": verdict.train.hbm_bytes,
     }
 
 

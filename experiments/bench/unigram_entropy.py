@@ -21,7 +21,8 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     config = load_config(args.config, parse_overrides(rest), registry.data_fields())
     counts = np.zeros(config.model.vocab_size)
-    for batch in registry.find(config.task)(config).eval_batches():
+    (held_out,) = registry.find(config.task)(config).evaluation_sets()
+    for batch in held_out.batches():
         np.add.at(counts, batch["mlm_targets"], batch["mlm_weights"])
     shares = counts[counts > 0] / counts.sum()
     entropy = -(shares * np.log(shares)).sum()
