@@ -14,7 +14,7 @@ from goldens import make_encoder_outputs
 from models import draw_model, shapes_of
 
 from bertjax.formats import huggingface
-from bertjax.formats.names import PARTS, tensors
+from bertjax.formats.names import parts, tensors
 from bertjax.formats.opening import find_format, read_model
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
@@ -77,8 +77,8 @@ def test_every_way_keeps_every_byte(way: tuple, heads: tuple, tmp_path) -> None:
 
 def test_every_parameter_has_its_names() -> None:
     ours = {name for name, _ in named_leaves(shapes_of(CONFIG))}
-    assert ours == {"/".join(each.path) for each in tensors(LAYERS, PARTS)}
-    found = [each.name(style) for style in ("hf", "tf1") for each in tensors(LAYERS, PARTS)]
+    assert ours == {"/".join(each.path) for each in tensors(LAYERS, parts())}
+    found = [each.name(style) for style in ("hf", "tf1") for each in tensors(LAYERS, parts())]
     assert len(set(found)) == len(found)
 
 

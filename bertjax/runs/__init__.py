@@ -1,0 +1,1 @@
+"""What a command does: training, evaluation, prediction, conversion; workdirs and metrics."""

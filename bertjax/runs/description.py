@@ -1,0 +1,50 @@
+"""What opens a checkpoint besides its arrays: configuration, vocabulary, labels, calibration."""
+
+import json
+from collections.abc import Mapping
+
+from etils import epath
+
+from bertjax.runs.workdirs import write_run
+from bertjax.tasks.contract import Task
+from bertjax.training.config import Config
+
+LABELS_FILE = "labels.json"
+CALIBRATION_FILE = "calibration.json"
+_THRESHOLD_FILE = "threshold.json"  # what span models of older versions keep in its place
+
+
+def write_description(
+    directory: epath.Path,
+    config: Config,
+    task: Task,
+    step: int,
+    calibration: Mapping[str, float],
+) -> None:
+    """Writes it into a checkpoint.
+
+    Args:
+      calibration: what an evaluation of these very arrays found; may be empty.
+    """
+    task.tokenizer.save(directory)
+    if task.labels:
+        (directory / LABELS_FILE).write_text(json.dumps(task.labels, ensure_ascii=False))
+    if calibration:
+        (directory / CALIBRATION_FILE).write_text(json.dumps(dict(calibration)))
+    write_run(directory, config, task, step)
+
+
+def read_labels(directory: epath.Path) -> tuple[str, ...]:
+    """Names of the classes, in the order of their numbers; empty where there are none."""
+    path = directory / LABELS_FILE
+    return tuple(json.loads(path.read_text())) if path.exists() else ()
+
+
+def read_calibration(directory: epath.Path) -> dict[str, float]:
+    """What was calibrated when the checkpoint was saved; empty where nothing was."""
+    if (directory / CALIBRATION_FILE).exists():
+        found: dict[str, float] = json.loads((directory / CALIBRATION_FILE).read_text())
+        return found
+    if (directory / _THRESHOLD_FILE).exists():
+        return {"threshold": json.loads((directory / _THRESHOLD_FILE).read_text())["f1"]}
+    return {}
