@@ -19,11 +19,11 @@ from bertjax.training.config import read_config
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
 
 
-def start(*arguments: object) -> subprocess.Popen:
+def start(*arguments: object, **environment: str) -> subprocess.Popen:
     line = [sys.executable, "-m", "bertjax", *map(str, arguments)]
     return subprocess.Popen(
         line,
-        env=process_environment(),
+        env=process_environment() | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,7 +1,7 @@
 """The tasks by name. A new task is one new file or folder, and one line here.
 
-A task of one's own needs no line: its name in a configuration is that of its module, with a dot in
-it, such as `task="my_package.sentiment"`.
+A task of one's own needs no line: its name in a configuration is that of its module, such as
+`task="my_package.sentiment"`.
 """
 
 import importlib
@@ -67,15 +67,16 @@ class _DataFields(Mapping[str, Mapping[str, Any]]):
 
 
 def _module(name: str) -> Any:
-    if "." not in name and name not in MODULES:
-        raise InputError(f"task={name!r} is unknown: there are {', '.join(sorted(MODULES))}.")
     path = MODULES.get(name, name)
     try:
-        return importlib.import_module(path)
+        module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise  # the module is there, and what it imports is not
+        module = None
+    if not hasattr(module, "Task"):
         raise InputError(
-            f"task={name!r} is no module that Python finds: give one of {', '.join(MODULES)}, or "
-            "put the folder of your module on PYTHONPATH."
-        ) from error
+            f"task={name!r} is unknown: there are {', '.join(sorted(MODULES))}, and any module on "
+            "PYTHONPATH that has a Task and an Objective."
+        )
+    return module
