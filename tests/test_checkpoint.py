@@ -179,7 +179,7 @@ def test_a_workdir_and_a_checkpoint_both_name_a_checkpoint(checkpoints) -> None:
 
 
 def test_a_path_without_a_checkpoint_is_refused(tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match="neither a checkpoint nor a workdir"):
+    with pytest.raises(ValueError, match="neither a checkpoint nor a workdir"):
         find_checkpoint(tmp_path)
 
 

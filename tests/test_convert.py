@@ -318,7 +318,7 @@ def test_nothing_is_written_over(tmp_path) -> None:
 
 
 def test_what_is_no_model_is_refused(tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no"):
+    with pytest.raises(ValueError, match="there is no"):
         find_format(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is no model: give a directory with"):
         find_format(tmp_path)

@@ -108,8 +108,8 @@ def render(name: str, entries: Sequence[Entry], settings: Mapping[str, Any]) -> 
     entries = [{key: entry[key] for key in entry if key not in only} for entry in entries]
     heldout = [entry for entry in entries if entry["split"] == "heldout"]
     others = dict.fromkeys(key for entry in entries for key in entry if key not in NOT_DRAWN)
-    named = _learning()
-    learning = [*named, *(key for key in others if key not in named | RUNNING)]
+    named = [key for key in _learning() if key not in NOT_DRAWN]
+    learning = [*named, *(key for key in others if key not in (*named, *RUNNING))]
     body = [
         _header(name, entries, heldout, settings),
         section("What it learnt", _charts(entries, learning)),

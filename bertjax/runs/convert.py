@@ -2,24 +2,18 @@
 
 import json
 from functools import partial
-from typing import Any
 
-import jax
 from etils import epath
 
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.card import model_card
 from bertjax.formats.opening import read_model
-from bertjax.runs.metrics import metrics_path, read_metrics
 from bertjax.formats.tensors import Model
-from bertjax.mesh.sharding import named_leaves
-from bertjax.model.encoder import BertConfig
+from bertjax.runs.metrics import metrics_path, read_metrics
 from bertjax.tasks import registry
 from bertjax.training.checkpoint import FILES, find_checkpoint, write_params
 from bertjax.training.config import Config
-from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.errors import InputError
-
 
 
 def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str) -> Model:

@@ -48,9 +48,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     return found
 
 
-def make_evaluator(
-    task: Task, programs: Programs
-) -> Callable[[Iterable[Any]], Evaluation | None]:
+def make_evaluator(task: Task, programs: Programs) -> Callable[[Iterable[Any]], Evaluation | None]:
     """A function from the parameters of each member of an ensemble, which may be of one, to what
     all held-out data give; None where there are none.
     """
@@ -63,8 +61,7 @@ def make_evaluator(
         total: Sums = {}
         outputs = []
         started = (
-            program(params, batch, constants)
-            for batch in Feed(held_out.batches(), programs.rows)
+            program(params, batch, constants) for batch in Feed(held_out.batches(), programs.rows)
         )
         for sums, kept in fetched(started):
             total = _added(total, jax.tree.map(np.float64, sums))

@@ -19,8 +19,8 @@ from typing import Any, Protocol, Self, TextIO
 import numpy as np
 from etils import epath
 
-from data_pipelines.paths import is_remote
 from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 
 Metrics = Mapping[str, float | int | None]
 

@@ -1,9 +1,8 @@
 """A checkpoint that is opened once and then answers as many inputs as there are."""
 
 import dataclasses
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax

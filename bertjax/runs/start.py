@@ -21,8 +21,8 @@ from bertjax.training.checkpoint import (
     saved_params,
 )
 from bertjax.training.config import read_model_config
-from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 RECORD_FILE = "init.json"  # of a workdir: what its run began with
 _log = logging.getLogger("bertjax")

@@ -16,14 +16,15 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.runs import workdirs
 from bertjax.errors import RESTART, RunError
-from bertjax.runs.description import write_description
-from bertjax.runs.evaluate import check_tokenizer, make_evaluator
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.model import flops
+from bertjax.runs import workdirs
+from bertjax.runs.description import write_description
+from bertjax.runs.evaluate import check_tokenizer, make_evaluator
+from bertjax.runs.metrics import Writers
 from bertjax.runs.start import Start, begin, write_record
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation
@@ -32,8 +33,6 @@ from bertjax.training.config import Config
 from bertjax.training.objective import Objective
 from bertjax.training.programs import Programs
 from bertjax.training.step import Sums, TrainState, means
-from bertjax.runs.metrics import Writers
-from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
