@@ -1,8 +1,16 @@
 """The mesh and the table of rules."""
 
+import dataclasses
+import importlib.util
+import itertools
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from conftest import process_environment
 
 from bertjax.mesh.sharding import (
     check_mesh,
@@ -49,6 +57,121 @@ def test_one_axis_may_take_all_devices_that_are_left(sizes, shape) -> None:
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes) -> None:
     with pytest.raises(ValueError, match="does not fit 8 devices"):
         make_mesh(*sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a TPU's device says of its place."""
+
+    id: int
+    process_index: int
+    coords: tuple[int, ...]
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+
+
+def pod(width: int, height: int, slices: int = 1) -> list[Chip]:
+    """Slices of so many chips, of which a host has 2 x 2, numbered along the width first."""
+    hosts_wide, hosts = width // 2, width * height // 4
+    return [
+        Chip(
+            number * 100_000 + y * width + x,
+            number * hosts + y // 2 * hosts_wide + x // 2,
+            (x, y, 0),
+        )
+        for number in range(slices)
+        for y, x in itertools.product(range(height), range(width))
+    ]
+
+
+PODS = [pod(2, 2), pod(4, 4), pod(8, 8), pod(4, 4, slices=2)]
+POWERS = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (1, 2), (2, 2), (4, 2), (1, 4), (4, 4)]
+EVERY_MESH = [
+    pytest.param(chips, fsdp, model, id=f"{len(chips)}-{fsdp}-{model}")
+    for chips in PODS
+    for fsdp, model in POWERS
+    if fsdp * model <= len(chips)
+]
+
+
+def hops(one: Chip, other: Chip) -> int:
+    """Links between two chips of a slice that is too small to wrap."""
+    return sum(abs(a - b) for a, b in zip(one.coords, other.coords, strict=True))
+
+
+@pytest.mark.parametrize(("chips", "fsdp", "model"), EVERY_MESH)
+def test_a_host_holds_the_rows_of_its_number(chips, fsdp, model) -> None:
+    devices = make_mesh(-1, fsdp, model, chips).devices
+    of_rows = devices.reshape(-1, model)  # the devices of each part of the rows
+    hosts = [{chip.process_index for chip in part} for part in of_rows]
+    share = len(hosts) * 4 // len(chips)
+    assert hosts == [{part // share} for part in range(len(hosts))]
+
+
+@pytest.mark.parametrize(("chips", "fsdp", "model"), EVERY_MESH)
+def test_within_a_host_neighbours_along_an_axis_are_linked(chips, fsdp, model) -> None:
+    devices = make_mesh(-1, fsdp, model, chips[::-1]).devices
+    for axis in range(3):
+        lines = np.moveaxis(devices, axis, -1).reshape(-1, devices.shape[axis])
+        for one, other in (pair for line in lines for pair in itertools.pairwise(line)):
+            assert one.process_index != other.process_index or hops(one, other) == 1
+
+
+@pytest.mark.parametrize(("chips", "fsdp", "model"), EVERY_MESH)
+def test_the_devices_along_an_axis_are_a_grid_of_the_slice(chips, fsdp, model) -> None:
+    devices = make_mesh(-1, fsdp, model, chips).devices
+    for axis in range(3):
+        for line in np.moveaxis(devices, axis, -1).reshape(-1, devices.shape[axis]):
+            within = {chip.coords for chip in line}
+            sides = [len(set(along)) for along in zip(*within, strict=True)]
+            assert len(within) == np.prod(sides)
+
+
+def test_a_row_of_hosts_is_one_path() -> None:
+    first, *_ = np.split(make_mesh(-1, 1, 1, pod(8, 8)).devices.ravel(), 4)
+    assert all(hops(*pair) == 1 for pair in itertools.pairwise(first))
+
+
+def test_a_host_s_devices_make_a_ring() -> None:
+    for line in make_mesh(-1, 1, 4, pod(4, 4)).devices.reshape(-1, 4):
+        assert all(hops(*pair) == 1 for pair in itertools.pairwise([*line, line[0]]))
+
+
+def test_what_has_no_place_keeps_its_order() -> None:
+    assert make_mesh(2, 2, 2).devices.ravel().tolist() == jax.devices()
+
+
+ROUTES = """
+import os
+os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+import jax
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import PartitionSpec
+from bertjax.mesh.sharding import make_mesh
+for name, fsdp, model in [
+    ("v5e:4x4", 4, 2), ("v5e:8x8", 1, 2), ("v5e:8x8", 1, 4), ("v5e:8x8", 8, 1), ("v5e:8x8", 2, 2)
+]:
+    mesh = make_mesh(-1, fsdp, model, get_topology_desc(name, "tpu").devices)
+    sums = jax.shard_map(
+        lambda x: [jax.lax.psum(x, axis) for axis in ("data", "fsdp", "model")],
+        mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False,
+    )
+    jax.jit(sums).lower(jax.ShapeDtypeStruct((1024, 128), "float32")).compile()
+    print(name)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+def test_the_tpu_compiler_finds_a_route_along_every_axis() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ROUTES],
+        capture_output=True,
+        text=True,
+        env=process_environment() | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0 and len(done.stdout.split()) == 5, done.stderr
 
 
 def test_every_matrix_of_a_block_is_split_over_both_axes(params) -> None:

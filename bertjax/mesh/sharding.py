@@ -45,6 +45,12 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with the axes `data`, `fsdp` and `model` over the devices (all by default).
 
+    A process feeds its own rows of a batch, so its devices follow one another along (data, fsdp),
+    process by process: of H hosts, host h has the rows h * B / H onwards. Within a host, devices
+    that follow one another along an axis are linked. Where a ring through the whole slice would
+    leave a host and come back, the hosts' blocks win; and devices lie alike in all hosts, as the
+    groups that an axis makes must be grids of the slice: for others there is no route.
+
     Over CPUs, what this process frees stays with it from then on.
 
     Args:
@@ -54,8 +60,6 @@ def make_mesh(
         those of a host.
     """
     devices = jax.devices() if devices is None else devices
-    # A process feeds its own rows of a batch, which must lie one after the other.
-    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
     sizes = [data, fsdp, model]
     text = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) == 1:
@@ -73,7 +77,44 @@ def make_mesh(
         )
     if devices[0].platform == "cpu":
         keep_freed_memory()
-    return Mesh(np.asarray(devices).reshape(sizes), AXES)
+    return Mesh(_placed(devices, local, sizes).reshape(sizes), AXES)
+
+
+def _placed(devices: Sequence[jax.Device], local: int, sizes: Sequence[int]) -> np.ndarray:
+    """The devices in the order of the mesh, `local` of each host."""
+
+    def coords(device: jax.Device) -> tuple[int, ...]:
+        return tuple(getattr(device, "coords", ()))  # of the chip in its slice, where it is a TPU
+
+    ordered = sorted(devices, key=lambda each: (each.process_index, coords(each), each.id))
+    # Of `model` a host has all, of `fsdp` what it has room for, of `data` the rest.
+    fsdp = math.gcd(sizes[1], local // sizes[2])
+    own = (local // sizes[2] // fsdp, fsdp, sizes[2])
+    blocks = np.asarray(ordered, object).reshape(-1, *own)
+    for axis in (1, 2, 3):
+        line = [coords(device) for device in np.moveaxis(blocks[0], axis - 1, 0)[:, 0, 0]]
+        blocks = blocks.take(_path(line), axis)
+    return blocks
+
+
+def _path(coords: Sequence[tuple[int, ...]]) -> list[int]:
+    """The numbers of the points of a grid in the order of a path from each to the one beside it.
+
+    The narrowest dimension is crossed last, so that the path is a ring where that has two places.
+    """
+    places = [sorted(set(along)) for along in zip(*coords, strict=True)]
+    narrow_first = sorted(range(len(places)), key=lambda dimension: len(places[dimension]))
+
+    def rank(number: int) -> int:
+        # Each dimension is walked to and fro in turn, as in a Gray code.
+        found = 0
+        for dimension in narrow_first:
+            size = len(places[dimension])
+            place = places[dimension].index(coords[number][dimension])
+            found = found * size + (size - 1 - place if found % 2 else place)
+        return found
+
+    return sorted(range(len(coords)), key=rank)
 
 
 def tpu_kind() -> str:
@@ -88,15 +129,16 @@ def for_cpu() -> bool:
     return (jax.default_backend() if device is None else device.platform) == "cpu"
 
 
-def splits_heads(rows: int, heads: int) -> bool:
-    """Whether the context's mesh has the axes named here, and they divide the rows and heads."""
+def why_not_split(rows: int, heads: int) -> str:
+    """Why the context's mesh gives its devices no even shares of rows and heads; "" if it does."""
     mesh = jax.sharding.get_abstract_mesh()
-    return (
-        mesh.axis_names == AXES
-        and not mesh.manual_axes
-        and rows % row_parts(mesh) == 0
-        and heads % mesh.shape["model"] == 0
-    )
+    if mesh.axis_names != AXES or mesh.manual_axes:
+        return f"there is no mesh of {', '.join(AXES)}"
+    if rows % row_parts(mesh):
+        return f"{rows} rows: the mesh splits them in {row_parts(mesh)}"
+    if heads % mesh.shape["model"]:
+        return f"{heads} heads: mesh.model={mesh.shape['model']} does not divide them"
+    return ""
 
 
 def over_rows_and_heads(
