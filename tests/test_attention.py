@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bertjax.model.attention.choice
+from bertjax.mesh.sharding import make_mesh
+from bertjax.model.attention import choice
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.attention import tpu as fused_attention
+from bertjax.model.attention.choice import choose
 from bertjax.model.attention.plain import attention as plain
 from bertjax.model.attention.plain import visible
 
@@ -94,16 +96,40 @@ def test_dropout_falls_on_the_probabilities(attention):
     np.testing.assert_allclose(attention(query, key, ones, PACK_IDS), 1, rtol=1e-6)
 
 
-def test_the_first_that_serves_is_taken(monkeypatch) -> None:
-    def named(name):
-        return lambda *inputs, **options: name
+def test_scores_are_not_rounded_before_the_softmax(attention):
+    # They differ by less than bfloat16 tells apart at their size, and weights by a third.
+    query = jnp.zeros((1, 2, 1, 2), jnp.bfloat16).at[..., 0].set(16).at[..., 1].set(1)
+    key = jnp.asarray([[16, 0.5], [16, 0]], jnp.bfloat16)[None, :, None]
+    value = jnp.asarray([[1, 1], [0, 0]], jnp.bfloat16)[None, :, None]
+    out = attention(query * jnp.bfloat16(2**0.5), key, value, np.ones((1, 2), np.int32))
+    np.testing.assert_allclose(out.astype(jnp.float32), 1 / (1 + np.exp(-0.5)), rtol=0.02)
 
-    monkeypatch.setattr(fused_attention, "attention", named("kernel"))
-    monkeypatch.setattr(cpu_attention, "attention", named("rows"))
-    taken = []
-    for kernel, rows in ((True, True), (False, True), (False, False)):
-        monkeypatch.setattr(fused_attention, "serves", lambda query, kernel=kernel: kernel)
-        monkeypatch.setattr(cpu_attention, "serves", lambda query, rows=rows: rows)
-        taken.append(bertjax.model.attention.choice.attention(*draw(), PACK_IDS))
-    np.testing.assert_array_equal(taken[2], plain(*draw(), PACK_IDS))
-    assert taken[:2] == ["kernel", "rows"]
+
+def test_no_product_of_bfloat16_inputs_takes_float32_ones(attention):
+    query, key, value = (x.astype(jnp.bfloat16) for x in draw())
+    gradient = jax.grad(lambda *qkv: attention(*qkv, PACK_IDS).sum().astype("float32"), (0, 1, 2))
+    text = jax.jit(gradient).lower(query, key, value).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert products and not any("xf32>, " in line for line in products)
+
+
+def test_each_device_has_its_way(monkeypatch) -> None:
+    query = jax.ShapeDtypeStruct((ROWS, LENGTH, HEADS, SIZE), "float32")
+    assert str(choose(query)) == "cpu, a row at a time"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert str(choose(query)) == "plain"
+    with jax.set_mesh(make_mesh(2, 1, 1, jax.devices()[:2])):  # what a program is for counts
+        assert choose(query).attend is cpu_attention.attention
+    monkeypatch.setattr(choice, "tpu_kind", lambda: "TPU v5 lite")
+    monkeypatch.setattr(fused_attention, "why_not", lambda query: "")
+    assert choose(query).attend is fused_attention.attention
+
+
+def test_plain_attention_says_what_stood_against_the_devices_own_way(monkeypatch) -> None:
+    query = jax.ShapeDtypeStruct((ROWS, LENGTH, HEADS, SIZE), "float32")
+    for module in (choice, fused_attention):
+        monkeypatch.setattr(module, "tpu_kind", lambda: "TPU v5 lite")
+    with jax.set_mesh(make_mesh(2, 1, 1, jax.devices()[:2])):
+        way = choose(query)
+    assert way.attend is plain
+    assert str(way) == "plain (rows of 12 pieces: the kernel takes multiples of 128 up to 512)"

@@ -17,8 +17,7 @@ from attending import (
 )
 
 from bertjax.mesh.sharding import AXES, make_mesh
-from bertjax.model.attention import cpu as cpu_attention
-from bertjax.model.attention.cpu import attention
+from bertjax.model.attention.cpu import attention, why_not
 from bertjax.model.attention.plain import attention as plain
 
 
@@ -67,22 +66,15 @@ def test_it_keeps_no_weights_but_which_were_dropped() -> None:
     assert [leaf.dtype for leaf in wide] == [jnp.bool]
 
 
-def test_it_serves_cpus_that_share_rows_and_heads_evenly() -> None:
+def test_it_is_not_for_a_mesh_that_cannot_share_rows_and_heads_evenly() -> None:
     query = jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32")
     odd = jax.ShapeDtypeStruct((9, LENGTH, HEADS, SIZE), "float32")
-    assert cpu_attention.serves(query) and cpu_attention.serves(odd)
+    assert not why_not(query) and not why_not(odd)
     with jax.set_mesh(make_mesh(2, 1, 4)):
-        assert cpu_attention.serves(query) and not cpu_attention.serves(odd)
+        assert not why_not(query)
+        assert why_not(odd) == "9 rows: the mesh splits them in 2"
     with jax.set_mesh(make_mesh(1, 1, 8)):
-        assert not cpu_attention.serves(query)
+        assert why_not(query) == "4 heads: mesh.model=8 does not divide them"
     other = jax.sharding.Mesh(make_mesh(-1, 1, 1).devices, ("rows", *AXES[1:]))
     with jax.set_mesh(other):
-        assert not cpu_attention.serves(query)
-
-
-def test_it_serves_no_other_devices(monkeypatch) -> None:
-    query = jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not cpu_attention.serves(query)
-    with jax.set_mesh(make_mesh(-1, 1, 1)):  # what a program is for counts, not where it is made
-        assert cpu_attention.serves(query)
+        assert why_not(query) == "there is no mesh of data, fsdp, model"

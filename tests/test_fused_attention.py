@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from attending import (
 )
 
 from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.model.attention import choice
 from bertjax.model.attention import tpu as fused_attention
 from bertjax.model.attention.plain import attention as plain
 from bertjax.tasks import registry
@@ -90,38 +92,38 @@ def test_a_row_of_padding_and_huge_scores_are_finite() -> None:
         assert all(np.isfinite(x).all() for x in run(kernel, arrays, ids, **options(False, 0.1)))
 
 
-def served(axes=(-1, 1, 1), names=AXES, dtype="float32", shape=(8, LENGTH, HEADS, SIZE)) -> bool:
-    """Whether the kernel takes a query of that shape on such a mesh."""
+def why_not(axes=(-1, 1, 1), names=AXES, dtype="float32", shape=(8, LENGTH, HEADS, SIZE)) -> str:
+    """Why the kernel does not take a query of that shape on such a mesh."""
     mesh = jax.sharding.Mesh(make_mesh(*axes).devices, names)
     with jax.set_mesh(mesh):
-        return fused_attention.serves(jax.ShapeDtypeStruct(shape, dtype))
+        return fused_attention.why_not(jax.ShapeDtypeStruct(shape, dtype))
 
 
-def test_it_serves_tpus_alone(monkeypatch) -> None:
-    assert not fused_attention.serves(jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32"))
-    assert not served()
+def test_it_is_for_tpus_that_it_was_compiled_for(monkeypatch) -> None:
+    assert why_not().startswith("no TPU: the kernel is for TPU v4")
     monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
-    assert served() and served(axes=(2, 1, 4)) and served(shape=(8, 512, 16, 64))
+    assert not why_not()
+    assert not why_not(axes=(2, 1, 4)) and not why_not(shape=(8, 512, 16, 64))
     monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v2")
-    assert not served()
+    assert why_not().startswith("TPU v2: the kernel is for TPU v4")
 
 
 @pytest.mark.parametrize(
-    "unfit",
+    ("unfit", "reason"),
     [
-        {"shape": (8, 96, HEADS, SIZE)},
-        {"shape": (8, 640, HEADS, SIZE)},
-        {"shape": (8, LENGTH, HEADS, 80)},
-        {"shape": (9, LENGTH, HEADS, SIZE)},
-        {"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)},
-        {"shape": (8, 512, 3, 192)},
-        {"names": ("rows", "columns", "depth")},
+        ({"shape": (8, 96, HEADS, SIZE)}, "rows of 96 pieces: the kernel takes multiples of 128"),
+        ({"shape": (8, 640, HEADS, SIZE)}, "rows of 640 pieces: .* up to 512"),
+        ({"shape": (8, LENGTH, HEADS, 80)}, "heads of 80: the kernel takes multiples of 64"),
+        ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 rows: the mesh splits them in 8"),
+        ({"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)}, "6 heads: mesh.model=4 does not"),
+        ({"shape": (8, 512, 3, 192)}, "3 heads of 192 and 512 pieces: no share of them fits"),
+        ({"names": ("rows", "columns", "depth")}, "there is no mesh of data, fsdp, model"),
     ],
     ids=str,
 )
-def test_what_it_does_not_take_is_left_to_attention(unfit: dict, monkeypatch) -> None:
+def test_it_says_why_it_does_not_take_a_query(unfit: dict, reason: str, monkeypatch) -> None:
     monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
-    assert not served(**unfit)
+    assert re.match(reason, why_not(**unfit))
 
 
 @pytest.mark.slow
@@ -141,7 +143,8 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
 
     usual = after_a_step()
     calls = []
-    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
+    for module in (choice, fused_attention):
+        monkeypatch.setattr(module, "tpu_kind", lambda: "TPU v5 lite")
     real = fused_attention.attention
     monkeypatch.setattr(
         fused_attention,

@@ -25,6 +25,7 @@ from bertjax.mesh.sharding import (
     sharded_shapes,
     with_shardings,
 )
+from bertjax.model.attention.choice import Way, choose
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
@@ -101,6 +102,15 @@ class Programs:
     def constants(self) -> Any:
         """What does not learn, on the devices."""
         return jax.device_put(self._objective.constants(), _shardings(self._constants))
+
+    def attention(self) -> Way:
+        """How each layer of the train step attends; known without tracing it."""
+        config, objective = self._config, self._objective
+        rows, length = objective.batch_shapes(objective.rows)["pack_ids"].shape
+        heads = config.model.num_heads
+        shape = (rows // config.accumulation, length, heads, config.model.hidden_size // heads)
+        with jax.set_mesh(self.mesh):
+            return choose(jax.ShapeDtypeStruct(shape, config.model.dtype))
 
     def train(self) -> jax.stages.Compiled:
         """The train step: (state, batch, constants) -> (state, window); see `make_train_step`."""

@@ -1,12 +1,48 @@
 """Scaled dot-product attention inside packed rows, by what suits the devices."""
 
+import dataclasses
 from collections.abc import Callable
 
+import jax
 from jax import Array
 
+from bertjax.mesh.sharding import for_cpu, tpu_kind
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.attention import plain as plain_attention
 from bertjax.model.attention import tpu as fused_attention
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to compute attention.
+
+    Attributes:
+      name: for a person.
+      attend: takes what `attention` takes.
+      why_not: what the devices have for themselves and this is not; "" where it is.
+    """
+
+    name: str
+    attend: Callable[..., Array]
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why_not})" if self.why_not else self.name
+
+
+def choose(query: Array | jax.ShapeDtypeStruct) -> Way:
+    """The way for queries [B, T, N, D] on the devices of the context's mesh (`jax.set_mesh`).
+
+    On TPUs one kernel does it all, and CPUs take a row at a time, where nothing stands against it.
+    """
+    if tpu_kind():
+        way, why_not = Way("tpu kernel", fused_attention.attention), fused_attention.why_not(query)
+    elif for_cpu():
+        way = Way("cpu, a row at a time", cpu_attention.attention)
+        why_not = cpu_attention.why_not(query)
+    else:
+        return Way("plain", plain_attention.attention)
+    return Way("plain", plain_attention.attention, why_not) if why_not else way
 
 
 def attention(
@@ -24,16 +60,8 @@ def attention(
     `query`, `key` and `value` are [B, T, N, D] (N heads of size D), `pack_ids` int32 [B, T]; the
     result is [B, T, N, D] in the dtype of `value`. The softmax is taken in float32 whatever the
     inputs, and dropout falls on the probabilities.
-
-    On the TPUs of the mesh in whose context it is traced (`jax.set_mesh`), one kernel does it all;
-    CPUs take a row at a time.
     """
-    attend: Callable[..., Array] = plain_attention.attention
-    if fused_attention.serves(query):
-        attend = fused_attention.attention
-    elif cpu_attention.serves(query):
-        attend = cpu_attention.attention
-    return attend(
+    return choose(query).attend(
         query,
         key,
         value,

@@ -13,16 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.mesh.sharding import for_cpu, over_rows_and_heads, splits_heads
+from bertjax.mesh.sharding import over_rows_and_heads, why_not_split
 from bertjax.model.attention.plain import visible
 from bertjax.model.dropout import limit_and_seeds, scale, survivors
 
 
-def serves(query: Array) -> bool:
-    """Whether queries [B, T, N, D] are for CPUs, and the context's mesh, if any, splits them."""
+def why_not(query: Array | jax.ShapeDtypeStruct) -> str:
+    """Why a mesh in the context keeps queries [B, T, N, D] from going this way; "" if none does."""
     rows, _, heads, _ = query.shape
-    alone = jax.sharding.get_abstract_mesh().empty
-    return for_cpu() and (alone or splits_heads(rows, heads))
+    return "" if jax.sharding.get_abstract_mesh().empty else why_not_split(rows, heads)
 
 
 def attention(
@@ -35,7 +34,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """As `bertjax.model.attention.choice.attention`, for what `serves` takes."""
+    """As `bertjax.model.attention.choice.attention`, where `why_not` has no reason."""
     limit, seeds = limit_and_seeds(dropout_rate, dropout_key)
     by_row = functools.partial(_attention, _Row(query.shape[-1], limit, causal))
     return over_rows_and_heads(by_row, seeds, pack_ids, (query, key, value))

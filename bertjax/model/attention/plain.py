@@ -32,9 +32,30 @@ def attention(
     """See `bertjax.model.attention.choice`, which chooses it where nothing better serves."""
     # Keys before queries, as the kernel has them, so that dropout falls on the same places.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-    scores = jnp.einsum("bnkd,bnqd->bnkq", key, query * query.shape[-1] ** -0.5)
+    scores = _scores(key, query * query.shape[-1] ** -0.5)
     seen = visible(pack_ids, causal).swapaxes(1, 2)[:, None]
-    scores = jnp.where(seen, scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
+    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=2).astype(value.dtype)
     weights = dropout(weights, dropout_rate, dropout_key)
     return jnp.einsum("bnkq,bnkd->bnqd", weights, value).swapaxes(1, 2)
+
+
+@jax.custom_vjp
+def _scores(key: Array, query: Array) -> Array:
+    """float32 [B, N, T keys, T queries]: rounded, large ones would lose what tells them apart."""
+    return jnp.einsum("bnkd,bnqd->bnkq", key, query, preferred_element_type=jnp.float32)
+
+
+def _scores_forward(key: Array, query: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _scores(key, query), (key, query)
+
+
+def _scores_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    key, query = inputs
+    # Rounded, as gradients of products are elsewhere: products of float32 take twice the time.
+    gradient = gradient.astype(key.dtype)
+    d_key = jnp.einsum("bnkq,bnqd->bnkd", gradient, query)
+    return d_key, jnp.einsum("bnkq,bnkd->bnqd", gradient, key)
+
+
+_scores.defvjp(_scores_forward, _scores_backward)

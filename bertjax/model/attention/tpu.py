@@ -16,11 +16,12 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.mesh.sharding import over_rows_and_heads, splits_heads, tpu_kind
+from bertjax.mesh.sharding import over_rows_and_heads, tpu_kind, why_not_split
 from bertjax.model.dropout import limit_and_seeds, random_words, scale
 
 _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
+_LEAST = 64  # elements of a head, of which two then fill the lanes
 _BLOCK = 1 << 18  # bytes of each input that the core holds at a time
 
 
@@ -49,23 +50,21 @@ _CORES = {
 _SOFTMAX, _DROPOUT, _GRADIENT = 16, 34, 10
 
 
-def serves(query: Array) -> bool:
-    """Whether the kernel takes queries [B, T, N, D] where they are being traced.
-
-    That is for TPUs, in a context with a mesh of the axes of `bertjax.mesh.sharding`, which divide
-    the rows and the heads; lengths are multiples of 128 up to 512, and heads multiples of 64.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
+def why_not(query: Array | jax.ShapeDtypeStruct) -> str:
+    """Why the kernel does not take queries [B, T, N, D] on the context's mesh; "" if it does."""
     rows, length, heads, size = query.shape
-    if tpu_kind() not in _CORES or not splits_heads(rows, heads):
-        return False
-    width = heads * size // mesh.shape["model"]
-    return (
-        length % _LANES == 0
-        and length <= _LONGEST
-        and size % 64 == 0
-        and _heads_at_once(length, width, size, query.dtype.itemsize) > 0
-    )
+    if tpu_kind() not in _CORES:
+        return f"{tpu_kind() or 'no TPU'}: the kernel is for {', '.join(_CORES)}"
+    if unsplit := why_not_split(rows, heads):
+        return unsplit
+    if length % _LANES or length > _LONGEST:
+        return f"rows of {length} pieces: the kernel takes multiples of {_LANES} up to {_LONGEST}"
+    if size % _LEAST:
+        return f"heads of {size}: the kernel takes multiples of {_LEAST}"
+    own = heads // jax.sharding.get_abstract_mesh().shape["model"]
+    if not _heads_at_once(length, own * size, size, query.dtype.itemsize):
+        return f"{own} heads of {size} and {length} pieces: no share of them fits the core's memory"
+    return ""
 
 
 def _heads_at_once(length: int, width: int, size: int, itemsize: int) -> int:
@@ -88,7 +87,7 @@ def attention(
     dropout_key: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """As `bertjax.model.attention.choice.attention`, for what `serves` takes.
+    """As `bertjax.model.attention.choice.attention`, where `why_not` has no reason.
 
     `interpret` runs the kernel on any device, slowly, and without a mesh too.
     """
