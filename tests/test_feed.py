@@ -1,6 +1,7 @@
 """Host batches become global arrays, in order, ahead of their use."""
 
 import threading
+import time
 
 import jax
 import numpy as np
@@ -51,7 +52,37 @@ def test_closing_ends_the_thread_of_an_endless_source(sharding) -> None:
     assert threading.active_count() == before
 
 
-def test_waiting_is_counted(sharding) -> None:
-    feed = Feed(batches(3), sharding)
-    list(feed)
-    assert feed.waited >= 0
+class Work:
+    """Arrays that a device gives at some time."""
+
+    def __init__(self, done: float) -> None:
+        self.done = done
+
+    def is_ready(self) -> bool:
+        return time.perf_counter() >= self.done
+
+
+@pytest.mark.parametrize(
+    ("step", "gap", "share"),
+    [(0.04, 0.0, 0.0), (0.0, 0.04, 1.0), (0.03, 0.06, 0.5), (0.06, 0.03, 0.0)],
+    ids=["slow device", "slow data", "data at half the speed", "device at half the speed"],
+)
+def test_waiting_counts_from_when_the_devices_are_idle(step, gap, share, sharding) -> None:
+    """A device takes `step` seconds for a batch, which comes `gap` seconds after the last one."""
+
+    def paced():
+        for batch in batches(12):
+            time.sleep(gap)
+            yield batch
+
+    feed, done, idle = Feed(paced(), sharding), None, 0.0
+    for _ in feed:
+        now = time.perf_counter()
+        if done is None:  # the first batch, for which there is nothing to do
+            began, waited, done = now, feed.waited, now
+        idle += max(0.0, now - done)
+        done = max(now, done) + step
+        feed.working = [Work(done)]
+    found = feed.waited - waited
+    assert found == pytest.approx(idle, abs=0.1)
+    assert found / (now - began) == pytest.approx(share, abs=0.25)

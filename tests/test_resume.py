@@ -64,6 +64,7 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
     done = bertjax(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
     assert "going on from step" in done.stderr
+    assert done.stderr.count("attention: ") == 1
     assert metrics(tmp_path) == metrics(whole)
     assert params_of(tmp_path) == params_of(whole)
 

@@ -17,6 +17,7 @@ import bertjax.runs.train as train_module
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
 from bertjax.runs.evaluate import evaluate
+from bertjax.runs.meter import Profiler
 from bertjax.runs.predict import Predictor
 from bertjax.runs.train import Diverged, Run, Stopped
 from bertjax.tasks import registry
@@ -98,14 +99,14 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
 
 def stop_at(step: int, monkeypatch) -> None:
     """Makes the stop signal arrive during a step."""
-    plain = train_module._Profiler.before
+    plain = Profiler.before
 
-    def before(self, current: int) -> None:
-        plain(self, current)
+    def before(self, current: int, state: object) -> None:
+        plain(self, current, state)
         if current == step:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(train_module._Profiler, "before", before)
+    monkeypatch.setattr(Profiler, "before", before)
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """Host batches become global arrays on the devices, ahead of the step that needs them."""
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ from jax.sharding import NamedSharding
 Batch = dict[str, jax.Array]
 
 _AHEAD = 2  # batches on the devices before they are asked for
+_LOOK_SECONDS = 0.002  # between looks at whether the devices are idle, where there is no batch
 
 
 class Feed:
@@ -22,11 +25,14 @@ class Feed:
       sharding: how rows lie over the mesh.
 
     Attributes:
-      waited: seconds that the consumer has waited for data so far.
+      waited: seconds that the devices have waited for data so far: that the consumer has, less
+        those in which they were still at work.
+      working: arrays that the devices are at, for the consumer to set; none at first.
     """
 
     def __init__(self, batches: Iterable[dict[str, np.ndarray]], sharding: NamedSharding) -> None:
         self.waited = 0.0
+        self.working: Any = None
         self._sharding = sharding
         self._queue: queue.Queue[Batch | Exception | None] = queue.Queue(_AHEAD)
         self._closed = threading.Event()
@@ -35,14 +41,21 @@ class Feed:
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
-            began = time.perf_counter()
-            batch = self._queue.get()
-            self.waited += time.perf_counter() - began
+            batch = self._next()
             if batch is None:
                 return
             if isinstance(batch, Exception):
                 raise batch
             yield batch
+
+    def _next(self) -> Batch | Exception | None:
+        while not all(array.is_ready() for array in jax.tree.leaves(self.working)):
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=_LOOK_SECONDS)
+        began = time.perf_counter()
+        batch = self._queue.get()
+        self.waited += time.perf_counter() - began
+        return batch
 
     def close(self) -> None:
         """Stops the thread; batches that were prepared are dropped."""

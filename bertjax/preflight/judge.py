@@ -79,6 +79,7 @@ def preflight(config: Config, topology: Topology, train_alone: bool = False) -> 
         optimizer_bytes=optimizer,
         steps=int(config.steps),
         remat=config.model.remat,
+        attention=str(programs.attention()),
         train=train,
         **others,
     )

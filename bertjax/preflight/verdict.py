@@ -52,6 +52,7 @@ class Verdict:
     Attributes:
       fits: whether each program does.
       parameter_bytes, optimizer_bytes: by the sharding table.
+      attention: how the train step attends, and why not as its devices do best where it does not.
       train: the train step.
       evaluation: a batch of held-out data, with the optimizer's state beside it in memory; None
         where the train step does not fit, or was asked for alone.
@@ -67,6 +68,7 @@ class Verdict:
     optimizer_bytes: int
     steps: int
     remat: bool
+    attention: str
     train: Judged
     evaluation: Judged | None = None
     prediction: Judged | None = None
@@ -101,6 +103,7 @@ def describe(verdict: Verdict) -> str:
         text = f"{numbers['runs']:.0f} a step, {numbers['bytes'] / 1e6:,.1f} MB"
         lines.append(f"  {kind:16} {text}")
     lines.append(f"  model            {train.model_flops / 1e12:,.1f} TFLOP a step")
+    lines.append(f"  attention        {v.attention}")
     programs = {"evaluation": v.evaluation, "prediction": v.prediction}
     for name, each in programs.items():
         if each:

@@ -9,28 +9,24 @@ import dataclasses
 import functools
 import logging
 import math
-import time
-from collections.abc import Iterator
 
 import jax
 from etils import epath
-from jax.sharding import Mesh
 
 from bertjax.errors import RESTART, RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
-from bertjax.model import flops
 from bertjax.runs import workdirs
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import check_tokenizer, make_evaluator
+from bertjax.runs.meter import Meter, Profiler
 from bertjax.runs.metrics import Writers
 from bertjax.runs.start import Start, begin, write_record
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation
 from bertjax.training.checkpoint import Checkpoints, has_checkpoint
 from bertjax.training.config import Config
-from bertjax.training.objective import Objective
 from bertjax.training.programs import Programs
 from bertjax.training.step import Sums, TrainState, means
 
@@ -96,7 +92,7 @@ class Run:
             contextlib.closing(
                 Feed(self.task.train_batches(first, self.steps), self.programs.rows)
             ) as feed,
-            _Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
+            Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
         ):
             self._loop(state, writers, feed, profiler)
 
@@ -109,12 +105,13 @@ class Run:
         self._start = None  # whose arrays would stay in memory
         return state._replace(params=start.fill(state.params)) if start else state
 
-    def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: "_Profiler") -> None:
+    def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: Profiler) -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
+        _log.info("attention: %s.", self.programs.attention())
         train_step, constants = self.programs.train(), self.programs.constants()
         evaluate = make_evaluator(self.task, self.programs)
-        meter = _Meter(self.task.objective, config, self.programs.mesh, feed)
+        meter = Meter(self.task.objective, config, self.programs.mesh, feed, first)
         pending: tuple[int, Sums] | None = None
 
         def log_pending() -> None:
@@ -127,14 +124,15 @@ class Run:
                     "learning_rate": float(self.programs.schedule(step - 1)),
                     "epoch": step * config.batch_size / self.task.examples_per_epoch,
                 }
-                writers.write(step, "train", values | progress | meter.read(values))
+                writers.write(step, "train", values | progress | meter.read(step, values))
                 self._check_finite(step, values)
 
         with stop_signals() as stop:
             for step, batch in enumerate(feed, first + 1):
-                profiler.before(step - 1)
+                profiler.before(step - 1, state)
                 state, window = train_step(state, batch, constants)
-                meter.steps += 1
+                profiler.after(step, state)
+                feed.working = window
                 log_pending()  # the devices are at work on the new step meanwhile
                 last, stopping = step == self.steps, stop(step)
                 if last or step % int(config.log_every) == 0:
@@ -170,63 +168,3 @@ class Run:
         """Writes what opens the checkpoint besides its arrays."""
         calibration = found.calibration if found else {}
         write_description(path, self.config, self.task, step, calibration)
-
-
-class _Meter:
-    """Speed since it was last read, leaving out evaluation and saving."""
-
-    def __init__(self, objective: Objective, config: Config, mesh: Mesh, feed: Feed) -> None:
-        self.steps = 0
-        self._config, self._feed = config, feed
-        self._flops = objective.step_flops()
-        self._pieces = objective.rows * config.seq_len
-        peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
-        self._peak = None if peak is None else peak * mesh.size
-        self._began, self._waited = time.perf_counter(), feed.waited
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Time inside does not count."""
-        began = time.perf_counter()
-        yield
-        self._began += time.perf_counter() - began
-
-    def read(self, values: dict[str, float]) -> dict[str, float | None]:
-        """Rates since the last call; `values` are the means of the same steps."""
-        now = time.perf_counter()
-        seconds = max(now - self._began, 1e-9)
-        steps = self.steps / seconds
-        rates = {
-            "sequences_per_second": steps * self._config.batch_size,
-            "pieces_per_second": steps * self._pieces * values["fill"],
-            "mfu": self._flops * self.steps / seconds / self._peak if self._peak else None,
-            "data_wait": min((self._feed.waited - self._waited) / seconds, 1.0),
-        }
-        self.steps, self._began, self._waited = 0, now, self._feed.waited
-        return rates
-
-
-class _Profiler:
-    """A profiler trace of the steps in a range; none for an empty one."""
-
-    def __init__(self, steps: range, directory: epath.Path) -> None:
-        self._steps, self._directory, self._running = steps, directory, False
-
-    def before(self, step: int) -> None:
-        """Call ahead of each step."""
-        if step in self._steps and not self._running:
-            jax.profiler.start_trace(str(self._directory))
-            self._running = True
-        elif step not in self._steps:
-            self.stop()
-
-    def stop(self) -> None:
-        if self._running:
-            jax.profiler.stop_trace()
-            self._running = False
-
-    def __enter__(self) -> "_Profiler":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

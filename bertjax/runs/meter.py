@@ -1,0 +1,92 @@
+"""What is measured of a run while it trains: its speed, and a profiler's trace of some steps."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax.mesh.feed import Feed
+from bertjax.model import flops
+from bertjax.training.config import Config
+from bertjax.training.objective import Objective
+
+
+class Meter:
+    """Speed since it was last read, leaving out evaluation and saving.
+
+    Args:
+      step: at which the run begins.
+    """
+
+    def __init__(
+        self, objective: Objective, config: Config, mesh: Mesh, feed: Feed, step: int
+    ) -> None:
+        self._step, self._config, self._feed = step, config, feed
+        self._flops = objective.step_flops()
+        self._pieces = objective.rows * config.seq_len
+        peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
+        self._peak = None if peak is None else peak * mesh.size
+        self._began, self._waited = time.perf_counter(), feed.waited
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time inside does not count."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
+    def read(self, step: int, values: dict[str, float]) -> dict[str, float | None]:
+        """Rates from the step of the last call to `step`, whose outputs are on the host now.
+
+        Args:
+          values: the means of these steps.
+        """
+        now, steps = time.perf_counter(), step - self._step
+        seconds = now - self._began
+        rates = {
+            "sequences_per_second": steps * self._config.batch_size / seconds,
+            "pieces_per_second": steps * self._pieces * values["fill"] / seconds,
+            "mfu": self._flops * steps / seconds / self._peak if self._peak else None,
+            "data_wait": (self._feed.waited - self._waited) / seconds,
+        }
+        self._step, self._began, self._waited = step, now, self._feed.waited
+        return rates
+
+
+class Profiler:
+    """A profiler's trace of the steps in a range; none for an empty one.
+
+    The host runs ahead of the devices, so it waits for them at both ends: the trace holds what they
+    do for these steps, and an evaluation where one falls between them.
+    """
+
+    def __init__(self, steps: range, directory: epath.Path) -> None:
+        self._steps, self._directory, self._running = steps, directory, False
+
+    def before(self, step: int, state: Any) -> None:
+        """Call ahead of each step, with the state that it begins with."""
+        if step in self._steps and not self._running:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(str(self._directory))
+            self._running = True
+
+    def after(self, step: int, state: Any) -> None:
+        """Call after each step, with the number of the next and the state that it begins with."""
+        if step not in self._steps and self._running:
+            jax.block_until_ready(state)
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
+
+    def __enter__(self) -> "Profiler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
