@@ -16,9 +16,9 @@ from bertjax.training.checkpoint import (
     Checkpoints,
     check_params,
     find_checkpoint,
-    find_damage,
     load_params,
 )
+from bertjax.training.integrity import find_damage
 from bertjax.training.step import TrainState
 
 
@@ -46,6 +46,7 @@ def checkpoints(tmp_path: pathlib.Path) -> Checkpoints:
     found = Checkpoints(tmp_path / "workdir" / "checkpoints", keep=2)
     for step in (10, 20):
         found.save(make_state(step), describe)
+    found.wait()
     return found
 
 
@@ -78,6 +79,7 @@ def test_only_the_newest_and_the_milestones_are_kept(tmp_path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2, keep_every=20)
     for step in range(5, 51, 5):
         checkpoints.save(make_state(step), describe)
+    checkpoints.wait()
     assert checkpoints.steps() == [20, 40, 45, 50]
 
 
@@ -129,6 +131,7 @@ def test_an_unfinished_checkpoint_is_replaced(checkpoints, target) -> None:
     (checkpoints.path(20) / "files.json").unlink()
     (checkpoints.path(20) / "rest").write_text("of a killed save")
     checkpoints.save(make_state(20), describe)
+    checkpoints.wait()
     assert equal(checkpoints.restore(target), make_state(20))
     assert not (checkpoints.path(20) / "rest").exists()
 
@@ -146,6 +149,7 @@ def test_a_failed_save_leaves_the_earlier_ones_and_no_trace(checkpoints, target)
 
     with pytest.raises(CheckpointError, match=r"step 30 .* No space left on device"):
         checkpoints.save(make_state(30), full)
+        checkpoints.wait()
     assert not checkpoints.path(30).exists()
     assert checkpoints.steps() == [10, 20]
     assert equal(checkpoints.restore(target), make_state(20))
@@ -161,6 +165,7 @@ def test_a_finished_save_is_kept_when_another_host_is_lost_at_its_end(
     monkeypatch.setattr(hosts, "wait_for_all", lose)
     with pytest.raises(jax.errors.JaxRuntimeError):
         checkpoints.save(make_state(30), describe)
+        checkpoints.wait()
     assert equal(checkpoints.restore(target), make_state(30))
 
 

@@ -11,8 +11,9 @@ from bertjax.formats.opening import read_model
 from bertjax.formats.tensors import Model
 from bertjax.runs.metrics import metrics_path, read_metrics
 from bertjax.tasks import registry
-from bertjax.training.checkpoint import FILES, find_checkpoint, write_params
+from bertjax.training.checkpoint import find_checkpoint, write_params
 from bertjax.training.config import Config
+from bertjax.training.integrity import described
 from data_pipelines.errors import InputError
 
 
@@ -66,9 +67,8 @@ def _scores(checkpoint: epath.Path) -> dict[str, float]:
 
 def _copy_description(source: epath.Path, path: epath.Path) -> None:
     """What a checkpoint of ours says of itself stays true of its parameters."""
-    for file in source.iterdir():
-        if not file.is_dir() and file.name != FILES:
-            file.copy(path / file.name)
+    for file in described(source):
+        file.copy(path / file.name)
 
 
 def _describe(model: Model, path: epath.Path) -> None:

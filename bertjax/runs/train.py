@@ -18,8 +18,10 @@ from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.runs import workdirs
+from bertjax.runs.cadence import Cadence
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import check_tokenizer, make_evaluator
+from bertjax.runs.lease import Lease
 from bertjax.runs.meter import Meter, Profiler
 from bertjax.runs.metrics import Writers
 from bertjax.runs.start import Start, begin, write_record
@@ -67,9 +69,7 @@ class Run:
             self._start = begin(config.init, self.workdir)
             check_tokenizer(self.task, self._start.tokenizer, self._start.path)
             self._start.check(config.model, self.programs.params)
-        workdirs.claim(self.workdir, config, self.task)
-        if self._start:
-            write_record(self._start, self.workdir)
+        workdirs.check(self.workdir, config, self.task)
         self.checkpoints = Checkpoints(
             self.workdir / "checkpoints", config.keep, int(config.keep_every)
         )
@@ -78,10 +78,20 @@ class Run:
         """Trains from the newest checkpoint in the workdir, or step 0, to the last step.
 
         Raises:
+          InputError: another run is at work in the workdir.
           CheckpointError: a checkpoint could not be written or read.
           Diverged: the loss is not finite; the last good checkpoint is intact.
           Stopped: SIGTERM or SIGINT arrived; the state was saved.
         """
+        with Lease(self.workdir) as lease:
+            workdirs.claim(self.workdir, self.config, self.task)
+            if self._start:
+                write_record(self._start, self.workdir)
+            if hosts.is_first():
+                self.checkpoints.clear()
+            self._train(lease)
+
+    def _train(self, lease: Lease) -> None:
         state = self._first_state()
         first = int(state.step)
         if first >= self.steps:
@@ -93,8 +103,9 @@ class Run:
                 Feed(self.task.train_batches(first, self.steps), self.programs.rows)
             ) as feed,
             Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
+            contextlib.closing(self.checkpoints),
         ):
-            self._loop(state, writers, feed, profiler)
+            self._loop(state, writers, feed, profiler, lease)
 
     def _first_state(self) -> TrainState:
         state = self.checkpoints.restore(self.programs.state)
@@ -105,13 +116,16 @@ class Run:
         self._start = None  # whose arrays would stay in memory
         return state._replace(params=start.fill(state.params)) if start else state
 
-    def _loop(self, state: TrainState, writers: Writers, feed: Feed, profiler: Profiler) -> None:
+    def _loop(
+        self, state: TrainState, writers: Writers, feed: Feed, profiler: Profiler, lease: Lease
+    ) -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
         _log.info("attention: %s.", self.programs.attention())
         train_step, constants = self.programs.train(), self.programs.constants()
         evaluate = make_evaluator(self.task, self.programs)
         meter = Meter(self.task.objective, config, self.programs.mesh, feed, first)
+        cadence = Cadence(config)
         pending: tuple[int, Sums] | None = None
 
         def log_pending() -> None:
@@ -129,6 +143,8 @@ class Run:
 
         with stop_signals() as stop:
             for step, batch in enumerate(feed, first + 1):
+                lease.check()
+                self.checkpoints.check()
                 profiler.before(step - 1, state)
                 state, window = train_step(state, batch, constants)
                 profiler.after(step, state)
@@ -138,7 +154,7 @@ class Run:
                 if last or step % int(config.log_every) == 0:
                     pending = (step, window)
                 evaluates = last or step % int(config.eval_every) == 0
-                saves = last or stopping or step % int(config.checkpoint_every) == 0
+                saves = cadence.due(step) or last or stopping
                 if not (evaluates or saves):
                     continue
                 log_pending()
@@ -152,11 +168,14 @@ class Run:
                         writers.flush()
                         self.checkpoints.save(state, functools.partial(self._describe, step, found))
                 if stopping and not last:
+                    self.checkpoints.wait()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
+        self.checkpoints.wait()
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
+                self.checkpoints.wait()
                 saved = self.checkpoints.steps()
                 good = f"step {saved[-1]} is the last good checkpoint" if saved else "none is saved"
                 raise Diverged(

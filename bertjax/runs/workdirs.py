@@ -23,15 +23,22 @@ _FREE |= {"data.dir", "data.workers", "model.remat", "model.scan_layers"}
 
 
 def claim(workdir: epath.Path, config: Config, task: Task) -> None:
-    """Makes the workdir this run's, or checks that it is.
-
-    Raises:
-      InputError: it belongs to a run with another configuration or other data.
-    """
+    """Makes the workdir this run's, where it is nobody's yet; see `check`."""
     if hosts.is_first() and not (workdir / "run.json").exists():
         workdir.mkdir(parents=True, exist_ok=True)
         write_run(workdir, config, task, 0)
     hosts.wait_for_all("workdir")
+    check(workdir, config, task)
+
+
+def check(workdir: epath.Path, config: Config, task: Task) -> None:
+    """Lets a run begin or go on in a workdir.
+
+    Raises:
+      InputError: it belongs to a run with another configuration or other data.
+    """
+    if not (workdir / "run.json").exists():
+        return
     try:
         raw = json.loads((workdir / "config.json").read_text())
         run = json.loads((workdir / "run.json").read_text())

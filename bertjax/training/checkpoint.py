@@ -1,33 +1,38 @@
-"""Checkpoints: save, verify, restore, fall back.
+"""Checkpoints: save, restore, fall back.
 
     DIRECTORY/00001000/
       params/       Orbax: the parameters alone, for whoever wants no more
-      training/     Orbax: step, optimizer state and sums since the last log
+      training/     Orbax: step and optimizer state; window.json: sums since the last log
       config.json, vocab.txt ...   what opens it with nothing else
       files.json    size and SHA-256 of every file, written last: the mark of a finished checkpoint
 
 A directory without files.json is what a killed save left behind; it is never read.
 """
 
-import hashlib
+import concurrent.futures
+import contextlib
+import functools
 import json
 import logging
-import shutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import named_leaves, with_shardings
-from bertjax.training.step import TrainState
+from bertjax.training.integrity import FILES, check_room, discard, find_damage, finish
+from bertjax.training.step import Sums, TrainState
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
-FILES = "files.json"
+_WINDOW = "window.json"
+_SAVE_SECONDS = 3600  # the longest that hosts wait for each other's writing
 _log = logging.getLogger("bertjax")
 
 
@@ -36,7 +41,7 @@ class CheckpointError(RunError):
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run; at most one is being written at a time, in the background.
 
     Args:
       directory: where they lie, local or `gs://`.
@@ -48,6 +53,8 @@ class Checkpoints:
         self.directory = _absolute(directory)
         self.keep = keep
         self.keep_every = keep_every
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._saving: concurrent.futures.Future[None] | None = None
 
     def steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
@@ -60,42 +67,57 @@ class Checkpoints:
         """Directory of the checkpoint of a step, finished or not."""
         return self.directory / f"{step:08d}"
 
-    def save(self, state: TrainState, describe: Callable[[epath.Path], None]) -> epath.Path:
-        """Writes a checkpoint of the state, then deletes those that need not be kept.
+    def save(self, state: TrainState, describe: Callable[[epath.Path], None]) -> None:
+        """Begins a checkpoint of the state, of which nothing is needed once this returns.
+
+        What remains, to write and to verify it and then to delete those that need not be kept, is
+        done beside training. A save that is still under way is waited for.
 
         Args:
-          describe: writes the files beside the arrays into the directory it is given.
+          describe: writes the files beside the arrays into the directory it is given; called in
+            another thread.
         Raises:
-          CheckpointError: it could not be written, for want of space for example; what was
-            there before is untouched.
+          CheckpointError: this one or the one before could not be written, for want of space for
+            example; what was there before is untouched.
         """
-        path = self.path(int(state.step))
-        try:
+        self.wait()
+        step = int(state.step)
+        with self._telling(step):
             if hosts.is_first():
-                _discard(path)
-                _check_room(path, state)
+                discard(self.path(step))
+                check_room(self.path(step), state)
             hosts.wait_for_all("checkpoint-start")
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-                checkpointer.save(path / "params", state.params, force=True)
-                checkpointer.save(path / "training", _training(state), force=True)
-            if hosts.is_first():
-                _finish(path, describe)
-        except jax.errors.JaxRuntimeError:  # another host is lost
-            raise
-        except Exception as error:
-            if hosts.is_first():
-                _discard(path)
-            # What is outermost in the storage library's chain of messages says least.
-            reason = str(error).strip().split(": ")[-1] or type(error).__name__
-            raise CheckpointError(
-                f"the checkpoint of step {int(state.step)} could not be written to {path} "
-                f"({reason}): earlier checkpoints are intact; make room and run the same command "
-                "again."
-            ) from error
-        hosts.wait_for_all("checkpoint-end")
-        if hosts.is_first():
-            self._delete_old()
-        return path
+            params, training = map(ocp.args.StandardSave, (state.params, _training(state)))
+            self._writer.save(
+                self.path(step), args=ocp.args.Composite(params=params, training=training)
+            )
+            window = jax.device_get(state.window)
+        numbers = {name: [float(number) for number in pair] for name, pair in window.items()}
+        self._saving = self._thread.submit(self._finish, step, numbers, describe)
+
+    def check(self) -> None:
+        """Raises CheckpointError where the last save has failed; to be asked once a step."""
+        if self._saving and self._saving.done():
+            self._saving.result()
+
+    def wait(self) -> None:
+        """Returns once no save is under way on any host; raises as `check`."""
+        saving, self._saving = self._saving, None
+        if saving:
+            saving.result()
+            hosts.wait_for_all("checkpoint-end")
+
+    def close(self) -> None:
+        """Lets a save that is under way come to its end; for when something else has failed."""
+        if self._saving:
+            concurrent.futures.wait([self._saving])
+
+    def clear(self) -> None:
+        """Deletes what killed saves left; only for the run whose checkpoints they are."""
+        if self.directory.exists():
+            for path in self.directory.iterdir():
+                if re.match(r"\d{8}", path.name) and not (path / FILES).exists():
+                    discard(path)
 
     def restore(self, target: TrainState) -> TrainState | None:
         """The newest intact state; None where there is no checkpoint at all.
@@ -110,9 +132,15 @@ class Checkpoints:
         (step,) = hosts.from_first(lambda: [self.newest_intact()], 1)
         if step < 0:
             return None
-        training = _restore(self.path(step) / "training", _training(target))
         params = _restore(self.path(step) / "params", target.params)
-        return TrainState(training["step"], params, training["opt_state"], training["window"])
+        path, wanted = self.path(step) / "training", _training(target)
+        if inside := _shapes(path).get("window"):  # where older versions kept it
+            wanted["window"] = with_shardings(inside, target.step.sharding)
+        training = _restore(path, wanted)
+        saved = training["window"] if inside else json.loads((path / _WINDOW).read_text())
+        return TrainState(
+            training["step"], params, training["opt_state"], _to_devices(saved, target.window)
+        )
 
     def newest_intact(self) -> int:
         """Its step; -1 where there is no checkpoint at all."""
@@ -130,10 +158,52 @@ class Checkpoints:
             )
         return -1
 
-    def _delete_old(self) -> None:
-        for step in self.steps()[: -self.keep]:
+    @functools.cached_property
+    def _writer(self) -> ocp.AsyncCheckpointer:
+        return ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler("params", "training"),
+            async_options=ocp.options.AsyncOptions(timeout_secs=_SAVE_SECONDS),
+        )
+
+    def _finish(
+        self,
+        step: int,
+        window: Mapping[str, Sequence[float]],
+        describe: Callable[[epath.Path], None],
+    ) -> None:
+        """What of a save is done in the background."""
+        with self._telling(step):
+            self._writer.wait_until_finished()  # of all hosts
+            if hosts.is_first():
+                (self.path(step) / "training" / _WINDOW).write_text(json.dumps(window))
+                finish(self.path(step), describe)
+        if hosts.is_first():
+            self._delete_old(step)
+
+    @contextlib.contextmanager
+    def _telling(self, step: int) -> Iterator[None]:
+        """What goes wrong inside is a CheckpointError, and leaves no trace."""
+        try:
+            yield
+        except Exception as error:
+            for lost in (error, error.__cause__):
+                if isinstance(lost, jax.errors.JaxRuntimeError):  # another host
+                    raise lost from None
+            if hosts.is_first():
+                self.clear()
+            # What is outermost in the storage library's chain of messages says least.
+            reason = str(error).strip().split(": ")[-1] or type(error).__name__
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self.path(step)} "
+                f"({reason}): earlier checkpoints are intact; make room and run the same command "
+                "again."
+            ) from error
+
+    def _delete_old(self, newest: int) -> None:
+        steps = [step for step in self.steps() if step <= newest]  # a later one is damaged
+        for step in steps[: -self.keep]:
             if not (self.keep_every and step % self.keep_every == 0):
-                _discard(self.path(step))
+                discard(self.path(step))
 
 
 def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path], None]) -> None:
@@ -141,7 +211,7 @@ def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path],
     path = _absolute(path)
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path / "params", params)
-    _finish(path, describe)
+    finish(path, describe)
 
 
 def find_finished(path: epath.PathLike) -> epath.Path:
@@ -192,28 +262,9 @@ def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path
     return found.path(newest)
 
 
-def find_damage(path: epath.Path) -> str | None:
-    """What is wrong with a finished checkpoint's files, as a phrase; None when all are intact."""
-    try:
-        listed = json.loads((path / FILES).read_text())
-    except (OSError, ValueError):
-        return f"{FILES} cannot be read"
-    for name, (size, digest) in listed.items():
-        file = path / name
-        if not file.exists():
-            return f"{name} is missing"
-        if file.stat().length != size:
-            return f"{name} has {file.stat().length} bytes instead of {size}"
-        if _digest(file) != digest:
-            return f"the content of {name} has changed"
-    return None
-
-
 def saved_params(path: epath.Path) -> Any:
     """The parameters of a checkpoint as a tree of shapes: leaves have `shape` and `dtype`."""
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(path / "params").item_metadata.tree
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    return _shapes(path / "params")
 
 
 def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
@@ -263,7 +314,25 @@ def load_on_device(path: epath.Path, shapes: Any) -> Any:
 
 
 def _training(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "opt_state": state.opt_state, "window": state.window}
+    return {"step": state.step, "opt_state": state.opt_state}
+
+
+def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
+    """Sums that were saved, of the names of the target; what was not measured begins at 0."""
+
+    def place(leaf: Any, number: Any) -> jax.Array:
+        value = np.asarray(number, leaf.dtype)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: value)
+
+    numbers = {name: tuple(saved.get(name, (0.0, 0.0))) for name in target}
+    return jax.tree.map(place, target, numbers)
+
+
+def _shapes(path: epath.Path) -> Any:
+    """What Orbax has written, as a tree of shapes."""
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        tree = checkpointer.metadata(path).item_metadata.tree
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def _restore(path: epath.Path, target: Any) -> Any:
@@ -274,50 +343,3 @@ def _restore(path: epath.Path, target: Any) -> Any:
 def _absolute(path: epath.PathLike) -> epath.Path:
     """Orbax takes no relative paths, and remote ones do not pass through `resolve`."""
     return epath.Path(path) if is_remote(path) else epath.Path(path).resolve()
-
-
-def _finish(path: epath.Path, describe: Callable[[epath.Path], None]) -> None:
-    describe(path)
-    draft = path / f"{FILES}.draft"
-    draft.write_text(json.dumps(_list_files(path), indent=1))
-    draft.replace(path / FILES)
-
-
-def _check_room(path: epath.Path, state: TrainState) -> None:
-    """Raises OSError where a local disk has no room for the state's arrays.
-
-    The storage library finds out too, but only half-way.
-    """
-    if is_remote(path):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2e6  # and its metadata
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
-        raise OSError(f"it needs {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB left")
-
-
-def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]]:
-    """Name -> (bytes, SHA-256) of every file below the path."""
-    listed: dict[str, tuple[int, str]] = {}
-    for file in sorted(path.iterdir()):
-        if file.is_dir():
-            listed |= _list_files(file, f"{prefix}{file.name}/")
-        else:
-            listed[prefix + file.name] = (file.stat().length, _digest(file))
-    return listed
-
-
-def _digest(file: epath.Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as content:  # remote ones are no files that hashlib could read itself
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _discard(path: epath.Path) -> None:
-    """Deletes a checkpoint, its mark first, so that a kill half-way leaves no damaged one."""
-    if path.exists():
-        (path / FILES).unlink(missing_ok=True)
-        path.rmtree()

@@ -23,13 +23,16 @@ from bertjax.model.encoder import BertConfig
 from bertjax.training.optimizer import OptimizerConfig
 from data_pipelines.errors import InputError
 
-# A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps".
+# A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps"; for
+# checkpoints also "30 minutes", "2 hours".
 Duration = int | str
 
 _SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # FILE[:ARG]; gs:// ends no FILE
 # Fields that runs of older versions have and that opening their checkpoints does not need.
 RETIRED = {"model.dropout_rng"}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|percent|steps?|epochs?|examples?)\s*")
+_UNITS = "%|percent|steps?|epochs?|examples?|minutes?|hours?"
+_DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
+_SECONDS = {"minute": 60, "hour": 3600}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Config:
       seq_len: pieces a row, T.
       packing: several pairs a row.
       accumulation: parts that each batch is computed in, one after the other.
-      log_every, checkpoint_every, eval_every: how often each happens.
+      log_every, checkpoint_every, eval_every: how often each happens. Whether it is time for a
+        checkpoint, where that is minutes or hours, is asked whenever metrics are logged.
       eval_batch_size: rows of each batch of held-out data, over all hosts; 0 for those of a step,
         but no more than memory takes without a thought.
       eval_batches: batches of held-out data in an evaluation; 0 for all.
@@ -135,6 +139,12 @@ class Config:
         return range(int(match[1]), int(match[2]))
 
     @property
+    def checkpoint_seconds(self) -> float | None:
+        """From one checkpoint to the next where `checkpoint_every` is a time; else None."""
+        number, unit = _parse("checkpoint_every", self.checkpoint_every)
+        return number * _SECONDS[unit] if unit in _SECONDS else None
+
+    @property
     def counts_epochs(self) -> bool:
         """Whether a duration can only be resolved with data."""
         durations = [self.steps, self.log_every, self.checkpoint_every, self.eval_every]
@@ -142,7 +152,7 @@ class Config:
         return any(isinstance(value, str) and "epoch" in value for value in durations)
 
     def resolve(self, rows_per_epoch: int | None = None) -> "Config":
-        """The same configuration with every duration as a number of steps.
+        """The same configuration with every duration that is no time as a number of steps.
 
         Args:
           rows_per_epoch: rows of one pass over the training data; None where it is not known.
@@ -160,6 +170,10 @@ class Config:
         warmup = steps_of("optimizer.warmup", self.optimizer.warmup, total, 0)
         decay = steps_of("optimizer.decay_steps", self.optimizer.decay_steps or total, total, total)
         least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_every": 0}
+        if self.checkpoint_seconds is not None:
+            if not self.checkpoint_seconds:
+                raise InputError(f"checkpoint_every={self.checkpoint_every!r} is no time at all.")
+            del least["checkpoint_every"]
         every: dict[str, Any] = {
             name: steps_of(name, getattr(self, name), total, low) for name, low in least.items()
         }
@@ -182,14 +196,11 @@ class Config:
 def _steps(
     name: str, value: Duration, batch_size: int, rows_per_epoch: int | None, total: int | None
 ) -> int:
-    if isinstance(value, int):
-        return value
-    match = _DURATION.fullmatch(value)
-    if not match:
+    number, unit = _parse(name, value)
+    if unit in _SECONDS:
         raise InputError(
-            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples' or '10%'."
+            f"{name}={value!r} is a time, as checkpoint_every alone may be: count steps."
         )
-    number, unit = float(match[1]), match[2].rstrip("s")
     if unit == "step":
         return int(number)
     if unit == "example":
@@ -201,6 +212,18 @@ def _steps(
     if total is None:
         raise InputError(f"{name}={value!r} cannot be a share of itself: give steps or epochs.")
     return math.ceil(number / 100 * total)
+
+
+def _parse(name: str, value: Duration) -> tuple[float, str]:
+    """A duration as a number of a unit."""
+    if isinstance(value, int):
+        return value, "step"
+    match = _DURATION.fullmatch(value)
+    if not match:
+        raise InputError(
+            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples' or '10%'."
+        )
+    return float(match[1]), match[2].rstrip("s")
 
 
 def load_config(

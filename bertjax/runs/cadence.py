@@ -1,0 +1,32 @@
+"""When a checkpoint is due, by steps or by the clock of the first host."""
+
+import time
+
+from bertjax.mesh import hosts
+from bertjax.training.config import Config
+
+
+class Cadence:
+    """Asked once a step on all hosts.
+
+    A save needs all hosts after the same step, and their clocks do not agree. To ask the first one
+    is a collective, for which every device waits: so it is asked when metrics are logged, which
+    waits for the devices anyhow, and not after each step.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._every, self._seconds = config.checkpoint_every, config.checkpoint_seconds
+        self._log_every = int(config.log_every)
+        self._began = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        if self._seconds is None:
+            return step % int(self._every) == 0
+        if step % self._log_every:
+            return False
+        passed = time.monotonic() - self._began >= self._seconds
+        (due,) = hosts.from_first(lambda: [passed], 1)
+        if due:
+            self._began = time.monotonic()
+        return bool(due)

@@ -1,0 +1,90 @@
+"""Files of a checkpoint: the list that marks it as finished, and what has become of them since."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from etils import epath
+
+from data_pipelines.paths import is_remote
+
+FILES = "files.json"
+_ORBAX = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+
+
+def finish(path: epath.Path, describe: Callable[[epath.Path], None]) -> None:
+    """Marks a checkpoint whose arrays are written as finished.
+
+    Args:
+      describe: writes the files beside the arrays into the directory it is given.
+    """
+    describe(path)
+    draft = path / f"{FILES}.draft"
+    draft.write_text(json.dumps(_list_files(path), indent=1))
+    draft.replace(path / FILES)
+
+
+def find_damage(path: epath.Path) -> str | None:
+    """What is wrong with a finished checkpoint's files, as a phrase; None when all are intact."""
+    try:
+        listed = json.loads((path / FILES).read_text())
+    except (OSError, ValueError):
+        return f"{FILES} cannot be read"
+    for name, (size, digest) in listed.items():
+        file = path / name
+        if not file.exists():
+            return f"{name} is missing"
+        if file.stat().length != size:
+            return f"{name} has {file.stat().length} bytes instead of {size}"
+        if _digest(file) != digest:
+            return f"the content of {name} has changed"
+    return None
+
+
+def described(path: epath.Path) -> list[epath.Path]:
+    """The files of a finished checkpoint that `describe` wrote; see `finish`."""
+    files = [file for file in path.iterdir() if not file.is_dir()]
+    return [file for file in files if file.name not in {FILES, *_ORBAX}]
+
+
+def discard(path: epath.Path) -> None:
+    """Deletes a checkpoint, its mark first, so that a kill half-way leaves no damaged one."""
+    if path.exists():
+        (path / FILES).unlink(missing_ok=True)
+        path.rmtree()
+
+
+def check_room(path: epath.Path, arrays: Any) -> None:
+    """Raises OSError where a local disk has no room for a tree of arrays at the path.
+
+    The storage library finds out too, but only half-way.
+    """
+    if is_remote(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)) + 2e6  # and its metadata
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise OSError(f"it needs {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB left")
+
+
+def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]]:
+    """Name -> (bytes, SHA-256) of every file below the path."""
+    listed: dict[str, tuple[int, str]] = {}
+    for file in sorted(path.iterdir()):
+        if file.is_dir():
+            listed |= _list_files(file, f"{prefix}{file.name}/")
+        else:
+            listed[prefix + file.name] = (file.stat().length, _digest(file))
+    return listed
+
+
+def _digest(file: epath.Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:  # remote ones are no files that hashlib could read itself
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
