@@ -1,12 +1,14 @@
-"""Checkpoints: what is saved comes back to the last bit, and damage is noticed."""
+"""Checkpoints: written beside training, they come back to the last bit, and damage is noticed."""
 
 import pathlib
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 from bertjax.mesh import hosts
@@ -18,8 +20,9 @@ from bertjax.training.checkpoint import (
     find_checkpoint,
     load_params,
 )
-from bertjax.training.integrity import find_damage
+from bertjax.training.integrity import find_damage, finish
 from bertjax.training.step import TrainState
+from data_pipelines.errors import InputError
 
 
 def make_state(step: int) -> TrainState:
@@ -73,6 +76,35 @@ def test_a_state_comes_back_on_another_mesh(checkpoints) -> None:
     assert equal(state, make_state(20))
     word = state.params["encoder"]["embeddings"]["word"]
     assert len({str(shard.index) for shard in word.addressable_shards}) == 8
+
+
+def test_training_goes_on_and_changes_the_state_while_it_is_written(checkpoints, target) -> None:
+    go = threading.Event()
+    state = make_state(30)
+    checkpoints.save(state, lambda path: go.wait() and describe(path))
+    for leaf in jax.tree.leaves(jax.jit(lambda s: jax.tree.map(jnp.zeros_like, s))(state)):
+        leaf.block_until_ready()
+    jax.tree.map(lambda leaf: leaf.delete(), state)
+    assert checkpoints.steps() == [10, 20]
+    checkpoints.check()
+    go.set()
+    checkpoints.wait()
+    assert checkpoints.steps() == [20, 30]
+    assert equal(checkpoints.restore(target), make_state(30))
+
+
+def test_a_save_waits_for_the_one_before(checkpoints) -> None:
+    go = threading.Event()
+    checkpoints.save(make_state(30), lambda path: go.wait() and None)
+    second = threading.Thread(target=checkpoints.save, args=(make_state(40), describe))
+    second.start()
+    second.join(0.3)
+    assert second.is_alive() and not checkpoints.path(40).exists()
+    go.set()
+    second.join()
+    assert 30 in checkpoints.steps()
+    checkpoints.wait()
+    assert checkpoints.steps() == [30, 40]
 
 
 def test_only_the_newest_and_the_milestones_are_kept(tmp_path) -> None:
@@ -136,6 +168,57 @@ def test_an_unfinished_checkpoint_is_replaced(checkpoints, target) -> None:
     assert not (checkpoints.path(20) / "rest").exists()
 
 
+def test_what_killed_saves_left_is_cleared_and_nothing_else(checkpoints) -> None:
+    (checkpoints.path(20) / "files.json").unlink()
+    left = checkpoints.directory / "00000030.orbax-checkpoint-tmp" / "params"
+    left.mkdir(parents=True)
+    (checkpoints.directory / "notes").mkdir()
+    checkpoints.clear()
+    assert {path.name for path in checkpoints.directory.iterdir()} == {"00000010", "notes"}
+
+
+def test_a_save_does_not_give_way_to_a_later_one_that_is_damaged(tmp_path, target) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_every=10)
+    for step in (10, 20, 15):
+        checkpoints.save(make_state(step), describe)
+        checkpoints.wait()
+        if step == 20:
+            _truncate(pathlib.Path(checkpoints.path(20)))
+    assert equal(checkpoints.restore(target), make_state(15))
+
+
+def _with_window(target: TrainState, *names: str) -> TrainState:
+    return target._replace(window=dict.fromkeys(names, target.window["loss"]))
+
+
+def test_sums_since_the_last_log_come_back_to_the_last_bit_by_their_names(tmp_path, target) -> None:
+    """Whatever is measured besides, or no longer, by the run that goes on."""
+    checkpoints = Checkpoints(tmp_path)
+    third = jnp.float32(1) / 3
+    window = {"loss": (third, jnp.float32(7)), "dropped": (jnp.float32(1), jnp.float32(1))}
+    checkpoints.save(make_state(10)._replace(window=window), describe)
+    checkpoints.wait()
+    found = checkpoints.restore(_with_window(target, "loss", "new")).window
+    assert jax.device_get(found) == {"loss": (np.float32(1) / 3, 7), "new": (0, 0)}
+
+
+def test_sums_are_found_where_older_versions_kept_them(checkpoints, target) -> None:
+    """As arrays among the others, in which every name had to be one that the run has."""
+    state = make_state(20)
+    third = jnp.float32(1) / 3
+    window = {"loss": (third, jnp.float32(7)), "dropped": (third, third)}
+    old = {"step": state.step, "opt_state": state.opt_state, "window": window}
+    path = checkpoints.path(20)
+    shutil.rmtree(path)
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(path / "params", args=ocp.args.StandardSave(state.params))
+        checkpointer.save(path / "training", args=ocp.args.StandardSave(old))
+    finish(path, describe)
+    found = checkpoints.restore(_with_window(target, "loss", "new"))
+    assert jax.device_get(found.window) == {"loss": (np.float32(1) / 3, 7), "new": (0, 0)}
+    assert equal(found._replace(window=state.window), state)
+
+
 def test_no_intact_checkpoint_is_an_error_and_no_new_beginning(checkpoints, target) -> None:
     for step in (10, 20):
         _truncate(pathlib.Path(checkpoints.path(step)))
@@ -153,6 +236,14 @@ def test_a_failed_save_leaves_the_earlier_ones_and_no_trace(checkpoints, target)
     assert not checkpoints.path(30).exists()
     assert checkpoints.steps() == [10, 20]
     assert equal(checkpoints.restore(target), make_state(20))
+
+
+def test_a_save_that_failed_in_the_background_is_told_at_the_next_step(checkpoints) -> None:
+    checkpoints.save(make_state(30), lambda path: (path / "none" / "file").write_text(""))
+    checkpoints.close()
+    with pytest.raises(CheckpointError, match="checkpoint of step 30 could not be written"):
+        checkpoints.check()
+    assert checkpoints.steps() == [10, 20]
 
 
 def test_a_finished_save_is_kept_when_another_host_is_lost_at_its_end(
@@ -184,7 +275,7 @@ def test_a_workdir_and_a_checkpoint_both_name_a_checkpoint(checkpoints) -> None:
 
 
 def test_a_path_without_a_checkpoint_is_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="neither a checkpoint nor a workdir"):
+    with pytest.raises(InputError, match="neither a checkpoint nor a workdir"):
         find_checkpoint(tmp_path)
 
 

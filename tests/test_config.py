@@ -107,6 +107,8 @@ def test_durations_come_in_five_units(duration: int | str, steps: int) -> None:
         ({"steps": "10%"}, "cannot be a share of itself"),
         ({"steps": 0}, "steps=0 comes to 0 steps; the least is 1"),
         ({"steps": 10, "log_every": 0}, "log_every=0 comes to 0 steps"),
+        ({"log_every": "5 minutes"}, "log_every='5 minutes' is a time, as checkpoint_every alone"),
+        ({"checkpoint_every": "0 hours"}, "checkpoint_every='0 hours' is no time at all"),
         ({"steps": 10, "optimizer": {"warmup": 11}}, "warm-up of 11"),
         ({"steps": 10, "optimizer": {"decay_steps": 9}}, "decay_steps=9"),
     ],
@@ -114,6 +116,15 @@ def test_durations_come_in_five_units(duration: int | str, steps: int) -> None:
 def test_a_duration_that_cannot_be_is_refused(raw: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(**raw).resolve(rows_per_epoch=100)
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds"), [("30 minutes", 1800), ("1 hour", 3600), ("0.5 hours", 1800), (5, None)]
+)
+def test_checkpoints_may_have_a_time(every: int | str, seconds: float | None) -> None:
+    config = parse(checkpoint_every=every).resolve()
+    assert config.checkpoint_every == every and config.checkpoint_seconds == seconds
+    assert config.resolve() == config
 
 
 def test_epochs_need_data() -> None:
@@ -170,7 +181,7 @@ def test_a_field_that_was_retired_does_not_close_a_checkpoint(tmp_path) -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.py: no such configuration file"):
+    with pytest.raises(ValueError, match=r"nowhere\.py: no such configuration file"):
         load_config("nowhere.py:x", {}, FIELDS)
 
 

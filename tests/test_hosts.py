@@ -56,7 +56,9 @@ config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=
 target = programs.Programs(config, registry.objective(config)).state
 assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
 state = Checkpoints(f"{run}/checkpoints").restore(target)
-Checkpoints(copy).save(state, lambda path: None)
+copies = Checkpoints(copy)
+copies.save(state, lambda path: None)
+copies.wait()
 """
 
 
@@ -76,9 +78,10 @@ class Program:
         processes: int,
         *,
         last: Sequence[str] = (),  # arguments of the last process alone
+        checkpoint_every: int | str = 20,
     ) -> None:
         fields = {"model.vocab_size": 128, "model.dtype": "float32", "steps": STEPS}
-        fields |= {"checkpoint_every": 20, "log_every": 5, "eval_every": 30}
+        fields |= {"checkpoint_every": checkpoint_every, "log_every": 5, "eval_every": 30}
         line = [sys.executable, "-m", "bertjax", "train", "--workdir", str(workdir)]
         line += ["--config", f"{PRETRAIN}:smoke,data={corpus}"]
         line += [f"--config.{name}={value}" for name, value in fields.items()]
@@ -211,13 +214,15 @@ def test_the_loss_of_a_process_ends_the_others_and_the_same_command_goes_on(
 ) -> None:
     program = Program(corpus, runs / "killed", 2)
     program.wait_for_step(25)
+    while not Checkpoints(runs / "killed" / "checkpoints").steps():  # it is written meanwhile
+        time.sleep(0.05)
     program.processes[1].kill()
     lost = time.monotonic()
     assert program.wait(120)[0] == 75
     assert time.monotonic() - lost < 120
     assert program.sentence(0).startswith("bertjax: ")
     assert "run the same command on all hosts" in program.sentence(0)
-    again = Program(corpus, runs / "killed", 2)
+    again = Program(corpus, runs / "killed", 2, checkpoint_every="0.02 minutes")
     assert again.wait() == [0, 0], again.sentence(0)
     assert "going on from step 20" in again.errors[1].read_text()
     assert metrics(runs / "killed") == metrics(two)

@@ -70,7 +70,9 @@ def save(mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Pa
     state = program.init()
     for batch in itertools.islice(task.train_batches(0, STEPS), 2):  # so that moments are not 0
         state, _ = program.train()(state, to_global(batch, program.rows), {})
-    Checkpoints(directory).save(state, lambda path: None)
+    checkpoints = Checkpoints(directory)
+    checkpoints.save(state, lambda path: None)
+    checkpoints.wait()
 
 
 def restore(

@@ -1,7 +1,8 @@
-"""A run survives what machines do: kill -9 at any moment, damaged files, a full disk."""
+"""A run survives what machines and people do: kill -9 at any moment, a full disk, a second run."""
 
 import pathlib
 import random
+import socket
 import subprocess
 import time
 
@@ -34,11 +35,11 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
 
 
 def wait_for_save(process: subprocess.Popen, checkpoints: Checkpoints) -> None:
-    """Returns while a checkpoint that had not been begun is being written."""
-    begun = {path.name for path in checkpoints.directory.glob("*")}
+    """Returns while a checkpoint that had not been begun is being written, beside training."""
+    begun = {int(path.name[:8]) for path in checkpoints.directory.glob("0*")}
     while process.poll() is None:
-        new = [p for p in checkpoints.directory.glob("*") if p.name not in begun]
-        if any(int(p.name) not in checkpoints.steps() for p in new if p.name.isdigit()):
+        steps = {int(path.name[:8]) for path in checkpoints.directory.glob("0*")}
+        if steps - begun - set(checkpoints.steps()):
             return
     pytest.fail("the run ended without another save")
 
@@ -80,6 +81,21 @@ def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -
     done = bertjax(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
     assert f"going on from step {saved[-1]}" in done.stderr
+    assert metrics(tmp_path) == metrics(whole)
+    assert params_of(tmp_path) == params_of(whole)
+
+
+def test_a_second_run_in_a_workdir_is_refused_and_the_first_goes_on(
+    corpus, tmp_path, whole
+) -> None:
+    first = start(*command(corpus, tmp_path))
+    wait_for_step(first, 10)
+    second = bertjax(*command(corpus, tmp_path))
+    assert second.returncode == 2
+    (sentence,) = second.stderr.splitlines()
+    assert f"{tmp_path} is in use by process {first.pid} on {socket.gethostname()}" in sentence
+    first.communicate(timeout=300)
+    assert first.returncode == 0
     assert metrics(tmp_path) == metrics(whole)
     assert params_of(tmp_path) == params_of(whole)
 

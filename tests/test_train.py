@@ -14,6 +14,7 @@ from etils import epath
 from jax.sharding import NamedSharding
 
 import bertjax.runs.train as train_module
+from bertjax.mesh import hosts
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
 from bertjax.runs.evaluate import evaluate
@@ -21,7 +22,7 @@ from bertjax.runs.meter import Profiler
 from bertjax.runs.predict import Predictor
 from bertjax.runs.train import Diverged, Run, Stopped
 from bertjax.tasks import registry
-from bertjax.training.checkpoint import find_checkpoint, load_params
+from bertjax.training.checkpoint import CheckpointError, find_checkpoint, load_params
 from bertjax.training.config import Config, load_config
 from bertjax.training.step import means, sums_and_gradient
 
@@ -107,6 +108,42 @@ def stop_at(step: int, monkeypatch) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(Profiler, "before", before)
+
+
+def test_a_save_that_fails_ends_the_run_at_the_next_step(corpus, tmp_path, monkeypatch) -> None:
+    seen = []
+
+    def before(self, step: int) -> None:
+        seen.append(step)
+        time.sleep(0.3)  # longer than the save takes
+
+    def fail(path, found) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train_module._Profiler, "before", before)
+    run = Run(configure(corpus), tmp_path)
+    monkeypatch.setattr(run.task, "save", fail)
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 4 .*No space left on device"):
+        run.train()
+    assert max(seen) < 7  # and not when the next one is due
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are_logged(
+    corpus, monkeypatch
+) -> None:
+    answers = iter([0, 1, 0])
+    monkeypatch.setattr(hosts, "from_first", lambda make, size: (next(answers),))
+    cadence = train_module._Cadence(configure(corpus, checkpoint_every="30 minutes"))
+    assert [step for step in range(1, 12) if cadence.due(step)] == [6]
+    assert next(answers, None) is None
+
+
+def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> None:
+    Run(configure(corpus, checkpoint_every="0.0001 minutes", keep=9), tmp_path).train()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["00000003", "00000006", "00000009", "00000012"]
+    assert losses(tmp_path) == losses(whole)
 
 
 @pytest.mark.slow
