@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
@@ -87,6 +88,7 @@ class Checkpoints:
                 discard(self.path(step))
                 check_room(self.path(step), state)
             hosts.wait_for_all("checkpoint-start")
+            state = _off_the_devices(state)
             params, training = map(ocp.args.StandardSave, (state.params, _training(state)))
             self._writer.save(
                 self.path(step), args=ocp.args.Composite(params=params, training=training)
@@ -311,6 +313,21 @@ def load_on_device(path: epath.Path, shapes: Any) -> Any:
     check_params(path, shapes)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return load_params(path, with_shardings(shapes, device))
+
+
+def _off_the_devices(state: TrainState) -> TrainState:
+    """The state where no step will change it; Orbax sees to it for all devices but CPUs.
+
+    Of a CPU's arrays it takes no copy. The next step could not have their memory then, and would
+    copy them itself, one after the other.
+    """
+    (platform,) = {device.platform for device in state.step.devices()}
+    return _copy(state) if platform == "cpu" else state
+
+
+@jax.jit
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
 
 
 def _training(state: TrainState) -> dict[str, Any]:
