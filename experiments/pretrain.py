@@ -14,7 +14,7 @@ data     a directory that `bertjax prepare` wrote
 smoke    shrinks all of it to a minute on a CPU
 """
 
-import difflib
+from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
@@ -62,17 +62,24 @@ SHAPES = {  # of a row: pieces, masked slots
 }
 
 
-def get_config(arg: str = "") -> ConfigDict:
-    """The configuration that `arg` describes: KEY=VALUE,... as in the file's docstring."""
-    options = _parse(arg)
-    layers, hidden = _size(options["model"])
-    phase = int(_choice("phase", options["phase"], ["1", "2"]))
-    recipe = RECIPES[_choice("recipe", options["recipe"], list(RECIPES))][phase]
+def get_config(
+    model: str = "base",
+    phase: int = 1,
+    recipe: str = "paper",
+    data: str = "",
+    init: str = "",
+    smoke: bool = False,
+) -> ConfigDict:
+    """The configuration for the options in the file's docstring."""
+    layers, hidden = _size(model)
+    _check("phase", phase, SHAPES)
+    _check("recipe", recipe, RECIPES)
+    given = RECIPES[recipe][phase]
     config = {
         "task": "pretrain",
         "seed": 0,
-        "steps": recipe["steps"],
-        "batch_size": recipe["batch_size"],
+        "steps": given["steps"],
+        "batch_size": given["batch_size"],
         "seq_len": SHAPES[phase]["seq_len"],
         "packing": True,
         "accumulation": 1,
@@ -80,7 +87,7 @@ def get_config(arg: str = "") -> ConfigDict:
         "checkpoint_every": "0.5%",
         "eval_every": "1%",
         "keep_every": "10%",
-        "init": options["init"],
+        "init": init,
         "mesh": {"data": -1, "fsdp": 1, "model": 1},
         "model": {
             "vocab_size": 30_522,
@@ -89,13 +96,13 @@ def get_config(arg: str = "") -> ConfigDict:
             "num_heads": hidden // 64,
             "dtype": "bfloat16",
         },
-        "optimizer": recipe["optimizer"],
+        "optimizer": given["optimizer"],
         "data": {
-            "dir": options["data"],
+            "dir": data,
             "max_predictions": SHAPES[phase]["max_predictions"],
         },
     }
-    return ConfigDict(_smoke(config) if options["smoke"] else config)
+    return ConfigDict(_smoke(config) if smoke else config)
 
 
 def _smoke(config: dict) -> dict:
@@ -117,24 +124,9 @@ def _smoke(config: dict) -> dict:
     }
 
 
-def _parse(arg: str) -> dict[str, str]:
-    options = {"model": "base", "phase": "1", "recipe": "paper", "data": "", "init": ""}
-    options["smoke"] = ""
-    for item in filter(None, arg.split(",")):
-        key, _, value = item.partition("=")
-        if key not in options:
-            raise ValueError(
-                f"{item!r} is no option of this configuration: did you mean "
-                f"{difflib.get_close_matches(key, options, n=1, cutoff=0)[0]}?"
-            )
-        options[key] = "yes" if key == "smoke" else value
-    return options
-
-
-def _choice(name: str, value: str, known: list[str]) -> str:
+def _check(name: str, value: object, known: Iterable[object]) -> None:
     if value not in known:
-        raise ValueError(f"{name}={value!r} is unknown: use one of {', '.join(known)}.")
-    return value
+        raise ValueError(f"{name}={value!r} is unknown: use one of {', '.join(map(str, known))}.")
 
 
 def _size(model: str) -> tuple[int, int]:

@@ -1,14 +1,25 @@
 """Configurations: every field is known, typed and checked before anything else happens."""
 
+import dataclasses
 import json
 import pathlib
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertjax.model.encoder import BertConfig
 from bertjax.tasks import registry
-from bertjax.training.config import Config, load_config, parse_config, read_config
+from bertjax.training.config import (
+    LEAST_EVERY,
+    MODEL_FIELDS,
+    Config,
+    load_config,
+    parse_config,
+    read_config,
+)
+from data_pipelines.errors import InputError
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 FIELDS = {"pretrain": {"dir": "", "workers": None, "mask_prob": 0.15, "masking": "piece"}}
@@ -56,7 +67,8 @@ def test_a_misspelt_field_is_refused_and_the_nearest_named(field: str, nearest: 
         ({"batch_size": 2.5}, "batch_size=2.5 is a float: it must be int"),
         ({"packing": 1}, "packing=1 is a int: it must be bool"),
         ({"model": 3}, "model=3 must be a section"),
-        ({"task": "translate"}, "task='translate' is unknown: there are pretrain"),
+        ({"data": 3}, "data=3 must be a section"),
+        ({"task": ["pretrain"]}, r"task=\['pretrain'\] is a list: it must be str"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"batch_size": 10, "accumulation": 4}, "batch_size=10 is not a multiple of accumulation"),
         ({"seq_len": 513}, "seq_len=513 is more than model.max_positions=512"),
@@ -68,6 +80,11 @@ def test_a_misspelt_field_is_refused_and_the_nearest_named(field: str, nearest: 
 def test_a_value_that_cannot_be_is_refused(raw: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(**raw)
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(InputError, match="task='translate' is unknown: there are pretrain"):
+        load("data=x", task="translate")
 
 
 def test_whole_numbers_serve_where_floats_are_wanted_and_the_reverse() -> None:
@@ -88,7 +105,7 @@ def test_steps_are_steps(steps: int) -> None:
         ("7 steps", 7),
         ("1 step", 1),
         ("10%", 20),
-        ("0.25 percent", 1),
+        ("5.25 percent", 11),
         ("100 examples", 10),
         ("101 examples", 11),
         ("1 epoch", 50),
@@ -100,6 +117,28 @@ def test_durations_come_in_five_units(duration: int | str, steps: int) -> None:
     assert config.resolve(rows_per_epoch=500).log_every == steps
 
 
+CADENCES = ["log_every", "checkpoint_every", "eval_every", "keep_every"]
+
+
+@given(steps=st.integers(1, 10**6), percent=st.integers(1, 100), name=st.sampled_from(CADENCES))
+def test_what_is_due_every_so_many_percent_is_due_at_most_every_ten_steps(
+    steps: int, percent: int, name: str
+) -> None:
+    config = parse(steps=steps, optimizer={"warmup": 0}, **{name: f"{percent}%"}).resolve()
+    assert getattr(config, name) == max(LEAST_EVERY, -(-percent * steps // 100)) >= 10
+
+
+@pytest.mark.parametrize("name", CADENCES)
+@pytest.mark.parametrize("duration", [1, "3 steps", "20 examples"])
+def test_steps_of_a_cadence_stay_what_they_are(name: str, duration: int | str) -> None:
+    config = parse(steps=20, batch_size=10, optimizer={"warmup": 0}, **{name: duration}).resolve()
+    assert getattr(config, name) in (1, 2, 3)
+
+
+def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
+    assert parse(steps=20, keep_every="0%").resolve().keep_every == 0
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -109,6 +148,7 @@ def test_durations_come_in_five_units(duration: int | str, steps: int) -> None:
         ({"steps": 10, "log_every": 0}, "log_every=0 comes to 0 steps"),
         ({"log_every": "5 minutes"}, "log_every='5 minutes' is a time, as checkpoint_every alone"),
         ({"checkpoint_every": "0 hours"}, "checkpoint_every='0 hours' is no time at all"),
+        ({"steps": 10, "log_every": "0%"}, "log_every='0%' comes to 0 steps"),
         ({"steps": 10, "optimizer": {"warmup": 11}}, "warm-up of 11"),
         ({"steps": 10, "optimizer": {"decay_steps": 9}}, "decay_steps=9"),
     ],
@@ -161,16 +201,124 @@ def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
 @pytest.mark.parametrize(
     ("arg", "message"),
     [
-        ("modle=base", "did you mean model"),
+        ("modle=base", r"'modle=base' is no option of .*pretrain\.py: did you mean model"),
+        ("smok", "did you mean smoke"),
         ("model=huge", "model='huge' is unknown"),
         ("model=6-100", "model='6-100' is unknown"),
-        ("phase=3", "phase='3' is unknown"),
+        ("phase=3", "phase=3 is unknown"),
+        ("phase=one", "'phase=one' is of the wrong type: its value must be int"),
+        ("smoke=perhaps", "'smoke=perhaps' is of the wrong type: its value must be true or false"),
         ("recipe=cake", "recipe='cake' is unknown"),
+        ("data", "data has no value: write data=VALUE"),
+        ("phase", "phase has no value"),
+        ("model=base,model=tiny", "model is given twice"),
     ],
 )
-def test_a_wrong_argument_is_refused(arg: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_wrong_option_is_refused(arg: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load(arg)
+
+
+def write(path: pathlib.Path, signature: str, returned: str = "{}") -> pathlib.Path:
+    """A configuration file in a folder."""
+    file = path / "configuration.py"
+    file.write_text(f"def get_config({signature}):\n    return {returned}\n")
+    return file
+
+
+KINDS = 'whole=1, part=0.5, name="none", flag=False'
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ("", {}),
+        (":", {}),
+        (":flag", {"flag": True}),
+        (":flag=true", {"flag": True}),
+        (":flag=False", {"flag": False}),
+        (":whole=-3,part=2", {"whole": -3, "part": 2.0}),
+        (":part=1e-3,", {"part": 1e-3}),
+        (":name=7", {"name": "7"}),
+        (":name=", {"name": ""}),
+        (":name=a=b,flag", {"name": "a=b", "flag": True}),
+        (":name=gs://bucket/a:b", {"name": "gs://bucket/a:b"}),
+    ],
+)
+def test_an_option_has_the_type_of_its_default(options: str, given: dict, tmp_path) -> None:
+    path = write(tmp_path, KINDS, '{"data": {"found": repr([whole, part, name, flag])}}')
+    config = load_config(f"{path}{options}", {}, {"pretrain": {"dir": "", "found": ""}})
+    expected = {"whole": 1, "part": 0.5, "name": "none", "flag": False} | given
+    assert config.data["found"] == repr(list(expected.values()))
+
+
+@pytest.mark.parametrize("signature", ["arg", 'arg=""', 'arg: str = ""', "model", "*a", "**o"])
+@pytest.mark.parametrize("options", ["", ":smoke"])
+def test_a_file_whose_options_are_not_its_parameters_is_told_how(
+    signature: str, options: str, tmp_path
+) -> None:
+    path = write(tmp_path, signature)
+    cure = 'give each option one with a default, as in get_config(model="base", phase=1, smoke'
+    with pytest.raises(InputError, match=re.escape(cure)):
+        load_config(f"{path}{options}", {}, FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("x = 1\n", "", "has no get_config"),
+        ("def get_config(:\n", "", r"is no Python \(line 1: "),
+        ("def get_config():\n    raise ValueError('no, thanks')\n", "", "^no, thanks$"),
+        ("def get_config():\n    return {}\n", ":smoke", "'smoke' is no option .*: it has none"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(
+    text: str, options: str, message: str, tmp_path
+) -> None:
+    (tmp_path / "configuration.py").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_config(f"{tmp_path}/configuration.py{options}", {}, FIELDS)
+
+
+def test_a_mistake_in_a_file_keeps_its_traceback(tmp_path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        load_config(str(write(tmp_path, "", "1 / 0")), {}, FIELDS)
+
+
+MADE = BertConfig(
+    vocab_size=99,
+    num_layers=3,
+    hidden_size=32,
+    num_heads=4,
+    intermediate_size=48,
+    max_positions=256,
+    type_vocab_size=3,
+    hidden_dropout=0.0,
+    attention_dropout=0.25,
+    activation="relu",
+    layer_norm_eps=1e-6,
+    init_std=0.5,
+    dtype="bfloat16",
+    scan_layers=True,
+    remat=True,
+    causal=True,
+)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(BertConfig)])
+def test_what_defines_a_model_is_inherited_and_nothing_else(field: str, tmp_path) -> None:
+    made, default = getattr(MADE, field), getattr(BertConfig(), field)
+    assert made != default
+    path = write(tmp_path, "", '{"init": "runs/x"}')
+    config = load_config(str(path), {}, FIELDS, lambda init: MADE)
+    assert getattr(config.model, field) == (made if field in MODEL_FIELDS else default)
+
+
+def test_what_a_configuration_says_of_its_model_comes_before_what_it_begins_with(tmp_path) -> None:
+    path = write(tmp_path, "", '{"init": "x", "model": {"num_layers": 2, "hidden_dropout": 0.5}}')
+    config = load_config(str(path), {"model.remat": "True"}, FIELDS, lambda init: MADE)
+    assert (config.model.num_layers, config.model.hidden_size) == (2, 32)
+    assert (config.model.hidden_dropout, config.model.remat) == (0.5, True)
 
 
 def test_a_field_that_was_retired_does_not_close_a_checkpoint(tmp_path) -> None:
@@ -180,9 +328,23 @@ def test_a_field_that_was_retired_does_not_close_a_checkpoint(tmp_path) -> None:
     assert read_config(tmp_path / "config.json", FIELDS) == parse()
 
 
-def test_a_missing_file_is_named() -> None:
-    with pytest.raises(ValueError, match=r"nowhere\.py: no such configuration file"):
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [("{", "is not what a run wrote"), ("[]", "is not what a run wrote"), (None, "there is no")],
+)
+def test_what_no_run_wrote_is_refused(written: str | None, message: str, tmp_path) -> None:
+    path = tmp_path / "config.json"
+    if written is not None:
+        path.write_text(written)
+    with pytest.raises(InputError, match=message):
+        read_config(path, FIELDS)
+
+
+def test_a_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"there is no file nowhere\.py: name one"):
         load_config("nowhere.py:x", {}, FIELDS)
+    with pytest.raises(InputError, match="is a directory: name a file"):
+        load_config(str(tmp_path), {}, FIELDS)
 
 
 def test_overrides_are_literals_or_text() -> None:

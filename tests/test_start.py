@@ -62,6 +62,22 @@ def test_parts_that_are_there_are_taken_and_others_stay_random(style, corpus, tm
     assert {"mlm/bias", "nsp/kernel"} <= before.keys() - published.keys()
 
 
+@pytest.mark.parametrize("style", ["hf", "bertjax"])
+def test_how_a_model_was_trained_is_not_inherited_but_said(style, corpus, tmp_path, caplog) -> None:
+    publish(corpus, tmp_path / "model", style=style)
+    model = configure(corpus, model__hidden_dropout=0.3, model__dtype="bfloat16").model
+    start = Start(tmp_path / "model")
+    with caplog.at_level(logging.INFO, "bertjax"):
+        start.check(start.model, {})
+        assert not caplog.messages
+        start.check(model, {})
+    where = f"where {tmp_path / 'model'} was made"
+    said = [f"hidden_dropout=0.3 here, 0.1 {where}"]
+    if style == "bertjax":  # no published model says in what it was computed
+        said.append(f"dtype='bfloat16' here, 'float32' {where}")
+    assert caplog.messages == ["; ".join(said) + "."]
+
+
 def test_heads_that_the_run_does_not_have_are_left_out(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", "mlm", "nsp")
     config = configure(corpus, init=tmp_path / "model", data__objective="mlm")

@@ -1,5 +1,6 @@
 """What a run begins with: the parameters of another run, or of a published model."""
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from bertjax.training.checkpoint import (
     load_params,
     saved_params,
 )
-from bertjax.training.config import read_model_config
+from bertjax.training.config import MODEL_FIELDS, read_model_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
@@ -29,6 +30,7 @@ _log = logging.getLogger("bertjax")
 
 # What no array shows, and what would change what the same arrays compute.
 _COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
+_UNPUBLISHED = ("dtype", "scan_layers", "remat")  # what no published model says of itself
 
 
 def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
@@ -89,11 +91,22 @@ class Start:
     def check(self, model: BertConfig, shapes: Any) -> None:
         """Refuses to begin a model of another kind, or with parameters of other shapes.
 
+        Says which fields differ that may: those are the configuration's, never the start's.
+
         Raises:
           InputError: naming what differs.
         """
         check_model(self.path, self.model, model)
         check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)
+        unknown = () if self._arrays is None else _UNPUBLISHED
+        said = [
+            f"{name}={ours!r} here, {theirs!r} where {self.path} was made"
+            for name, theirs in dataclasses.asdict(self.model).items()
+            if name not in MODEL_FIELDS and name not in unknown
+            if (ours := getattr(model, name)) != theirs
+        ]
+        if said:
+            _log.info("%s.", "; ".join(said))
 
     def fill(self, params: Any) -> Any:
         """A tree of random parameters with those that there are in their place."""

@@ -1,8 +1,7 @@
 """The typed configuration that a ConfigDict becomes, and all validation of it.
 
-A configuration file is Python with `get_config(arg)`, which returns an
-`ml_collections.ConfigDict`. `load_config` runs it, applies `--config.a.b=value`
-overrides and gives a frozen `Config`; a field that no one reads is an error.
+`load_config` runs a configuration file (see `config_file`), applies `--config.a.b=value` overrides
+and gives a frozen `Config`; a field that no one reads is an error.
 """
 
 import ast
@@ -16,18 +15,24 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_collections
 from etils import epath
 
 from bertjax.model.encoder import BertConfig
+from bertjax.training.config_file import run_file
 from bertjax.training.optimizer import OptimizerConfig
 from data_pipelines.errors import InputError
+from data_pipelines.paths import check_file
 
 # A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps"; for
 # checkpoints also "30 minutes", "2 hours".
 Duration = int | str
 
-_SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # FILE[:ARG]; gs:// ends no FILE
+# What defines a model, and what goes on from it cannot change; the other fields of BertConfig say
+# how it is trained and computed.
+MODEL_FIELDS = ["vocab_size", "num_layers", "hidden_size", "num_heads", "intermediate_size"]
+MODEL_FIELDS += ["max_positions", "type_vocab_size", "activation", "layer_norm_eps", "causal"]
+LEAST_EVERY = 10  # steps between what is to happen every so many percent of a run
+
 # Fields that runs of older versions have and that opening their checkpoints does not need.
 RETIRED = {"model.dropout_rng"}
 _UNITS = "%|percent|steps?|epochs?|examples?|minutes?|hours?"
@@ -76,8 +81,9 @@ class Config:
       seq_len: pieces a row, T.
       packing: several pairs a row.
       accumulation: parts that each batch is computed in, one after the other.
-      log_every, checkpoint_every, eval_every: how often each happens. Whether it is time for a
-        checkpoint, where that is minutes or hours, is asked whenever metrics are logged.
+      log_every, checkpoint_every, eval_every: how often each happens, besides at the last step; in
+        percent, at most every 10 steps (`LEAST_EVERY`). Whether it is time for a checkpoint, where
+        that is minutes or hours, is asked whenever metrics are logged.
       eval_batch_size: rows of each batch of held-out data, over all hosts; 0 for those of a step,
         but no more than memory takes without a thought.
       eval_batches: batches of held-out data in an evaluation; 0 for all.
@@ -174,9 +180,12 @@ class Config:
             if not self.checkpoint_seconds:
                 raise InputError(f"checkpoint_every={self.checkpoint_every!r} is no time at all.")
             del least["checkpoint_every"]
-        every: dict[str, Any] = {
-            name: steps_of(name, getattr(self, name), total, low) for name, low in least.items()
-        }
+        every: dict[str, Any] = {}
+        for name, low in least.items():
+            value = getattr(self, name)
+            steps = steps_of(name, value, total, low)
+            # A hundredth of a short run is no time at all.
+            every[name] = max(steps, LEAST_EVERY) if steps and _is_share(value) else steps
         optimizer = dataclasses.replace(self.optimizer, warmup=warmup, decay_steps=decay)
         resolved = dataclasses.replace(self, steps=total, optimizer=optimizer, **every)
         resolved.optimizer_config()
@@ -226,30 +235,36 @@ def _parse(name: str, value: Duration) -> tuple[float, str]:
     return float(match[1]), match[2].rstrip("s")
 
 
+def _is_share(value: Duration) -> bool:
+    """Whether a duration that can be read is in percent."""
+    return isinstance(value, str) and ("%" in value or "percent" in value)
+
+
 def load_config(
     spec: str,
     overrides: Mapping[str, str],
     data_fields: Mapping[str, Mapping[str, Any]],
     model_of: Callable[[str], BertConfig] | None = None,
 ) -> Config:
-    """Reads `FILE[:ARG]` and applies overrides.
+    """Reads `FILE[:OPTIONS]` and applies overrides.
 
     Args:
-      spec: path of a Python file with `get_config(arg)`, and its argument after a colon.
+      spec: path of a configuration file, and its options after a colon; see `config_file`.
       overrides: dotted field name -> text of the new value.
       data_fields: task name -> the `data` fields that it has, with their defaults.
       model_of: gives the model that `init` names; where the configuration does not say how wide
-        the model is, it is that one.
+        the model is, that one's `MODEL_FIELDS` are those of the configuration.
     Raises:
-      InputError: an unknown field, task or a value of the wrong type.
+      InputError: an unknown option, field or task, or a value of the wrong type.
     """
-    path, arg = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr] # anything matches
-    raw = _run_file(epath.Path(path), arg)
+    raw = run_file(spec)
     for name, text in overrides.items():
         _override(raw, name, text)
-    model = raw.get("model", {})
-    if model_of and raw.get("init") and "hidden_size" not in model:
-        raw["model"] = dataclasses.asdict(model_of(raw["init"])) | model
+    model, init = raw.get("model", {}), raw.get("init")
+    named = isinstance(init, str) and init  # what else they may be is refused below
+    if model_of and named and isinstance(model, Mapping) and "hidden_size" not in model:
+        found = model_of(named)
+        raw["model"] = {name: getattr(found, name) for name in MODEL_FIELDS} | dict(model)
     return parse_config(raw, data_fields)
 
 
@@ -257,7 +272,12 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
     """A `Config` from nested dictionaries, as `to_dict` gives them; see `load_config`."""
     raw = dict(raw)
     task = raw.get("task", Config.task)
-    given = dict(raw.pop("data", {}))
+    if not isinstance(task, str):
+        raise InputError(f"task={task!r} is a {type(task).__name__}: it must be str.")
+    given = raw.pop("data", {})
+    if not isinstance(given, Mapping):
+        raise InputError(f"data={given!r} must be a section with fields.")
+    given = dict(given)
     defaults = data_fields[task]
     for name, value in given.items():
         if name not in defaults:
@@ -279,26 +299,15 @@ def read_model_config(path: epath.Path) -> BertConfig:
 
 
 def _read_json(path: epath.Path) -> dict[str, Any]:
-    raw: dict[str, Any] = json.loads(path.read_text())
-    for name in RETIRED:
-        section, _, field = name.partition(".")
-        raw.get(section, {}).pop(field, None)
+    file = check_file(path)
+    try:
+        raw: dict[str, Any] = json.loads(file.read_text())
+        for name in RETIRED:
+            section, _, field = name.partition(".")
+            raw[section].pop(field, None)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path} is not what a run wrote ({error}): use another one.") from error
     return raw
-
-
-def _run_file(path: epath.Path, arg: str) -> dict[str, Any]:
-    if not path.exists() or path.is_dir():
-        raise InputError(f"{path}: no such configuration file; check --config.")
-    if path.suffix != ".py":
-        raise InputError(f"{path}: not a Python file; a configuration ends in .py.")
-    module = types.ModuleType("bertjax_configuration")
-    module.__file__ = str(path)
-    # Python's own import knows local files alone.
-    exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
-    if not hasattr(module, "get_config"):
-        raise InputError(f"{path}: has no get_config(arg); add one that returns a ConfigDict.")
-    config = module.get_config(arg)
-    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else dict(config)
 
 
 def _override(raw: dict[str, Any], name: str, text: str) -> None:

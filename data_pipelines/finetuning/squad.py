@@ -9,6 +9,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.triviaqa import squad_layout
+from data_pipelines.paths import check_file
 from data_pipelines.text.sources import tfds_records
 
 LONGEST = 200_000  # characters of a passage: a book is none, and has thousands of windows
@@ -48,10 +49,9 @@ def read_squad(path: epath.PathLike) -> Questions:
     """Reads a data set, local or remote: in SQuAD's layout, or TriviaQA's own.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      InputError: see `parse_squad`.
+      InputError: there is no such file; see `parse_squad`.
     """
-    path = epath.Path(path)
+    path = check_file(path)
     try:
         return parse_squad(str(path), path.read_text(encoding="utf-8"), path.parent)
     except UnicodeDecodeError as error:

@@ -74,7 +74,7 @@ class PretrainingData:
         share: Callable[[Callable[[], tuple[int, ...]], int], tuple[int, ...]] | None = None,
     ) -> None:
         if split not in ("train", "heldout"):
-            raise InputError(f"split={split!r} is unknown; choose train or heldout.")
+            raise ValueError(f"split={split!r} is unknown; choose train or heldout.")
         if not 0 <= host < hosts:
             raise InputError(f"host={host} is none of {hosts} hosts; count them from 0.")
         self.directory, self.options, self.split = epath.Path(directory), options, split

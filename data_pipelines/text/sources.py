@@ -138,7 +138,10 @@ def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
         splits = ", ".join(builder.info.splits) or "none"
         raise InputError(f"{source} has no split {split}, but {splits}; choose another data set.")
     in_order = tfds.ReadConfig(interleave_cycle_length=1)
-    records = builder.as_dataset(split=split, shuffle_files=False, read_config=in_order)
+    try:
+        records = builder.as_dataset(split=split, shuffle_files=False, read_config=in_order)
+    except ValueError as error:
+        raise InputError(f"{source} has no part {split} ({error}); mend it.") from None
     yield from tfds.as_numpy(records)
 
 

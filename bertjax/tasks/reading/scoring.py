@@ -18,6 +18,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Question, Questions, read_squad
+from data_pipelines.paths import check_file
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
@@ -54,8 +55,8 @@ def score_files(
     """`score` of files: a data set, and JSON objects from the ids of questions.
 
     Raises:
-      InputError: one of them does not exist.
-      InputError: one of them is not of that kind, or null odds are given for version 1.
+      InputError: one of them does not exist or is not of that kind, or null odds are given for
+        version 1.
     """
     questions = read_squad(data)
     if questions.version == 1 and null_odds is not None:
@@ -68,15 +69,15 @@ def read_predictions(path: epath.PathLike) -> dict[str, str]:
     """A JSON object, question id to text.
 
     Raises:
-      InputError: there is no such file.
-      InputError: it holds something else.
+      InputError: there is no such file, or it holds something else.
     """
     return _read_object(path, (str,), "text")
 
 
 def _read_object(path: epath.PathLike, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
+    file = check_file(path)
     try:
-        content = json.loads(epath.Path(path).read_text())
+        content = json.loads(file.read_text())
     except ValueError as error:
         raise InputError(
             f"{path} is no JSON ({error}): give one object, id to {wanted}."
