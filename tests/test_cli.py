@@ -1,19 +1,31 @@
 """The command line: exit status, and one sentence for each thing that cannot be."""
 
+import errno
+import importlib.util
 import json
+import os
 import pathlib
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import bertjax, sample_pieces, sample_text
+from conftest import bertjax, process_environment, sample_pieces, sample_text
 
-from bertjax.cli.main import main
+from bertjax.cli import report
+from bertjax.cli.devices import keep_compiled
+from bertjax.cli.files import output, read_lines
+from bertjax.cli.main import _parser, find_verbs, main
+from bertjax.errors import RunError
+from bertjax.runs.metrics import read_metrics
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import load_config
+from data_pipelines.errors import InputError
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -65,6 +77,75 @@ def vocab(tmp_path) -> pathlib.Path:
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join(sample_pieces()) + "\n")
     return path
+
+
+@pytest.mark.parametrize("verb", find_verbs())
+def test_the_example_of_a_verb_is_one(verb: str) -> None:
+    file = find_verbs()[verb]
+    program, *arguments = shlex.split(file.EXAMPLE)
+    args, rest = _parser().parse_known_args(arguments)
+    assert (program, arguments[0], rest, args.run) == ("bertjax", verb, [], file.run)
+
+
+def test_verbs_are_listed_in_the_order_of_a_model_s_life() -> None:
+    life = ["vocab", "prepare", "inspect", "preflight", "train", "evaluate", "predict", "convert"]
+    verbs = find_verbs()
+    assert [verb for verb in verbs if verb in life] == life
+    assert len({file.ORDER for file in verbs.values()}) == len(verbs)
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process of its own."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_help_is_given_before_anything_slow_is_imported() -> None:
+    done = python(
+        "import sys; from bertjax.cli.main import main\n"
+        "try: main(['train', '--help'])\n"
+        "finally: print([name for name in ('jax', 'numpy', 'tensorflow') if name in sys.modules])"
+    )
+    assert done.stdout.startswith("usage: bertjax train") and done.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("error", ["ValueError", "KeyError", "FileNotFoundError", "TypeError"])
+def test_a_fault_of_ours_keeps_its_traceback(error: str) -> None:
+    done = python(
+        "import sys; from bertjax.cli import main, report\n"
+        f"def run(args): raise {error}('by mistake')\n"
+        "report.run = run\n"
+        "sys.exit(main.main(['report', 'x']))"
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") and f"{error}: " in done.stderr.splitlines()[-1]
+
+
+class _Interrupted(RunError):
+    status = 75
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InputError("mend it"), 2),
+        (RunError("mend it"), 1),
+        (_Interrupted("mend it"), 75),
+        (OSError(errno.ENOSPC, "mend it"), 1),
+        (PermissionError(errno.EACCES, "mend it"), 1),
+        (ConnectionResetError("mend it"), 1),
+    ],
+    ids=repr,
+)
+def test_what_the_user_or_the_machine_caused_is_a_sentence(
+    error: Exception, status: int, monkeypatch, capsys
+) -> None:
+    def run(args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(report, "run", run)
+    assert main(["report", "x"]) == status
+    said = capsys.readouterr().err
+    assert said.startswith("bertjax: ") and "mend it" in said and said.count("\n") == 1
 
 
 def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> list[object]:
@@ -186,12 +267,128 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
         (["train", "--workdir", "x"], "--config"),
         (["report", "x", "--config.seed=1"], "--config.seed=1 is no argument"),
         (["train", "--config", "x.py", "--workdir", "y", "--config.seed"], "has no value"),
-        (["train", "--config", "nowhere.py", "--workdir", "x"], "nowhere.py: no such"),
+        (["train", "--config", "nowhere.py", "--workdir", "x"], "no file nowhere.py"),
+        (["inspect", "--config", f"{PRETRAIN}:smoke", "--start", "-1"], "--start=-1 is no step"),
     ],
 )
 def test_a_command_that_cannot_be_is_refused(refused, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in refused(*arguments)
+
+
+SMOKE = ["--config", f"{PRETRAIN}:smoke"]
+TEXT = ["--input", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "--checkpoint", "c", "--input", "lost"], "there is no file lost"),
+        (["predict", "--checkpoint", "c", "--input", "folder"], "folder is a directory"),
+        (["predict", "--checkpoint", "c", *TEXT, "--output", "folder"], "folder is a directory"),
+        (["predict", "--checkpoint", "c", *TEXT, "--output", "lost/x"], "lie in lost, which is no"),
+        (["predict", "--checkpoint", "text.txt", *TEXT], "text.txt is neither a checkpoint"),
+        (["score", "squad", "--data", "lost", "--predictions", "p"], "there is no file lost"),
+        (["score", "cmrc", "--data", "folder", "--predictions", "p"], "folder is a directory"),
+        (["train", *SMOKE, "--workdir", "text.txt"], "--workdir=text.txt is a file"),
+        (["train", *SMOKE, "--workdir", "text.txt/run"], "lies in text.txt, which is a file"),
+        (["train", "--config", "folder", "--workdir", "x"], "folder is a directory"),
+        (["evaluate", *SMOKE, "--checkpoint", "c", "--output", "text.txt"], "text.txt is a file"),
+        (["inspect", *SMOKE, "--save", "lost/x.npz"], "lie in lost, which is no directory"),
+        (["preflight", *SMOKE, "--topology", "cpu:1", "--json", "folder"], "is a directory"),
+        (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "text.txt is a file"),
+        (["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"], "lies in text.txt"),
+        (["prepare", *TEXT, "--vocab", "lost", "--output", "x"], "there is no vocabulary at lost"),
+        (["convert", "--to", "hf", "folder", "text.txt/x"], "text.txt is a file"),
+        (["convert", "--to", "hf", "text.txt", "x"], "text.txt is no model"),
+        (["report", "text.txt"], "text.txt/metrics.jsonl does not exist"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_named(refused, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.txt").write_text("ba do .\n")
+    assert message in refused(*arguments)
+    assert sorted(os.listdir()) == ["folder", "text.txt"] and not os.listdir("folder")
+
+
+def test_lines_that_are_not_text_are_refused(tmp_path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"ba\n\xff\n")
+    with pytest.raises(InputError, match=r"text\.txt is not UTF-8 \(.* position 3"):
+        list(read_lines(str(tmp_path / "text.txt")))
+
+
+def test_output_that_was_not_written_to_its_end_replaces_nothing(tmp_path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("before")
+    with pytest.raises(KeyError), output(str(path)) as sink:
+        sink.write("after")
+        raise KeyError
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `tpu`")
+def test_a_machine_without_tpus_is_not_complained_of() -> None:
+    done = bertjax("inspect", "--params", *SMOKE)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.fixture
+def unset():
+    """Where compiled programs are kept is not said, whatever the environment says."""
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize(
+    ("workdir", "hosts", "place"),
+    [
+        (None, 1, "CACHE/bertjax/compiled"),
+        ("run", 1, "CACHE/bertjax/compiled"),
+        ("gs://bucket/run", 1, "gs://bucket/run/compiled"),
+        ("gs://bucket/run", 16, "gs://bucket/run/compiled"),
+        ("run", 16, "run/compiled"),
+        (None, 16, None),
+    ],
+)
+def test_all_hosts_see_where_compiled_programs_are_kept(
+    workdir: str | None, hosts: int, place: str | None, unset, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jax, "process_count", lambda: hosts)
+    before = jax.config.values["jax_persistent_cache_enable_xla_caches"]
+    keep_compiled(workdir)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", before)
+    expected = place and place.replace("CACHE", str(tmp_path))
+    assert jax.config.values["jax_compilation_cache_dir"] == expected
+
+
+def test_a_place_that_cannot_be_written_to_keeps_nothing(unset, tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    for cache in (tmp_path / "file", pathlib.Path("relative")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        keep_compiled()
+        assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+@pytest.mark.slow
+def test_a_program_is_compiled_once_and_gives_the_same_when_it_is_found(corpus, tmp_path) -> None:
+    environment = process_environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # however busy the machine is
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    kept, losses = [], []
+    for run in ("first", "second"):
+        arguments = train(corpus, tmp_path / run, steps=3, log_every=1, model__num_layers=1)
+        command = [sys.executable, "-m", "bertjax", *map(str, arguments)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        kept.append(sorted(path.name for path in (tmp_path / "cache").rglob("*-cache")))
+        losses.append([line["loss"] for line in read_metrics(tmp_path / run)])
+    assert kept[0] and kept[0] == kept[1]
+    assert losses[0] == losses[1]
 
 
 def test_inspect_shows_masks_and_saves_batches(corpus, tmp_path, capsys) -> None:

@@ -307,7 +307,7 @@ def test_a_tpu_without_others_trains_alone(monkeypatch) -> None:
 def test_a_process_is_alone_where_nothing_speaks_of_others(monkeypatch) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(hosts, "_on_tpu", lambda: False)
+    monkeypatch.setattr(hosts, "on_tpu", lambda: False)
     assert find_cluster(None, None, None) is None
 
 

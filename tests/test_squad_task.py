@@ -14,7 +14,8 @@ from conftest import bertjax
 from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
 
-from bertjax.cli.main import main, parse_overrides
+from bertjax.cli.configuration import parse_overrides
+from bertjax.cli.main import main
 from bertjax.formats import huggingface
 from bertjax.formats.opening import find_model
 from bertjax.mesh.sharding import AXES

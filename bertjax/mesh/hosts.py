@@ -66,7 +66,14 @@ def find_cluster(coordinator: str | None, hosts: int | None, host: int | None) -
         alone = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1"
         gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if alone else 0
         return Cluster(devices=tuple(range(gpus)))
-    return Cluster(optional=True) if _on_tpu() else None
+    return Cluster(optional=True) if on_tpu() else None
+
+
+def on_tpu() -> bool:
+    """Whether TPUs are here and JAX is to use them."""
+    wanted = "tpu" in (os.environ.get("JAX_PLATFORMS") or "tpu")
+    chips = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
+    return wanted and bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
 def is_child() -> bool:
@@ -174,13 +181,6 @@ def wait_for_all(what: str) -> None:
     """Returns once every process is here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
-
-
-def _on_tpu() -> bool:
-    """Whether TPUs are here and JAX is to use them."""
-    wanted = "tpu" in (os.environ.get("JAX_PLATFORMS") or "tpu")
-    chips = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
-    return wanted and bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
 def _die_with_parent() -> None:

@@ -134,7 +134,7 @@ def train_theirs(
     spec: str, rest: Sequence[str], python: str, directory: pathlib.Path, options: Sequence[str]
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
-    from bertjax.cli.main import parse_overrides
+    from bertjax.cli.configuration import parse_overrides
     from bertjax.formats.opening import find_model
     from bertjax.runs import inspection
     from bertjax.tasks import registry

@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from bertjax.cli.main import parse_overrides
+from bertjax.cli.configuration import parse_overrides
 from bertjax.tasks import registry
 from bertjax.training.config import load_config
 

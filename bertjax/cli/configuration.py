@@ -1,0 +1,56 @@
+"""`--config FILE[:OPTIONS]` and the `--config.FIELD=VALUE` that come with it."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from data_pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from bertjax.training.config import Config
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE[:OPTIONS]",
+        help="a file with get_config(**options), and KEY=VALUE,... for them; "
+        "--config.FIELD=VALUE overrides a field",
+    )
+    parser.set_defaults(parse_rest=parse_overrides)
+
+
+def load(args: argparse.Namespace) -> "Config":
+    """The configuration that the arguments name.
+
+    A checkpoint to evaluate says what model it is, as what a run begins with does.
+    """
+    from bertjax.formats.opening import find_model
+    from bertjax.tasks import registry
+    from bertjax.training.config import load_config
+
+    named = {"init": repr(args.checkpoint[0])} if "checkpoint" in args else {}
+    return load_config(args.config, named | args.rest, registry.data_fields(), find_model)
+
+
+def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
+    """`--config.a.b=value` arguments as {"a.b": "value"}.
+
+    Raises:
+      InputError: an argument is none of these.
+    """
+    refuse([item for item in rest if not item.startswith("--config.")])
+    overrides = {}
+    for item in rest:
+        name, equals, value = item.removeprefix("--config.").partition("=")
+        if not equals:
+            raise InputError(f"{item} has no value: write {item}=VALUE.")
+        overrides[name] = value
+    return overrides
+
+
+def refuse(rest: Sequence[str]) -> None:
+    """What a verb without `--config` does with arguments that its parser does not know."""
+    if rest:
+        raise InputError(f"{rest[0]} is no argument of this command: see --help.")

@@ -1,0 +1,35 @@
+"""Turn a model of one format into one of another."""
+
+import argparse
+
+from etils import epath
+
+from bertjax.cli.devices import pass_over_absent_tpu
+from bertjax.cli.files import check_directory
+
+ORDER = 90
+EXAMPLE = "bertjax convert --to hf runs/base-2 exported"
+FORMATS = ["hf", "tf1", "bertjax"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", dest="style", choices=FORMATS, help="(what it looks like)")
+    parser.add_argument("--to", required=True, choices=FORMATS)
+    parser.add_argument("source", metavar="SRC", help="a directory; a checkpoint or a workdir")
+    parser.add_argument("target", metavar="DST", help="a new directory")
+
+
+def run(args: argparse.Namespace) -> None:
+    from bertjax.formats.opening import find_format
+    from bertjax.runs.convert import convert
+
+    pass_over_absent_tpu()
+    check_directory(epath.Path(args.target).parent, "DST")
+    style = args.style or find_format(args.source)
+    model = convert(args.source, args.target, style, args.to)
+    shape = f"{model.config.num_layers} layers, {model.config.hidden_size} wide"
+    print(f"{args.target}: {', '.join(model.params)} of {shape}, from {style} to {args.to}.")
+    if model.tokenizer is None:
+        print(f"{args.source} has no vocabulary: put vocab.txt beside it and convert again.")
+    if model.left_out:
+        print(f"left out, being of no head that bertjax has: {', '.join(model.left_out)}")

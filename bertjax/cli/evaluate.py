@@ -1,0 +1,55 @@
+"""Score a checkpoint."""
+
+import argparse
+import json
+
+from etils import epath
+
+from bertjax.cli.cluster import add_hosts, join
+from bertjax.cli.configuration import add_config, load
+from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.files import as_json, check_directory, output
+
+ORDER = 60
+EXAMPLE = (
+    "bertjax evaluate --config experiments/pretrain.py:smoke,data=corpora/mine "
+    "--checkpoint runs/smoke --output runs/smoke/scores"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    add_hosts(parser)
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        nargs="+",
+        metavar="DIR",
+        help="a checkpoint or a workdir; several are an ensemble",
+    )
+    parser.add_argument("--output", required=True, metavar="DIR")
+
+
+def run(args: argparse.Namespace) -> int | None:
+    from bertjax.mesh import hosts
+    from bertjax.runs.evaluate import evaluate
+    from bertjax.tasks.contract import EVALUATION_FILE
+
+    pass_over_absent_tpu()
+    check_directory(args.output, "--output")
+    config = load(args)
+    if (status := join(args, saves=False)) is not None:
+        return status
+    keep_compiled()
+    found = evaluate(config, *args.checkpoint)
+    if hosts.is_first():
+        print(json.dumps(found.scores, indent=1))
+        directory = epath.Path(args.output)
+        directory.mkdir(parents=True, exist_ok=True)
+        about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
+        contents = {f"{name}.json": content for name, content in found.files.items()}
+        contents |= {"scores.json": found.scores, EVALUATION_FILE: about}
+        for name, content in contents.items():
+            with output(str(directory / name)) as sink:
+                sink.write(as_json(content, indent=1))
+    return None

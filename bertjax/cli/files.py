@@ -1,0 +1,106 @@
+"""Files and directories that a user names, to read from and to write to."""
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from etils import epath
+
+from data_pipelines.errors import InputError
+from data_pipelines.paths import check_file, is_remote
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """The lines of a file as they come, "-" being standard input.
+
+    Raises:
+      InputError: there is no such file, or, once that is read, a line is not UTF-8.
+    """
+    source = contextlib.nullcontext(sys.stdin) if path == "-" else check_file(path).open()
+    return _decoded(path, source)
+
+
+def _decoded(path: str, source: contextlib.AbstractContextManager[TextIO]) -> Iterator[str]:
+    try:
+        with source as lines:
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 ({error}): convert it first.") from error
+
+
+@contextlib.contextmanager
+def output(path: str) -> Iterator[TextIO]:
+    """A file that replaces `path` once everything is written, "-" being standard output.
+
+    Raises:
+      InputError: see `check_output`.
+    """
+    if path == "-":
+        yield sys.stdout
+        return
+    check_output(path)
+    draft = epath.Path(f"{path}.partial")
+    try:
+        with draft.open("w") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def check_output(path: epath.PathLike) -> None:
+    """Refuses a file that cannot be written where it is to lie, before the work that fills it.
+
+    Raises:
+      InputError: it is a directory, or is to lie in one that does not exist.
+    """
+    path = epath.Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a directory: name a file in it.")
+    if not is_remote(path) and not path.parent.is_dir():
+        raise InputError(f"{path} is to lie in {path.parent}, which is no directory: make it.")
+
+
+def check_directory(path: epath.PathLike, name: str) -> None:
+    """Refuses a directory, which may still be to make, where it or what it lies in is a file.
+
+    Raises:
+      InputError: it says of which argument, by its `name`.
+    """
+    path = epath.Path(path)
+    # A bucket has no directories, in which something could lie.
+    for place in [path] if is_remote(path) else [path, *path.parents]:
+        if place.exists():
+            if not place.is_dir():
+                lies = "is" if place == path else f"lies in {place}, which is"
+                raise InputError(f"{name}={path} {lies} a file: name a directory.")
+            return
+
+
+def as_json(content: object, indent: int | None = None) -> str:
+    """In JSON, of which half of a surrogate pair is escaped, which UTF-8 cannot hold."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()
+
+
+def check_buckets(argv: Sequence[str]) -> None:
+    """Refuses a bucket that does not exist: tensorflow would try for ever to write into it."""
+    for bucket in sorted(set(re.findall(r"gs://[^/,\s]+", " ".join(argv)))):
+        try:
+            exists = epath.Path(bucket).exists()
+        except bucket_errors():  # who may use its objects may not always look at the bucket itself
+            continue
+        if not exists:
+            raise InputError(f"there is no bucket {bucket}: name one that exists.")
+
+
+def bucket_errors() -> tuple[type[Exception], ...]:
+    """What tensorflow raises where a bucket lets us do too little; they are no OSErrors."""
+    if "tensorflow" not in sys.modules:
+        return ()
+    from tensorflow import errors
+
+    return errors.PermissionDeniedError, errors.UnauthenticatedError

@@ -1,0 +1,66 @@
+"""Say whether a run fits a topology, and how fast it will be."""
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from bertjax.cli.configuration import add_config, load
+from bertjax.cli.files import check_output, output
+from bertjax.errors import RunError
+
+if TYPE_CHECKING:
+    from bertjax.preflight.judge import Verdict
+    from bertjax.preflight.topology import Topology
+    from bertjax.training.config import Config
+
+ORDER = 40
+EXAMPLE = "bertjax preflight --config experiments/pretrain.py:model=base --topology v5e:4x4"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="such as v5e:4x4")
+    parser.add_argument("--json", metavar="FILE", help="what is printed, for a program")
+    parser.add_argument(
+        "--search",
+        choices=["batch"],
+        help="find the most rows a device that fit instead; compiles a program for each try",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs, so no accelerator is taken
+    from bertjax.preflight.judge import preflight, remedies
+    from bertjax.preflight.topology import Topology
+    from bertjax.preflight.verdict import describe
+
+    if args.json:
+        check_output(args.json)
+    topology, config = Topology(args.topology), load(args)
+    verdict = (_search if args.search else preflight)(config, topology)
+    print(describe(verdict), flush=True)
+    if args.json:
+        with output(args.json) as sink:
+            sink.write(verdict.to_json())
+    if not verdict.train.fits:
+        for change, changed in remedies(config, topology):
+            print(f"\nwith {change}: {describe(changed).splitlines()[0]}", flush=True)
+
+
+def _search(config: "Config", topology: "Topology") -> "Verdict":
+    """Prints the most rows a device that fit; returns the verdict on the most of all."""
+    from bertjax.preflight.judge import largest_batch
+
+    found = []
+    for remat in (False, True):
+        verdict = largest_batch(config, topology, remat)
+        rows = "none fits" if verdict is None else f"{verdict.train.rows_per_device} fit"
+        print(f"rows a device {'with' if remat else 'without'} remat: {rows}", flush=True)
+        found += [verdict] if verdict else []
+    if not found:
+        raise RunError(
+            f"not even {config.accumulation} rows a device, one in each part of the accumulation, "
+            f"fit {topology.name}: use more devices or a mesh that splits the model."
+        )
+    print()
+    return max(found, key=lambda verdict: verdict.train.rows_per_device)

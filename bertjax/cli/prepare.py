@@ -1,0 +1,66 @@
+"""Turn text into shards of token ids."""
+
+import argparse
+import sys
+
+from bertjax.cli.configuration import refuse
+from bertjax.cli.files import check_directory
+from bertjax.cli.text import add_text
+
+ORDER = 20
+EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(parse_rest=list)
+    add_text(parser)
+    parser.add_argument("--vocab", required=True, metavar="FILE")
+    parser.add_argument("--workers", type=int, help="processes (one a core)")
+    parser.add_argument(
+        "--held-out", type=float, default=0.01, help="share of documents kept for evaluation"
+    )
+    parser.add_argument("--dedup", action="store_true", help="drop documents seen before")
+    parser.add_argument("--shards", type=int, help="files of training data (by size)")
+    parser.add_argument(
+        "--runner",
+        help="an Apache Beam runner that does it instead, such as DataflowRunner; "
+        "arguments that are none of the above go to it",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from data_pipelines.corpus.prepare import prepare
+    from data_pipelines.vocabulary.tokenization import load_tokenizer
+
+    if not args.runner:
+        refuse(args.rest)
+    check_directory(args.output, "--output")
+    tokenizer = load_tokenizer(args.vocab, cased=args.cased)
+    options = {
+        "held_out": args.held_out,
+        "dedup": args.dedup,
+        "shards": args.shards,
+        "text_field": args.field,
+    }
+    if args.runner:
+        from data_pipelines.corpus.beam import prepare_with_beam
+
+        flags = [f"--runner={args.runner}", *args.rest]
+        manifest = prepare_with_beam(args.input, tokenizer, args.output, flags, **options)
+    else:
+        manifest = prepare(
+            args.input,
+            tokenizer,
+            args.output,
+            workers=args.workers,
+            progress=sys.stderr,
+            **options,
+        )
+    totals = [_counted(name, number) for name, number in manifest.totals.items()]
+    print(f"{args.output}: {', '.join(totals)}.")
+
+
+def _counted(name: str, number: float) -> str:
+    """("bytes_of_text", 1200) -> "1,200 bytes of text"; shares in percent."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:.3%}"
+    return f"{shown} {name.replace('_', ' ')}"

@@ -1,0 +1,16 @@
+"""Write a run, or the output of an evaluation, as one HTML page."""
+
+import argparse
+
+ORDER = 100
+EXAMPLE = "bertjax report runs/smoke"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR")
+
+
+def run(args: argparse.Namespace) -> None:
+    from bertjax.reports.run import write_report
+
+    print(write_report(args.directory))

@@ -1,0 +1,35 @@
+"""Score anybody's predictions as a benchmark's own script does."""
+
+import argparse
+import json
+
+from data_pipelines.errors import InputError
+
+ORDER = 80
+EXAMPLE = (
+    "bertjax score squad --data dev-v2.0.json --predictions predictions.json "
+    "--null-odds null_odds.json"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("benchmark", choices=["squad", "cmrc"])
+    parser.add_argument("--data", required=True, metavar="FILE", help="with the gold answers")
+    parser.add_argument("--predictions", required=True, metavar="FILE", help="JSON, id to text")
+    parser.add_argument(
+        "--null-odds", metavar="FILE", help="JSON, id to odds of no answer, for best thresholds"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.benchmark == "squad":
+        from bertjax.tasks.reading import scoring as squad
+
+        scores = squad.score_files(args.data, args.predictions, args.null_odds)
+    elif args.null_odds:
+        raise InputError("every question of CMRC has an answer: leave --null-odds out.")
+    else:
+        from bertjax.tasks.reading import cmrc
+
+        scores = cmrc.score_files(args.data, args.predictions)
+    print(json.dumps(scores, indent=1))

@@ -1,0 +1,32 @@
+"""Train, or go on training, in a workdir."""
+
+import argparse
+
+from bertjax.cli.cluster import add_hosts, join
+from bertjax.cli.configuration import add_config, load
+from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.files import check_directory
+
+ORDER = 50
+EXAMPLE = (
+    "bertjax train --config experiments/pretrain.py:smoke,data=corpora/mine --workdir runs/smoke"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    add_hosts(parser)
+    parser.add_argument("--workdir", required=True)
+
+
+def run(args: argparse.Namespace) -> int | None:
+    from bertjax.runs.train import Run
+
+    pass_over_absent_tpu()
+    check_directory(args.workdir, "--workdir")
+    config = load(args)
+    if (status := join(args, saves=True)) is not None:
+        return status
+    keep_compiled(args.workdir)
+    Run(config, args.workdir).train()
+    return None
