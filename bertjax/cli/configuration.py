@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
+    from bertjax.model.encoder import BertConfig
     from bertjax.training.config import Config
 
 
@@ -24,14 +25,20 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 def load(args: argparse.Namespace) -> "Config":
     """The configuration that the arguments name.
 
-    A checkpoint to evaluate says what model it is, as what a run begins with does.
+    A checkpoint to evaluate says what model it is, as what a run begins with does; that may be gone
+    once the run has a checkpoint of its own.
     """
     from bertjax.formats.opening import find_model
     from bertjax.tasks import registry
+    from bertjax.training.checkpoint import has_checkpoint
     from bertjax.training.config import load_config
 
+    def model_of(init: str) -> "BertConfig":
+        resumed = "workdir" in args and has_checkpoint(args.workdir)
+        return find_model(args.workdir if resumed else init)
+
     named = {"init": repr(args.checkpoint[0])} if "checkpoint" in args else {}
-    return load_config(args.config, named | args.rest, registry.data_fields(), find_model)
+    return load_config(args.config, named | args.rest, registry.data_fields(), model_of)
 
 
 def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
