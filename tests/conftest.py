@@ -21,7 +21,7 @@ import pytest
 from laptop import Laptop
 
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

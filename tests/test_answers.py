@@ -17,7 +17,9 @@ from data_pipelines.finetuning.windows import (
     locate,
     make_windows,
 )
-from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 TOKENIZER = WordPieceTokenizer(

@@ -8,7 +8,7 @@ from conftest import sample_pieces, sample_text
 
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 pytest.importorskip("apache_beam", reason="needs Apache Beam: pip install 'bertjax[beam]'")
 

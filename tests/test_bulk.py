@@ -11,7 +11,8 @@ from data_pipelines.corpus import bulk
 from data_pipelines.corpus.bulk import BulkEncoder
 from data_pipelines.text.sentences import split_sentences
 from data_pipelines.text.sources import read_documents
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 LETTERS = [*"abcdeABCDE019éÉßσςΣſİ語한다й\u0301\u00ad\0\x0b\x1f"]
 VOCAB = [*sample_pieces()[:5], *LETTERS, *(f"##{c}" for c in LETTERS), "ab", "##abc", *".,'-"]

@@ -23,7 +23,9 @@ from bertjax.model.heads import Model as Network
 from bertjax.model.heads import Pooler
 from bertjax.runs.convert import convert
 from bertjax.runs.predict import Predictor
-from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"
 LAYERS, HIDDEN, PIECES = 2, 64, 40

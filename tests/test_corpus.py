@@ -18,7 +18,8 @@ from conftest import process_environment, sample_pieces, sample_text
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.records import Manifest, read_manifest, read_shard
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 

@@ -12,7 +12,7 @@ from data_pipelines.corpus.bulk import BulkEncoder
 from data_pipelines.corpus.documents import INDEX, assign_shards, count, encode_documents, unpack
 from data_pipelines.corpus.records import token_dtype
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 ENCODER = BulkEncoder(TOKENIZER)

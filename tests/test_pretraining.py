@@ -23,7 +23,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.pretraining import data as pretraining
 from data_pipelines.pretraining.data import PretrainingData, PretrainingOptions
 from data_pipelines.pretraining.rows import BATCH
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 Batch = dict[str, np.ndarray]
 

@@ -9,7 +9,8 @@ from bertjax.tasks.reading.sets import Reading, asked
 from data_pipelines.finetuning.rows import Shape
 from data_pipelines.finetuning.squad import Answer, Question, Questions
 from data_pipelines.finetuning.windows import WindowOptions
-from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefgh?"], cased=False)
 OPTIONS = WindowOptions(seq_len=16, stride=4, max_query=4)

@@ -19,7 +19,7 @@ from data_pipelines.pretraining.rows import (
     render_row,
     rows_to_keep,
 )
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
 TOKENIZER = WordPieceTokenizer(

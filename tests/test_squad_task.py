@@ -33,7 +33,8 @@ from bertjax.tasks.reading.scoring import score_files
 from bertjax.tasks.reading.task import Task
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.config import Config, load_config
-from data_pipelines.vocabulary.tokenization import SPECIALS, WordPieceTokenizer
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]

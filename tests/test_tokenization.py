@@ -13,15 +13,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary import tokenization
-from data_pipelines.vocabulary.tokenization import (
-    SPECIALS,
-    SentencePieceTokenizer,
-    Tokenizer,
-    WordPieceTokenizer,
-    load_tokenizer,
-)
+from data_pipelines.vocabulary import wordpiece
+from data_pipelines.vocabulary.sentencepieces import SentencePieceTokenizer
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 from data_pipelines.vocabulary.training import train_sentencepiece
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 from data_pipelines.vocabulary.words import basic_words
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -168,7 +165,7 @@ def test_the_memory_of_words_is_bounded_and_changes_nothing(
 ) -> None:
     text = " ".join(f"{a}{b}, Un{a}.{b}日{'x' * 70}" for a in LETTERS for b in LETTERS)
     expected = uncased().encode(text)
-    monkeypatch.setattr(tokenization._Memo, "ENTRIES", 10)
+    monkeypatch.setattr(wordpiece._Memo, "ENTRIES", 10)
     tokenizer = uncased()
     assert tokenizer.encode(text) == tokenizer.encode(text) == expected
     for memo in (tokenizer._ids_of_raw, tokenizer._ids_of_word):

@@ -17,12 +17,9 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary import training as vocab
-from data_pipelines.vocabulary.tokenization import (
-    SPECIALS,
-    SentencePieceTokenizer,
-    WordPieceTokenizer,
-    load_tokenizer,
-)
+from data_pipelines.vocabulary.sentencepieces import SentencePieceTokenizer
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import (
     count_words,
     sentencepiece_from_counts,
@@ -31,6 +28,7 @@ from data_pipelines.vocabulary.training import (
     train_wordpiece,
     wordpiece_from_counts,
 )
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 LINES = [
     line for topic in sorted(pydoc_data.topics.topics.items()) for line in topic[1].split("\n")

@@ -14,12 +14,10 @@ from safetensors.numpy import save as save_safetensors
 from bertjax.formats.tensors import Model, read_tensors
 from bertjax.model.encoder import BertConfig
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import (
-    CONFIG_FILE,
-    MODEL_FILE,
-    VOCAB_FILE,
-    load_tokenizer,
-)
+from data_pipelines.vocabulary.sentencepieces import MODEL_FILE
+from data_pipelines.vocabulary.specials import CONFIG_FILE
+from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import VOCAB_FILE
 
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 # What a `config.json` says, and the fields of ours that say it.

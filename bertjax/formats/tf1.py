@@ -10,7 +10,8 @@ from etils import epath
 from bertjax.formats.huggingface import describe_config, parse_config, read_json
 from bertjax.formats.tensors import Model, read_tensors
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import VOCAB_FILE, load_tokenizer
+from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import VOCAB_FILE
 
 CONFIG, CHECKPOINT = "bert_config.json", "bert_model.ckpt"
 # What training leaves beside the weights, by the optimizers of the original and of its heirs.

@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from data_pipelines.corpus.records import token_dtype
-from data_pipelines.vocabulary.tokenization import Tokenizer, WordPieceTokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 T = TypeVar("T")
 

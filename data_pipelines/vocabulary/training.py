@@ -23,7 +23,8 @@ import sentencepiece
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import CONTINUES, LONGEST_WORD, SPECIALS
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.wordpiece import CONTINUES, LONGEST_WORD
 from data_pipelines.vocabulary.words import basic_words, raw_words
 
 log = logging.getLogger(__name__)

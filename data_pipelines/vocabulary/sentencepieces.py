@@ -1,0 +1,105 @@
+"""SentencePiece models behind the protocol of `Tokenizer`."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece
+from etils import epath
+
+from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.specials import (
+    CONFIG_FILE,
+    SPECIAL_NAMES,
+    SPECIALS,
+    digest,
+    special_ids,
+)
+
+MODEL_FILE = "spm.model"
+SPACE = "▁"  # the mark of a piece that starts a word
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model (Kudo and Richardson 2018), BPE or unigram, with BERT's special pieces.
+
+    Normalisation, lower-casing included, is part of the model.
+
+    Args:
+      model: the content of a `.model` file.
+
+    Raises:
+      InputError: not a SentencePiece model, or one without the special pieces.
+    """
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes):
+        self._model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise InputError("not a SentencePiece model; give the .model file itself") from error
+        size = self._processor.get_piece_size()
+        self.pieces = [self._processor.id_to_piece(i) for i in range(size)]
+        index = {piece: i for i, piece in enumerate(self.pieces)}
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids(index)
+        self.cased = "A" in self._processor.normalize("A")
+        no_text = ("is_control", "is_unknown", "is_unused")
+        self._is_text = [
+            not any(getattr(self._processor, test)(i) for test in no_text) for i in range(size)
+        ]
+        for piece in SPECIALS:
+            if index[piece] in self.encode(piece) and index[piece] != self.unk_id:
+                raise InputError(
+                    f"the model finds the special piece {piece} in raw text; declare it a control "
+                    "symbol, not a user-defined one, when the model is trained"
+                )
+        starts = [piece.startswith(SPACE) for piece in self.pieces]
+        self.continues = np.array(self._is_text) & ~np.array(starts)
+        self.real_ids = np.flatnonzero(self._is_text).astype(np.int32)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return type(self), (self._model,)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a raw text. No special piece is added, nor recognised in the text."""
+        return self._processor.encode(_encodable(text))
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `Tokenizer`."""
+        text = _encodable(text)
+        found: Any = self._processor.encode(text, out_type="offset_mapping")
+        spans = []
+        for start, end in found["offsets"]:  # with the white space before a word
+            spans.append((end - len(text[start:end].lstrip()), end))
+        return found["ids"], spans
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Readable text; special pieces appear by their names."""
+        parts: list[str] = []
+        for is_text, run in itertools.groupby(map(int, ids), self._is_text.__getitem__):
+            if is_text:
+                parts.append(self._processor.decode(list(run)))
+            else:
+                parts.extend(self.pieces[i] for i in run)
+        return " ".join(parts)
+
+    def fingerprint(self) -> str:
+        """A hex digest of the model, its normalisation rules and scores included."""
+        return digest(self.kind.encode() + self._model)
+
+    def save(self, directory: epath.PathLike) -> None:
+        """Writes `spm.model` and `tokenizer_config.json`, which `transformers` reads too."""
+        directory = epath.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / MODEL_FILE).write_bytes(self._model)
+        config = {"tokenizer_class": "DebertaV2Tokenizer", "do_lower_case": False, **SPECIAL_NAMES}
+        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _encodable(text: str) -> str:
+    # Half of a surrogate pair has no UTF-8: it becomes a question mark.
+    return text.encode("utf-8", "replace").decode()
