@@ -4,7 +4,6 @@ import json
 import re
 
 import numpy as np
-import tensorflow as tf
 from etils import epath
 
 from bertjax.formats.huggingface import describe_config, parse_config, read_json
@@ -29,6 +28,8 @@ def read(path: epath.Path) -> Model:
     Raises:
       InputError: it is no BERT, or is not whole.
     """
+    import tensorflow as tf  # takes seconds, and few commands meet such a directory
+
     config = parse_config(read_json(path / CONFIG), path)
     prefix = _find_checkpoint(path)
     try:
@@ -53,6 +54,8 @@ def write(model: Model, path: epath.Path) -> None:
     Raises:
       InputError: the tokenizer is not WordPiece, or the original would compute something else.
     """
+    import tensorflow as tf
+
     for name, only in (("layer_norm_eps", 1e-12), ("causal", False)):
         if getattr(model.config, name) != only:
             raise InputError(
