@@ -1,70 +1,191 @@
-"""Imports point one way: experiments -> nothing, cli -> everything, data_pipelines -> no jax."""
+"""The map of the house: which room stands on which, and what each may know.
+
+A room imports from its own and from the floors below it. Imports inside functions and for types
+alone count as any other.
+"""
 
 import ast
+import functools
+import graphlib
 import pathlib
+from collections.abc import Iterable
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PURE = ["model", "layers", "heads", "dropout", "losses", "step", "sharding", "allocator"]
-PURE += ["attention", "plain_attention", "cpu_attention", "fused_attention", "optimizer", "flops"]
+
+# From the ground up. The files of a package that lie in no room are its ground.
+FLOORS = {
+    "bertjax": (
+        "mesh",  # the mesh and its rules, hosts, feeding devices
+        "model",  # encoder, heads, layers, losses, attention
+        "training",  # configuration, step, programs, optimiser, checkpoints
+        "formats",  # models as others write them down
+        "pages",  # how a page is written that needs nothing else
+        "tasks",  # what is learned, a file or a folder a task
+        "runs",  # what a command does
+        "preflight",  # will it fit, how fast
+        "reports",  # pages on runs
+        "cli",  # one file a verb
+    ),
+    "data_pipelines": (
+        "text",  # sources to documents, sentences
+        "vocabulary",  # tokenisation, training of vocabularies
+        "corpus",  # documents to token shards
+        "pretraining",  # token shards to batches
+        "finetuning",  # examples to batches
+    ),
+}
+GROUND = {"bertjax": {"errors"}, "data_pipelines": {"errors", "paths"}}
+ENTRANCE = "bertjax.__main__"  # the door: it may know the top floor
+
+WHERE_ONLY_JAX_IS = ("bertjax.mesh", "bertjax.model", "bertjax.training")
+MOST_LINES = 400
 
 
-def imported(path: pathlib.Path) -> set[str]:
-    """Every dotted name that the file imports, at its top or inside a function."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def offending(path: pathlib.Path, *packages: str) -> set[str]:
-    """The imports of the file that lie in one of the packages."""
-    return {
-        name
-        for name in imported(path)
-        if any(name == package or name.startswith(package + ".") for package in packages)
-    }
-
-
-def files(*patterns: str) -> list[pathlib.Path]:
-    found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-    assert found, f"no file matches {patterns}"
+def files(*folders: str) -> list[pathlib.Path]:
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert found
     return found
 
 
-@pytest.mark.parametrize("path", files("data_pipelines/**/*.py"), ids=lambda path: path.stem)
-def test_data_pipelines_know_neither_jax_nor_the_framework(path: pathlib.Path) -> None:
-    assert not offending(path, "jax", "flax", "optax", "orbax", "bertjax", "experiments")
+def name(path: pathlib.Path) -> str:
+    """The dotted name of a module or package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_the_model_side_runs_where_only_jax_is(name: str) -> None:
-    path = ROOT / "bertjax" / f"{name}.py"
-    assert not offending(path, "tensorflow", "tokenizers", "sentencepiece", "data_pipelines")
+MODULES = {name(path): path for path in files("bertjax", "data_pipelines")}
 
 
-@pytest.mark.parametrize("path", files("bertjax/**/*.py"), ids=lambda path: path.stem)
-def test_only_the_model_and_its_heads_know_flax(path: pathlib.Path) -> None:
-    if path.stem not in ("model", "heads"):
-        assert not offending(path, "flax")
+@functools.cache
+def imported(path: pathlib.Path, *, at_start: bool = False) -> set[str]:
+    """What the file imports, as dotted names: `a.b` for `import a.b` and `from a import b`.
+
+    With `at_start` only what is imported when the file itself is.
+    """
+    found: set[str] = set()
+    left: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while left:
+        node = left.pop()
+        if at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if at_start and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        left += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{path} imports by a relative name"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
-@pytest.mark.parametrize("path", files("bertjax/**/*.py"), ids=lambda path: path.stem)
-def test_nothing_imports_the_command_line_or_the_experiments(path: pathlib.Path) -> None:
-    if path.stem != "__main__":
-        assert not offending(path, "bertjax.cli.main", "experiments")
+def within(imports: Iterable[str], *packages: str) -> set[str]:
+    """The imports that lie in one of the packages."""
+    return {
+        each
+        for each in imports
+        if any(each == package or each.startswith(package + ".") for package in packages)
+    }
 
 
-@pytest.mark.parametrize("path", files("experiments/*.py"), ids=lambda path: path.stem)
+def modules_imported(path: pathlib.Path) -> set[str]:
+    """Our own modules that the file imports, itself or something in them."""
+    found = set()
+    for each in within(imported(path), *FLOORS):
+        found.add(each if each in MODULES else each.rpartition(".")[0])
+    return found
+
+
+def neighbours(module: str) -> set[str]:
+    """The modules of its own package that a module imports."""
+    return within(modules_imported(MODULES[module]), module.partition(".")[0])
+
+
+def floor(module: str) -> int:
+    """0 for the ground, then from 1 up."""
+    package, _, rest = module.partition(".")
+    room = rest.partition(".")[0]
+    return FLOORS[package].index(room) + 1 if room in FLOORS[package] else 0
+
+
+def forbidden(modules: Iterable[str], *packages: str, at_start: bool = False) -> dict[str, set]:
+    """What of the packages the modules import, by module; those that import none are left out."""
+    found = {
+        each: within(imported(MODULES[each], at_start=at_start), *packages) for each in modules
+    }
+    return {module: names for module, names in found.items() if names}
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_file_is_in_a_room_or_on_the_ground(package: str) -> None:
+    folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
+    ground = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert folders == set(FLOORS[package])
+    assert ground == GROUND[package]
+
+
+def test_a_room_stands_on_those_below() -> None:
+    above = {
+        module: higher
+        for module in MODULES.keys() - {ENTRANCE}
+        if (higher := {each for each in neighbours(module) if floor(each) > floor(module)})
+    }
+    assert not above
+
+
+def test_no_import_leads_back_to_where_it_came_from() -> None:
+    graph = {module: modules_imported(MODULES[module]) - {module} for module in MODULES}
+    list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
+
+
+def test_data_pipelines_know_neither_jax_nor_the_framework() -> None:
+    others = ("jax", "jaxlib", "flax", "optax", "orbax", "bertjax")
+    assert not forbidden(within(MODULES, "data_pipelines"), *others)
+
+
+def test_the_model_runs_where_only_jax_is() -> None:
+    modules = within(MODULES, *WHERE_ONLY_JAX_IS)
+    assert not forbidden(modules, "tensorflow", "tensorflow_datasets")
+    assert not forbidden(modules, "tokenizers", "sentencepiece")
+    assert not forbidden(modules, *(f"data_pipelines.{room}" for room in FLOORS["data_pipelines"]))
+
+
+def test_only_models_know_flax() -> None:
+    models = within(MODULES, "bertjax.model")
+    models |= {each for each in within(MODULES, "bertjax.tasks") if each.endswith(".model")}
+    assert not forbidden(MODULES.keys() - models, "flax")
+
+
+def test_nobody_waits_for_tensorflow_who_does_not_call_it() -> None:
+    """It takes seconds to import, on every host at every start."""
+    assert not forbidden(MODULES, "tensorflow", "tensorflow_datasets", at_start=True)
+
+
+def test_nothing_knows_the_experiments() -> None:
+    assert not forbidden(MODULES, "experiments", "tests")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.py")), ids=name)
 def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
-    assert not offending(path, "bertjax", "data_pipelines", "jax", "tensorflow")
+    at_start = imported(path, at_start=True)
+    assert not within(at_start, "bertjax", "data_pipelines", "jax", "flax", "tensorflow")
 
 
 def test_every_file_has_one_job() -> None:
-    for path in files("bertjax/**/*.py", "data_pipelines/**/*.py", "experiments/**/*.py"):
-        lines = len(path.read_text("utf-8").splitlines())
-        assert lines <= 500, f"{path.relative_to(ROOT)} has {lines} lines"
+    lines = {
+        name(path): len(path.read_text("utf-8").splitlines())
+        for path in files("bertjax", "data_pipelines", "experiments")
+    }
+    assert not {module: count for module, count in lines.items() if count > MOST_LINES}
+
+
+def test_a_package_says_what_it_is_and_no_more() -> None:
+    for module, path in MODULES.items():
+        if path.name == "__init__.py":
+            docstring, *rest = ast.parse(path.read_text("utf-8")).body
+            assert isinstance(docstring, ast.Expr), module
+            assert len(ast.literal_eval(docstring.value).strip().splitlines()) <= 2, module
+            held = [ast.unparse(node).partition(" ")[0] for node in rest]
+            assert held == (["__version__"] if module == "bertjax" else []), module

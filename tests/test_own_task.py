@@ -27,7 +27,7 @@ from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import WordPieceTokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 GLAD, SAD, OTHER = ["ba", "do"], ["ki", "lu"], ["me", "no", "ra", "si"]
 FILE = """

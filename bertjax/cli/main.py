@@ -3,6 +3,11 @@
 Exit status: 0 done; 2 a usage or input error, one sentence on standard error; 75 a run that a
 signal or the loss of another host ended early, to be run again; 1 anything else, in a sentence
 where the machine or the run is the cause, and with its traceback where we are.
+
+A verb is a file of this folder with a docstring, whose first line says what the verb does, its
+place in the list of verbs, `ORDER`, a command that runs, `EXAMPLE`, `add_arguments(parser)`, and
+`run(args)`, which does the work and may return an exit status. What is slow to import, JAX above
+all, it imports in `run`, so that help and usage errors are quick.
 """
 
 import argparse
