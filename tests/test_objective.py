@@ -1,0 +1,109 @@
+"""What is compiled follows from the configuration alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bertjax.mesh.sharding import named_leaves
+from bertjax.model.encoder import BertConfig
+from bertjax.tasks import registry
+from bertjax.training.config import Config, MeshConfig, OptimizerSection
+from bertjax.training.objective import EVAL_PIECES
+from bertjax.training.programs import Programs
+from data_pipelines.errors import InputError
+
+TINY = BertConfig(vocab_size=100, num_layers=2, hidden_size=32, num_heads=2, max_positions=512)
+
+
+def configure(task: str = "pretrain", **fields: object) -> Config:
+    data = {**registry.data_fields()[task]}
+    return Config(task, **{"model": TINY, "data": data, "batch_size": 8, "seq_len": 32} | fields)
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), [(256, 128), (256, 512), (8, 32)])
+def test_held_out_rows_are_those_of_a_step_where_they_are_not_many(batch_size, seq_len) -> None:
+    config = configure(batch_size=batch_size, seq_len=seq_len)
+    assert registry.objective(config, multiple=1).eval_rows == batch_size
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), [(65_536, 128), (32_768, 512)])
+@pytest.mark.parametrize("devices", [1, 16, 64, 768])
+def test_large_batches_are_evaluated_in_rows_that_devices_share(
+    batch_size, seq_len, devices
+) -> None:
+    config = configure(batch_size=batch_size, seq_len=seq_len)
+    rows = registry.objective(config, multiple=devices).eval_rows
+    assert rows % devices == 0
+    assert 0 <= rows * seq_len - EVAL_PIECES < devices * seq_len
+
+
+def test_spans_are_evaluated_with_some_rows_on_each_device() -> None:
+    config = configure("squad", seq_len=384, batch_size=32)
+    assert registry.objective(config, multiple=1).eval_rows == 32
+    assert registry.objective(config, multiple=64).eval_rows == 256
+
+
+def test_rows_that_are_asked_for_are_taken_or_refused() -> None:
+    config = configure(eval_batch_size=24, mesh=MeshConfig(8, 1, 1))
+    objective = registry.objective(config, multiple=8)
+    assert objective.eval_rows == 24
+    Programs(config, objective)
+    config = dataclasses.replace(config, eval_batch_size=20)
+    with pytest.raises(InputError, match="eval_batch_size=20 does not divide over 8 devices"):
+        Programs(config, registry.objective(config, multiple=8))
+
+
+@pytest.mark.parametrize("name", ["eval_batches", "eval_batch_size"])
+def test_numbers_of_held_out_rows_are_not_negative(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}=-1 must be at least 0"):
+        configure(**{name: -1})
+
+
+def test_a_field_that_the_task_does_not_read_is_refused() -> None:
+    with pytest.raises(InputError, match="task=squad does not read eval_batches=3: leave it out"):
+        registry.objective(configure("squad", eval_batches=3, seq_len=384))
+
+
+def test_what_is_not_trainable_stays_what_it_was_and_has_no_moments() -> None:
+    config = configure(
+        steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10), mesh=MeshConfig(8, 1, 1)
+    )
+    objective = registry.objective(config, multiple=8)
+    objective.trainable = lambda name: name.startswith("mlm/")  # type: ignore[method-assign]
+    programs = Programs(config, objective)
+    state = programs.init()
+    before = {name: np.asarray(leaf) for name, leaf in named_leaves(state.params)}
+    batch = {
+        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), programs.rows)
+        for name, leaf in objective.batch_shapes(8).items()
+    }
+    after, _ = programs.train()(state, batch, {})
+    for name, leaf in named_leaves(after.params):
+        changed = not np.array_equal(leaf, before[name])
+        assert not changed if not name.startswith("mlm/") else changed or name == "mlm/norm/bias"
+    moments = optax.tree.get_all_with_path(after.opt_state, "mu")
+    assert {n.partition("/")[0] for _, tree in moments for n, _ in named_leaves(tree)} == {"mlm"}
+
+
+def test_constants_are_read_and_do_not_learn() -> None:
+    config = configure(steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10))
+    objective = registry.objective(config, multiple=8)
+    plain = objective.apply
+    objective.constants = lambda: {"shift": jnp.float32(3)}  # type: ignore[method-assign]
+    objective.apply = lambda params, batch, key, constants: {  # type: ignore[method-assign]
+        name: logits + constants["shift"] for name, logits in plain(params, batch, key, {}).items()
+    }
+    programs = Programs(config, objective)
+    batch = {
+        name: jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), programs.rows)
+        for name, leaf in objective.batch_shapes(8).items()
+    }
+    predict = programs.predict(objective.batch_shapes(8))
+    params = programs.init().params
+    shifted = predict(params, batch, programs.constants())["nsp_logits"]
+    unshifted = predict(params, batch, {"shift": 0 * programs.constants()["shift"]})["nsp_logits"]
+    np.testing.assert_allclose(shifted, unshifted + 3, rtol=1e-6)
