@@ -104,6 +104,8 @@ class Topology:
         # The compiler must not look for TPUs here, nor mind another process that compiles.
         os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        # Nor complain that it does not know where it runs, which topologies do not depend on.
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
         from jax.experimental import topologies
 
         try:
