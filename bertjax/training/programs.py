@@ -70,7 +70,7 @@ class Programs:
     ) -> None:
         self._config, self._objective = config, objective
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model, devices)
-        shapes = jax.eval_shape(objective.init_params, jax.random.key(0))
+        shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         check_mesh(self.mesh, objective.rows, config.accumulation, shapes)
         if objective.eval_rows % (parts := row_parts(self.mesh)):
             raise InputError(
