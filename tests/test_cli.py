@@ -21,6 +21,7 @@ from bertjax.cli.devices import keep_compiled
 from bertjax.cli.files import output, read_lines
 from bertjax.cli.main import _parser, find_verbs, main
 from bertjax.errors import RunError
+from bertjax.runs import workdirs
 from bertjax.runs.metrics import read_metrics
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
@@ -183,7 +184,9 @@ def test_training_that_cannot_be_is_refused(corpus, tmp_path, refused, overrides
 def test_another_model_or_corpus_in_a_workdir_is_refused(corpus, tmp_path, refused, text, vocab):
     workdir = tmp_path / "workdir"
     given = {"model.vocab_size": "128", "data.workers": "1"}
-    Run(load_config(f"{PRETRAIN}:smoke,data={corpus}", given, registry.data_fields()), workdir)
+    config = load_config(f"{PRETRAIN}:smoke,data={corpus}", given, registry.data_fields())
+    run = Run(config, workdir)
+    workdirs.claim(workdir, run.config, run.task)
     assert "model.num_layers=2" in refused(*train(corpus, workdir, model__num_layers=3))
     other = tmp_path / "other"
     assert main(["prepare", "--input", str(text), "--vocab", str(vocab), "--output", str(other),
