@@ -1,5 +1,7 @@
 """A run begins with what another run or a published model has learnt."""
 
+import contextlib
+import json
 import logging
 import pathlib
 import shutil
@@ -8,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from killing import params_of
 from models import draw_model
 
 from bertjax.formats import huggingface
@@ -15,11 +18,12 @@ from bertjax.formats.opening import find_model
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.runs.convert import convert
-from bertjax.runs.start import Start
-from bertjax.runs.train import Run
+from bertjax.runs.start import Start, begin, write_record
+from bertjax.runs.train import Run, Stopped
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
 from bertjax.training.programs import Programs
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -132,3 +136,58 @@ def test_another_vocabulary_is_refused(corpus, tmp_path) -> None:
     (tmp_path / "model" / "vocab.txt").unlink()
     with pytest.raises(ValueError, match="trained with another vocabulary"):
         Run(configure(corpus, init=tmp_path / "model"), tmp_path / "run")
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop signal arrives in that step."""
+    monkeypatch.setattr(
+        "bertjax.runs.train.stop_signals",
+        lambda: contextlib.nullcontext(lambda done: done == step),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["hf", "bertjax"])
+def test_a_run_goes_on_when_what_it_began_with_is_gone(
+    style, corpus, tmp_path, monkeypatch
+) -> None:
+    publish(corpus, tmp_path / "model", "pooler", style=style)
+    config = configure(corpus, init=tmp_path / "model", steps=4, eval_every=4)
+    Run(config, tmp_path / "whole").train()
+    with monkeypatch.context() as context:
+        stop_after(2, context)
+        with pytest.raises(Stopped):
+            Run(config, tmp_path / "run").train()
+    record = json.loads((tmp_path / "run" / "init.json").read_text())
+    assert record["path"] == str(tmp_path / "model") and len(record["digest"]) == 64
+    shutil.rmtree(tmp_path / "model")
+    Run(config, tmp_path / "run").train()
+    assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
+
+
+def test_another_model_in_its_place_is_refused_before_the_first_checkpoint(
+    corpus, tmp_path
+) -> None:
+    publish(corpus, tmp_path / "model", "pooler")
+    begun = Start(tmp_path / "model")
+    (tmp_path / "run").mkdir()
+    write_record(begun, tmp_path / "run")
+    assert begin(tmp_path / "model", tmp_path / "run").digest == begun.digest
+    shutil.rmtree(tmp_path / "model")
+    (tmp_path / "model").mkdir()
+    other = draw_model(configure(corpus).model, load_tokenizer(corpus), "pooler")
+    other.params["encoder"]["embeddings"]["norm"]["bias"][0] += 1
+    huggingface.write(other, tmp_path / "model")
+    with pytest.raises(InputError, match=r"is not what the run in .* began with"):
+        begin(tmp_path / "model", tmp_path / "run")
+
+
+def test_a_run_that_trains_on_is_taken_at_the_step_it_was_taken_at(corpus, tmp_path) -> None:
+    publish(corpus, tmp_path / "model", "pooler", style="bertjax")
+    checkpoints = tmp_path / "other" / "checkpoints"
+    shutil.copytree(tmp_path / "model", checkpoints / "00000007")
+    (tmp_path / "run").mkdir()
+    write_record(Start(tmp_path / "other"), tmp_path / "run")
+    shutil.copytree(tmp_path / "model", checkpoints / "00000009")
+    assert begin(tmp_path / "other", tmp_path / "run").path.name == "00000007"
+    assert Start(tmp_path / "other").path.name == "00000009"

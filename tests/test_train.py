@@ -25,6 +25,7 @@ from bertjax.tasks import registry
 from bertjax.training.checkpoint import CheckpointError, find_checkpoint, load_params
 from bertjax.training.config import Config, load_config
 from bertjax.training.step import means, sums_and_gradient
+from data_pipelines.pretraining import data
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
@@ -228,6 +229,15 @@ def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -
     last = metrics(whole)[-1]
     for name, value in scores.items():
         assert last[name] == pytest.approx(value, rel=1e-6)
+
+
+def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -> None:
+    opened, real = [], data.read_shard
+    monkeypatch.setattr(
+        data, "read_shard", lambda path, info: opened.append(info.name) or real(path, info)
+    )
+    evaluate(configure(corpus), whole)
+    assert opened and all(name.startswith("heldout-") for name in opened)
 
 
 def test_predictions_fill_each_mask(corpus, whole) -> None:
