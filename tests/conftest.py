@@ -23,11 +23,24 @@ from laptop import Laptop
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
+# Minutes each, most of them in processes of their own.
+LONGEST = ["hosts", "preflight", "storage", "squad_task", "resume", "meshes", "fused_attention"]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for what processes of their own wait for."""
+    return 1 + (os.cpu_count() or 1)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no worker is left alone with one at the end."""
+    """The longest files come first, so that no worker is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+
+    def rank(item: pytest.Item) -> int:
+        name = item.path.stem.removeprefix("test_")
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST) + (item.path not in slow)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
