@@ -80,8 +80,9 @@ class Program:
         last: Sequence[str] = (),  # arguments of the last process alone
         checkpoint_every: int | str = 20,
     ) -> None:
-        fields = {"model.vocab_size": 128, "model.dtype": "float32", "steps": STEPS}
-        fields |= {"checkpoint_every": checkpoint_every, "log_every": 5, "eval_every": 30}
+        fields = {"model.vocab_size": 128, "model.num_layers": 1, "model.dtype": "float32"}
+        fields |= {"steps": STEPS, "checkpoint_every": checkpoint_every}
+        fields |= {"log_every": 5, "eval_every": 30}
         line = [sys.executable, "-m", "bertjax", "train", "--workdir", str(workdir)]
         line += ["--config", f"{PRETRAIN}:smoke,data={corpus}"]
         line += [f"--config.{name}={value}" for name, value in fields.items()]
