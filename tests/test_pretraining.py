@@ -389,7 +389,7 @@ def test_hosts_that_cannot_share_the_batch_are_refused(corpus, batch_size, hosts
 
 
 def test_an_unknown_split_is_refused(corpus):
-    with pytest.raises(InputError, match="split='test' is unknown"):
+    with pytest.raises(ValueError, match="split='test' is unknown"):
         PretrainingData(corpus, options(), "test")
 
 

@@ -29,8 +29,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 LEASE = "lease.json"
-RENEW_SECONDS = 10.0
-SILENT_SECONDS = 60.0  # a holder elsewhere that renewed nothing for so long is dead
+RENEW_SECONDS = 5.0
+SILENT_SECONDS = 20.0  # a holder elsewhere that renewed nothing for so long is dead
 _log = logging.getLogger("bertjax")
 
 
