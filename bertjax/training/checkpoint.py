@@ -304,17 +304,6 @@ def load_params(path: epath.Path, target: Any) -> Any:
         return checkpointer.restore(path / "params", args=args)
 
 
-def load_on_device(path: epath.Path, shapes: Any) -> Any:
-    """Parameters of a checkpoint on the first device, for a tree of shapes.
-
-    Raises:
-      InputError: see `check_params`.
-    """
-    check_params(path, shapes)
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return load_params(path, with_shardings(shapes, device))
-
-
 def _off_the_devices(state: TrainState) -> TrainState:
     """The state where no step will change it; Orbax sees to it for all devices but CPUs.
 
