@@ -254,8 +254,8 @@ def test_sharing_a_row_changes_neither_logits_nor_loss() -> None:
         for each in placed:
             batch = fill(examples, each, 6, row)
             out = apply(params, {name: batch[name] for name in empty(0, row, {})})
-            sums.append(loss(out, batch))
-            logits.append(np.asarray(out))
+            sums.append(loss(out["span_logits"], batch))
+            logits.append(np.asarray(out["span_logits"]))
         total = jax.tree.map(lambda *leaves: float(sum(leaves)), *sums)
         results.append((total, split(examples, placed, logits, "pieces")))
     (first, ours), (second, theirs) = results

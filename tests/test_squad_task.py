@@ -253,9 +253,7 @@ def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) 
         assert batch["span_weights"].shape[1] == most
         assert (batch["span_weights"].sum(1).max() > 1) == packing
     assert training["span_weights"].sum() == 16
-    shapes = {
-        name: leaf.shape for name, leaf in task.objective.batch_shapes(task.objective.rows).items()
-    }
+    shapes = task.objective.batch_shapes(task.objective.rows)
     assert {n: x.shape for n, x in shapes.items()} == {n: x.shape for n, x in training.items()}
 
 
@@ -293,20 +291,21 @@ def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
 def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
     config = configuration(folder, 1, steps="3 epochs", batch_size=16)
     verdict = preflight(config, Topology("cpu:8"))
-    assert verdict.steps == 3 * 64 // 16 and verdict.rows_per_device == 2
+    assert verdict.steps == 3 * 64 // 16 and verdict.train.rows_per_device == 2
 
 
 def test_a_topology_need_not_divide_the_windows_of_a_step(folder) -> None:
     config = configuration(folder, 1, batch_size=10, accumulation=2)
-    assert preflight(config, Topology("cpu:8")).rows_per_device == 2
+    assert preflight(config, Topology("cpu:8")).train.rows_per_device == 2
 
 
 def test_scores_keep_the_precision_that_they_are_summed_in(folder) -> None:
     """Or answers, and null odds, would tie."""
     task = Task(configuration(folder, 1, **{"model.dtype": "bfloat16"}))
-    batch = next(iter(task.train_batches(0, 1)))
-    params = jax.jit(task.init_params)(jax.random.key(0))
-    logits = jax.jit(lambda params, batch: task.logits(params, batch, None))(params, batch)
+    batch, objective = next(prepared(task)), task.objective
+    params = jax.jit(objective.init_params)(jax.random.key(0))
+    outputs = jax.jit(lambda params, batch: objective.apply(params, batch, None, {}))(params, batch)
+    logits = outputs["span_logits"]
     assert logits.dtype == jnp.float32
     assert (logits != logits.astype(jnp.bfloat16)).mean() > 0.9
 

@@ -17,6 +17,7 @@ import bertjax.runs.train as train_module
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
+from bertjax.runs.cadence import Cadence
 from bertjax.runs.evaluate import evaluate
 from bertjax.runs.meter import Profiler
 from bertjax.runs.predict import Predictor
@@ -114,16 +115,16 @@ def stop_at(step: int, monkeypatch) -> None:
 def test_a_save_that_fails_ends_the_run_at_the_next_step(corpus, tmp_path, monkeypatch) -> None:
     seen = []
 
-    def before(self, step: int) -> None:
+    def before(self, step: int, state: object) -> None:
         seen.append(step)
         time.sleep(0.3)  # longer than the save takes
 
-    def fail(path, found) -> None:
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(train_module._Profiler, "before", before)
+    monkeypatch.setattr(train_module.Profiler, "before", before)
     run = Run(configure(corpus), tmp_path)
-    monkeypatch.setattr(run.task, "save", fail)
+    monkeypatch.setattr(train_module, "write_description", fail)
     with pytest.raises(CheckpointError, match=r"checkpoint of step 4 .*No space left on device"):
         run.train()
     assert max(seen) < 7  # and not when the next one is due
@@ -135,7 +136,7 @@ def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are
 ) -> None:
     answers = iter([0, 1, 0])
     monkeypatch.setattr(hosts, "from_first", lambda make, size: (next(answers),))
-    cadence = train_module._Cadence(configure(corpus, checkpoint_every="30 minutes"))
+    cadence = Cadence(configure(corpus, checkpoint_every="30 minutes"))
     assert [step for step in range(1, 12) if cadence.due(step)] == [6]
     assert next(answers, None) is None
 
