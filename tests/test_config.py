@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 
@@ -125,7 +126,7 @@ def test_what_is_due_every_so_many_percent_is_due_at_most_every_ten_steps(
     steps: int, percent: int, name: str
 ) -> None:
     config = parse(steps=steps, optimizer={"warmup": 0}, **{name: f"{percent}%"}).resolve()
-    assert getattr(config, name) == max(LEAST_EVERY, -(-percent * steps // 100)) >= 10
+    assert getattr(config, name) == max(LEAST_EVERY, math.ceil(percent / 100 * steps)) >= 10
 
 
 @pytest.mark.parametrize("name", CADENCES)
