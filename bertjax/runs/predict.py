@@ -38,11 +38,19 @@ class Predictor:
     def __init__(self, checkpoint: epath.PathLike) -> None:
         self.path = find_checkpoint(checkpoint)
         config = read_config(self.path / "config.json", registry.data_fields())
-        self.config = dataclasses.replace(config, mesh=MeshConfig())
+        self.config = config
+        # Rows and mesh of the run need not suit the devices that are here.
+        config = dataclasses.replace(
+            config,
+            mesh=MeshConfig(),
+            batch_size=jax.device_count(),
+            accumulation=1,
+            eval_batch_size=0,
+        )
         self.tokenizer = load_tokenizer(self.path)
         self.labels, self.calibration = read_labels(self.path), read_calibration(self.path)
-        objective = registry.objective(self.config, jax.device_count())
-        self._programs = Programs(self.config, objective)
+        objective = registry.objective(config, jax.device_count())
+        self._programs = Programs(config, objective)
         check_params(self.path, self._programs.params)
         self._params = load_params(self.path, self._programs.params)
         self._constants = self._programs.constants()
