@@ -51,10 +51,19 @@ def test_rows_that_are_asked_for_are_taken_or_refused() -> None:
     config = configure(eval_batch_size=24, mesh=MeshConfig(8, 1, 1))
     objective = registry.objective(config, multiple=8)
     assert objective.eval_rows == 24
-    Programs(config, objective)
+    Programs(config, objective).check_rows(train=True)
     config = dataclasses.replace(config, eval_batch_size=20)
-    with pytest.raises(InputError, match="eval_batch_size=20 does not divide over 8 devices"):
-        Programs(config, registry.objective(config, multiple=8))
+    programs = Programs(config, registry.objective(config, multiple=8))
+    with pytest.raises(InputError, match="20 rows of held-out data do not divide over 8 devices"):
+        programs.check_rows(train=False)
+
+
+def test_rows_of_training_must_divide_where_something_trains() -> None:
+    config = configure(batch_size=24, accumulation=2, eval_batch_size=8, mesh=MeshConfig(8, 1, 1))
+    programs = Programs(config, registry.objective(config, multiple=8))
+    programs.check_rows(train=False)
+    with pytest.raises(InputError, match=r"batch_size=24 .* 8 devices x accumulation=2: .* 16\."):
+        programs.check_rows(train=True)
 
 
 @pytest.mark.parametrize("name", ["eval_batches", "eval_batch_size"])

@@ -183,7 +183,7 @@ def test_every_matrix_of_a_block_is_split_over_both_axes(params) -> None:
 
 def test_what_the_data_axis_does_not_divide_is_whole_on_each_of_its_devices(params) -> None:
     mesh = make_mesh(3, 2, 1, jax.devices()[:6])
-    check_mesh(mesh, 6, 1, params)
+    check_mesh(mesh, params)
     for name, sharding in named_leaves(tree_shardings(mesh, params)):
         assert "data" not in axes_of(sharding), name
 
@@ -219,14 +219,7 @@ def test_the_layer_axis_is_never_split(params) -> None:
             assert sharding.spec[0] is None, name
 
 
-def test_rows_must_divide_over_devices_and_accumulation(params) -> None:
-    mesh = make_mesh(4, 2, 1)
-    check_mesh(mesh, 16, 2, params)
-    with pytest.raises(ValueError, match=r"batch_size=24 .* 8 devices x accumulation=2"):
-        check_mesh(mesh, 24, 2, params)
-
-
 def test_a_dimension_must_divide_over_its_axis(params) -> None:
     wide = {"encoder": {"blocks": {"up": {"kernel": jax.ShapeDtypeStruct((2, 12, 48), "float32")}}}}
     with pytest.raises(ValueError, match="up/kernel has a dimension of 12"):
-        check_mesh(make_mesh(1, 8, 1), 8, 1, wide)
+        check_mesh(make_mesh(1, 8, 1), wide)

@@ -1,5 +1,6 @@
 """The train loop: the same run, however often it is interrupted and on whatever mesh."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -76,6 +77,19 @@ def test_it_learns(corpus, tmp_path) -> None:
     Run(configure(corpus, steps=60, log_every=10, eval_every=60), tmp_path).train()
     curve = [m["mlm_loss"] for m in metrics(tmp_path) if m["split"] == "train"]
     assert curve[-1] < curve[0] - 0.5
+
+
+def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
+    whole, corpus, monkeypatch
+) -> None:
+    fewer = configure(corpus, batch_size=9, eval_batch_size=8, mesh__data=-1)
+    scores = evaluate(fewer, whole).scores
+    assert scores == evaluate(configure(corpus, eval_batch_size=8), whole).scores
+    monkeypatch.setattr(
+        "bertjax.runs.predict.read_config",
+        lambda *_: dataclasses.replace(fewer, accumulation=3),
+    )
+    assert list(Predictor(whole).answers(["ba [MASK] do ."], 8))
 
 
 def test_metrics_have_their_promised_fields(whole) -> None:

@@ -167,20 +167,14 @@ def row_parts(mesh: Mesh | AbstractMesh) -> int:
     return _parts(mesh, ROWS[0])
 
 
-def check_mesh(mesh: Mesh, batch_size: int, accumulation: int, params: Any) -> None:
-    """Refuses what the mesh cannot hold, before anything compiles.
+def check_mesh(mesh: Mesh, params: Any) -> None:
+    """Refuses parameters that the mesh cannot hold, before anything compiles.
 
     Args:
       params: tree of arrays or shapes.
     Raises:
-      InputError: rows or a dimension of a parameter do not divide over the devices.
+      InputError: a dimension of a parameter does not divide over the devices.
     """
-    ways = row_parts(mesh)
-    if batch_size % (ways * accumulation):
-        raise InputError(
-            f"batch_size={batch_size} does not divide over {ways} devices x accumulation="
-            f"{accumulation}: make it a multiple of {ways * accumulation}."
-        )
     for name, leaf in named_leaves(params):
         for size, axes in zip(leaf.shape, _stored(mesh, name, leaf), strict=True):
             if size % _parts(mesh, axes or ()):

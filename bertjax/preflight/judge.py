@@ -57,6 +57,7 @@ def preflight(config: Config, topology: Topology, train_alone: bool = False) -> 
     config = config.resolve(examples)
     objective = registry.objective(config, _row_parts(config, topology))
     programs = Programs(config, objective, devices)
+    programs.check_rows(train=True)
     optimizer = shard_bytes(programs.state.opt_state)
     judge = functools.partial(_judge, topology, devices, row_parts(programs.mesh))
     remat = " with remat" if config.model.remat else ""

@@ -38,6 +38,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     if not task.evaluation_sets():
         raise InputError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
     programs = Programs(config, task.objective)
+    programs.check_rows(train=False)
     for path in paths:
         check_tokenizer(task, load_tokenizer(path), path)
         check_model(path, find_model(path), config.model)

@@ -39,14 +39,8 @@ class Predictor:
         self.path = find_checkpoint(checkpoint)
         config = read_config(self.path / "config.json", registry.data_fields())
         self.config = config
-        # Rows and mesh of the run need not suit the devices that are here.
-        config = dataclasses.replace(
-            config,
-            mesh=MeshConfig(),
-            batch_size=jax.device_count(),
-            accumulation=1,
-            eval_batch_size=0,
-        )
+        # The mesh of the run need not suit the devices that are here.
+        config = dataclasses.replace(config, mesh=MeshConfig())
         self.tokenizer = load_tokenizer(self.path)
         self.labels, self.calibration = read_labels(self.path), read_calibration(self.path)
         objective = registry.objective(config, jax.device_count())

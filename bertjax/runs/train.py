@@ -64,6 +64,7 @@ class Run:
         self.steps = int(config.steps)
         self.task.prepare(self.steps)
         self.programs = Programs(config, self.task.objective)
+        self.programs.check_rows(train=True)
         self._start: Start | None = None
         if config.init and not begun:
             self._start = begin(config.init, self.workdir)

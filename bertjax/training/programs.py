@@ -7,7 +7,7 @@ what is run.
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import optax
@@ -62,7 +62,7 @@ class Programs:
       rows: the sharding of every array of a batch.
 
     Raises:
-      InputError: the configuration does not fit the mesh.
+      InputError: the parameters do not fit the mesh.
     """
 
     def __init__(
@@ -71,16 +71,32 @@ class Programs:
         self._config, self._objective = config, objective
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model, devices)
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
-        check_mesh(self.mesh, objective.rows, config.accumulation, shapes)
-        if objective.eval_rows % (parts := row_parts(self.mesh)):
-            raise InputError(
-                f"eval_batch_size={objective.eval_rows} does not divide over {parts} devices: make "
-                "it a multiple of that, or 0."
-            )
+        check_mesh(self.mesh, shapes)
         self.params = sharded_shapes(self.mesh, shapes)
         self.rows = NamedSharding(self.mesh, ROWS)
         self._whole = NamedSharding(self.mesh, PartitionSpec())
         self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
+
+    def check_rows(self, train: bool) -> None:
+        """Refuses batches that the devices cannot share, before anything compiles.
+
+        Args:
+          train: whether those of training are of interest, and not those of held-out data alone.
+        Raises:
+          InputError: rows do not divide over the devices.
+        """
+        objective, parts = self._objective, row_parts(self.mesh)
+        accumulation = self._config.accumulation
+        if train and objective.rows % (parts * accumulation):
+            raise InputError(
+                f"batch_size={objective.rows} does not divide over {parts} devices x accumulation="
+                f"{accumulation}: make it a multiple of {parts * accumulation}."
+            )
+        if objective.eval_rows % parts:
+            raise InputError(
+                f"{objective.eval_rows} rows of held-out data do not divide over {parts} devices: "
+                "make eval_batch_size a multiple of that."
+            )
 
     @functools.cached_property
     def schedule(self) -> optax.Schedule:
@@ -189,16 +205,19 @@ class Programs:
         return optax.partition({True: optimizer, False: optax.set_to_zero()}, labels)
 
     def _init(self) -> TrainState:
+        params = self._objective.init_params(jax.random.key(self._config.seed))
+        return init_state(params, self._sums, self._optimizer)
+
+    @functools.cached_property
+    def _sums(self) -> Sums:
+        """Shapes of what the objective sums over a batch."""
         objective = self._objective
-        params = objective.init_params(jax.random.key(self._config.seed))
 
         def sums(params: Any, batch: Batch, constants: Any) -> Sums:
             return objective.sums(objective.apply(params, batch, None, constants), batch)
 
         shapes = objective.batch_shapes(objective.rows)
-        return init_state(
-            params, jax.eval_shape(sums, params, shapes, self._constants), self._optimizer
-        )
+        return cast(Sums, jax.eval_shape(sums, self.params, shapes, self._constants))
 
 
 def _shardings(shapes: Any) -> Any:
