@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import glob
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import jax
+import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from bertjax.errors import CHILD, RESTART, RunError
@@ -23,6 +25,8 @@ from data_pipelines.errors import InputError
 
 HEARTBEAT_SECONDS = 60  # a host that was silent for so long is lost
 _JOIN_SECONDS = 300
+_LATE_SECONDS = 3600  # between the first and the last host, when one of them compiles or copies
+_meetings = itertools.count()
 # What ends a process when another one is lost, when memory is short, and when the machine goes.
 _PASSING = {signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
 
@@ -178,9 +182,13 @@ def from_first(make: Callable[[], Sequence[int]], size: int) -> tuple[int, ...]:
 
 
 def wait_for_all(what: str) -> None:
-    """Returns once every process is here."""
+    """Returns once every process is here; the loss of one ends the others before the limit does.
+
+    By the coordinator and not by the devices, where on CPUs none may be half a minute late.
+    """
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
+        meet = ocp.multihost.get_barrier_sync_fn()
+        meet(key=f"{what} {next(_meetings)}", timeout_ms=1000 * _LATE_SECONDS)
 
 
 def _die_with_parent() -> None:

@@ -125,6 +125,7 @@ class Run:
         _log.info("attention: %s.", self.programs.attention())
         train_step, constants = self.programs.train(), self.programs.constants()
         evaluate = make_evaluator(self.task, self.programs)
+        hosts.wait_for_all("compiled")  # each at its own pace
         meter = Meter(self.task.objective, config, self.programs.mesh, feed, first)
         cadence = Cadence(config)
         pending: tuple[int, Sums] | None = None
