@@ -89,9 +89,8 @@ class Program:
         audit = workdir.parent / "audit"
         audit.mkdir(exist_ok=True)
         (audit / "sitecustomize.py").write_text(AUDIT)
-        environment = process_environment() | {
+        environment = process_environment(4 // processes) | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // processes}",
             "PYTHONPATH": str(audit),
             "OPENED": str(workdir) + ".opened",
         }
@@ -249,10 +248,7 @@ def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
 @pytest.mark.slow
 def test_four_processes_open_and_save_the_state_of_one_to_the_last_bit(alone, tmp_path) -> None:
     port = free_port()
-    environment = process_environment() | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
+    environment = process_environment(2) | {"JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", COPY, str(number), str(port), alone, tmp_path / "copy"],
