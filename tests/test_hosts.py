@@ -27,7 +27,7 @@ from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_param
 from bertjax.training.config import read_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS = 60
+STEPS = 40
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
 
 # Notes the shards that a process opens, in a file of its own.
@@ -82,7 +82,7 @@ class Program:
     ) -> None:
         fields = {"model.vocab_size": 128, "model.num_layers": 1, "model.dtype": "float32"}
         fields |= {"steps": STEPS, "checkpoint_every": checkpoint_every}
-        fields |= {"log_every": 5, "eval_every": 30}
+        fields |= {"log_every": 5, "eval_every": 20}
         line = [sys.executable, "-m", "bertjax", "train", "--workdir", str(workdir)]
         line += ["--config", f"{PRETRAIN}:smoke,data={corpus}"]
         line += [f"--config.{name}={value}" for name, value in fields.items()]

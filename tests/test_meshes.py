@@ -23,7 +23,7 @@ from bertjax.training.step import means
 pytestmark = pytest.mark.slow
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS = 10
+STEPS = 4
 # Devices along the axes data, fsdp and model.
 MESHES = [
     *((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8)),
