@@ -8,8 +8,13 @@ import subprocess
 import sys
 import tempfile
 
-# Eight devices on one CPU, for the tests of meshes; it must be set before JAX starts.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Eight devices on one CPU, for the tests of meshes, and code that compiles in a third of the time:
+# most of it runs for a moment only. It must be set before JAX starts.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false",
+)
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Many processes compile the same programs. Workers of pytest find the folder in their environment.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -116,5 +121,7 @@ def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProces
     )
 
 
-def process_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+def process_environment(devices: int = 1) -> dict[str, str]:
+    """That of a process with so many devices."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
+    return os.environ | {"XLA_FLAGS": flags}

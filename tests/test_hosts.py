@@ -27,7 +27,7 @@ from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_param
 from bertjax.training.config import read_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS = 60
+STEPS = 40
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
 
 # Notes the shards that a process opens, in a file of its own.
@@ -82,16 +82,15 @@ class Program:
     ) -> None:
         fields = {"model.vocab_size": 128, "model.num_layers": 1, "model.dtype": "float32"}
         fields |= {"steps": STEPS, "checkpoint_every": checkpoint_every}
-        fields |= {"log_every": 5, "eval_every": 30}
+        fields |= {"log_every": 5, "eval_every": 20}
         line = [sys.executable, "-m", "bertjax", "train", "--workdir", str(workdir)]
         line += ["--config", f"{PRETRAIN}:smoke,data={corpus}"]
         line += [f"--config.{name}={value}" for name, value in fields.items()]
         audit = workdir.parent / "audit"
         audit.mkdir(exist_ok=True)
         (audit / "sitecustomize.py").write_text(AUDIT)
-        environment = process_environment() | {
+        environment = process_environment(4 // processes) | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // processes}",
             "PYTHONPATH": str(audit),
             "OPENED": str(workdir) + ".opened",
         }
@@ -249,10 +248,7 @@ def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
 @pytest.mark.slow
 def test_four_processes_open_and_save_the_state_of_one_to_the_last_bit(alone, tmp_path) -> None:
     port = free_port()
-    environment = process_environment() | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
+    environment = process_environment(2) | {"JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", COPY, str(number), str(port), alone, tmp_path / "copy"],

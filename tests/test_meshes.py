@@ -9,6 +9,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from conftest import process_environment
 
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
@@ -22,7 +23,7 @@ from bertjax.training.step import means
 pytestmark = pytest.mark.slow
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS = 10
+STEPS = 4
 # Devices along the axes data, fsdp and model.
 MESHES = [
     *((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8)),
@@ -87,7 +88,7 @@ def restore(
 def devices():
     """A process with 64 devices, to which functions of this module can be given."""
     before = os.environ["XLA_FLAGS"]
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=64"
+    os.environ["XLA_FLAGS"] = process_environment(64)["XLA_FLAGS"]
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as process:
         yield process

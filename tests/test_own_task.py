@@ -3,14 +3,14 @@
 import json
 import pathlib
 import random
-import subprocess
 
 import numpy as np
 import pytest
 import sentiment
 from conftest import sample_pieces
-from killing import metrics, params_of, start, wait_for_step
 from models import draw_model
+from processes import Command
+from remains import metrics, params_of
 
 from bertjax.formats import huggingface
 from bertjax.formats.opening import read_model
@@ -64,10 +64,10 @@ def configure(folder: pathlib.Path, **overrides: object) -> Config:
     return load_config(f"{folder}/moods.py:data={folder}", text, registry.data_fields())
 
 
-def train(folder: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
+def train(folder: pathlib.Path, workdir: pathlib.Path) -> Command:
     """A run in a process of its own, which finds the task beside these tests."""
     given = ["--config", f"{folder}/moods.py:data={folder}", "--workdir", workdir]
-    return start("train", *given, PYTHONPATH=str(pathlib.Path(__file__).parent))
+    return Command("train", *given)
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +75,19 @@ def trained(folder, tmp_path_factory) -> pathlib.Path:
     """A workdir whose run was killed in its midst, and then finished."""
     workdir = tmp_path_factory.mktemp("run")
     process = train(folder, workdir)
-    wait_for_step(process, 24)
+    process.wait_for_step(24)
     process.kill()
     process.wait()
     assert max(entry["step"] for entry in metrics(workdir)) < 60
     _, said = (again := train(folder, workdir)).communicate()
-    assert again.returncode == 0, said
+    assert again.poll() == 0, said
     return workdir
 
 
 @pytest.mark.slow
 def test_it_learns_is_killed_and_goes_on_as_if_it_was_not(folder, trained, tmp_path) -> None:
     _, said = (whole := train(folder, tmp_path)).communicate()
-    assert whole.returncode == 0, said
+    assert whole.poll() == 0, said
     assert metrics(trained) == metrics(tmp_path)
     assert params_of(trained) == params_of(tmp_path)
     assert metrics(trained)[-1]["right"] > 0.9

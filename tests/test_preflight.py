@@ -152,6 +152,7 @@ def test_the_search_finds_nothing_where_not_even_a_row_fits(monkeypatch) -> None
 def on_tpu(program: str) -> str:
     """Output of a program that has the TPU compiler to itself, as this process has its devices."""
     environment = process_environment() | {"JAX_PLATFORMS": "cpu"}
+    del environment["XLA_FLAGS"], environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment
     )
@@ -161,25 +162,28 @@ def on_tpu(program: str) -> str:
 
 @pytest.mark.slow
 @needs_tpu_compiler
-@pytest.mark.parametrize(("topology", "rows"), [("v5e:4x4", 32), ("v6e:8x8", 32)])
-def test_bert_base_fits_a_slice(topology: str, rows: int, tmp_path) -> None:
-    chips = 16 if topology == "v5e:4x4" else 64
+@pytest.mark.parametrize(
+    ("topology", "chips", "layers", "hidden"), [("v5e:4x4", 16, 12, 256), ("v6e:8x8", 64, 2, 128)]
+)
+def test_a_slice_is_judged_by_its_own_compiler(
+    topology: str, chips: int, layers: int, hidden: int, tmp_path
+) -> None:
     arguments = [
-        *("preflight", "--config", f"{PRETRAIN}:model=base", "--topology", topology),
-        *(f"--config.batch_size={rows * chips}", "--config.model.scan_layers=True"),
-        *("--json", str(tmp_path / "verdict.json")),
+        *("preflight", "--config", f"{PRETRAIN}:model={layers}-{hidden}", "--topology", topology),
+        *(f"--config.batch_size={32 * chips}", "--config.model.scan_layers=True"),
+        *("--config.model.vocab_size=1024", "--json", str(tmp_path / "verdict.json")),
     ]
     on_tpu(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     train = verdict["train"]
     assert verdict["fits"] and verdict["chips"] == chips
-    matrices, vectors = parameters(30_522, 12, 768)
+    matrices, vectors = parameters(1024, layers, hidden)
     assert verdict["parameter_bytes"] == 4 * (matrices // chips + vectors)
-    # bfloat16 on the wire: two bytes a number of a matrix.
-    assert verdict["train"]["collectives"]["all-gather"]["bytes"] == pytest.approx(
-        2 * matrices, rel=0.1
-    )
-    assert 0.1 < train["estimated_mfu"] < 1
+    if chips == 16:  # small matrices reach more chips by other ways
+        # bfloat16 on the wire: two bytes a number of a matrix.
+        gathered = train["collectives"]["all-gather"]["bytes"]
+        assert gathered == pytest.approx(2 * matrices, rel=0.1)
+    assert 0 < train["estimated_mfu"] < 1
     # Of attention's kernel, into which the compiler does not see.
     assert 0 < train["charged_cycles"] < 0.3 * train["estimated_cycles"]
     assert sum(train["estimated_parts"].values()) == pytest.approx(1)
@@ -190,8 +194,8 @@ def test_bert_base_fits_a_slice(topology: str, rows: int, tmp_path) -> None:
 def test_what_does_not_fit_is_told_with_a_change_that_makes_it_fit(tmp_path) -> None:
     arguments = [
         # Many layers under a scan: activations need the memory, and one layer is compiled.
-        *("preflight", "--config", f"{PRETRAIN}:model=192-128", "--topology", "v5e:2x2"),
-        *("--config.batch_size=1024", "--config.model.scan_layers=True"),
+        *("preflight", "--config", f"{PRETRAIN}:model=2048-128", "--topology", "v5e:2x2"),
+        *("--config.batch_size=64", "--config.model.scan_layers=True"),
         *("--config.model.vocab_size=1024", "--json", str(tmp_path / "verdict.json")),
     ]
     text = on_tpu(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")

@@ -7,13 +7,13 @@ import subprocess
 import time
 
 import pytest
-from conftest import bertjax
-from killing import metrics, params_of, start, wait_for_step
+from processes import Command, run
+from remains import metrics, params_of
 
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS, SAVED_EVERY = 1000, 25
+STEPS, SAVED_EVERY = 400, 25
 
 pytestmark = pytest.mark.slow
 
@@ -29,12 +29,12 @@ def command(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) ->
 def whole(corpus, tmp_path_factory) -> pathlib.Path:
     """A run without interruption."""
     workdir = tmp_path_factory.mktemp("whole")
-    done = bertjax(*command(corpus, workdir))
+    done = run(*command(corpus, workdir))
     assert done.returncode == 0, done.stderr
     return workdir
 
 
-def wait_for_save(process: subprocess.Popen, checkpoints: Checkpoints) -> None:
+def wait_for_save(process: Command, checkpoints: Checkpoints) -> None:
     """Returns while a checkpoint that had not been begun is being written, beside training."""
     begun = {int(path.name[:8]) for path in checkpoints.directory.glob("0*")}
     while process.poll() is None:
@@ -49,20 +49,20 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for kill in range(10):
         saved = max(checkpoints.steps(), default=0)
-        process = start(*command(corpus, tmp_path))
+        process = Command(*command(corpus, tmp_path))
         if kill == 0:
             time.sleep(draw.uniform(0.5, 3))  # before there is anything
         elif kill in (3, 7):
-            wait_for_step(process, saved + 10)
+            process.wait_for_step(saved + 10)
             wait_for_save(process, checkpoints)
         else:
-            wait_for_step(process, saved + draw.randrange(1, 80))
+            process.wait_for_step(saved + draw.randrange(1, 40))
             time.sleep(draw.uniform(0, 0.1))
         assert process.poll() is None
         process.kill()
         process.wait()
     assert checkpoints.steps()  # so that the last run has something to go on from
-    done = bertjax(*command(corpus, tmp_path))
+    done = run(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
     assert "going on from step" in done.stderr
     assert done.stderr.count("attention: ") == 1
@@ -71,14 +71,14 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
 
 
 def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -> None:
-    process = start(*command(corpus, tmp_path))
-    wait_for_step(process, 30)
+    process = Command(*command(corpus, tmp_path))
+    process.wait_for_step(30)
     process.terminate()
     process.communicate(timeout=60)
-    assert process.returncode == 75
+    assert process.poll() == 75
     saved = Checkpoints(tmp_path / "checkpoints").steps()
     assert saved[-1] >= 30
-    done = bertjax(*command(corpus, tmp_path))
+    done = run(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
     assert f"going on from step {saved[-1]}" in done.stderr
     assert metrics(tmp_path) == metrics(whole)
@@ -88,14 +88,14 @@ def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -
 def test_a_second_run_in_a_workdir_is_refused_and_the_first_goes_on(
     corpus, tmp_path, whole
 ) -> None:
-    first = start(*command(corpus, tmp_path))
-    wait_for_step(first, 10)
-    second = bertjax(*command(corpus, tmp_path))
+    first = Command(*command(corpus, tmp_path))
+    first.wait_for_step(10)
+    second = run(*command(corpus, tmp_path))
     assert second.returncode == 2
     (sentence,) = second.stderr.splitlines()
     assert f"{tmp_path} is in use by process {first.pid} on {socket.gethostname()}" in sentence
     first.communicate(timeout=300)
-    assert first.returncode == 0
+    assert first.poll() == 0
     assert metrics(tmp_path) == metrics(whole)
     assert params_of(tmp_path) == params_of(whole)
 
@@ -111,7 +111,7 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(corpus, tmp_path) -> None:
     if not mounted:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
-        done = bertjax(*command(corpus, disk / "workdir", keep=1000))
+        done = run(*command(corpus, disk / "workdir", keep=1000))
         assert done.returncode == 1
         sentence = done.stderr.splitlines()[-1]
         assert "could not be written" in sentence and "earlier checkpoints are intact" in sentence

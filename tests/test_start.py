@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from killing import params_of
 from models import draw_model
+from remains import params_of
 
 from bertjax.formats import huggingface
 from bertjax.formats.opening import find_model

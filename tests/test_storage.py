@@ -9,14 +9,13 @@ machine's metadata, buckets with a hierarchical namespace, and the profiler's tr
 
 import json
 import pathlib
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 from bucket import Server
-from conftest import process_environment, sample_pieces, sample_text
-from test_resume import metrics, params_of
+from conftest import sample_pieces, sample_text
+from processes import Command
+from remains import metrics, params_of
 
 from bertjax.reports.run import write_report
 
@@ -34,21 +33,15 @@ FILES = {
 pytestmark = pytest.mark.slow
 
 
-def start(bucket: Server, *arguments: str) -> subprocess.Popen[str]:
+def start(bucket: Server, *arguments: str) -> Command:
     """A process whose `gs://` is the bucket."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "bertjax", *arguments],
-        env=process_environment() | bucket.environment | {"JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Command(*arguments, **bucket.environment, JAX_PLATFORMS="cpu")
 
 
-def finish(process: subprocess.Popen[str], status: int = 0) -> str:
+def finish(process: Command, status: int = 0) -> str:
     """What the process said on standard error."""
     _, said = process.communicate(timeout=900)
-    assert process.returncode == status, said
+    assert process.poll() == status, said
     return said
 
 

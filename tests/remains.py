@@ -1,15 +1,10 @@
-"""Runs that are killed, and what is left of them."""
+"""What is left of a run."""
 
 import json
 import pathlib
-import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
-import pytest
-from conftest import process_environment
 
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.tasks import registry
@@ -17,17 +12,6 @@ from bertjax.training.checkpoint import find_checkpoint, load_params
 from bertjax.training.config import read_config
 
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
-
-
-def start(*arguments: object, **environment: str) -> subprocess.Popen:
-    line = [sys.executable, "-m", "bertjax", *map(str, arguments)]
-    return subprocess.Popen(
-        line,
-        env=process_environment() | environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
@@ -43,12 +27,3 @@ def params_of(workdir: pathlib.Path) -> list[bytes]:
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
-
-
-def wait_for_step(process: subprocess.Popen, step: int) -> None:
-    """Returns once this very process has logged a step; a process before it is not believed."""
-    for line in process.stderr:
-        logged = re.match(r"step ([\d,]+)/", line)
-        if logged and int(logged[1].replace(",", "")) >= step:
-            return
-    pytest.fail(f"the run ended before step {step}")
