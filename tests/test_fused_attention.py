@@ -11,6 +11,7 @@ import pytest
 from attending import (
     HEADS,
     LENGTH,
+    RATES,
     SIZE,
     check_as_near_as_plain,
     check_no_mesh_changes,
@@ -44,8 +45,9 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("rate", RATES)
 def test_outputs_and_gradients_are_those_of_attention(causal: bool, rate: float) -> None:
     arrays, ids = inputs(2), packs(2)
     ours, theirs = (run(attend, arrays, ids, **options(causal, rate)) for attend in (kernel, plain))
@@ -61,15 +63,18 @@ def test_without_a_key_nothing_is_dropped() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_bfloat16_comes_as_near_to_float32_as_in_attention() -> None:
     check_as_near_as_plain(kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
 def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
     check_no_mesh_changes(kernel, axes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "heads", "size", "together"),
     [(256, 4, 64, 2), (128, 2, 128, 1), (128, 3, 64, 3)],
@@ -85,6 +90,7 @@ def test_heads_take_turns_where_there_is_no_room_for_all(
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_row_of_padding_and_huge_scores_are_finite() -> None:
     query, key, value, weights = inputs(1)
     arrays = [1e4 * query, 1e4 * key, value, weights]

@@ -73,6 +73,7 @@ def test_the_checked_batch_has_padding_both_types_and_empty_slots():
     assert set(BATCH["nsp_labels"].ravel()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_hidden_states_of_every_layer(golden, params):
     names = ("token_ids", "type_ids", "pack_ids", "positions")
     apply = functools.partial(Encoder(CONFIG).apply, deterministic=True, all_layers=True)
@@ -93,6 +94,7 @@ def test_the_loss_with_each_activation(golden, params, activation):
     np.testing.assert_allclose(loss(params, config), golden[f"loss/{activation}"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_every_parameter(golden, params):
     gradients = gradient(params)
     theirs = like_theirs(params, lambda name, shape: golden[f"gradient/{name}"])
@@ -219,6 +221,7 @@ def test_bfloat16_gives_nearly_the_same_logits_in_float32(params):
         assert 0 < np.abs(half[name] - full).max() < 0.1
 
 
+@pytest.mark.slow
 def test_bfloat16_gradients_point_the_same_way(params):
     half = gradient(params, dataclasses.replace(CONFIG, dtype="bfloat16", scan_layers=True))
     flat = [jax.flatten_util.ravel_pytree(tree)[0] for tree in (half, gradient(params))]

@@ -121,6 +121,7 @@ def test_a_holder_that_was_replaced_is_told_and_takes_nothing_back(workdir) -> N
     assert (workdir / LEASE).read_bytes() == other
 
 
+@pytest.mark.slow
 def test_a_bucket_is_held_in_the_same_way(tmp_path) -> None:
     server = Server("bucket", tmp_path)
     done = subprocess.run(

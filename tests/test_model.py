@@ -102,6 +102,7 @@ def test_how_it_is_computed_does_not_change_the_first_parameters(fields):
     assert {leaf.dtype for leaf in jax.tree.leaves(other)} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_kernels_and_embeddings_start_normal_cut_at_two_deviations_and_the_rest_at_0_and_1():
     config = with_(vocab_size=2000, hidden_size=256)
     # The deviation of a standard normal cut at two deviations; tf.truncated_normal has it too.
@@ -158,6 +159,7 @@ def test_scanned_layers_equal_unrolled_ones():
     np.testing.assert_allclose(looped, encode(CONFIG, *inputs()), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_scanned_and_rematerialised():
     def total(params, config):
         hidden = Encoder(config).apply(

@@ -77,6 +77,7 @@ def test_a_field_that_the_task_does_not_read_is_refused() -> None:
         registry.objective(configure("squad", eval_batches=3, seq_len=384))
 
 
+@pytest.mark.slow
 def test_what_is_not_trainable_stays_what_it_was_and_has_no_moments() -> None:
     config = configure(
         steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10), mesh=MeshConfig(8, 1, 1)
@@ -98,6 +99,7 @@ def test_what_is_not_trainable_stays_what_it_was_and_has_no_moments() -> None:
     assert {n.partition("/")[0] for _, tree in moments for n, _ in named_leaves(tree)} == {"mlm"}
 
 
+@pytest.mark.slow
 def test_constants_are_read_and_do_not_learn() -> None:
     config = configure(steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10))
     objective = registry.objective(config, multiple=8)

@@ -236,6 +236,7 @@ def test_a_rate_is_never_negative(schedule: str) -> None:
     assert (rates[1:100] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_first_update_of_a_warm_up_changes_no_parameter() -> None:
     params = nested(draw(0, 1))
     optimizer = make_optimizer(config())

@@ -131,6 +131,7 @@ def test_its_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
     assert begun.tokenizer.fingerprint() == own.tokenizer.fingerprint()
 
 
+@pytest.mark.slow
 def test_preflight_judges_it_and_names_its_head(folder) -> None:
     verdict = preflight(configure(folder, batch_size=64), Topology("cpu:8"))
     assert verdict.fits and verdict.evaluation.fits and verdict.prediction.fits

@@ -50,11 +50,13 @@ def data_parallel():
     return preflight(configuration(), EIGHT)
 
 
+@pytest.mark.slow
 def test_parameters_and_moments_of_a_device_are_those_of_the_sharding_table(data_parallel) -> None:
     assert data_parallel.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)
     assert data_parallel.optimizer_bytes == 2 * data_parallel.parameter_bytes + 2 * 4
 
 
+@pytest.mark.slow
 def test_data_parallelism_sums_each_gradient_and_gathers_each_matrix_once(data_parallel) -> None:
     kinds = data_parallel.train.collectives
     summed = sum(kinds[kind]["bytes"] for kind in kinds if "reduce" in kind)
@@ -67,6 +69,7 @@ def test_data_parallelism_sums_each_gradient_and_gathers_each_matrix_once(data_p
     assert kinds["all-gather"]["bytes"] == pytest.approx(4 * MATRICES, rel=0.1)
 
 
+@pytest.mark.slow
 def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
     verdict = preflight(configuration(**{"mesh.data": 1, "mesh.fsdp": 8}), EIGHT)
     assert verdict.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)
@@ -74,6 +77,7 @@ def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
     assert verdict.train.collectives["all-gather"]["bytes"] > 0.8 * 4 * MATRICES
 
 
+@pytest.mark.slow
 def test_model_operations_follow_the_closed_formula(data_parallel) -> None:
     config = configuration()
     rows, pieces, hidden = config.batch_size, config.seq_len, 64
@@ -82,6 +86,7 @@ def test_model_operations_follow_the_closed_formula(data_parallel) -> None:
     assert data_parallel.train.model_flops == 6 * rows * (2 * block + heads)
 
 
+@pytest.mark.slow
 def test_json_says_what_is_printed(data_parallel) -> None:
     values = json.loads(data_parallel.to_json())
     assert values["fits"] and values["chips"] == 8 and values["steps"] == 20
@@ -163,7 +168,7 @@ def on_tpu(program: str) -> str:
 @pytest.mark.slow
 @needs_tpu_compiler
 @pytest.mark.parametrize(
-    ("topology", "chips", "layers", "hidden"), [("v5e:4x4", 16, 12, 256), ("v6e:8x8", 64, 2, 128)]
+    ("topology", "chips", "layers", "hidden"), [("v5e:4x4", 16, 12, 128), ("v6e:8x8", 64, 2, 128)]
 )
 def test_a_slice_is_judged_by_its_own_compiler(
     topology: str, chips: int, layers: int, hidden: int, tmp_path

@@ -133,6 +133,7 @@ def test_threads_do_not_disturb_one_another(corpus):
         assert_equal(PretrainingData(corpus, options()).batch(step), batches[step])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 8])
 def test_the_dataset_gives_the_batches_in_order(corpus, workers):
     data = PretrainingData(corpus, options(workers=workers))

@@ -237,6 +237,7 @@ def test_the_digest_is_the_one_that_runs_have_kept() -> None:
     assert Examples(*arrays, {"span": Target("places", places)}).digest() == kept.hexdigest()
 
 
+@pytest.mark.slow
 def test_sharing_a_row_changes_neither_logits_nor_loss() -> None:
     config = BertConfig(100, 2, 64, 2, max_positions=ROW.pieces)
     examples, model = draw_examples(12), Model(config, ("span",))

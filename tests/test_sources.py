@@ -278,6 +278,7 @@ def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert TinyTest.name == "tiny_test"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tfds_home")
 def test_records_of_a_tfds_builder_are_documents() -> None:
     documents = read("tfds:tiny_text")

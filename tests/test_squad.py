@@ -105,6 +105,7 @@ def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert (TinySquad.name, TinyOther.name) == ("tiny_squad", "tiny_other")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tfds_home")
 def test_records_of_tfds_are_questions() -> None:
     found = read_tfds("tfds:tiny_squad", "train")

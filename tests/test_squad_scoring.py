@@ -21,6 +21,7 @@ def data(directory: pathlib.Path, version: int) -> Questions:
     return read_squad(directory / "squad" / recipe.VERSIONS[version])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_digit_is_the_official_one(name: str, data_dir) -> None:
     version, variant, *with_odds = name.split()

@@ -288,17 +288,20 @@ def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
         evaluate(other, tmp_path / "encoder")
 
 
+@pytest.mark.slow
 def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
     config = configuration(folder, 1, steps="3 epochs", batch_size=16)
     verdict = preflight(config, Topology("cpu:8"))
     assert verdict.steps == 3 * 64 // 16 and verdict.train.rows_per_device == 2
 
 
+@pytest.mark.slow
 def test_a_topology_need_not_divide_the_windows_of_a_step(folder) -> None:
     config = configuration(folder, 1, batch_size=10, accumulation=2)
     assert preflight(config, Topology("cpu:8")).train.rows_per_device == 2
 
 
+@pytest.mark.slow
 def test_scores_keep_the_precision_that_they_are_summed_in(folder) -> None:
     """Or answers, and null odds, would tie."""
     task = Task(configuration(folder, 1, **{"model.dtype": "bfloat16"}))

@@ -54,6 +54,7 @@ def first_params(config: Config) -> tuple[Any, Any]:
     return random, Start(config.init).fill(random)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["hf", "tf1", "bertjax"])
 def test_parts_that_are_there_are_taken_and_others_stay_random(style, corpus, tmp_path) -> None:
     model = publish(corpus, tmp_path / "model", "pooler", style=style)
@@ -82,6 +83,7 @@ def test_how_a_model_was_trained_is_not_inherited_but_said(style, corpus, tmp_pa
     assert caplog.messages == ["; ".join(said) + "."]
 
 
+@pytest.mark.slow
 def test_heads_that_the_run_does_not_have_are_left_out(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", "mlm", "nsp")
     config = configure(corpus, init=tmp_path / "model", data__objective="mlm")
@@ -89,6 +91,7 @@ def test_heads_that_the_run_does_not_have_are_left_out(corpus, tmp_path) -> None
     assert jax.tree.structure(begun) == jax.tree.structure(random)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["hf", "tf1", "bertjax"])
 def test_the_shape_of_a_model_is_known_before_hosts_meet(
     style, corpus, tmp_path, monkeypatch

@@ -80,6 +80,7 @@ def test_every_character_gives_the_published_ids(
         assert digest(ids) == expected, f"a character from U+{start:04X} on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASED)
 def test_real_text_in_twelve_languages_gives_the_published_ids(
     tokenization_golden: dict, data_dir: pathlib.Path, name: str

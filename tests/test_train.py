@@ -64,6 +64,7 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+@pytest.mark.slow
 def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
     steps = [(m["step"], m["split"]) for m in metrics(whole)]
     train = [(step, "train") for step in (3, 6, 9, 12)]
@@ -79,6 +80,7 @@ def test_it_learns(corpus, tmp_path) -> None:
     assert curve[-1] < curve[0] - 0.5
 
 
+@pytest.mark.slow
 def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
     whole, corpus, monkeypatch
 ) -> None:
@@ -92,6 +94,7 @@ def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
     assert list(Predictor(whole).answers(["ba [MASK] do ."], 8))
 
 
+@pytest.mark.slow
 def test_metrics_have_their_promised_fields(whole) -> None:
     train = {"step", "split", *LOSSES, "learning_rate", "sequences_per_second", "fill"}
     train |= {"pieces_per_second", "mfu", "data_wait", "epoch"}
@@ -100,6 +103,7 @@ def test_metrics_have_their_promised_fields(whole) -> None:
         assert set(entry) == (train if entry["split"] == "train" else heldout)
 
 
+@pytest.mark.slow
 def test_what_the_devices_still_do_when_it_saves_counts_as_work(
     corpus, tmp_path, monkeypatch
 ) -> None:
@@ -108,10 +112,10 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
         return means(window)
 
     monkeypatch.setattr(train_module, "means", slow)
-    config = configure(corpus, checkpoint_every=1, log_every=12, eval_every=12)
+    config = configure(corpus, steps=6, checkpoint_every=1, log_every=6, eval_every=6)
     Run(config, tmp_path).train()
     rate = metrics(tmp_path)[0]["sequences_per_second"]
-    assert 12 * config.batch_size / rate > 12 * 0.1
+    assert 6 * config.batch_size / rate > 6 * 0.1
 
 
 def stop_at(step: int, monkeypatch) -> None:
@@ -126,6 +130,7 @@ def stop_at(step: int, monkeypatch) -> None:
     monkeypatch.setattr(Profiler, "before", before)
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_ends_the_run_at_the_next_step(corpus, tmp_path, monkeypatch) -> None:
     seen = []
 
@@ -149,12 +154,13 @@ def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are
     corpus, monkeypatch
 ) -> None:
     answers = iter([0, 1, 0])
-    monkeypatch.setattr(hosts, "from_first", lambda make, size: (next(answers),))
     cadence = Cadence(configure(corpus, checkpoint_every="30 minutes"))
+    monkeypatch.setattr(hosts, "from_first", lambda make, size: (next(answers),))
     assert [step for step in range(1, 12) if cadence.due(step)] == [6]
     assert next(answers, None) is None
 
 
+@pytest.mark.slow
 def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> None:
     Run(configure(corpus, checkpoint_every="0.0001 minutes", keep=9), tmp_path).train()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -177,6 +183,7 @@ def test_a_stopped_run_goes_on_to_the_last_bit(corpus, tmp_path, whole, monkeypa
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_alone(corpus, whole) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
     Run(configure(corpus), whole).train()
@@ -196,6 +203,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
         assert np.isfinite(leaf).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -211,6 +219,7 @@ def test_a_workdir_belongs_to_one_run(corpus, whole, change, message) -> None:
         Run(configure(corpus, **change), whole)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_is_not_gone_on_with(corpus, whole, tmp_path) -> None:
     for name in ("config.json", "run.json"):
         shutil.copy(whole / name, tmp_path)
@@ -221,6 +230,7 @@ def test_a_run_of_an_older_version_is_not_gone_on_with(corpus, whole, tmp_path) 
         Run(configure(corpus), tmp_path)
 
 
+@pytest.mark.slow
 def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
     Run(configure(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole)
 
@@ -233,12 +243,14 @@ def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) 
         np.testing.assert_allclose(ours, theirs, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_parameters_of_another_shape_are_refused(corpus, tmp_path, whole) -> None:
     with pytest.raises(ValueError, match="give it the model"):
         Run(configure(corpus, init=whole, model__hidden_size=32), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -> None:
     scores = evaluate(configure(corpus), whole).scores
     last = metrics(whole)[-1]
@@ -246,6 +258,7 @@ def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -
         assert last[name] == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -> None:
     opened, real = [], data.read_shard
     monkeypatch.setattr(
@@ -255,6 +268,7 @@ def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -
     assert opened and all(name.startswith("heldout-") for name in opened)
 
 
+@pytest.mark.slow
 def test_predictions_fill_each_mask(corpus, whole) -> None:
     answers = list(Predictor(whole).answers(["ba [MASK] do [MASK] .", "[MASK]"], 64))
     assert [len(answer["masks"]) for answer in answers] == [2, 1]
@@ -265,6 +279,7 @@ def test_predictions_fill_each_mask(corpus, whole) -> None:
             assert chances == sorted(chances, reverse=True) and sum(chances) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "message"),
     [(["[MASK]", "no mask"], "line 2 has no"), (["ba " * 600 + "[MASK]"], "line 1 has 6")],

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from goldens import make_pretraining as recipe
 
 from bertjax.model.encoder import BertConfig
@@ -35,6 +36,7 @@ def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sum
     return head_sums(logits, batch)
 
 
+@pytest.mark.slow
 def test_the_loss_of_each_of_200_steps_is_pytorchs():
     optimizer = make_optimizer(
         OptimizerConfig(

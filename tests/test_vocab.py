@@ -193,6 +193,7 @@ def test_the_words_of_the_text_are_known() -> None:
         assert word in tokenizer.pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cased", [False, True])
 def test_real_text_is_cut_into_few_pieces(data_dir: pathlib.Path, cased: bool) -> None:
     lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")

@@ -180,6 +180,7 @@ def multilingual() -> dict[bool, WordPieceTokenizer]:
     return made
 
 
+@pytest.mark.slow
 def test_real_passages_have_the_known_number_of_windows(data_dir) -> None:
     tokenizer = load_tokenizer(data_dir / "vocab" / "bert-base-uncased-vocab.txt")
     questions = read_squad(data_dir / "squad" / "dev-v1.1.json").questions

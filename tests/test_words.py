@@ -40,6 +40,7 @@ def assert_words(golden: dict, case: str, chosen: Callable[[int], bool]) -> None
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["cased", "uncased"])
 def test_every_assigned_character_gives_the_published_words(
     tokenization_golden: dict, case: str
