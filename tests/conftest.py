@@ -29,12 +29,12 @@ from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 # Minutes each, most of them in processes of their own.
-LONGEST = ["hosts", "preflight", "storage", "squad_task", "resume", "meshes", "fused_attention"]
+LONGEST = ["hosts", "storage", "preflight", "resume", "train", "squad_task", "meshes"]
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: many tests wait for what processes of their own wait for."""
-    return 1 + (os.cpu_count() or 1)
+    """More than there are cores: many tests wait for what processes of their own wait for."""
+    return 2 + (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
