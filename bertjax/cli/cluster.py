@@ -1,6 +1,7 @@
 """The hosts that a command runs on: arguments that name them, and their coming together."""
 
 import argparse
+from typing import Any
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
@@ -11,19 +12,27 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", type=int, help="which of them this is, from 0")
 
 
-def join(args: argparse.Namespace, saves: bool) -> int | None:
-    """Joins the other hosts, if there are any.
+def supervise(args: argparse.Namespace) -> int | None:
+    """Gives the command to a child of this process, if there are other hosts to join.
 
-    What joins is a child of this process. The exit status of the child is returned once it has
-    ended, and None in the child, or without other hosts: the work is then to be done here.
-
-    Args:
-      saves: see `bertjax.mesh.hosts.join`.
+    The exit status of the child is returned once it has ended, and None in the child, or without
+    other hosts: the work is then to be done here. What is slow to import is to be imported after.
     """
     from bertjax.mesh import hosts
 
-    cluster = hosts.find_cluster(args.coordinator, args.hosts, args.host)
-    if cluster and not hosts.is_child():
-        return hosts.supervise(args.argv)
-    hosts.join(cluster, saves)
-    return None
+    if hosts.is_child() or not _cluster(args):
+        return None
+    return hosts.supervise(args.argv)
+
+
+def join(args: argparse.Namespace, saves: bool) -> None:
+    """Joins the other hosts, if there are any; see `bertjax.mesh.hosts.join`."""
+    from bertjax.mesh import hosts
+
+    hosts.join(_cluster(args), saves)
+
+
+def _cluster(args: argparse.Namespace) -> Any:
+    from bertjax.mesh import hosts
+
+    return hosts.find_cluster(args.coordinator, args.hosts, args.host)

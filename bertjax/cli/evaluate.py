@@ -5,7 +5,7 @@ import json
 
 from etils import epath
 
-from bertjax.cli.cluster import add_hosts, join
+from bertjax.cli.cluster import add_hosts, join, supervise
 from bertjax.cli.configuration import add_config, load
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import as_json, check_directory, output
@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
+    if (status := supervise(args)) is not None:
+        return status
     from bertjax.mesh import hosts
     from bertjax.runs.evaluate import evaluate
     from bertjax.tasks.contract import EVALUATION_FILE
@@ -38,8 +40,7 @@ def run(args: argparse.Namespace) -> int | None:
     pass_over_absent_tpu()
     check_directory(args.output, "--output")
     config = load(args)
-    if (status := join(args, saves=False)) is not None:
-        return status
+    join(args, saves=False)
     keep_compiled()
     found = evaluate(config, *args.checkpoint)
     if hosts.is_first():

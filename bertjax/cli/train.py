@@ -2,7 +2,7 @@
 
 import argparse
 
-from bertjax.cli.cluster import add_hosts, join
+from bertjax.cli.cluster import add_hosts, join, supervise
 from bertjax.cli.configuration import add_config, load
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import check_directory
@@ -20,13 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
+    if (status := supervise(args)) is not None:
+        return status
     from bertjax.runs.train import Run
 
     pass_over_absent_tpu()
     check_directory(args.workdir, "--workdir")
     config = load(args)
-    if (status := join(args, saves=True)) is not None:
-        return status
+    join(args, saves=True)
     keep_compiled(args.workdir)
     Run(config, args.workdir).train()
     return None

@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import jax
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from bertjax.errors import CHILD, RESTART, RunError
@@ -187,6 +186,8 @@ def wait_for_all(what: str) -> None:
     By the coordinator and not by the devices, where on CPUs none may be half a minute late.
     """
     if jax.process_count() > 1:
+        import orbax.checkpoint as ocp  # a second, which a process that only supervises is spared
+
         meet = ocp.multihost.get_barrier_sync_fn()
         meet(key=f"{what} {next(_meetings)}", timeout_ms=1000 * _LATE_SECONDS)
 
