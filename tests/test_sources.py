@@ -225,11 +225,40 @@ def test_patterns_are_relative_to_the_working_directory(
 
 
 @every_compression
-@pytest.mark.parametrize("kind", [".jsonl", ".ndjson"])
+@pytest.mark.parametrize("kind", [".jsonl", ".ndjson", ".json", ".00000-of-01024", ".txt"])
 def test_a_json_line_is_a_document(tmp_path: pathlib.Path, kind: str, suffix: str) -> None:
     records = [{"id": i, "text": text_of([document])} for i, document in enumerate(DOCUMENTS)]
     content = "\n".join(map(json.dumps, records)) + "\n\n"
     assert read(save(tmp_path / f"a{kind}{suffix}", content)) == DOCUMENTS
+
+
+def test_a_brace_alone_makes_no_json(tmp_path: pathlib.Path) -> None:
+    documents = [["{x} is a set."], ["{y} too."]]
+    assert read(save(tmp_path / "a.txt", text_of(documents))) == documents
+
+
+@every_compression
+@pytest.mark.parametrize(
+    ("content", "cure"),
+    [
+        (b"x" * 257 + b"ustar\x0000", "unpack it"),
+        (b"PK\x03\x04\x14\0", "unpack it"),
+        (b"PAR1\x15\x04\x15", "write its text column as JSON lines"),
+        (b"ARROW1\0\0\xff", "write its text column as JSON lines"),
+        (b"%PDF-1.7\n", "extract its text"),
+        (gzip.compress(b"text"), r"let its name end in \.gz"),
+        (lzma.compress(b"text"), r"let its name end in \.xz"),
+        (bz2.compress(b"text"), r"let its name end in \.bz2"),
+        (zstandard.compress(b"text"), r"let its name end in \.zst"),
+    ],
+    ids=["tar", "zip", "parquet", "arrow", "pdf", "gzip", "xz", "bzip2", "zstd"],
+)
+def test_what_is_no_text_is_refused_with_a_way_to_text(
+    tmp_path: pathlib.Path, content: bytes, cure: str, suffix: str
+) -> None:
+    path = save(tmp_path / f"a.txt{suffix}", content)
+    with pytest.raises(InputError, match=rf"a\.txt{suffix} is no text: .*{cure}"):
+        read(path)
 
 
 def test_a_blank_line_within_a_field_separates_paragraphs(tmp_path: pathlib.Path) -> None:

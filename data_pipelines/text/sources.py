@@ -2,8 +2,9 @@
 
 An input is one of
 - a path or a glob pattern, local or `gs://`: plain text with a blank line between documents, or
-  JSON lines (`.jsonl`, `.ndjson`), one document in the text field of each; either of them as it is
-  or compressed (`.gz`, `.xz`, `.bz2`, `.zst`);
+  JSON lines, one document in the text field of each, which are told by their name (`.json`,
+  `.jsonl`, `.ndjson`) or by a first line that is a JSON object; either of them as it is or
+  compressed (`.gz`, `.xz`, `.bz2`, `.zst`). What is neither is refused by its first bytes;
 - `tfds:NAME/CONFIG`: the text feature of a TensorFlow Datasets builder's train split;
 - `builtin`: the English prose that comes with Python and its packages (see `builtin.py`).
 
@@ -13,6 +14,7 @@ All is streamed: of a file, a block is in memory at a time, and the document bei
 import bz2
 import collections
 import glob
+import itertools
 import json
 import lzma
 import re
@@ -82,11 +84,29 @@ def read_source(source: str, text_field: str = "text") -> Iterator[list[str]]:
     if source.startswith(TFDS):
         return _tfds_documents(source, text_field)
     path = epath.Path(source)
-    suffixes = [s for s in path.suffixes if s not in _DECOMPRESSORS]
-    lines = _lines(path)
-    if suffixes and suffixes[-1] in (".jsonl", ".ndjson"):
+    first, lines = _peeked(_lines(path))
+    if any(suffix in (".json", ".jsonl", ".ndjson") for suffix in path.suffixes) or _is_object(
+        first
+    ):
         return _json_documents(path, lines, text_field)
     return _text_documents(lines)
+
+
+def _peeked(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
+    """The first line that is not blank, and all lines."""
+    before: list[str] = []
+    for line in lines:
+        before.append(line)
+        if line.strip():
+            break
+    return (before[-1] if before else ""), itertools.chain(before, lines)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return line.lstrip().startswith("{") and bool(json.loads(line))
+    except ValueError:
+        return False
 
 
 def _text_documents(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -197,21 +217,39 @@ def _blocks(path: epath.Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(_BLOCK), b"")
         if not new_decompressor:
-            yield from blocks
+            yield from _text_alone(path, blocks)
             return
-        decompressor = new_decompressor()
-        for block in blocks:
-            while block:
-                decompressor = decompressor or new_decompressor()
-                try:
-                    yield decompressor.decompress(block)
-                except Exception as error:  # each library has its own
-                    raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
-                block = b""
-                if decompressor.eof:  # compressed files may be concatenated, or padded with zeros
-                    block, decompressor = decompressor.unused_data.lstrip(b"\0"), None
-        if decompressor:
-            raise InputError(f"{path} is cut short; fetch it again.")
+        yield from _text_alone(path, _decompressed(path, blocks, new_decompressor))
+
+
+def _text_alone(path: epath.Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks, if the first bytes are not those of a format that is no text."""
+    first = True
+    for block in blocks:
+        if first and block:
+            first = False
+            for place, mark, cure in _NO_TEXT:
+                if block[place : place + len(mark)] == mark:
+                    raise InputError(f"{path} is no text: {cure}.")
+        yield block
+
+
+def _decompressed(
+    path: epath.Path, blocks: Iterator[bytes], new_decompressor: Callable[[], Any]
+) -> Iterator[bytes]:
+    decompressor = new_decompressor()
+    for block in blocks:
+        while block:
+            decompressor = decompressor or new_decompressor()
+            try:
+                yield decompressor.decompress(block)
+            except Exception as error:  # each library has its own
+                raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
+            block = b""
+            if decompressor.eof:  # compressed files may be concatenated, or padded with zeros
+                block, decompressor = decompressor.unused_data.lstrip(b"\0"), None
+    if decompressor:
+        raise InputError(f"{path} is cut short; fetch it again.")
 
 
 def _zstd_decompressor() -> Any:
@@ -219,6 +257,19 @@ def _zstd_decompressor() -> Any:
 
     return zstandard.ZstdDecompressor().decompressobj()
 
+
+_ARCHIVE = "it is an archive, so unpack it and name the files in it"
+_NO_TEXT = [  # place in the file, bytes there, what to do
+    (257, b"ustar", _ARCHIVE),
+    (0, b"PK\x03\x04", _ARCHIVE),
+    (0, b"PAR1\x15", "it is Parquet, so write its text column as JSON lines"),
+    (0, b"ARROW1\0\0", "it is Arrow, so write its text column as JSON lines"),
+    (0, b"%PDF-", "it is PDF, so extract its text"),
+    (0, b"\x1f\x8b", "it is compressed, so let its name end in .gz"),
+    (0, b"\xfd7zXZ\0", "it is compressed, so let its name end in .xz"),
+    (4, b"1AY&SY", "it is compressed, so let its name end in .bz2"),
+    (0, b"\x28\xb5\x2f\xfd", "it is compressed, so let its name end in .zst"),
+]
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
