@@ -1,7 +1,10 @@
 """The hosts that a command runs on: arguments that name them, and their coming together."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bertjax.mesh.hosts import Cluster
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +35,7 @@ def join(args: argparse.Namespace, saves: bool) -> None:
     hosts.join(_cluster(args), saves)
 
 
-def _cluster(args: argparse.Namespace) -> Any:
+def _cluster(args: argparse.Namespace) -> "Cluster | None":
     from bertjax.mesh import hosts
 
     return hosts.find_cluster(args.coordinator, args.hosts, args.host)
