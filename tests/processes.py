@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
@@ -25,16 +26,22 @@ CONTEXT.set_forkserver_preload(
 
 
 class Command:
-    """`bertjax ARGUMENTS`, with as much of `subprocess.Popen` as is used."""
+    """`bertjax ARGUMENTS`, with as much of `subprocess.Popen` as is used.
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
+    Args:
+      begin: called in the process before the command.
+    """
+
+    def __init__(
+        self, *arguments: object, begin: Callable[[], None] | None = None, **environment: str
+    ) -> None:
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
         output = Connection(os.dup(self._output.fileno()), readable=False)
         reader, writer = CONTEXT.Pipe(duplex=False)
         self.stderr = os.fdopen(os.dup(reader.fileno()), errors="replace")
         given = [str(argument) for argument in arguments]
         self._process = CONTEXT.Process(
-            target=_run, args=(given, process_environment() | environment, output, writer)
+            target=_run, args=(given, process_environment() | environment, begin, output, writer)
         )
         self._process.start()
         for end in (reader, writer, output):
@@ -79,7 +86,11 @@ def _kill() -> None:
 
 
 def _run(
-    arguments: list[str], environment: dict[str, str], output: Connection, error: Connection
+    arguments: list[str],
+    environment: dict[str, str],
+    begin: Callable[[], None] | None,
+    output: Connection,
+    error: Connection,
 ) -> None:
     for stream, end in ((1, output), (2, error)):
         os.dup2(end.fileno(), stream)
@@ -89,6 +100,8 @@ def _run(
     sys.argv = ["bertjax", *arguments]
     from bertjax.cli.main import main
 
+    if begin:
+        begin()
     logging.root.handlers.clear()  # of what was imported
     try:
         sys.exit(main(arguments))

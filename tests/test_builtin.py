@@ -132,4 +132,10 @@ def test_it_is_prose_and_the_same_each_time() -> None:
 
 @pytest.mark.slow
 def test_this_python_has_megabytes_of_it() -> None:
-    check_prose(list(builtin.documents()), least=2_000_000)
+    documents, most = [], 2_100_000  # all of it takes a while
+    for document in builtin.documents():
+        documents.append(document)
+        most -= sum(map(len, document))
+        if most < 0:
+            break
+    check_prose(documents, least=2_000_000)

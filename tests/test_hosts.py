@@ -1,5 +1,6 @@
 """Several hosts are one program: same losses, own shards alone, and none outlives the others."""
 
+import functools
 import json
 import os
 import pathlib
@@ -16,8 +17,9 @@ import jax
 import numpy as np
 import pytest
 from conftest import process_environment
+from processes import Command
 
-from bertjax.errors import RunError
+from bertjax.errors import CHILD, RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.hosts import Cluster, find_cluster
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
@@ -27,18 +29,8 @@ from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_param
 from bertjax.training.config import read_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS = 40
+STEPS = 30
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
-
-# Notes the shards that a process opens, in a file of its own.
-AUDIT = """
-import os, sys
-def note(event, arguments):
-    if event == "open" and str(arguments[0]).endswith(".tokens"):
-        with open(f"{os.environ['OPENED']}.{os.environ.get('HOST', '0')}", "a") as file:
-            print(os.path.basename(str(arguments[0])), file=file)
-sys.addaudithook(note)
-"""
 
 
 # Restores a run's state on a mesh over all processes and saves it elsewhere.
@@ -68,6 +60,19 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+def become_host(opened: pathlib.Path, several: bool) -> None:
+    """Makes the process the child of one that supervises it, which notes the shards it opens."""
+
+    def note(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).endswith(".tokens"):
+            with opened.open("a") as file:
+                print(os.path.basename(str(arguments[0])), file=file)
+
+    sys.addaudithook(note)
+    if several:
+        os.environ[CHILD] = str(os.getppid())
+
+
 class Program:
     """Processes that train together, four simulated devices in all."""
 
@@ -77,64 +82,61 @@ class Program:
         workdir: pathlib.Path,
         processes: int,
         *,
+        supervised: bool = False,  # each by a process of its own, as from a shell
         last: Sequence[str] = (),  # arguments of the last process alone
-        checkpoint_every: int | str = 20,
+        checkpoint_every: int | str = 12,
     ) -> None:
         fields = {"model.vocab_size": 128, "model.num_layers": 1, "model.dtype": "float32"}
         fields |= {"steps": STEPS, "checkpoint_every": checkpoint_every}
-        fields |= {"log_every": 5, "eval_every": 20}
-        line = [sys.executable, "-m", "bertjax", "train", "--workdir", str(workdir)]
-        line += ["--config", f"{PRETRAIN}:smoke,data={corpus}"]
+        fields |= {"log_every": 2, "eval_every": 12}
+        line = ["train", "--workdir", str(workdir), "--config", f"{PRETRAIN}:smoke,data={corpus}"]
         line += [f"--config.{name}={value}" for name, value in fields.items()]
-        audit = workdir.parent / "audit"
-        audit.mkdir(exist_ok=True)
-        (audit / "sitecustomize.py").write_text(AUDIT)
-        environment = process_environment(4 // processes) | {
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(audit),
-            "OPENED": str(workdir) + ".opened",
-        }
-        port = free_port()
-        self.errors = [workdir.parent / f"{workdir.name}.{host}.log" for host in range(processes)]
-        self.processes = []
-        for host, log in enumerate(self.errors):
-            cluster = ["--coordinator", f"localhost:{port}", "--hosts", str(processes)]
-            cluster += ["--host", str(host)]
-            with log.open("w") as file:
+        flags = process_environment(4 // processes) | {"JAX_PLATFORMS": "cpu"}
+        coordinator = f"localhost:{free_port()}"
+        self.processes: list[Command | subprocess.Popen[str]] = []
+        for host in range(processes):
+            arguments = list(line)
+            if processes > 1:
+                arguments += ["--coordinator", coordinator]
+                arguments += ["--hosts", str(processes), "--host", str(host)]
+            if host == processes - 1:
+                arguments += last
+            if supervised:
                 process = subprocess.Popen(
-                    [
-                        *line,
-                        *(cluster if processes > 1 else ()),
-                        *(last if host == processes - 1 else ()),
-                    ],
-                    env=environment | {"HOST": str(host)},
+                    [sys.executable, "-m", "bertjax", *arguments],
+                    env=flags,
                     stdout=subprocess.DEVNULL,
-                    stderr=file,
+                    stderr=subprocess.PIPE,
+                    text=True,
                 )
+            else:
+                opened = workdir.with_name(f"{workdir.name}.opened.{host}")
+                begin = functools.partial(become_host, opened, processes > 1)
+                process = Command(*arguments, begin=begin, **flags)
             self.processes.append(process)
+        self.said = [""] * processes
 
-    def wait(self, seconds: float = 200) -> list[int]:
+    def wait(self, seconds: float = 200) -> list[int | None]:
         """The exit statuses, within so many seconds."""
-        end = time.monotonic() + seconds
-        try:
-            return [process.wait(end - time.monotonic()) for process in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
+        return [self.wait_for(host, seconds) for host in range(len(self.processes))]
+
+    def wait_for(self, host: int, seconds: float) -> int | None:
+        """The exit status of one, which is killed if it has none by then."""
+        late = threading.Timer(seconds, self.processes[host].kill)
+        late.start()
+        self.said[host] += self.processes[host].communicate()[1]
+        late.cancel()
+        return self.processes[host].poll()
 
     def wait_for_step(self, step: int) -> None:
-        end = time.monotonic() + 200
-        while time.monotonic() < end:
-            logged = re.findall(r"^step ([\d,]+)/", self.errors[0].read_text(), re.MULTILINE)
-            if logged and int(logged[-1]) >= step:
+        for line in self.processes[0].stderr:
+            logged = re.match(r"step ([\d,]+)/", line)
+            if logged and int(logged[1]) >= step:
                 return
-            time.sleep(0.05)
-        for process in self.processes:
-            process.kill()
-        pytest.fail(f"no step {step}: {self.errors[0].read_text()[-2000:]}")
+        pytest.fail(f"no step {step}")
 
     def sentence(self, host: int) -> str:
-        return self.errors[host].read_text().splitlines()[-1]
+        return self.said[host].splitlines()[-1]
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
@@ -212,19 +214,19 @@ def test_a_process_opens_its_own_shards_alone(alone, two) -> None:
 def test_the_loss_of_a_process_ends_the_others_and_the_same_command_goes_on(
     corpus, runs, two
 ) -> None:
-    program = Program(corpus, runs / "killed", 2)
-    program.wait_for_step(25)
+    program = Program(corpus, runs / "killed", 2, supervised=True)
+    program.wait_for_step(14)
     while not Checkpoints(runs / "killed" / "checkpoints").steps():  # it is written meanwhile
         time.sleep(0.05)
     program.processes[1].kill()
     lost = time.monotonic()
-    assert program.wait(120)[0] == 75
+    assert program.wait_for(0, 120) == 75
     assert time.monotonic() - lost < 120
     assert program.sentence(0).startswith("bertjax: ")
     assert "run the same command on all hosts" in program.sentence(0)
     again = Program(corpus, runs / "killed", 2, checkpoint_every="0.02 minutes")
     assert again.wait() == [0, 0], again.sentence(0)
-    assert "going on from step 20" in again.errors[1].read_text()
+    assert "going on from step 12" in again.said[1]
     assert metrics(runs / "killed") == metrics(two)
     assert_same_params(runs / "killed", two)
 
@@ -234,14 +236,14 @@ def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
     corpus, runs, alone
 ) -> None:
     program = Program(corpus, runs / "stopped", 4)
-    program.wait_for_step(25)
+    program.wait_for_step(14)
     program.processes[2].terminate()
     assert program.wait(90) == [75] * 4
     (step,) = {re.search(r"stopped at step (\d+)", program.sentence(i))[1] for i in range(4)}
     assert Checkpoints(runs / "stopped" / "checkpoints").steps()[-1] == int(step)
     again = Program(corpus, runs / "stopped", 1)
     assert again.wait() == [0], again.sentence(0)
-    assert f"going on from step {step}" in again.errors[0].read_text()
+    assert f"going on from step {step}" in again.said[0]
     assert_close(runs / "stopped", alone, 1e-6)
 
 
@@ -265,12 +267,12 @@ def test_four_processes_open_and_save_the_state_of_one_to_the_last_bit(alone, tm
 
 @pytest.mark.slow
 def test_an_error_of_one_process_ends_it_at_once_with_its_own_status(corpus, runs) -> None:
-    program = Program(corpus, runs / "wrong", 2, last=["--config.data.dir=nowhere"])
-    began = time.monotonic()
-    assert program.processes[1].wait(60) == 2
-    assert time.monotonic() - began < 60
+    program = Program(
+        corpus, runs / "wrong", 2, supervised=True, last=["--config.data.dir=nowhere"]
+    )
+    assert program.wait_for(1, 60) == 2
     assert "nowhere" in program.sentence(1)
-    assert program.wait(120)[0] == 75
+    assert program.wait_for(0, 120) == 75
     assert "another host is lost" in program.sentence(0)
 
 

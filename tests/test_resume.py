@@ -13,7 +13,7 @@ from remains import metrics, params_of
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-STEPS, SAVED_EVERY = 400, 25
+STEPS, SAVED_EVERY = 250, 15
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
             process.wait_for_step(saved + 10)
             wait_for_save(process, checkpoints)
         else:
-            process.wait_for_step(saved + draw.randrange(1, 40))
+            process.wait_for_step(saved + draw.randrange(1, 25))
             time.sleep(draw.uniform(0, 0.1))
         assert process.poll() is None
         process.kill()

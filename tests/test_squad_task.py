@@ -150,7 +150,7 @@ def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
 def test_several_checkpoints_are_an_ensemble(folder, tmp_path, capsys) -> None:
     workdirs = [tmp_path / name for name in "ab"]
     for seed, workdir in enumerate(workdirs):
-        Run(configuration(folder, 1, seed=seed, steps=12, eval_every=12), workdir).train()
+        Run(configuration(folder, 1, seed=seed, steps=3, eval_every=3), workdir).train()
     alone = [evaluate(configuration(folder, 1), workdir) for workdir in workdirs]
     given = ["--checkpoint", *map(str, workdirs), "--output", str(tmp_path / "both")]
     assert main(["evaluate", *given, *arguments(folder, 1)]) == 0

@@ -74,10 +74,9 @@ def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
 
 
 @pytest.mark.slow
-def test_it_learns(corpus, tmp_path) -> None:
-    Run(configure(corpus, steps=60, log_every=10, eval_every=60), tmp_path).train()
-    curve = [m["mlm_loss"] for m in metrics(tmp_path) if m["split"] == "train"]
-    assert curve[-1] < curve[0] - 0.5
+def test_it_learns(whole) -> None:
+    curve = [m["mlm_loss"] for m in metrics(whole) if m["split"] == "train"]
+    assert curve == sorted(curve, reverse=True) and curve[-1] < curve[0] - 0.3
 
 
 @pytest.mark.slow
