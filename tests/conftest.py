@@ -32,9 +32,9 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 LONGEST = ["hosts", "storage", "preflight", "resume", "train", "squad_task", "meshes"]
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """More than there are cores: many tests wait for what processes of their own wait for."""
-    return 2 + (os.cpu_count() or 1)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More than there are cores: slow tests wait for what processes of their own wait for."""
+    return (os.cpu_count() or 1) + (0 if config.option.markexpr == "not slow" else 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

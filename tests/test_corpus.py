@@ -215,6 +215,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.Path) -> None:
     source = tmp_path / "text.fifo"  # an input that never ends
     os.mkfifo(source)

@@ -204,6 +204,7 @@ def test_packed_pairs_have_the_logits_of_pairs_alone(params):
         np.testing.assert_allclose(together[name], flat, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_padding_from_128_to_512_changes_nothing():
     config = dataclasses.replace(CONFIG, max_positions=512)
     short = recipe.batch("padded", rows=2, length=128, slots=20)

@@ -42,6 +42,7 @@ def test_gelu_keeps_the_dtype() -> None:
     assert value.dtype == gradient.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_normalize_is_its_formula_and_so_is_its_gradient() -> None:
     def formula(x, scale, bias):
         deviation = x - x.mean(-1, keepdims=True)
@@ -75,6 +76,7 @@ def test_a_bias_of_bfloat16_gets_the_sum_of_float32(monkeypatch) -> None:
     np.testing.assert_allclose(np.asarray(back(gradient)[1], np.float64), exact, rtol=4e-3)
 
 
+@pytest.mark.slow
 def test_gradients_of_bfloat16_are_near_those_of_float32() -> None:
     inputs = draw(8, 32), draw(32, seed=1), draw(32, seed=2)
 

@@ -65,6 +65,7 @@ def with_(**fields: Any) -> BertConfig:
 # Shape
 
 
+@pytest.mark.slow
 def test_the_tree_of_parameters():
     leaves = jax.tree_util.tree_leaves_with_path(params()["params"])
     shapes = {
@@ -174,6 +175,7 @@ def test_gradients_are_the_same_scanned_and_rematerialised():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, other)
 
 
+@pytest.mark.slow
 def test_a_packed_pair_equals_the_same_pair_alone():
     token_ids, type_ids, pack_ids, positions = inputs()
     first, second = np.s_[:1, :9], np.s_[:1, 9:]
@@ -239,6 +241,7 @@ def test_a_piece_that_is_not_in_the_vocabulary_gives_no_number():
 # Dropout
 
 
+@pytest.mark.slow
 def test_dropout_follows_its_key_and_differs_between_layers():
     config = with_(hidden_dropout=0.3, attention_dropout=0.3)
     one, same, other = (encode(config, *inputs(), key=draw_key(k)) for k in (1, 1, 2))
@@ -247,6 +250,7 @@ def test_dropout_follows_its_key_and_differs_between_layers():
     np.testing.assert_array_equal(encode(config, *inputs()), encode(CONFIG, *inputs()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"hidden_dropout": 0.5}, {"attention_dropout": 0.5}])
 def test_each_rate_drops_something(fields):
     dropped = encode(with_(**fields), *inputs(), key=draw_key(0))

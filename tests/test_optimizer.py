@@ -1,5 +1,6 @@
 """Optimisers equal their formulas; rates and decay rules are those of the papers."""
 
+import collections
 import functools
 from typing import Any
 
@@ -8,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 
+from bertjax.mesh.feed import to_global
+from bertjax.mesh.sharding import ROWS, make_mesh, named_leaves, tree_shardings
+from bertjax.training.muon import orthogonalize
 from bertjax.training.optimizer import (
     NAMES,
     SCHEDULES,
@@ -19,6 +24,7 @@ from bertjax.training.optimizer import (
     make_optimizer,
     make_schedule,
 )
+from bertjax.training.step import TrainState, init_state, make_train_step
 
 LAYERS = 3
 # A small tree with the names and the kinds of shape that the model has.
@@ -28,12 +34,16 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "encoder/blocks/attention/query/kernel": (LAYERS, 4, 4),
     "encoder/blocks/attention/query/bias": (LAYERS, 4),
     "encoder/blocks/attention_norm/bias": (LAYERS, 4),
+    "encoder/blocks/feed_forward/up/kernel": (LAYERS, 4, 8),
+    "encoder/blocks/feed_forward/down/kernel": (LAYERS, 8, 4),
     "mlm/transform/kernel": (4, 4),
     "mlm/bias": (11,),
 }
 DECAYED = [
     "encoder/embeddings/word",
     "encoder/blocks/attention/query/kernel",
+    "encoder/blocks/feed_forward/up/kernel",
+    "encoder/blocks/feed_forward/down/kernel",
     "mlm/transform/kernel",
 ]
 Arrays = dict[str, np.ndarray]
@@ -58,11 +68,21 @@ def config(**fields: Any) -> OptimizerConfig:
     return OptimizerConfig(**{"warmup_steps": 10, "total_steps": 100, **fields})
 
 
+def orthogonal(matrix: np.ndarray) -> np.ndarray:
+    """Muon's update from a matrix of momentum."""
+    x = matrix / np.linalg.norm(matrix)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x * 0.2 * max(x.shape) ** 0.5
+
+
 def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -> Arrays:
     """The published update rules in NumPy and float64, one layer of one parameter at a time."""
     w = {name: value.astype(np.float64) for name, value in params.items()}
     m = {name: np.zeros_like(value) for name, value in w.items()}
     v = {name: np.zeros_like(value) for name, value in w.items()}
+    trace = {name: np.zeros_like(value) for name, value in w.items()}
     for step, gradient in enumerate(gradients):
         norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
         if step < c.warmup_steps:
@@ -81,6 +101,9 @@ def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -
                 m_hat = m_hat / (1 - c.b1 ** (step + 1))
                 v_hat = v_hat / (1 - c.b2 ** (step + 1))
             u = m_hat / (np.sqrt(v_hat) + c.eps)
+            if c.name == "muon" and "/blocks/" in name and "/kernel" in name:
+                trace[name] = 0.95 * trace[name] + g
+                u = np.stack([orthogonal(layer) for layer in g + 0.95 * trace[name]])
             if name in DECAYED:
                 u = u + c.weight_decay * w[name]
                 if c.name == "lamb":
@@ -118,6 +141,74 @@ def test_a_hundred_steps_equal_the_formulas(name: str, schedule: str) -> None:
     ):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
         assert np.abs(got - start).max() > 1e-3, "the test moves every parameter"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)])
+def test_muon_is_the_same_over_devices_and_with_accumulation(
+    mesh: tuple[int, int, int], accumulation: int
+) -> None:
+    c = config(name="muon", learning_rate=2e-3)
+    widen = {4: 16, 8: 32, 11: 16}  # so that eight devices share them
+    shapes = {
+        name: tuple(widen.get(size, size) for size in shape) for name, shape in SHAPES.items()
+    }
+    random = np.random.default_rng(0)
+
+    def drawn(*rows: int) -> Arrays:
+        return {
+            name: random.normal(0, 0.1, (*rows, *shape)).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+
+    params, batches = drawn(), [drawn(32) for _ in range(100)]
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        """The gradient of its mean is the mean of the rows."""
+        named = dict(named_leaves(params))
+        return {"a_loss": (sum((batch[name] * named[name]).sum() for name in batch), 32.0)}
+
+    optimizer = make_optimizer(c)
+    step = make_train_step(loss, optimizer, seed_key=jax.random.key(0), accumulation=accumulation)
+    devices = make_mesh(*mesh)
+    with jax.set_mesh(devices):
+
+        def first() -> TrainState:
+            return init_state(nested(params), {"a_loss": None}, optimizer)
+
+        stored = tree_shardings(devices, jax.eval_shape(first))
+        state = jax.jit(first, out_shardings=stored)()
+        split = state.params["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
+        assert split.addressable_shards[0].data.size == split.size / 8
+        run = jax.jit(step, donate_argnums=0)
+        for batch in batches:
+            state, _ = run(state, to_global(batch, NamedSharding(devices, ROWS)))
+            jax.block_until_ready(state)
+    gradients = [{name: rows.mean(0) for name, rows in batch.items()} for batch in batches]
+    expected = nested(transcription(c, params, gradients))
+    for got, wanted in zip(*map(jax.tree.leaves, (state.params, expected)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+def test_muon_keeps_one_moment_of_the_blocks_matrices_and_two_of_the_rest() -> None:
+    params = nested(draw(0, 1))
+    state = make_optimizer(config(name="muon")).init(params)
+    kept = collections.Counter(leaf.shape for leaf in jax.tree.leaves(state))
+    assert kept[LAYERS, 4, 8] == kept[LAYERS, 8, 4] == kept[LAYERS, 4, 4] == 1
+    assert kept[LAYERS, 4] == 2 * 2 and kept[11, 4] == kept[4, 4] == 2
+
+
+def test_muons_updates_are_near_orthogonal_and_as_large_as_adams() -> None:
+    random = np.random.default_rng(0)
+    tree = {"blocks": {"kernel": random.normal(0, 1e-3, (2, 64, 16)).astype(np.float32)}}
+    (update,) = jax.tree.leaves(orthogonalize(tree))
+    for matrix in update:
+        values = np.linalg.svd(matrix, compute_uv=False) / (0.2 * 64**0.5)
+        assert (values > 0.65).all() and (values < 1.25).all()
+        assert 0.05 < np.sqrt((matrix**2).mean()) < 0.2
+    zero = orthogonalize({"kernel": np.zeros((1, 4, 4), np.float32)})
+    assert not zero["kernel"].any()
 
 
 def test_the_optimisers_differ_where_they_should() -> None:
@@ -248,7 +339,7 @@ def test_the_first_update_of_a_warm_up_changes_no_parameter() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "adam"}, "name is 'adam' and must be one of adamw, adam_original, lamb"),
+        ({"name": "adam"}, "name is 'adam' and must be one of adamw, adam_original, lamb, muon"),
         ({"schedule": "cosine"}, "schedule is 'cosine' and must be one of linear"),
         ({"learning_rate": 0}, "learning_rate is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),

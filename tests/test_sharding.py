@@ -199,6 +199,7 @@ def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params)
         assert leaf.dtype == (jnp.bfloat16 if matrix else jnp.float32), name
 
 
+@pytest.mark.slow
 def test_gradients_come_back_summed_in_pieces_and_in_float32(params) -> None:
     mesh = make_mesh(8, 1, 1)
     tree = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), params)

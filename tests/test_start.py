@@ -134,6 +134,7 @@ def test_another_model_is_refused(override: dict, complaint: str, corpus, tmp_pa
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_another_vocabulary_is_refused(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     (tmp_path / "model" / "vocab.txt").unlink()

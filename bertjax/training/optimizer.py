@@ -7,6 +7,7 @@ tree joined by slashes (`encoder/blocks/attention/query/kernel`), and stands in 
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from bertjax.mesh.sharding import parameter_name
+from bertjax.training.muon import scale_by_muon
 from data_pipelines.errors import InputError
 
-NAMES = ("adamw", "adam_original", "lamb")
+NAMES = ("adamw", "adam_original", "lamb", "muon")
 SCHEDULES = ("linear", "linear_original")
 
 _LAYER_NORM_OR_BIAS = re.compile(r"(^|/)\w*norm\w*/|bias$", re.IGNORECASE)
@@ -31,7 +33,9 @@ class OptimizerConfig:
       "adamw"          Adam with decoupled weight decay;
       "adam_original"  the same without bias correction, as BERT was trained;
       "lamb"           for very large batches (You et al. 2020), no decay and no trust ratio on
-                       LayerNorm and biases.
+                       LayerNorm and biases;
+      "muon"           for small budgets: Muon for the matrices of the blocks (Jordan et al. 2024),
+                       "adamw" for all else, both at the same rate and decay.
     `schedule`, both linear from 0 to `learning_rate` over `warmup_steps`, then linear to 0 at
     `total_steps`:
       "linear"           continuous: the decay starts from the full rate;
@@ -93,11 +97,22 @@ def is_stacked(name: str) -> bool:
     return bool(_STACKED.search(name))
 
 
+def is_matrix_of_block(name: str) -> bool:
+    """Whether the parameter is a matrix that every layer has: of attention or feed-forward."""
+    return is_stacked(name) and name.endswith("/kernel")
+
+
 def decayed(params: Any) -> Any:
     """The tree of booleans, of the shape of `params`, that says which parameters decay."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: is_decayed(parameter_name(path)), params
-    )
+    return _by_name(is_decayed, params)
+
+
+def _matrices_of_blocks(params: Any) -> Any:
+    return _by_name(is_matrix_of_block, params)
+
+
+def _by_name(rule: Callable[[str], bool], params: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, _: rule(parameter_name(path)), params)
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
@@ -130,6 +145,8 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         moments = scale_by_uncorrected_adam(config.b1, config.b2, config.eps)
     else:
         moments = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    if config.name == "muon":
+        moments = optax.partition({True: scale_by_muon(), False: moments}, _matrices_of_blocks)
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
         moments,
