@@ -134,6 +134,7 @@ def write_tf1(path: pathlib.Path, variables: dict[str, np.ndarray], name: str) -
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert_model.ckpt", "model.ckpt-1000"])
 def test_a_checkpoint_of_the_original_code_opens_with_its_optimizer(name: str, tmp_path) -> None:
     random = np.random.default_rng(1)
@@ -291,6 +292,7 @@ def test_quantised_weights_are_refused(tmp_path) -> None:
         read_model(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [16, 128, 512])
 def test_a_published_span_model_answers_however_short_its_rows(length: int, tmp_path) -> None:
     config = dataclasses.replace(CONFIG, max_positions=length)

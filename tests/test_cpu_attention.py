@@ -22,6 +22,7 @@ from bertjax.model.attention.cpu import attention, why_not
 from bertjax.model.attention.plain import attention as plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("shape", [(2, 32, 2, 8), (3, 13, 3, 5), (1, 1, 1, 1)], ids=str)

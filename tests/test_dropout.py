@@ -89,6 +89,7 @@ def test_the_bits_are_those_of_threefry():
         np.testing.assert_array_equal(words, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (2, 7, 2), (2, 3, 8, 5)])
 def test_what_survives_is_the_same_the_other_way_round(shape):
     start = (jnp.int32(3), jnp.int32(2))[: len(shape) - 2]

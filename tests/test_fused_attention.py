@@ -55,6 +55,7 @@ def test_outputs_and_gradients_are_those_of_attention(causal: bool, rate: float)
         np.testing.assert_allclose(a, b, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_without_a_key_nothing_is_dropped() -> None:
     arrays, ids = inputs(1), packs(1)
     for a, b in zip(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,6 +102,7 @@ def test_bfloat16_logits_are_summed_in_float32():
     )
 
 
+@pytest.mark.slow
 def test_pretraining_reports_the_heads_that_there_are():
     logits, targets, weights = draw()
     batch = {"mlm_targets": targets, "mlm_weights": weights}

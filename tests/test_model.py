@@ -96,6 +96,7 @@ def test_the_tree_of_parameters():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"scan_layers": True, "remat": True}, {"dtype": "bfloat16"}])
 def test_how_it_is_computed_does_not_change_the_first_parameters(fields):
     other = params(with_(**fields))

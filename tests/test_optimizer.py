@@ -227,6 +227,7 @@ def test_the_optimisers_differ_where_they_should() -> None:
         np.testing.assert_allclose(got["dense"]["kernel"], -update, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_lamb_treats_each_layer_of_a_stack_as_a_parameter_of_its_own() -> None:
     random = np.random.default_rng(0)
     scales = np.array([0.1, 1, 10]).reshape(LAYERS, 1, 1)

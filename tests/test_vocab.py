@@ -288,6 +288,7 @@ train_vocabulary(iter(lines), size=700, cased=True, kind=sys.argv[1], output=sys
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("wordpiece", "v.txt"), ("unigram", "v.model")])
 def test_the_same_text_gives_the_same_file_in_every_process(
     tmp_path: pathlib.Path, kind: str, name: str
