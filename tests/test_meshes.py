@@ -25,10 +25,8 @@ pytestmark = pytest.mark.slow
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 STEPS = 4
 # Devices along the axes data, fsdp and model.
-MESHES = [
-    *((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8)),
-    *((4, 2, 2), (64, 1, 1), (4, 4, 4)),
-]
+SIXTEEN = (4, 2, 2)
+MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8), SIXTEEN, (64, 1, 1), (4, 4, 4)]
 
 
 def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Programs, Task]:
@@ -46,8 +44,13 @@ def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Progra
     return Programs(config, task.objective, jax.devices()[: math.prod(mesh)]), task
 
 
-def train(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[list[float], list[str]]:
-    """Losses of the first steps, and the parameters that are not stored as the table says."""
+def train(
+    mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Path | None = None
+) -> tuple[list[float], list[str]]:
+    """Losses of the first steps, and the parameters that are not stored as the table says.
+
+    The last state is saved to the directory.
+    """
     program, task = program_on(mesh, corpus)
     step, state, losses = program.train(), program.init(), []
     for batch in task.train_batches(0, STEPS):
@@ -62,17 +65,11 @@ def train(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[list[float]
         if {shard.data.shape for shard in leaf.addressable_shards}
         != {sharding.shard_shape(leaf.shape)}
     ]
+    if directory is not None:
+        checkpoints = Checkpoints(directory)
+        checkpoints.save(state, lambda path: None)
+        checkpoints.wait()
     return losses, wrong
-
-
-def save(mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Path) -> None:
-    program, task = program_on(mesh, corpus)
-    step, state = program.train(), program.init()
-    for batch in task.train_batches(0, 2):  # so that moments are not 0
-        state, _ = step(state, to_global(batch, program.rows), {})
-    checkpoints = Checkpoints(directory)
-    checkpoints.save(state, lambda path: None)
-    checkpoints.wait()
 
 
 def restore(
@@ -95,22 +92,36 @@ def devices():
     os.environ["XLA_FLAGS"] = before
 
 
-def test_the_mesh_changes_no_loss_and_every_parameter_is_stored_as_the_table_says(
-    corpus, devices
-) -> None:
-    jobs = {mesh: devices.submit(train, mesh, corpus) for mesh in MESHES}
-    alone, _ = jobs[1, 1, 1].result()
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> pathlib.Path:
+    """Where sixteen devices save."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, devices, checkpoints):
+    """What `train` gives on each mesh."""
+    return {
+        mesh: devices.submit(train, mesh, corpus, checkpoints if mesh == SIXTEEN else None)
+        for mesh in MESHES
+    }
+
+
+def test_the_mesh_changes_no_loss_and_every_parameter_is_stored_as_the_table_says(trained) -> None:
+    alone, _ = trained[1, 1, 1].result()
     assert len(alone) == STEPS and alone[-1] < alone[0]
-    for mesh, job in jobs.items():
+    for mesh, job in trained.items():
         losses, wrong = job.result()
         np.testing.assert_allclose(losses, alone, rtol=1e-5, err_msg=str(mesh))
         assert not wrong, mesh
 
 
-def test_a_checkpoint_of_sixteen_devices_opens_on_any_number(corpus, devices, tmp_path) -> None:
-    devices.submit(save, (4, 2, 2), corpus, tmp_path).result()
-    same = devices.submit(restore, (4, 2, 2), corpus, tmp_path).result()
+def test_a_checkpoint_of_sixteen_devices_opens_on_any_number(
+    corpus, devices, checkpoints, trained
+) -> None:
+    trained[SIXTEEN].result()
+    same = devices.submit(restore, SIXTEEN, corpus, checkpoints).result()
     for mesh in [(16, 4, 1), (2, 2, 2), (1, 1, 1)]:
-        other = devices.submit(restore, mesh, corpus, tmp_path).result()
+        other = devices.submit(restore, mesh, corpus, checkpoints).result()
         for ours, theirs in zip(other, same, strict=True):
             np.testing.assert_array_equal(ours, theirs, err_msg=str(mesh))

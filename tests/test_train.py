@@ -168,12 +168,14 @@ def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [0, 4, 7, 10])
-def test_a_stopped_run_goes_on_to_the_last_bit(corpus, tmp_path, whole, monkeypatch, step) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(step, patch)
-        with pytest.raises(Stopped, match=f"stopped at step {step + 1}"):
-            Run(configure(corpus), tmp_path).train()
+def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
+    corpus, tmp_path, whole, monkeypatch
+) -> None:
+    for step in (0, 4, 7, 10):  # the first, after a checkpoint, after a log line, and between
+        with monkeypatch.context() as patch:
+            stop_at(step, patch)
+            with pytest.raises(Stopped, match=f"stopped at step {step + 1}"):
+                Run(configure(corpus), tmp_path).train()
     Run(configure(corpus), tmp_path).train()
     assert losses(tmp_path) == losses(whole)
     for ours, theirs in zip(

@@ -185,7 +185,7 @@ def check_mesh(mesh: Mesh, params: Any) -> None:
                 )
 
 
-def tree_shardings(mesh: Mesh, tree: Any) -> Any:
+def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     """How each leaf of a tree of arrays or shapes is stored, as a `NamedSharding`.
 
     Works for parameters and for whatever holds trees of them, such as optimizer states.
@@ -271,7 +271,7 @@ def _rule(name: str, leaf: Any) -> tuple[Axis, ...]:
     return (None,) * (leaf.ndim - len(axes)) + axes
 
 
-def _stored(mesh: Mesh, name: str, leaf: Any) -> tuple[tuple[str, ...] | None, ...]:
+def _stored(mesh: Mesh | AbstractMesh, name: str, leaf: Any) -> tuple[tuple[str, ...] | None, ...]:
     """The mesh axes of each dimension: those of the table, and `data` where it divides."""
     split: list[tuple[str, ...] | None] = []
     for size, axes in zip(leaf.shape, _rule(name, leaf), strict=True):
