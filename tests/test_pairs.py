@@ -1,47 +1,49 @@
-"""Pairs are what google-research/bert would draw, as spans of the shard's tokens."""
+"""Pairs are drawn as the paper says, as spans of the shard's tokens, and no text is cut away."""
 
 import itertools
-import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shards import corpora, make_shard, seeds, seq_lens, shorts
 
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining.pairs import Pairs, _excess, draw_pairs, ranges
-
-Documents = list[list[int]]  # the length of each sentence of each document
-
-
-def make_shard(documents: Documents) -> Shard:
-    """A shard whose token i is i, so that a token tells where it stands."""
-    sentences = np.cumsum([0, *itertools.chain.from_iterable(documents)])
-    return Shard(
-        tokens=np.arange(sentences[-1], dtype=np.uint32),
-        sentences=sentences,
-        documents=np.cumsum([0, *map(len, documents)]),
-    )
+from data_pipelines.pretraining.pairs import STUMP, Pairs, draw_pairs, ranges
+from data_pipelines.pretraining.sections import Sections
 
 
-def draw(shard: Shard, seq_len: int, short: float = 0.1, seed: int = 0, **options: bool) -> Pairs:
-    documents = np.arange(len(shard.documents) - 1)
-    rng = np.random.Generator(np.random.Philox(key=seed))
-    return draw_pairs(shard, documents, seq_len, short, rng, **options)
+def generator(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed))
 
 
-lengths = st.integers(1, 40) | st.integers(1, 3)
-corpora = st.lists(st.lists(lengths, min_size=1, max_size=8), min_size=2, max_size=6)
-seq_lens = st.integers(8, 80)
-shorts = st.sampled_from([0.0, 0.1, 1.0])
-seeds = st.integers(0, 2**32)
+def draw(
+    shard: Shard,
+    seq_len: int,
+    short: float = 0.1,
+    seed: int = 0,
+    longest: int | None = None,
+    **options: bool,
+) -> Pairs:
+    sections = Sections.of(shard, longest)
+    which = np.arange(len(sections))
+    return draw_pairs(sections, which, seq_len, short, generator(seed), **options)
 
 
-@given(corpora, seq_lens, shorts, seeds)
-def test_every_pair_is_two_spans_of_documents(documents, seq_len, short, seed):
+def again_and_again(shard: Shard, seq_len: int, times: int) -> Pairs:
+    """The pairs of the first document, drawn many times over."""
+    which = np.zeros(times, np.int64)
+    return draw_pairs(Sections.of(shard, None), which, seq_len, 0.0, generator(3))
+
+
+sections = st.none() | st.integers(1, 100)
+
+
+@given(corpora, seq_lens, shorts, seeds, sections)
+def test_every_pair_is_two_spans_of_documents_that_fit(documents, seq_len, short, seed, longest):
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed)
+    pairs = draw(shard, seq_len, short, seed, longest)
     bounds = shard.sentences[shard.documents]
     assert (pairs.a_length >= 1).all() and (pairs.b_length >= 1).all()
     assert (pairs.lengths == pairs.a_length + pairs.b_length + 3).all()
@@ -54,61 +56,92 @@ def test_every_pair_is_two_spans_of_documents(documents, seq_len, short, seed):
         assert (start + length <= bounds[document + 1]).all()
 
 
-@given(corpora, seq_lens, shorts, seeds)
-def test_random_means_from_another_document_and_next_means_after_a(documents, seq_len, short, seed):
-    pairs = draw(make_shard(documents), seq_len, short, seed)
+@given(corpora, seq_lens, shorts, seeds, sections)
+def test_random_is_from_another_document_and_next_goes_on_where_a_ends(
+    documents, seq_len, short, seed, longest
+):
+    pairs = draw(make_shard(documents), seq_len, short, seed, longest)
     assert set(pairs.is_random) <= {0, 1}
     assert ((pairs.a_document != pairs.b_document) == pairs.is_random).all()
     follows = pairs.is_random == 0
-    assert (pairs.b_start >= pairs.a_start + pairs.a_length)[follows].all()
-    whole = follows & (pairs.lengths < seq_len)
-    assert (pairs.b_start == pairs.a_start + pairs.a_length)[whole].all()
+    assert (pairs.b_start == pairs.a_start + pairs.a_length)[follows].all()
+
+
+@given(corpora, seq_lens, shorts, seeds, sections)
+def test_each_piece_of_a_document_comes_once_and_in_order(documents, seq_len, short, seed, longest):
+    """Beside what random segments repeat."""
+    shard = make_shard(documents)
+    pairs = draw(shard, seq_len, short, seed, longest)
+    own = pairs.a_length + np.where(pairs.is_random, 0, pairs.b_length)
+    np.testing.assert_array_equal(ranges(pairs.a_start, own), shard.tokens)
+
+
+@given(corpora, seq_lens, shorts, seeds, sections)
+def test_every_b_begins_with_a_sentence(documents, seq_len, short, seed, longest):
+    """Random or not: else the place of a cut would tell the label."""
+    shard = make_shard(documents)
+    pairs = draw(shard, seq_len, short, seed, longest)
+    assert np.isin(pairs.b_start, shard.sentences).all()
 
 
 @given(corpora, seq_lens, shorts, seeds)
-def test_what_is_not_truncated_is_whole_sentences(documents, seq_len, short, seed):
+def test_where_there_is_room_for_all_only_whole_sentences_are_taken(
+    documents, seq_len, short, seed
+):
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed)
-    whole = pairs.take(np.flatnonzero(pairs.lengths < seq_len))
-    for edge in (
-        whole.a_start,
-        whole.a_start + whole.a_length,
-        whole.b_start,
-        whole.b_start + whole.b_length,
-    ):
+    pairs = draw(shard, seq_len + 3 * shard.tokens.size, short, seed)
+    for edge in (pairs.a_start, pairs.a_start + pairs.a_length, pairs.b_start + pairs.b_length):
         assert np.isin(edge, shard.sentences).all()
 
 
 @given(corpora, seq_lens, shorts, seeds)
-def test_documents_are_walked_in_order_and_no_text_comes_twice(documents, seq_len, short, seed):
+def test_a_stump_of_a_sentence_makes_no_true_pair(documents, seq_len, short, seed):
     shard = make_shard(documents)
     pairs = draw(shard, seq_len, short, seed)
-    assert [document for document, _ in itertools.groupby(pairs.a_document)] == list(
-        range(len(documents))
-    )
-    own = np.where(pairs.is_random, pairs.a_start, pairs.b_start)
-    end = own + np.where(pairs.is_random, pairs.a_length, pairs.b_length)
-    assert (pairs.a_start[1:] >= end[:-1]).all()
+    pairs = pairs.take(pairs.is_random == 0)
+    for start, length in ((pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)):
+        cut = ~np.isin(start, shard.sentences) | ~np.isin(start + length, shard.sentences)
+        ends = np.searchsorted(shard.sentences, [start, start + length - 1], "right")
+        assert (length >= STUMP)[cut & (ends[0] == ends[1])].all()
 
 
-@given(corpora, seq_lens, seeds)
-def test_without_truncation_nothing_of_a_document_is_lost(documents, seq_len, seed):
-    """With room for everything, pairs and returned sentences together are the document."""
-    shard = make_shard(documents)
-    seq_len += 2 * shard.tokens.size
-    pairs = draw(shard, seq_len, 0.1, seed)
-    covered = np.zeros(shard.tokens.size, int)
+def test_a_long_document_fills_every_row():
+    pairs = draw(make_shard([[25] * 400, [25] * 400]), 128, short=0.0)
     follows = pairs.is_random == 0
-    covered[ranges(pairs.a_start, pairs.a_length)] += 1
-    covered[ranges(pairs.b_start[follows], pairs.b_length[follows])] += 1
-    assert (covered == 1).all()
+    assert np.mean(pairs.lengths == 128) > 0.97
+    assert (pairs.lengths[follows] == 128)[:-1].all()
 
 
-def test_documents_can_be_drawn_in_any_order_and_again():
-    shard = make_shard([[5, 6], [7], [8, 9, 10]])
-    rng = np.random.Generator(np.random.Philox(key=0))
-    pairs = draw_pairs(shard, np.array([2, 0, 2]), 32, 0.0, rng)
-    assert [document for document, _ in itertools.groupby(pairs.a_document)] == [2, 0, 2]
+def test_the_hole_beside_a_pair_is_the_room_of_another():
+    """Documents of 90 pieces, and one that has text for whatever they leave."""
+    shard = make_shard([[30, 30, 30]] * 200 + [[9] * 30_000])
+    pairs = draw(shard, 128, short=0.0)
+    alone = pairs.take((pairs.a_document < 200) & (pairs.lengths == 93))
+    filling = pairs.take((pairs.a_document == 200) & (pairs.lengths == 128 - 93))
+    assert len(alone) > 50
+    assert len(filling) >= 0.9 * len(alone)
+
+
+def test_the_sentences_of_a_are_as_many_as_of_any_other_number():
+    pairs = again_and_again(make_shard([[8] * 5, [8] * 5]), 43, 20_000)
+    first = pairs.take(pairs.a_start == 0)
+    shares = np.bincount(first.a_length // 8, minlength=5)[1:] / len(first)
+    np.testing.assert_allclose(shares, 0.25, atol=0.015)
+
+
+def test_a_chunk_of_several_sentences_is_continued_half_of_the_time():
+    """Of a document with two sentences: one true pair, or else two random ones."""
+    pairs = again_and_again(make_shard([[4, 4], [4, 4]]), 32, 40_000)
+    continued = np.count_nonzero(pairs.is_random == 0)
+    assert continued / 40_000 == pytest.approx(0.5, abs=0.01)
+    assert len(pairs) == continued + 2 * (40_000 - continued)
+
+
+def test_a_random_b_is_uniform_over_the_other_documents_and_their_sentences():
+    shard = make_shard([[3], [2, 2], [1, 1, 1, 1]])
+    pairs = again_and_again(shard, 8, 40_000)
+    starts = np.bincount(pairs.b_start, minlength=11)[shard.sentences[1:-1]] / len(pairs)
+    np.testing.assert_allclose(starts, [1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8], atol=0.01)
 
 
 def test_a_document_of_one_sentence_gives_one_random_pair():
@@ -117,11 +150,10 @@ def test_a_document_of_one_sentence_gives_one_random_pair():
     assert pairs.a_length.tolist() == [5, 6, 7]
 
 
-def test_sentences_longer_than_a_row_are_cut_to_fill_it():
-    pairs = draw(make_shard([[1000, 900], [800]]), 64, short=0.0)
-    assert (pairs.lengths == 64).all()
-    assert pairs.a_length.tolist() == [31] * 3  # 61 pieces; B is cut first, so A keeps the odd one
-    assert (pairs.b_length == 30).all()
+def test_a_sentence_longer_than_a_row_is_gone_through():
+    pairs = draw(make_shard([[100], [80]]), 64, short=0.0)
+    assert pairs.a_length.tolist() == [31, 31, 38, 31, 31, 18]
+    assert (pairs.lengths == 64)[pairs.a_length < 38].all()
 
 
 def test_a_random_b_stops_where_its_document_ends():
@@ -129,107 +161,11 @@ def test_a_random_b_stops_where_its_document_ends():
     assert pairs.b_length.tolist() == [4, 10]
 
 
-def test_a_random_b_is_uniform_over_the_other_documents_and_their_sentences():
-    shard = make_shard([[3], [2, 2], [1, 1, 1, 1]])
-    rng = np.random.Generator(np.random.Philox(key=3))
-    pairs = draw_pairs(shard, np.zeros(40_000, np.int64), 8, 0.0, rng)
-    starts = np.bincount(pairs.b_start, minlength=11)[shard.sentences[1:-1]] / len(pairs)
-    np.testing.assert_allclose(starts, [1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8], atol=0.01)
-
-
-@pytest.mark.parametrize("room", range(2, 14))
-def test_truncation_is_that_of_the_original(room):
-    """`_excess` against the loop that it replaces, for every pair of lengths up to 14."""
-    for a, b in itertools.product(range(1, 15), repeat=2):
-        left_a, left_b = a, b
-        while left_a + left_b > room:
-            if left_a > left_b:
-                left_a -= 1
-            else:
-                left_b -= 1
-        cut_a, cut_b = _excess(np.array([a]), np.array([b]), room)
-        assert (a - cut_a[0], b - cut_b[0]) == (left_a, left_b)
-
-
-def test_pieces_are_cut_from_either_end_with_equal_probability():
-    shard = make_shard([[20], [20]])
-    rng = np.random.Generator(np.random.Philox(key=1))
-    pairs = draw_pairs(shard, np.zeros(20_000, np.int64), 23, 0.0, rng)  # 10 pieces are left of 20
-    for cut in (pairs.a_start, pairs.b_start - 20):
-        assert cut.min() == 0 and cut.max() == 10
-        assert cut.mean() == pytest.approx(5, abs=0.05)
-        assert cut.var() == pytest.approx(2.5, abs=0.1)  # binomial: 10 fair coins
-
-
-def original_pairs(
-    documents: Documents, seq_len: int, short: float, rng: random.Random
-) -> list[tuple[int, int, bool]]:
-    """The original's sampling, sentence by sentence: (length of A, of B, is random)."""
-    room = seq_len - 3
-    found = []
-    for index, document in enumerate(documents):
-        target = rng.randint(2, room) if rng.random() < short else room
-        chunk: list[int] = []
-        i = 0
-        while i < len(document):
-            chunk.append(document[i])
-            if i == len(document) - 1 or sum(chunk) >= target:
-                a_end = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
-                a, b = sum(chunk[:a_end]), sum(chunk[a_end:])
-                is_random = len(chunk) == 1 or rng.random() < 0.5
-                if is_random:
-                    other = rng.choice([d for d in range(len(documents)) if d != index])
-                    b = 0
-                    for length in documents[other][rng.randrange(len(documents[other])) :]:
-                        b += length
-                        if b >= target - a:
-                            break
-                    i -= len(chunk) - a_end
-                while a + b > room:
-                    if a > b:
-                        a -= 1
-                    else:
-                        b -= 1
-                found.append((a, b, is_random))
-                chunk = []
-            i += 1
-    return found
-
-
-@pytest.mark.parametrize("short", [0.0, 0.1, 1.0])
-def test_lengths_and_labels_are_distributed_as_in_the_original(short):
-    rng = random.Random(5)
-    documents = [
-        [rng.randint(1, 30) for _ in range(rng.choice([1, 2, 3, 5, 8, 20, 40]))] for _ in range(120)
-    ]
-    expected = np.array(
-        [pair for _ in range(25) for pair in original_pairs(documents, 64, short, rng)], float
-    )
-    shard = make_shard(documents)
-    pairs = Pairs.concatenate(draw(shard, 64, short, seed) for seed in range(25))
-    found = np.stack([pairs.a_length, pairs.b_length, pairs.is_random], 1).astype(float)
-    assert len(found) == pytest.approx(len(expected), rel=0.02)
-    error = np.sqrt(expected.var(0) / len(expected) + found.var(0) / len(found))
-    assert (np.abs(found.mean(0) - expected.mean(0)) < 4 * error).all()
-    for column in (0, 1):  # the whole distributions: Kolmogorov-Smirnov at p = 0.001
-        edges = np.arange(62)
-        shares = [(data[:, column, None] <= edges).mean(0) for data in (expected, found)]
-        bound = 1.95 * np.sqrt(1 / len(expected) + 1 / len(found))
-        assert np.abs(shares[0] - shares[1]).max() < bound
-
-
-def test_a_chunk_of_several_sentences_is_continued_half_of_the_time():
-    """Of a document with two sentences: one true pair, or else two random ones."""
-    shard = make_shard([[4, 4], [4, 4]])
-    rng = np.random.Generator(np.random.Philox(key=2))
-    pairs = draw_pairs(shard, np.zeros(40_000, np.int64), 32, 0.0, rng)
-    assert (pairs.is_random == 0).sum() / 40_000 == pytest.approx(0.5, abs=0.01)
-    assert len(pairs) == (pairs.is_random == 0).sum() + 2 * (40_000 - (pairs.is_random == 0).sum())
-
-
-def test_the_random_share_is_above_one_half():
-    documents = [[20] * 20] * 50
-    assert 0.5 < draw(make_shard(documents), 128).is_random.mean() < 0.6
+@pytest.mark.parametrize("sentences", [5, 20, 200])
+@pytest.mark.parametrize("length", [5, 20, 60])
+def test_somewhat_more_than_half_of_the_pairs_are_random(sentences, length):
+    shard = make_shard([[length] * sentences] * (4000 // sentences))
+    assert 0.48 < draw(shard, 128, short=0.0).is_random.mean() < 0.65
 
 
 def test_one_document_is_refused():
@@ -237,22 +173,23 @@ def test_one_document_is_refused():
         draw(make_shard([[5, 5, 5]]), 64)
 
 
-@given(corpora, seq_lens, shorts, seeds)
-def test_single_segments_are_chunks_of_a_document(documents, seq_len, short, seed):
+@given(corpora, seq_lens, shorts, seeds, sections)
+def test_single_segments_are_the_documents_cut_where_they_are_long(
+    documents, seq_len, short, seed, longest
+):
     shard = make_shard(documents[:1])
-    pairs = draw(shard, seq_len, short, seed, next_sentence=False)
+    pairs = draw(shard, seq_len, short, seed, longest, next_sentence=False)
     assert (pairs.b_length == 0).all() and (pairs.is_random == 0).all()
     assert (pairs.lengths == pairs.a_length + 2).all() and (pairs.lengths <= seq_len).all()
-    end = pairs.a_start + pairs.a_length
-    assert (pairs.a_start[1:] >= end[:-1]).all()
-    whole = pairs.lengths < seq_len
-    assert np.isin(pairs.a_start[whole], shard.sentences).all()
-    assert np.isin(end[whole], shard.sentences).all()
+    np.testing.assert_array_equal(ranges(pairs.a_start, pairs.a_length), shard.tokens)
 
 
-def test_single_segments_reach_the_full_length():
-    pairs = draw(make_shard([[10] * 100]), 64, short=0.0, next_sentence=False)
-    assert pairs.lengths.tolist() == [64] * 14 + [22]  # chunks of 7 sentences, cut to 62 pieces
+def test_single_segments_are_cut_elsewhere_in_each_pass():
+    shard = make_shard([[10] * 100])
+    passes = [draw(shard, 64, 0.0, seed, next_sentence=False) for seed in range(200)]
+    for pairs in passes:
+        assert len(pairs) <= 18 and (pairs.lengths == 64).sum() >= 14
+    assert len({int(pairs.a_length[0]) for pairs in passes}) > 40
 
 
 def test_the_same_generator_draws_the_same_pairs():
@@ -261,6 +198,12 @@ def test_the_same_generator_draws_the_same_pairs():
         vars(draw(shard, 32, seed=9)).values(), vars(draw(shard, 32, seed=9)).values(), strict=True
     ):
         np.testing.assert_array_equal(one, other)
+
+
+def test_documents_can_be_drawn_in_any_order_and_again():
+    shard = make_shard([[5, 6], [7], [8, 9, 10]])
+    pairs = draw_pairs(Sections.of(shard, None), np.array([2, 0, 2]), 32, 0.0, generator(0))
+    assert [document for document, _ in itertools.groupby(pairs.a_document)] == [2, 0, 2]
 
 
 def test_ranges_lists_integers():

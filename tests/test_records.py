@@ -191,6 +191,6 @@ def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path, content: str) -> 
 
 
 def test_a_manifest_of_another_version_is_refused(tmp_path: pathlib.Path) -> None:
-    (tmp_path / MANIFEST).write_text('{"version": 2}')
-    with pytest.raises(InputError, match="has version 2 where this program reads 1"):
+    (tmp_path / MANIFEST).write_text('{"version": 3}')
+    with pytest.raises(InputError, match="has version 3 where this program reads those up to 2"):
         read_manifest(tmp_path)

@@ -74,6 +74,8 @@ def check(marked: str) -> None:
         "He wrote it in 1999. |It sold well.",
         "lower. case does not start. |Upper does.",
         "An ellipsis ... inside, and another . . . inside.",
+        "he came. |she went. |they met in 1912. |why? |7 of them stayed at 3.5 percent.",
+        "mr. smith of acme inc. holdings met j. r. r. tolkien of the u.s. army. |they talked.",
     ],
 )
 def test_english(line: str) -> None:

@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.corpus.records import Shard
 from data_pipelines.pretraining.streams import (
     Memo,
     Plan,
-    cut,
-    document_tokens,
     generator,
     permutation,
 )
@@ -46,35 +43,6 @@ def test_a_permutation_has_everything_once_and_differs_by_key():
     one, other = permutation(1000, "a"), permutation(1000, "b")
     assert sorted(one) == sorted(other) == list(range(1000))
     assert (one != other).any()
-
-
-documents = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=5), min_size=1, max_size=30)
-
-
-def make_shard(lengths: list[list[int]]) -> Shard:
-    sentences = np.cumsum([0, *itertools.chain.from_iterable(lengths)])
-    bounds = np.cumsum([0, *map(len, lengths)])
-    return Shard(np.zeros(sentences[-1], np.uint16), sentences, bounds)
-
-
-@given(documents, st.integers(1, 300))
-def test_chunks_are_all_documents_in_order(lengths, tokens):
-    shard = make_shard(lengths)
-    order = permutation(len(lengths), "order")
-    chunks = cut(shard, order, tokens)
-    assert np.concatenate(chunks).tolist() == order.tolist()
-    assert all(len(chunk) for chunk in chunks)
-    longest = document_tokens(shard, order).max()
-    total = document_tokens(shard, order).sum()
-    parts = max(1, round(total / tokens))
-    for chunk in chunks:
-        # A cut is at a whole token.
-        assert document_tokens(shard, chunk).sum() <= total / parts + longest + 1
-
-
-def test_document_tokens_counts():
-    shard = make_shard([[3, 4], [5], [1, 1, 1]])
-    assert document_tokens(shard, np.array([2, 0, 1, 0])).tolist() == [3, 7, 5, 7]
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=10).filter(any))

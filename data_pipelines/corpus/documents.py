@@ -1,12 +1,15 @@
 """Documents to rows of an index, and the index to shards: what every way of preparing shares.
 
-A document is cut into sentences and tokenised by itself. A row of the index tells where its ids
-are, how many, and the hash of its text. What needs to know the whole corpus is decided from the
-index alone: which documents are duplicates, which are held out, how many shards there are and
-which document goes into which.
+A document is cut into sentences and tokenised by itself. Sentences are short of any row: one of
+more than `LONGEST` pieces (a script without full stops, a table, a list) is divided. A row of the
+index tells where a document's ids are, how many, and the hash of its text. What needs to know the
+whole corpus is decided from the index alone: which documents are duplicates, which are held out,
+how many shards there are and which document goes into which.
 """
 
 import hashlib
+import heapq
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,18 +23,21 @@ INDEX = np.dtype(  # a row for each document read
         ("hash", "<u8", 2),  # of the text
         ("start", "<i8"),  # byte of the payload where its record starts:
         ("size", "<i8"),  # the sentences' lengths (int32), then the ids
-        ("sentences", "<i4"),
-        ("tokens", "<i4"),
-        ("unknown", "<i4"),  # tokens that are [UNK]
-        ("dropped", "<i4"),  # sentences that gave no piece
-        ("bytes", "<i4"),  # of text
+        ("sentences", "<i8"),
+        ("tokens", "<i8"),
+        ("unknown", "<i8"),  # tokens that are [UNK]
+        ("dropped", "<i8"),  # sentences that gave no piece
+        ("divided", "<i8"),  # sentences that were longer than LONGEST
+        ("bytes", "<i8"),  # of text
     ]
 )
 _LENGTH = np.dtype("<i4")
+LONGEST = 64  # pieces of a sentence
 
 # A shard is worth a file from so many documents and pieces on. Readers keep every shard open: the
 # number of shards stays well below the usual limit on open files.
-_TRAIN_DOCUMENTS, _TRAIN_PIECES, _HELDOUT_DOCUMENTS, _MOST_SHARDS = 64, 100_000, 16, 256
+_TRAIN_DOCUMENTS, _TRAIN_PIECES, _HELDOUT_DOCUMENTS, _MOST_SHARDS = 256, 100_000, 16, 256
+_UNEVEN = 0.02  # how many more pieces the largest shard has than the smallest, if we choose
 
 Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows of its documents
 
@@ -48,7 +54,11 @@ def encode_documents(documents: Sequence[str], encoder: BulkEncoder) -> tuple[np
         [s for line in text.split("\n") for s in split_sentences(line)] for text in documents
     ]
     tokens, lengths = encoder([s for document in sentences for s in document])
-    ends = np.cumsum([len(document) for document in sentences])  # of documents, in sentences
+    ends = np.cumsum([len(document) for document in sentences])  # of documents
+    empty, long = _up_to(ends, lengths == 0), _up_to(ends, lengths > LONGEST)
+    if long[-1]:
+        lengths, parts_of = divide(tokens, lengths, encoder.tokenizer.continues)
+        ends = _up_to(ends, parts_of)
     kept = _up_to(ends, lengths > 0)
     token_ends = _up_to(ends, lengths)
     texts = [text.encode(errors="surrogatepass") for text in documents]
@@ -58,7 +68,8 @@ def encode_documents(documents: Sequence[str], encoder: BulkEncoder) -> tuple[np
     index["sentences"] = np.diff(kept, prepend=0)
     index["tokens"] = np.diff(token_ends, prepend=0)
     index["unknown"] = np.diff(_up_to(token_ends, tokens == encoder.tokenizer.unk_id), prepend=0)
-    index["dropped"] = np.diff(ends, prepend=0) - index["sentences"]
+    index["dropped"] = np.diff(empty, prepend=0)
+    index["divided"] = np.diff(long, prepend=0)
     index["bytes"] = [len(text) for text in texts]
 
     parts = lengths[lengths > 0].astype(_LENGTH).tobytes(), tokens.tobytes()
@@ -72,6 +83,41 @@ def encode_documents(documents: Sequence[str], encoder: BulkEncoder) -> tuple[np
             payload += part[begin:end]
         at = to
     return index, bytes(payload)
+
+
+def divide(
+    tokens: np.ndarray, lengths: np.ndarray, continues: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts what is longer than `LONGEST` into parts of about equal length, none longer than that.
+
+    A part begins with a word if one begins in the second half of the part before it.
+
+    Args:
+      tokens: the ids [n] of all sentences.
+      lengths: int64 [s], how many of them each sentence has.
+      continues: bool [vocabulary], the pieces that continue a word.
+
+    Returns:
+      The lengths of sentences and parts, and how many of them each sentence became, int64 [s].
+    """
+    found: list[np.ndarray] = []
+    parts_of = np.ones(len(lengths), np.int64)
+    ends = np.cumsum(lengths)
+    done = 0
+    for sentence in np.flatnonzero(lengths > LONGEST).tolist():
+        at, end = int(ends[sentence] - lengths[sentence]), int(ends[sentence])
+        words = ~continues[tokens[at:end]]
+        begin = np.maximum.accumulate(np.where(words, np.arange(at, end), -1)).tolist()
+        first, cuts = at, [at]
+        while end - at > LONGEST:
+            size = -(-(end - at) // -(-(end - at) // LONGEST))
+            word = begin[at + size - first]
+            at = word if word - at > size // 2 else at + size
+            cuts.append(at)
+        found += [lengths[done:sentence], np.diff([*cuts, end])]
+        parts_of[sentence] = len(cuts)
+        done = sentence + 1
+    return np.concatenate([*found, lengths[done:]]), parts_of
 
 
 def _up_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -98,8 +144,9 @@ def assign_shards(index: np.ndarray, held_out: float, dedup: bool, shards: int |
     """Which documents go where: the rows of `index` for each shard of each split.
 
     Documents without a piece are left out. A document is held out if its hash, as a number in
-    [0, 1), is below `held_out`: equal texts are never on both sides. The documents of a split are
-    dealt to its shards in turn.
+    [0, 1), is below `held_out`, and if that are fewer than two, the two texts of the least hashes
+    are: equal texts are never on both sides. The shards of a split have
+    about as many pieces each, so that they are passed over about as often.
 
     Raises:
       InputError: a shard would have fewer than the two documents that a random next sentence needs.
@@ -117,7 +164,10 @@ def assign_shards(index: np.ndarray, held_out: float, dedup: bool, shards: int |
             f"the input holds {number}, and a random next sentence comes from another document: "
             "give two or more, a blank line between them."
         )
-    held = (index["hash"][rows, 0] >> np.uint64(11)) * 2.0**-53 < held_out
+    place = (index["hash"][rows, 0] >> np.uint64(11)) * 2.0**-53
+    held = place < held_out
+    if held_out and np.count_nonzero(held) < 2:
+        held = place <= np.unique(place)[:2][-1]
     splits = {"train": rows[~held], "heldout": rows[held]}
     for split, part in splits.items():
         if len(part) < 2 and (split == "train" or held_out):
@@ -126,21 +176,49 @@ def assign_shards(index: np.ndarray, held_out: float, dedup: bool, shards: int |
                 "split, which needs two or more: choose another share, or 0 to hold out none."
             )
     train, heldout = splits.values()
+    pieces = index["tokens"]
     if shards is None:
-        pieces = int(index["tokens"][train].sum(dtype=np.int64))
-        shards = _shard_count(min(len(train) // _TRAIN_DOCUMENTS, pieces // _TRAIN_PIECES))
-    elif 2 * shards > len(train):
-        raise InputError(
-            f"shards={shards} is too many for {len(train)} train documents, as a shard needs two: "
-            f"choose {len(train) // 2} or fewer."
-        )
-    heldout_shards = (
-        min(shards, _shard_count(len(heldout) // _HELDOUT_DOCUMENTS)) if held_out else 0
-    )
+        worthwhile = int(pieces[train].sum()) // _TRAIN_PIECES
+        most = _shard_count(min(len(train) // _TRAIN_DOCUMENTS, worthwhile))
+        dealt = _deal_to_at_most(most, train, pieces, _UNEVEN)
+    else:
+        dealt = _deal(train, pieces, shards)
+        if min(map(len, dealt)) < 2:
+            raise InputError(
+                f"shards={shards} is too many for {len(train)} train documents of such lengths, as "
+                "a shard needs two: choose fewer, or leave it out."
+            )
+    most = min(len(dealt), _shard_count(len(heldout) // _HELDOUT_DOCUMENTS))
     return {
-        "train": [train[i::shards] for i in range(shards)],
-        "heldout": [heldout[i::heldout_shards] for i in range(heldout_shards)],
+        "train": dealt,
+        "heldout": _deal_to_at_most(most, heldout, pieces, math.inf) if held_out else [],
     }
+
+
+def _deal_to_at_most(
+    shards: int, rows: np.ndarray, pieces: np.ndarray, uneven: float
+) -> list[np.ndarray]:
+    """Deals to half as many shards until they are even and none has a document alone."""
+    while True:
+        dealt = _deal(rows, pieces, shards)
+        sizes = [int(pieces[part].sum()) for part in dealt]
+        even = max(sizes) <= (1 + uneven) * min(sizes) and min(map(len, dealt)) > 1
+        if even or shards == 1:
+            return dealt
+        shards //= 2
+
+
+def _deal(rows: np.ndarray, pieces: np.ndarray, shards: int) -> list[np.ndarray]:
+    """Rows for each shard, rising: the longest document first, each to the shard with the least."""
+    lightest = [(0, shard) for shard in range(shards)]
+    order = np.argsort(-pieces[rows], kind="stable")
+    shard_of = np.empty(len(rows), np.int64)
+    for at, size in zip(order.tolist(), pieces[rows[order]].tolist(), strict=True):
+        held, shard = lightest[0]
+        shard_of[at] = shard
+        heapq.heapreplace(lightest, (held + size, shard))
+    ends = np.cumsum(np.bincount(shard_of, minlength=shards))
+    return np.split(rows[np.argsort(shard_of, kind="stable")], ends[:-1])
 
 
 def _shard_count(worthwhile: int) -> int:
@@ -151,8 +229,8 @@ def _shard_count(worthwhile: int) -> int:
 def count(index: np.ndarray, members: Members) -> dict[str, int | float]:
     """What the manifest tells of the whole corpus, both splits together."""
     kept = index[np.concatenate([rows for parts in members.values() for rows in parts])]
-    names = ("sentences", "tokens", "unknown", "dropped", "bytes")
-    sentences, pieces, unknown, dropped, size = (int(kept[n].sum(dtype=np.int64)) for n in names)
+    names = ("sentences", "tokens", "unknown", "dropped", "divided", "bytes")
+    sentences, pieces, unknown, dropped, divided, size = (int(kept[n].sum()) for n in names)
     empty = int(np.count_nonzero(index["tokens"] == 0))
     return {
         "documents": len(kept),
@@ -161,6 +239,7 @@ def count(index: np.ndarray, members: Members) -> dict[str, int | float]:
         "bytes_of_text": size,
         "unknown_share": unknown / pieces,
         "dropped_sentences": dropped,
+        "divided_sentences": divided,
         "dropped_documents": empty,
         "duplicates": len(index) - empty - len(kept),
     }

@@ -1,7 +1,7 @@
 """Inputs to a corpus directory: streamed, in parallel, the same result on any number of workers.
 
 Ids go to a spool file in the order of the documents; when the input ends, the index of `documents`
-tells what goes into which shard. So memory holds a few batches of text and, at the end, 52 bytes a
+tells what goes into which shard. So memory holds a few batches of text and, at the end, 80 bytes a
 document. A document is the unit: it is in memory as a whole.
 """
 

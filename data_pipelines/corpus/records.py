@@ -33,7 +33,11 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 MANIFEST = "manifest.json"
-VERSION = 1
+# What is drawn from a corpus never changes: rows of version 1, which was prepared otherwise, are
+# drawn as they were (see `pretraining.truncation`). All have the same layout.
+VERSION = 2
+_KNOWN = (1, 2)
+_LAYOUT = 1
 _MAGIC = b"BERTJAXS"
 _HEADER = struct.Struct("<8sIIqqq")
 _BLOCK = 1 << 20  # bytes read or written at a time: what keeps memory flat
@@ -140,7 +144,7 @@ class ShardWriter:
 
     def close(self) -> ShardInfo:
         """Write the file and return what the manifest needs to know of it."""
-        header = _HEADER.pack(_MAGIC, VERSION, self._dtype.itemsize, *self._counts)
+        header = _HEADER.pack(_MAGIC, _LAYOUT, self._dtype.itemsize, *self._counts)
         size = checksum = 0
         with self._spill, self._path.open("wb") as file:
             for block in itertools.chain([header], *map(_blocks, self._parts)):
@@ -194,8 +198,8 @@ def read_shard(directory: epath.PathLike, info: ShardInfo, verify: bool = True) 
         else np.asarray(np.memmap(path, np.uint8, mode="r"))
     )
     counts = info.documents, info.sentences, info.tokens
-    magic, version, itemsize, *found_counts = _HEADER.unpack(content[: _HEADER.size].tobytes())
-    if (magic, version, *found_counts) != (_MAGIC, VERSION, *counts):
+    magic, layout, itemsize, *found_counts = _HEADER.unpack(content[: _HEADER.size].tobytes())
+    if (magic, layout, *found_counts) != (_MAGIC, _LAYOUT, *counts):
         raise InputError(f"{path} does not start as the manifest says; {_CURE}.")
     a = _HEADER.size
     b = a + 8 * (info.documents + 1)
@@ -238,12 +242,14 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
         )
     try:
         content = json.loads(path.read_text())
-        version = content.pop("version")
-        if version == VERSION:
+        version = content["version"]
+        if version in _KNOWN:
             train, heldout = (
                 [ShardInfo(**i) for i in content.pop(s)] for s in ("train", "heldout")
             )
             return Manifest(train=train, heldout=heldout, **content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}); {_CURE}.") from error
-    raise InputError(f"{path} has version {version} where this program reads {VERSION}; {_CURE}.")
+    raise InputError(
+        f"{path} has version {version} where this program reads those up to {VERSION}; {_CURE}."
+    )

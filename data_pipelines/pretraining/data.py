@@ -21,29 +21,31 @@ from data_pipelines.errors import InputError
 from data_pipelines.pretraining import streams
 from data_pipelines.pretraining.pairs import Pairs
 from data_pipelines.pretraining.rows import (
+    DRAWINGS,
+    FEW_STREAMS,
     Part,
     PretrainingOptions,
     draw_rows,
     make_rows,
     rows_to_keep,
 )
+from data_pipelines.pretraining.sections import Sections
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-CHUNK_TOKENS = 1 << 18  # drawn and packed together: more packs better, but takes longer
 SAMPLE_TOKENS = 1 << 19  # drawn at the start to learn how many rows a token gives
 
 
 class PretrainingData:
     """The batches of one split of a corpus, as one host sees them.
 
-    Training data is endless. Its rows come from S = gcd(batch_size, shards) streams. Each fills an
+    Training data is endless. Its rows come from S streams, S a common divisor of batch_size and
+    shards: the largest up to 16, or that leaves each at least 4 rows of a batch. A stream fills an
     equal block of every global batch from its own shards, so that a host opens only the shards
-    whose rows it has. Held-out data is a finite set of rows,
-    the same whatever the seed, the batch size and the hosts: each pair once, and a last batch that
-    is filled up with rows of weight 0.
+    whose rows it has. Held-out data is a finite set of rows, the same whatever the seed, the batch
+    size and the hosts: each pair once, and a last batch that is filled up with rows of weight 0.
 
     Args:
       directory: a corpus that `bertjax prepare` wrote.
@@ -80,10 +82,11 @@ class PretrainingData:
         self.directory, self.options, self.split = epath.Path(directory), options, split
         self.hosts, self.host = hosts, host
         self.manifest = read_manifest(directory)
+        self._drawing = DRAWINGS[self.manifest.version]
         self.tokenizer: Tokenizer = load_tokenizer(directory)
         self._training = split == "train"
         self._infos = self.manifest.train if self._training else self.manifest.heldout
-        self.streams = math.gcd(options.batch_size, len(self._infos)) if self._training else 1
+        self.streams = self._count_streams()
         self._check()
 
         own = range(self.streams)
@@ -91,8 +94,7 @@ class PretrainingData:
             own = own[host * self.streams // hosts : (host + 1) * self.streams // hosts]
         needed = list(itertools.chain.from_iterable(map(self._shards_of, own)))
         with ThreadPoolExecutor(options.threads) as pool:
-            opened = pool.map(lambda shard: read_shard(directory, self._infos[shard]), needed)
-            self._shards = dict(zip(needed, opened, strict=True))
+            self._sections = dict(zip(needed, pool.map(self._open, needed), strict=True))
 
         in_flight = options.threads * options.batch_size * options.seq_len // hosts
         self._own = own
@@ -100,10 +102,13 @@ class PretrainingData:
         self._plan = streams.Memo(
             self._make_plan, 2 * len(own) if self._training else len(self._infos)
         )
-        self._chunk = streams.Memo(self._make_chunk, 2 * len(own) + in_flight // CHUNK_TOKENS)
+        self._chunk = streams.Memo(
+            self._make_chunk, 2 * len(own) + in_flight // self._drawing.chunk
+        )
         if self._training:
             share = share or (lambda make, size: make())
             self._kept, self._sampled = share(self._measure, 2)
+            self._kept = int(self._kept * (1 + self._drawing.spare))
             self._shard_rows = [self._rows_of_tokens(info.tokens) for info in self._infos]
         else:
             self._shard_rows = [self._plan(0, shard).ends[-1] for shard in range(len(self._infos))]
@@ -126,7 +131,7 @@ class PretrainingData:
             start = step * self.options.batch_size + self.host * rows
             count = min(rows, max(0, self.rows_per_epoch - start))
         parts = [part for stream in self._own for part in self._parts(stream, start, count)]
-        return make_rows(parts, rows, self.options, self.tokenizer)
+        return make_rows(parts, rows, self.options, self._drawing, self.tokenizer)
 
     def dataset(self, start: int = 0, stop: int | None = None) -> "tf.data.Dataset":
         """Batches of steps start .. stop - 1 in order, made ahead in `workers` threads.
@@ -156,6 +161,14 @@ class PretrainingData:
         threads.threading.private_threadpool_size = self.options.threads
         return dataset.with_options(threads).prefetch(tf.data.AUTOTUNE)
 
+    def _count_streams(self) -> int:
+        """S: hosts share the streams of a batch, but each stream takes time in every batch."""
+        if not self._training:
+            return 1
+        common = math.gcd(self.options.batch_size, len(self._infos))
+        most = max(FEW_STREAMS, self.options.batch_size // self._drawing.rows_of_stream)
+        return max(n for n in range(1, min(common, most) + 1) if common % n == 0)
+
     def _check(self) -> None:
         """That this split of this corpus can give batches to so many hosts."""
         options, hosts, shards = self.options, self.hosts, len(self._infos)
@@ -183,9 +196,9 @@ class PretrainingData:
             )
         if self._training and self.streams % hosts:
             raise InputError(
-                f"{hosts} hosts cannot share {self.streams} streams, the greatest common divisor "
-                f"of batch_size={options.batch_size} and {shards} shards; make both multiples of "
-                f"{hosts}."
+                f"{hosts} hosts cannot share the {self.streams} streams that a batch of "
+                f"{options.batch_size} from {shards} shards has, a divisor of both: make both "
+                f"multiples of {hosts}, and the batch at least {4 * hosts}."
             )
 
     def _key(self, epoch: int, *rest: int | str) -> tuple[int | str, ...]:
@@ -205,16 +218,19 @@ class PretrainingData:
         items = [shards[i] for i in order]
         return streams.Plan(items, list(itertools.accumulate(self._shard_rows[i] for i in items)))
 
+    def _open(self, shard: int) -> Sections:
+        return Sections.of(read_shard(self.directory, self._infos[shard]), self._drawing.section)
+
     def _cut(self, shard: int, *key: int | str) -> list[np.ndarray]:
-        """The shuffled documents of a shard in chunks."""
-        documents = streams.permutation(self._infos[shard].documents, *key)
-        return streams.cut(self._shards[shard], documents, CHUNK_TOKENS)
+        """The shuffled sections of a shard in chunks."""
+        sections = self._sections[shard]
+        return sections.cut(streams.permutation(len(sections), *key), self._drawing.chunk)
 
     def _make_plan(self, epoch: int, shard: int) -> streams.Plan:
         """The chunks of a shard, and how many rows each is to have."""
         chunks = self._cut(shard, *self._key(epoch, shard, "documents"))
         if self._training:
-            sizes = [streams.document_tokens(self._shards[shard], chunk).sum() for chunk in chunks]
+            sizes = [self._sections[shard].sizes(chunk).sum() for chunk in chunks]
             return streams.Plan(chunks, self._rows_of_tokens(np.cumsum(sizes)).tolist())
         drawn = [
             self._draw(shard, chunk, self._key(epoch, shard, i)) for i, chunk in enumerate(chunks)
@@ -226,12 +242,12 @@ class PretrainingData:
         """Rows worth keeping, and the tokens that gave them: equal on all hosts, for any seed."""
         rows = tokens = 0
         for shard in self._shards_of(0):
-            if shard not in self._shards:
-                self._shards[shard] = read_shard(self.directory, self._infos[shard])
+            if shard not in self._sections:
+                self._sections[shard] = self._open(shard)
             for chunk in self._cut(shard, "sample", shard):
                 pairs, row_of = self._draw(shard, chunk, ("sample", shard, tokens))
-                rows += rows_to_keep(pairs, row_of, self.options)
-                tokens += int(streams.document_tokens(self._shards[shard], chunk).sum())
+                rows += rows_to_keep(pairs, row_of, self.options, self._drawing)
+                tokens += int(self._sections[shard].sizes(chunk).sum())
                 if tokens >= SAMPLE_TOKENS:
                     return rows, tokens
         return rows, tokens
@@ -241,10 +257,10 @@ class PretrainingData:
         return -(-tokens * self._kept // self._sampled)
 
     def _draw(
-        self, shard: int, documents: np.ndarray, key: tuple[int | str, ...], wanted: int = 0
+        self, shard: int, which: np.ndarray, key: tuple[int | str, ...], wanted: int = 0
     ) -> tuple[Pairs, np.ndarray]:
         rng = streams.generator(*key, "pairs")
-        return draw_rows(self._shards[shard], documents, self.options, rng, wanted)
+        return draw_rows(self._sections[shard], which, self.options, self._drawing, rng, wanted)
 
     def _make_chunk(self, epoch: int, shard: int, chunk: int) -> tuple[Pairs, np.ndarray]:
         """The pairs of a chunk in the order of its rows, and the row of each."""
@@ -273,7 +289,7 @@ class PretrainingData:
             drawn = slice(*row_of.searchsorted((row, row + found)))
             rng = streams.generator(*self._key(epoch, shard, chunk, "masks"), skip=row * width)
             yield Part(
-                self._shards[shard].tokens,
+                self._sections[shard].shard.tokens,
                 pairs.take(drawn),
                 row_of[drawn] - row,
                 rng.random((found, width)),

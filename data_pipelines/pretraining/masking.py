@@ -43,22 +43,36 @@ def word_starts(token_ids: np.ndarray, runs: np.ndarray, continues: np.ndarray) 
 
 
 def choose(
-    masking: str, counts: np.ndarray, runs: np.ndarray, starts: np.ndarray, draws: np.ndarray
+    masking: str,
+    counts: np.ndarray,
+    runs: np.ndarray,
+    starts: np.ndarray,
+    draws: np.ndarray,
+    exact: bool = True,
 ) -> np.ndarray:
     """The candidates to predict, bool [C].
 
     Args:
       masking: "piece" takes `counts` pieces of each pair, uniformly without replacement; "word"
-        goes through the words in random order and takes all that still fit, so it may end below
-        the count; "span" takes runs of words, the last one cut where the count is met.
+        goes through the words in random order, takes all that still fit, and makes up the count
+        with pieces of those that do not; "span" takes runs of words, the last one cut where the
+        count is met.
       counts: int64 [P], at most the candidates of each pair.
       runs: int64 [C], 2 * pair + segment, never falling.
       starts: bool [C], the candidates that begin a word (see `word_starts`).
       draws: float64 [C], uniform in [0, 1).
+      exact: False leaves a pair below its count where no word fits any more, as the original does:
+        far below, and without a mask, where words are long.
     """
     if masking == "span":
         return _choose_spans(counts, runs, starts, draws)
-    return _choose_words(counts, runs, starts | (masking == "piece"), draws)
+    chosen = _choose_words(counts, runs, starts | (masking == "piece"), draws)
+    if exact and masking == "word":
+        left = counts - np.bincount(runs[chosen] // 2, minlength=len(counts))
+        free = np.flatnonzero(~chosen & (left[runs // 2] > 0))
+        pieces = np.ones(len(free), bool)
+        chosen[free] = _choose_words(left, runs[free], pieces, draws[free])
+    return chosen
 
 
 def _choose_words(

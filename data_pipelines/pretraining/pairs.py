@@ -1,34 +1,43 @@
 """Sentence pairs for next-sentence prediction, and single segments, drawn from a token shard.
 
-The sampling of google-research/bert, `create_instances_from_document`, for each document:
+The sampling of the paper (section A.2), of which nothing is cut away. For each document:
 
 1. The target is the room for text, seq_len - 3 pieces; with probability `short_seq_prob` it is a
    uniform integer from 2 to that.
-2. Sentences form a chunk until it reaches the target or the document ends.
-3. A is the first sentences of the chunk, their number uniform in 1 .. n - 1 (1 if it has only one).
-4. If the chunk is a single sentence, or else with probability one half, B is random: sentences of
-   another document from a uniform one on, until A and B reach the target or that document ends; the
-   rest of the chunk goes back and starts the next chunk. Otherwise B is the rest of the chunk.
-5. While both together pass the room, the longer one (B in a tie) loses a piece, from its front or
-   its back with equal probability.
+2. Sentences form a chunk until it reaches the target or the document ends. What passes the room is
+   cut off and begins the next chunk.
+3. A is the first sentences of the chunk, their number uniform among those that leave a B. What a
+   cut left of a sentence is no A or B by itself if it is shorter than `STUMP`.
+4. With probability one half, B is random: sentences of another document from a uniform one on,
+   until A and B reach the target, the room is full or that document ends; the rest of the chunk
+   goes back and starts the next one. Otherwise B is the rest of the chunk.
+5. If the chunk is a single sentence, A is all of it, or what fills half of the room if that leaves
+   B less than a third, and B is random.
+6. A pair that fills more than half of a row and leaves a hole makes the room of a later chunk, one
+   that has several sentences: both will share a row.
 
-A single segment (`next_sentence=False`) is a chunk by steps 1, 2 and 5, with room for
-seq_len - 2 pieces.
+(The original cuts pieces from both ends of the longer segment until all fits. They are lost, a
+tenth of the text in each pass, and of a long sentence always the same.)
 
-Pairs are spans of the shard's flat token array: nothing is copied before rows are laid out. Only
-steps 2 to 4 depend on what came before them, so only they are a Python loop, over plain integers;
-random B, truncation and everything that is counted in pieces are vectorised.
+A single segment is a chunk of exactly the target, with room for seq_len - 2 pieces; the first one
+of a document is of uniform length among those that do not make them more, so that each pass cuts
+elsewhere.
+
+Pairs are spans of the shard's flat token array: nothing is copied before rows are laid out.
 """
 
 import dataclasses
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 import numpy as np
 
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
+from data_pipelines.pretraining.sections import Sections
+
+STUMP = 8  # pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,108 +90,131 @@ def ranges(begin: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def draw_pairs(
-    shard: Shard,
-    documents: np.ndarray,
+    sections: Sections,
+    which: np.ndarray,
     seq_len: int,
     short_seq_prob: float,
     rng: np.random.Generator,
     next_sentence: bool = True,
 ) -> Pairs:
-    """Walks through `documents` (int [D], of this shard) and draws their pairs, in that order.
+    """Walks through sections, `which` (int [W]), and draws their pairs, in that order.
 
     Args:
       seq_len: pieces of the longest pair, special pieces included.
-      short_seq_prob: share of documents with a shorter target.
+      short_seq_prob: share of sections with a shorter target.
       next_sentence: False draws single segments.
 
     Raises:
       InputError: pairs are asked for where there is no other document to draw a random B from.
     """
-    if next_sentence and len(shard.documents) < 3:
+    uniform = uniforms(rng).__next__
+    drawn: list[int] = []  # the fields of a pair, one after the other
+    holes: list[int] = []  # rooms for text that earlier pairs leave
+    room = seq_len - (3 if next_sentence else 2)
+    for document, offsets in sections.offsets(which):
+        target = room
+        if uniform() < short_seq_prob:
+            target = 2 + int(uniform() * (room - 1))
+        if next_sentence:
+            check_documents(sections.shard)
+            _draw_of_document(
+                sections.shard, document, offsets, target, room, holes, uniform, drawn
+            )
+        else:
+            ends = offsets[0], offsets[-1]
+            for start, stop in _segments(*ends, target, room, holes, uniform):
+                drawn += (start, stop - start, document, stop, 0, document, 0)
+    return Pairs(*np.array(drawn, np.int64).reshape(-1, len(dataclasses.fields(Pairs))).T)
+
+
+def _draw_of_document(
+    shard: Shard,
+    document: int,
+    offsets: list[int],
+    target: int,
+    room: int,
+    holes: list[int],
+    uniform: Callable[[], float],
+    drawn: list[int],
+) -> None:
+    """Steps 2 to 6 for the sentences at `offsets`; fills `drawn`, and fills and empties `holes`."""
+    start, end = offsets[0], offsets[-1]
+    while start < end:
+        wanted, most = target, room
+        if holes and uniform() < 0.5 and len(_ends(offsets, start, holes[-1], holes[-1])) > 1:
+            wanted = most = holes.pop()
+        *ends, stop = _ends(offsets, start, wanted, most)
+        if ends:
+            split = ends[int(uniform() * len(ends))]
+            is_random = uniform() < 0.5
+        else:
+            split = stop if 3 * (stop - start) <= 2 * most else start + (most + 1) // 2
+            is_random = True
+        a = split - start
+        if is_random:
+            begin, stop, other = _other(shard, document, wanted - a, uniform)
+            b = min(stop - begin, most - a)
+            drawn += (start, a, document, begin, b, other, 1)
+            start = split
+        else:
+            b = stop - split
+            drawn += (start, a, document, split, b, document, 0)
+            start = stop
+        hole = room - a - b - 3
+        if most == room and 2 * STUMP <= hole < room // 2:
+            holes.append(hole)
+
+
+def _segments(
+    start: int, end: int, target: int, room: int, holes: list[int], uniform: Callable[[], float]
+) -> Iterator[tuple[int, int]]:
+    """From where to where the chunks of a document go; fills and empties `holes`."""
+    least = (end - start - 1) % target + 1
+    size = least + int(uniform() * (target - least + 1))
+    while start < end:
+        is_filling = bool(holes) and holes[-1] < end - start and uniform() < 0.5
+        stop = min(start + (holes.pop() if is_filling else size), end)
+        yield start, stop
+        hole = room - (stop - start) - 2
+        if not is_filling and 2 * STUMP <= hole < room // 2:
+            holes.append(hole)
+        start, size = stop, target
+
+
+def _ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
+    """Where the A of a chunk that begins at `start` can end, and at last where the chunk does."""
+    stop = offsets[bisect_left(offsets, min(start + target, offsets[-1]))]
+    stop = min(stop, start + room)
+    first = bisect_right(offsets, start)
+    last = bisect_left(offsets, stop)
+    first += offsets[first] - start < STUMP and offsets[first - 1] != start
+    last -= offsets[last] != stop and stop - offsets[last - 1] < STUMP
+    return [*offsets[first:last], stop]
+
+
+def _other(
+    shard: Shard, document: int, wanted: int, uniform: Callable[[], float]
+) -> tuple[int, int, int]:
+    """Sentences that reach `wanted` pieces, at least one: from, to, and of which other document."""
+    other = int(uniform() * (len(shard.documents) - 2))
+    other += other >= document
+    begin, end = int(shard.documents[other]), int(shard.documents[other + 1])
+    first = begin + int(uniform() * (end - begin))
+    start = int(shard.sentences[first])
+    last = bisect_left(shard.sentences, start + max(wanted, 1), first, end)
+    return start, int(shard.sentences[last]), other
+
+
+def check_documents(shard: Shard) -> None:
+    """InputError where there is no other document to draw a random B from."""
+    if len(shard.documents) < 3:
         raise InputError(
             "a random second sentence must come from another document, and there is only one; "
             "prepare at least two documents a shard."
         )
-    room = seq_len - (3 if next_sentence else 2)
-    drawn: list[int] = []
-    uniform = _uniforms(rng).__next__
-    for document, offsets in _sentence_offsets(shard, documents):
-        end = len(offsets) - 1
-        target = 2 + int(uniform() * (room - 1)) if uniform() < short_seq_prob else room
-        first = 0
-        while first < end:
-            start = offsets[first]
-            last = bisect_left(offsets, start + target, first + 1, end)
-            split, is_random = last, False
-            if next_sentence:
-                if last - first == 1:
-                    is_random = True
-                else:
-                    split = first + 1 + int(uniform() * (last - first - 1))
-                    is_random = uniform() < 0.5
-            drawn += (document, start, offsets[split], offsets[last], is_random, target)
-            first = split if is_random else last
-    columns = np.array(drawn, np.int64).reshape(-1, 6).T
-    a_document, a_start, b_start, b_end, random, targets = columns
-    a_length, b_length, b_document = b_start - a_start, b_end - b_start, a_document.copy()
-    at = np.flatnonzero(random)
-    b_start[at], b_length[at], b_document[at] = _random_segments(
-        shard, a_document[at], (targets - a_length)[at], rng
-    )
-    a_cut, b_cut = _excess(a_length, b_length, room)
-    return Pairs(
-        a_start=a_start + _front_share(a_cut, rng),
-        a_length=a_length - a_cut,
-        a_document=a_document,
-        b_start=b_start + _front_share(b_cut, rng),
-        b_length=b_length - b_cut,
-        b_document=b_document,
-        is_random=random,
-    )
 
 
-def _uniforms(rng: np.random.Generator) -> Iterator[float]:
+def uniforms(rng: np.random.Generator) -> Iterator[float]:
+    """Numbers in [0, 1), for ever."""
     while True:
         yield from rng.random(1024).tolist()
-
-
-def _sentence_offsets(shard: Shard, documents: np.ndarray) -> Iterator[tuple[int, list[int]]]:
-    """Each document with the offsets of its sentences into the tokens, the end included."""
-    first, last = shard.documents[documents].tolist(), shard.documents[documents + 1].tolist()
-    for document, begin, end in zip(documents.tolist(), first, last, strict=True):
-        yield document, shard.sentences[begin : end + 1].tolist()
-
-
-def _random_segments(
-    shard: Shard, documents: np.ndarray, wanted: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Step 4 for R pairs: start, length and document of whole sentences outside `documents` [R].
-
-    At least one sentence, then as many as it takes to reach `wanted` [R] pieces.
-    """
-    count = len(documents)
-    other = (rng.random(count) * (len(shard.documents) - 2)).astype(np.int64)
-    other += other >= documents
-    begin, end = shard.documents[other], shard.documents[other + 1]
-    first = begin + (rng.random(count) * (end - begin)).astype(np.int64)
-    start = shard.sentences[first]
-    last = np.clip(np.searchsorted(shard.sentences, start + wanted), first + 1, end)
-    return start, shard.sentences[last] - start, other
-
-
-def _excess(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Step 5 in closed form: how many pieces A and B lose.
-
-    Cutting the longer one until both fit leaves the shorter one whole or makes them equal, A with
-    the odd piece since B is cut first in a tie.
-    """
-    a_left = np.where(a + b > room, np.minimum(a, np.maximum(room - b, room - room // 2)), a)
-    b_left = np.minimum(b, room - a_left)
-    return a - a_left, b - b_left
-
-
-def _front_share(cut: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How many of `cut` [P] pieces go from the front: a fair coin for each."""
-    heads = np.concatenate([[0], np.cumsum(rng.random(int(cut.sum())) < 0.5)])
-    end = np.cumsum(cut)
-    return heads[end] - heads[end - cut]

@@ -2,31 +2,30 @@
 
 All functions here are pure. Which documents come when is for `streams` and `pretraining` to say.
 
-Text that fills rows badly waits. Best fit leaves some rows that are far from full: most pairs of
-middle length find no other that fits beside them. An epoch holds only as many of the fullest rows
-as hold `FULL` real pieces on average; the text in the others (about 3% of English Wikipedia in rows
-of 128, 1% in rows of 512) is drawn anew in the next epoch, into other pairs with other
-neighbours. No pair is changed to make it fit.
+Some rows are not filled to the end: best fit finds no partner for every pair of middle length. An
+epoch therefore has a fixed number of rows, as many of the fullest as hold `Drawing.full` real
+pieces on average and a few to spare; what stands in others, about a hundredth of the text or less,
+is drawn anew in the next epoch, into other pairs with other neighbours.
 """
 
 import dataclasses
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.packing import RowShape, lay_out, pack
 from data_pipelines.pretraining.pairs import Pairs, draw_pairs
-from data_pipelines.pretraining.streams import document_tokens
+from data_pipelines.pretraining.sections import Sections
+from data_pipelines.pretraining.truncation import draw_truncated_pairs
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 OBJECTIVES = ("mlm_nsp", "mlm")
-FULL = 0.985  # share of real pieces that packed rows aim at
+FEW_STREAMS = 16
 LEAST_KEPT = 0.9  # of the rows that best fit gives; the others' text waits for the next epoch
 SHARES = ("mask_share", "keep_share", "random_share")
 
@@ -157,50 +156,111 @@ class PretrainingOptions:
         return {name: np.zeros((rows, axes[axis]), dtype) for name, (dtype, axis) in BATCH.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """What of a batch depends on the version of the corpus: a corpus gives the same rows for ever.
+
+    Attributes:
+      draw_pairs: that of `pairs`, or the one of `truncation`.
+      exact_masks: whether masking by words always meets its count (see `masking.choose`).
+      section: tokens of a document that are drawn together at most, about; None for all.
+      chunk: tokens that are drawn and packed together, about: more packs better, but takes longer.
+      full: share of real pieces that packed rows aim at.
+      spare: how many more rows an epoch has than its text is expected to fill: what is drawn anew
+        to fill them is drawn twice, and what finds no row waits for the next epoch.
+      packs_anew: whether rows that are wanted beyond those worth keeping are found by packing all
+        anew with what is drawn twice, which may put off what was drawn once.
+      rows_of_stream: of a batch, at least, if there are more than `FEW_STREAMS` (see `data`).
+    """
+
+    draw_pairs: Callable[..., Pairs]
+    exact_masks: bool
+    section: int | None
+    chunk: int
+    full: float
+    spare: float
+    packs_anew: bool
+    rows_of_stream: int
+
+
+DRAWINGS = {
+    1: Drawing(
+        draw_truncated_pairs,
+        exact_masks=False,
+        section=None,
+        chunk=1 << 18,
+        full=0.985,
+        spare=0.0,
+        packs_anew=True,
+        rows_of_stream=1,
+    ),
+    2: Drawing(
+        draw_pairs,
+        exact_masks=True,
+        section=1 << 12,
+        chunk=1 << 14,
+        full=0.965,
+        spare=0.01,
+        packs_anew=False,
+        rows_of_stream=4,
+    ),
+}
+
+
 def draw_rows(
-    shard: Shard,
-    documents: np.ndarray,
+    sections: Sections,
+    which: np.ndarray,
     options: PretrainingOptions,
+    drawing: Drawing,
     rng: np.random.Generator,
     wanted: int = 0,
 ) -> tuple[Pairs, np.ndarray]:
-    """The pairs of `documents` (int [D]), and the row of each, int64 [P].
+    """The pairs of sections, `which` (int [W]), and the row of each, int64 [P].
 
     With packing, rows are numbered from the fullest to the emptiest; without, in the order drawn.
-    Where those worth keeping are fewer than `wanted`, as many documents as it takes are walked
-    through once more.
+    Where they are fewer than `wanted`, as many sections as it takes are walked through once more,
+    and what that gives follows.
     """
 
-    def draw(documents: np.ndarray) -> Pairs:
+    def draw(which: np.ndarray) -> Pairs:
         next_sentence = options.objective == "mlm_nsp"
         length, short = options.seq_len, options.short_seq_prob
-        return draw_pairs(shard, documents, length, short, rng, next_sentence)
+        return drawing.draw_pairs(sections, which, length, short, rng, next_sentence)
 
-    tokens = np.cumsum(document_tokens(shard, documents))
-    pairs = draw(documents)
+    def rows_of(pairs: Pairs) -> np.ndarray:
+        if not options.packing:
+            return np.arange(len(pairs))
+        return pack(pairs.lengths, _predictions(pairs, options), options.row)
+
+    tokens = np.cumsum(sections.sizes(which))
+    pairs = draw(which)
+    row_of = rows_of(pairs)
     while True:
-        row_of = np.arange(len(pairs))
-        if options.packing:
-            row_of = pack(pairs.lengths, _predictions(pairs, options), options.row)
-        missing = wanted - rows_to_keep(pairs, row_of, options)
-        if missing <= 0:
+        rows = int(row_of.max()) + 1
+        found = rows_to_keep(pairs, row_of, options, drawing) if drawing.packs_anew else rows
+        if (missing := wanted - found) <= 0:
             return pairs, row_of
-        enough = 1 + int(np.searchsorted(tokens, missing * options.seq_len))
-        pairs = Pairs.concatenate([pairs, draw(documents[:enough])])
+        more = draw(which[: 1 + int(np.searchsorted(tokens, missing * options.seq_len))])
+        pairs = Pairs.concatenate([pairs, more])
+        row_of = (
+            rows_of(pairs) if drawing.packs_anew else np.concatenate([row_of, rows + rows_of(more)])
+        )
 
 
-def rows_to_keep(pairs: Pairs, row_of: np.ndarray, options: PretrainingOptions) -> int:
+def rows_to_keep(
+    pairs: Pairs, row_of: np.ndarray, options: PretrainingOptions, drawing: Drawing
+) -> int:
     """How many of the rows that `draw_rows` gives are worth keeping.
 
-    Without packing all are; else as many of the fullest as hold `FULL` real pieces on average, but
-    no fewer than `LEAST_KEPT` of them all.
+    Without packing all are; else as many of the fullest as hold `drawing.full` real pieces on
+    average, but no fewer than `LEAST_KEPT` of them all.
     """
     padding = options.seq_len - np.bincount(row_of, pairs.lengths)
     if not options.packing:
         return len(padding)
-    allowed = (1 - FULL) * options.seq_len * np.arange(1, len(padding) + 1)
-    full = int(np.count_nonzero(np.cumsum(padding) <= allowed))
-    return max(full, math.ceil(LEAST_KEPT * len(padding)))
+    allowed = (1 - drawing.full) * options.seq_len * np.arange(1, len(padding) + 1)
+    kept = int(np.count_nonzero(np.cumsum(padding) <= allowed))
+    return max(kept, math.ceil(LEAST_KEPT * len(padding)))
 
 
 def _predictions(pairs: Pairs, options: PretrainingOptions) -> np.ndarray:
@@ -219,7 +279,11 @@ class Part:
 
 
 def make_rows(
-    parts: Sequence[Part], rows: int, options: PretrainingOptions, tokenizer: Tokenizer
+    parts: Sequence[Part],
+    rows: int,
+    options: PretrainingOptions,
+    drawing: Drawing,
+    tokenizer: Tokenizer,
 ) -> dict[str, np.ndarray]:
     """Lays out and masks the rows of all parts, one after the other: the arrays of `BATCH`.
 
@@ -244,7 +308,8 @@ def make_rows(
     starts = masking.word_starts(text, runs, tokenizer.continues)
     counts = _predictions(pairs, options)
     of_pieces = draws[:, :length].reshape(-1)[cells]
-    chosen = masking.choose(options.masking, counts, runs, starts, of_pieces)
+    exact = drawing.exact_masks
+    chosen = masking.choose(options.masking, counts, runs, starts, of_pieces, exact)
     targets = text[chosen].astype(np.int32)
     row, column = np.divmod(cells[chosen], length)
     slot = np.arange(len(row)) - np.searchsorted(row, row)

@@ -19,8 +19,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from data_pipelines.corpus.records import Shard
-
 Result = TypeVar("Result")
 
 
@@ -41,20 +39,6 @@ def generator(*key: int | str, skip: int = 0) -> np.random.Generator:
 def permutation(count: int, *key: int | str) -> np.ndarray:
     """0 .. count - 1 in an order that depends on `key` alone, int64 [count]."""
     return np.argsort(generator(*key).random(count), kind="stable")
-
-
-def document_tokens(shard: Shard, documents: np.ndarray) -> np.ndarray:
-    """Tokens of each of `documents` (int [D]), int64 [D]."""
-    begin, end = shard.documents[documents], shard.documents[documents + 1]
-    return shard.sentences[end] - shard.sentences[begin]
-
-
-def cut(shard: Shard, documents: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Consecutive parts of `documents` of about `tokens` tokens each, none without a document."""
-    ends = np.cumsum(document_tokens(shard, documents))
-    count = max(1, round(int(ends[-1]) / tokens))
-    bounds = np.searchsorted(ends, ends[-1] * np.arange(1, count) // count)
-    return [part for part in np.split(documents, bounds) if len(part)]
 
 
 @dataclasses.dataclass(frozen=True)

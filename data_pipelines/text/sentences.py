@@ -4,7 +4,8 @@ A sentence ends
 - after a run of `。` `！` `？` `｡` and the closing quotes and brackets behind it;
 - after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` and the closing quotes and brackets behind it,
   where white space follows and then, after any opening quotes and brackets, something that can
-  start a sentence: a digit, or a letter that is not lower-case.
+  start a sentence: a digit, or a letter that is not lower-case. In a line without a capital it
+  may be lower-case.
 
 A full stop by itself does not end one
 - after a word that introduces a name or a sequel (Dr. No, vs. the rest);
@@ -67,8 +68,9 @@ def split_sentences(line: str) -> list[str]:
     sentences = []
     start = 0
     others = any(map(line.__contains__, "!?" if line.isascii() else _OTHER_STOPS))
+    lower = line.islower()
     for end in (_END if others else _END_AT_FULL_STOP).finditer(line):
-        if _ends_sentence(line, start, end):
+        if _ends_sentence(line, start, end, lower):
             sentences.append(line[start : end.end()].rstrip())
             start = end.end()
     if start < len(line):
@@ -76,12 +78,17 @@ def split_sentences(line: str) -> list[str]:
     return sentences
 
 
-def _ends_sentence(line: str, start: int, end: re.Match[str]) -> bool:
-    """Whether the sentence that began at `start` ends at `end`."""
+def _ends_sentence(line: str, start: int, end: re.Match[str], lower: bool) -> bool:
+    """Whether the sentence that began at `start` ends at `end`.
+
+    In a line of lower case (`lower`), any word may begin a sentence.
+    """
     more, following = end.groups()
     if following is None:  # a wide stop
         return True
-    if following[0].islower():
+    if lower:
+        following = following.capitalize()
+    elif following[0].islower():
         return False
     at = end.start()
     if more or line[at] != ".":
@@ -92,11 +99,11 @@ def _ends_sentence(line: str, start: int, end: re.Match[str]) -> bool:
         return True
     match = _WORD.search(line, max(start, at - _LONGEST), at)
     word = match[0] if match else ""
-    lower = word.lower()
-    if lower in _BEFORE_A_NAME:
+    known = word.lower()
+    if known in _BEFORE_A_NAME:
         return False
     if start + len(word) == at and _COUNTER.fullmatch(word):
         return False
-    if lower in _ABBREVIATIONS or _INITIALS.fullmatch(word):
+    if known in _ABBREVIATIONS or _INITIALS.fullmatch(word.upper() if lower else word):
         return following in _OFTEN_FIRST
-    return lower not in _BEFORE_A_NUMBER or not following[0].isdigit()
+    return known not in _BEFORE_A_NUMBER or not following[0].isdigit()

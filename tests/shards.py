@@ -1,0 +1,27 @@
+"""Shards in memory, for tests of what is drawn from them."""
+
+import itertools
+
+import numpy as np
+from hypothesis import strategies as st
+
+from data_pipelines.corpus.records import Shard
+
+Documents = list[list[int]]  # the length of each sentence of each document
+
+
+def make_shard(documents: Documents) -> Shard:
+    """A shard whose token i is i, so that a token tells where it stands."""
+    sentences = np.cumsum([0, *itertools.chain.from_iterable(documents)])
+    return Shard(
+        tokens=np.arange(sentences[-1], dtype=np.uint32),
+        sentences=sentences,
+        documents=np.cumsum([0, *map(len, documents)]),
+    )
+
+
+lengths = st.integers(1, 40) | st.integers(1, 3)
+corpora = st.lists(st.lists(lengths, min_size=1, max_size=8), min_size=2, max_size=6)
+seq_lens = st.integers(8, 80)
+shorts = st.sampled_from([0.0, 0.1, 1.0])
+seeds = st.integers(0, 2**32)
