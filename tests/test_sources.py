@@ -9,16 +9,19 @@ import os
 import pathlib
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import zstandard
 from catalogue import tiny_builder
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import read_documents, resolve
+from data_pipelines.text.sources import Reading, read_documents, resolve
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -41,11 +44,11 @@ def text_of(documents: list[list[str]]) -> str:
     return "\n\n".join("\n".join(document) for document in documents) + "\n"
 
 
-def read(*inputs: str, text_field: str = "text") -> list[list[str]]:
-    return list(read_documents(inputs, text_field))
+def read(*inputs: str, **reading: Any) -> list[list[str]]:
+    return list(read_documents(inputs, Reading(**reading)))
 
 
-lines = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=20)
+lines = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=20)
 
 
 # Text files
@@ -94,9 +97,22 @@ def test_a_byte_order_mark_is_no_text(tmp_path: pathlib.Path) -> None:
     assert read(save(tmp_path / "a.txt", "\ufeffOne.")) == [["One."]]
 
 
-def test_only_line_feeds_end_lines(tmp_path: pathlib.Path) -> None:
-    line = "a\vb\fc\x1cd\x85e\u2028f\rg"
+def test_other_separators_end_no_line(tmp_path: pathlib.Path) -> None:
+    line = "a\vb\fc\x1cd\x85e\u2028f"
     assert read(save(tmp_path / "a.txt", line)) == [[line]]
+
+
+@every_compression
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+@pytest.mark.parametrize("length", [3, 65_530, 65_531, 65_535, 65_536])
+def test_lines_end_as_on_any_system(
+    tmp_path: pathlib.Path, end: str, length: int, suffix: str
+) -> None:
+    documents = [["a" * length, "b"], ["c" * length], ["d", "e"]] * 2
+    text = text_of(documents).replace("\n", end)
+    assert read(save(tmp_path / f"a.txt{suffix}", text)) == documents
+    lines = [[line] for document in documents for line in document]
+    assert read(str(tmp_path / f"a.txt{suffix}"), documents="lines") == lines
 
 
 def test_a_document_ends_with_its_file(tmp_path: pathlib.Path) -> None:
@@ -180,9 +196,17 @@ def test_a_pattern_without_a_match_is_named(tmp_path: pathlib.Path) -> None:
         resolve([str(tmp_path / "*.txt")])
 
 
-def test_a_directory_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InputError, match=r"is a directory; name the files in it, as in '.*/\*"):
-        resolve([str(tmp_path)])
+def test_a_directory_is_the_files_in_it(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "corpus" / "part").mkdir(parents=True)
+    (tmp_path / "corpus" / ".git").mkdir()
+    for name in ("b.txt", "part/a.txt", "a.txt.gz", ".git/config", "_SUCCESS", "part/.hidden"):
+        save(tmp_path / "corpus" / name, name)
+    assert read(str(tmp_path / "corpus")) == [["a.txt.gz"], ["b.txt"], ["part/a.txt"]]
+
+
+def test_a_directory_without_files_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=f"directory {tmp_path} holds no file"):
+        read(str(tmp_path))
 
 
 def test_an_input_named_twice_is_refused(tmp_path: pathlib.Path) -> None:
@@ -224,6 +248,57 @@ def test_patterns_are_relative_to_the_working_directory(
 # JSON lines
 
 
+# Tables
+
+
+def write_table(path: pathlib.Path, table: pyarrow.Table) -> str:
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=3)
+    else:
+        new = pyarrow.ipc.new_stream if path.stem == "stream" else pyarrow.ipc.new_file
+        with pyarrow.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    return str(path)
+
+
+every_table = pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow", "a.feather"])
+
+
+@every_table
+def test_a_row_of_a_table_is_a_document(tmp_path: pathlib.Path, name: str) -> None:
+    texts = ["\n".join(document) for document in DOCUMENTS] * 5
+    table = pyarrow.table({"id": list(range(10)), "body": texts, "meta": [{"lang": "en"}] * 10})
+    path = write_table(tmp_path / name, table)
+    assert read(path, field="body") == DOCUMENTS * 5
+    assert read(path, field="meta.lang") == [["en"]] * 10
+    with pytest.raises(
+        InputError, match=r"no column 'text', but body, id, meta\.lang; choose with"
+    ):
+        read(path)
+    with pytest.raises(InputError, match="row 0: field 'id' is int, not text"):
+        read(path, field="id")
+
+
+@every_table
+def test_a_row_without_text_is_bad(tmp_path: pathlib.Path, name: str) -> None:
+    path = write_table(tmp_path / name, pyarrow.table({"text": ["One.", None, "Two."]}))
+    with pytest.raises(InputError, match="row 1: field 'text' is NoneType"):
+        read(path)
+    assert read(path, skip_bad=0.5) == [["One."], [], ["Two."]]
+
+
+@every_table
+def test_a_damaged_table_is_named(tmp_path: pathlib.Path, name: str) -> None:
+    path = pathlib.Path(write_table(tmp_path / name, pyarrow.table({"text": ["One."] * 100})))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=rf"{name} is damaged"):
+        read(str(path))
+
+
+# JSON lines
+
+
 @every_compression
 @pytest.mark.parametrize("kind", [".jsonl", ".ndjson", ".json", ".00000-of-01024", ".txt"])
 def test_a_json_line_is_a_document(tmp_path: pathlib.Path, kind: str, suffix: str) -> None:
@@ -243,8 +318,8 @@ def test_a_brace_alone_makes_no_json(tmp_path: pathlib.Path) -> None:
     [
         (b"x" * 257 + b"ustar\x0000", "unpack it"),
         (b"PK\x03\x04\x14\0", "unpack it"),
-        (b"PAR1\x15\x04\x15", "write its text column as JSON lines"),
-        (b"ARROW1\0\0\xff", "write its text column as JSON lines"),
+        (b"PAR1\x15\x04\x15", r"uncompressed under a name that ends in \.parquet"),
+        (b"ARROW1\0\0\xff", r"uncompressed under a name that ends in \.arrow"),
         (b"%PDF-1.7\n", "extract its text"),
         (gzip.compress(b"text"), r"let its name end in \.gz"),
         (lzma.compress(b"text"), r"let its name end in \.xz"),
@@ -263,7 +338,7 @@ def test_what_is_no_text_is_refused_with_a_way_to_text(
 
 def test_a_blank_line_within_a_field_separates_paragraphs(tmp_path: pathlib.Path) -> None:
     path = save(tmp_path / "a.jsonl", '{"body": " One.\\n\\n\\tTwo.\\r\\n"}\n{"body": " \\n"}')
-    assert read(path, text_field="body") == [["One.", "Two."]]
+    assert read(path, field="body") == [["One.", "Two."], []]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +361,54 @@ def test_a_line_without_its_text_is_named(
 
 
 # TensorFlow Datasets
+
+
+def test_a_field_may_lie_within_another(tmp_path: pathlib.Path) -> None:
+    path = save(tmp_path / "a.jsonl", '{"doc": {"text": "One."}}\n{"doc.text": "Two."}\n')
+    assert read(path, field="doc.text") == [["One."], ["Two."]]
+
+
+# Bad records
+
+BAD = ['{"text": "One."}', "{", '{"text": 3}', '{"body": ""}', '{"text": "\\ud800"}', "[]", "\xff"]
+
+
+def test_bad_records_are_skipped_if_they_are_few(tmp_path: pathlib.Path, caplog) -> None:
+    lines = [*BAD, *['{"text": "Two."}'] * 93]
+    path = save(tmp_path / "a.jsonl", "\n".join(lines).encode("latin-1"))
+    with pytest.raises(InputError, match=r"line 2 is not JSON|byte \d+ is not UTF-8"):
+        read(path)
+    assert [d for d in read(path, skip_bad=0.06) if d] == [["One."], *[["Two."]] * 93]
+    assert "6 of 100 records are bad and were skipped; the first: " in caplog.text
+    with pytest.raises(InputError, match=r"6 of 100 .* more than the share of 0\.05 that may be"):
+        read(path, skip_bad=0.05)
+
+
+def test_where_too_many_are_bad_it_ends_early(tmp_path: pathlib.Path) -> None:
+    path = save(tmp_path / "a.jsonl", "{\n" * 100_000)
+    with pytest.raises(InputError, match=r"1,001 of 1,001 records are bad"):
+        read(path, skip_bad=0.01)
+
+
+def test_of_text_a_bad_line_is_skipped(tmp_path: pathlib.Path) -> None:
+    path = save(tmp_path / "a.txt", b"One.\ncaf\xe9\nTwo.\n\nThree.\n")
+    assert read(path, skip_bad=0.5) == [["One.", "Two."], ["Three."]]
+
+
+def test_a_text_without_blank_lines_is_told(tmp_path: pathlib.Path, caplog) -> None:
+    path = save(tmp_path / "a.txt", "A line.\n" * 20_000)
+    assert len(read(path)) == 1
+    assert "a document has more than 10000 lines; a blank line ends one" in caplog.text
+    assert caplog.text.count("--documents lines") == 1
+    caplog.clear()
+    assert len(read(path, documents="lines")) == 20_000 and not caplog.text
+
+
+def test_a_reading_that_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="documents='pages' is unknown; choose blocks or lines"):
+        Reading(documents="pages")
+    with pytest.raises(InputError, match="skip_bad=2 is no share"):
+        Reading(skip_bad=2)
 
 
 @pytest.fixture(scope="module")
@@ -328,4 +451,4 @@ def test_records_of_a_tfds_builder_are_documents() -> None:
 )
 def test_what_tfds_lacks_is_named(given: str, field: str, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        read(given, text_field=field)
+        read(given, field=field)

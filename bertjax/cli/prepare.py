@@ -5,7 +5,7 @@ import sys
 
 from bertjax.cli.configuration import refuse
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text
+from bertjax.cli.text import add_text, reading
 
 ORDER = 20
 EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine"
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
         "held_out": args.held_out,
         "dedup": args.dedup,
         "shards": args.shards,
-        "text_field": args.field,
+        "reading": reading(args),
     }
     if args.runner:
         from data_pipelines.corpus.beam import prepare_with_beam

@@ -1,6 +1,12 @@
 """Text that a verb reads, `--input`, and where what it makes of it goes, `--output`."""
 
 import argparse
+from typing import TYPE_CHECKING
+
+from data_pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from data_pipelines.text.sources import Reading
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
@@ -9,8 +15,39 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="GLOB",
-        help="text or JSON-lines files, also compressed; tfds:NAME/CONFIG; builtin",
+        help="files or directories of text or JSON lines, also compressed, Parquet or Arrow; "
+        "tfds:NAME/CONFIG; builtin",
     )
-    parser.add_argument("--field", default="text", help="field of JSON lines that holds text")
-    parser.add_argument("--cased", action="store_true", help="keep case and accents")
+    parser.add_argument(
+        "--field", default="text", help="field of JSON lines, column of tables, that holds text"
+    )
+    parser.add_argument(
+        "--documents",
+        choices=["blocks", "lines"],
+        default="blocks",
+        help="of plain text: blocks with a blank line between them, or one on each line",
+    )
+    parser.add_argument(
+        "--skip-bad",
+        default="0",
+        metavar="SHARE",
+        help="of an input's records, such as 0.1%%, that may be damaged and are left out (none)",
+    )
+    parser.add_argument(
+        "--cased",
+        action=argparse.BooleanOptionalAction,
+        help="keep case and accents (as the vocabulary does; a new one does not)",
+    )
     parser.add_argument("--output", required=True)
+
+
+def reading(args: argparse.Namespace) -> "Reading":
+    """How the text is to be read; InputError if it cannot be so."""
+    from data_pipelines.text.sources import Reading
+
+    number, percent = args.skip_bad.removesuffix("%"), args.skip_bad.endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        raise InputError(f"--skip-bad={args.skip_bad} is no share; give one as 0.1%.") from None
+    return Reading(args.field, args.documents, share)

@@ -5,7 +5,7 @@ import argparse
 from etils import epath
 
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text
+from bertjax.cli.text import add_text, reading
 
 ORDER = 10
 EXAMPLE = "bertjax vocab --input 'text/*.txt' --size 30522 --output vocab.txt"
@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> None:
     from data_pipelines.vocabulary.training import train_vocabulary
 
     check_directory(epath.Path(args.output).parent, "--output")
-    lines = (line for document in read_documents(args.input, args.field) for line in document)
+    lines = (line for document in read_documents(args.input, reading(args)) for line in document)
     path = train_vocabulary(
-        lines, size=args.size, cased=args.cased, kind=args.kind, output=args.output
+        lines, size=args.size, cased=bool(args.cased), kind=args.kind, output=args.output
     )
     print(f"{args.size:,} pieces in {path}")

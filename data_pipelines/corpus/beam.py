@@ -23,7 +23,7 @@ from data_pipelines.corpus.records import (
     token_dtype,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import read_source, resolve
+from data_pipelines.text.sources import AS_IT_IS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 try:
@@ -54,7 +54,7 @@ def prepare_with_beam(
     held_out: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
-    text_field: str = "text",
+    reading: Reading = AS_IT_IS,
 ) -> Manifest:
     """What `corpus.prepare` does, by a Beam pipeline; the shards are equal to the byte.
 
@@ -63,13 +63,13 @@ def prepare_with_beam(
 
     Args:
       beam_options: Beam's own flags, such as `--runner=DataflowRunner`.
-      inputs, tokenizer, output, held_out, dedup, shards, text_field: as in `corpus.prepare`.
+      inputs, tokenizer, output, held_out, dedup, shards, reading: as in `corpus.prepare`.
 
     Raises:
       InputError: unusable options or output. What a worker refuses is the runner's error to raise.
     """
     check_output(output)
-    options = checked_options(inputs, text_field, held_out, dedup, shards)
+    options = checked_options(inputs, reading, held_out, dedup, shards)
     dtype = token_dtype(len(tokenizer.pieces))
     sources = list(enumerate(resolve(inputs)))
     with stage_for(epath.Path(output)) as stage:
@@ -80,7 +80,7 @@ def prepare_with_beam(
             encoded = (
                 pipeline
                 | "Sources" >> beam.Create(sources)
-                | "Read" >> beam.FlatMap(_read, text_field)
+                | "Read" >> beam.FlatMap(_read, reading)
                 | "Spread" >> beam.Reshuffle()
                 | "Encode" >> beam.ParDo(_Encode(tokenizer))
             )
@@ -101,9 +101,9 @@ def prepare_with_beam(
         return read_manifest(stage)
 
 
-def _read(source: tuple[int, str], text_field: str) -> Iterator[tuple[int, list[str]]]:
+def _read(source: tuple[int, str], reading: Reading) -> Iterator[tuple[int, list[str]]]:
     number, name = source
-    for i, document in enumerate(read_source(name, text_field)):
+    for i, document in enumerate(read_source(name, reading)):
         yield number * _DOCUMENTS_OF_A_SOURCE + i, document
 
 

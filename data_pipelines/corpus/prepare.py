@@ -6,6 +6,7 @@ document. A document is the unit: it is in memory as a whole.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -34,7 +35,7 @@ from data_pipelines.corpus.records import (
 )
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
-from data_pipelines.text.sources import read_source, resolve
+from data_pipelines.text.sources import AS_IT_IS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
@@ -51,7 +52,7 @@ def prepare(
     held_out: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
-    text_field: str = "text",
+    reading: Reading = AS_IT_IS,
     progress: TextIO | None = None,
 ) -> Manifest:
     """Make a corpus directory: shards of train and held-out documents, tokenizer and manifest.
@@ -69,16 +70,16 @@ def prepare(
       held_out: share of the documents to hold out, chosen by the hash of their text.
       dedup: whether only the first of documents with the same text is kept.
       shards: number of train shards; None chooses a power of two by the size of the corpus.
-      text_field: name of the text in JSON lines and tfds records.
+      reading: how the inputs are read.
       progress: where to show how it goes.
 
     Raises:
       InputError: unusable inputs or options, or an output that already holds something.
     """
     check_output(output)
-    options = checked_options(inputs, text_field, held_out, dedup, shards)
+    options = checked_options(inputs, reading, held_out, dedup, shards)
     sources = resolve(inputs)
-    documents = itertools.chain.from_iterable(read_source(s, text_field) for s in sources)
+    documents = itertools.chain.from_iterable(read_source(s, reading) for s in sources)
     batches = grouped(map("\n".join, documents), len, _BATCH)
     dtype = token_dtype(len(tokenizer.pieces))
     workers = os.cpu_count() or 1 if workers is None else workers
@@ -109,7 +110,7 @@ def prepare(
 
 
 def checked_options(
-    inputs: Sequence[str], text_field: str, held_out: float, dedup: bool, shards: int | None
+    inputs: Sequence[str], reading: Reading, held_out: float, dedup: bool, shards: int | None
 ) -> dict[str, Any]:
     """The options of a preparation as its manifest records them; InputError if they cannot work."""
     if not 0 <= held_out < 1:
@@ -118,7 +119,7 @@ def checked_options(
         raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
     return {
         "inputs": list(inputs),
-        "text_field": text_field,
+        **dataclasses.asdict(reading),
         "held_out": held_out,
         "dedup": dedup,
         "shards": shards,

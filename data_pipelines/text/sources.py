@@ -1,47 +1,80 @@
 """Inputs to documents. A document is a list of lines: stripped, none of them empty.
 
 An input is one of
-- a path or a glob pattern, local or `gs://`: plain text with a blank line between documents, or
-  JSON lines, one document in the text field of each, which are told by their name (`.json`,
-  `.jsonl`, `.ndjson`) or by a first line that is a JSON object; either of them as it is or
-  compressed (`.gz`, `.xz`, `.bz2`, `.zst`). What is neither is refused by its first bytes;
+- a path, a directory (all files in it) or a glob pattern, local or `gs://`, of
+  - plain text, a blank line between documents or one on each line;
+  - JSON lines, one document in the text field of each, which are told by their name (`.json`,
+    `.jsonl`, `.ndjson`) or by a first line that is a JSON object;
+  - Parquet or Arrow (`.parquet`, `.arrow`), one document in the text column of each row;
+  text and JSON lines as they are or compressed (`.gz`, `.xz`, `.bz2`, `.zst`). What is none of
+  these is refused by its first bytes;
 - `tfds:NAME/CONFIG`: the text feature of a TensorFlow Datasets builder's train split;
 - `builtin`: the English prose that comes with Python and its packages (see `builtin.py`).
 
 All is streamed: of a file, a block is in memory at a time, and the document being read.
 """
 
-import bz2
 import collections
+import dataclasses
 import glob
 import itertools
 import json
-import lzma
+import logging
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
-from data_pipelines.text import builtin
+from data_pipelines.text import builtin, tables
+from data_pipelines.text.lines import read_lines
+
+log = logging.getLogger(__name__)
 
 BUILTIN = "builtin"
 TFDS = "tfds:"
-_BLOCK = 1 << 16  # bytes read at a time
 _WILDCARD = re.compile(r"[*?\[]")
+_MANY = 10_000  # lines, from which on a document of a text file may be a mistake
 
 
-def read_documents(inputs: Sequence[str], text_field: str = "text") -> Iterator[list[str]]:
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How inputs are read.
+
+    Attributes:
+      field: name of the text in JSON lines, columns and TensorFlow Datasets' records; a stop leads
+        into an object within.
+      documents: "blocks" of plain text end with a blank line; "lines" are one each.
+      skip_bad: share of the records of an input (lines of a text file) that may be bad: not UTF-8,
+        not JSON, without their text. Each is an empty document, which gives nothing.
+    """
+
+    field: str = "text"
+    documents: str = "blocks"
+    skip_bad: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.documents not in ("blocks", "lines"):
+            raise InputError(f"documents={self.documents!r} is unknown; choose blocks or lines.")
+        if not 0 <= self.skip_bad < 1:
+            raise InputError(
+                f"skip_bad={self.skip_bad} is no share to skip; give one from 0 to below 1."
+            )
+
+
+AS_IT_IS = Reading()
+
+
+def read_documents(inputs: Sequence[str], reading: Reading = AS_IT_IS) -> Iterator[list[str]]:
     """Documents of all inputs, in the order of the inputs, files of a pattern by name.
 
     Raises:
-      InputError: an input does not exist, is damaged, or is not UTF-8.
+      InputError: an input does not exist, is damaged, or has more bad records than may be.
     """
     for source in resolve(inputs):
-        yield from read_source(source, text_field)
+        yield from read_source(source, reading)
 
 
 def resolve(inputs: Sequence[str]) -> list[str]:
@@ -61,7 +94,10 @@ def resolve(inputs: Sequence[str]) -> list[str]:
 def _files(given: str) -> list[epath.Path]:
     path = epath.Path(given)
     if path.is_dir():
-        raise InputError(f"{given} is a directory; name the files in it, as in '{given}/*.txt'.")
+        within = sorted(_files_within(path))
+        if not within:
+            raise InputError(f"the directory {given} holds no file; name one that does.")
+        return within
     if path.exists():
         return [path]
     if not _WILDCARD.search(given):
@@ -77,29 +113,88 @@ def _files(given: str) -> list[epath.Path]:
     return files
 
 
-def read_source(source: str, text_field: str = "text") -> Iterator[list[str]]:
+def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
+    """All but hidden ones, as `.git/config` and the `_SUCCESS` of big data's tools are."""
+    for path in directory.iterdir():
+        if path.name[0] in "._":
+            continue
+        if path.is_dir():
+            yield from _files_within(path)
+        else:
+            yield path
+
+
+class _Bad:
+    """Counts the records of an input and its bad ones, and ends the reading where they are many."""
+
+    def __init__(self, source: str, allowed: float) -> None:
+        self._source, self._allowed = source, allowed
+        self._records = self._bad = 0
+        self._first: InputError | None = None
+
+    def count(self) -> None:
+        self._records += 1
+
+    def add_line(self, error: InputError) -> None:
+        """One that is not even a line of text."""
+        self.count()
+        self.add(error)
+
+    def add(self, error: InputError) -> None:
+        if not self._allowed:
+            raise error
+        self._first = self._first or error
+        self._bad += 1
+        # So many that what follows cannot make good for it, if it is not far longer.
+        if self._bad > 1000 and self._bad > 2 * self._allowed * self._records:
+            self.end()
+
+    def end(self) -> None:
+        if not self._bad:
+            return
+        found = f"{self._source}: {self._bad:,} of {self._records:,} records are bad"
+        if self._bad > self._allowed * self._records:
+            raise InputError(
+                f"{found}, more than the share of {self._allowed:g} that may be skipped; the "
+                f"first: {self._first}"
+            )
+        log.warning("%s and were skipped; the first: %s", found, self._first)
+
+
+def read_source(source: str, reading: Reading) -> Iterator[list[str]]:
     """Documents of one input as `resolve` names it; raises what `read_documents` raises."""
     if source == BUILTIN:
-        return builtin.documents()
+        yield from builtin.documents()
+        return
+    bad = _Bad(source, reading.skip_bad)
+    yield from _documents(source, reading, bad)
+    bad.end()
+
+
+def _documents(source: str, reading: Reading, bad: _Bad) -> Iterator[list[str]]:
     if source.startswith(TFDS):
-        return _tfds_documents(source, text_field)
+        records = ((record, None) for record in tfds_records(source, "train"))
+        return _record_documents(source, "record", records, reading.field, bad)
     path = epath.Path(source)
-    first, lines = _peeked(_lines(path))
+    if path.suffix in tables.SUFFIXES:
+        values = tables.read_column(path, reading.field)
+        return _value_documents(source, values, reading.field, bad)
+    first, lines = _peeked(read_lines(path, bad.add_line))
     if any(suffix in (".json", ".jsonl", ".ndjson") for suffix in path.suffixes) or _is_object(
         first
     ):
-        return _json_documents(path, lines, text_field)
-    return _text_documents(lines)
+        return _record_documents(source, "line", _parsed(lines), reading.field, bad)
+    if reading.documents == "lines":
+        return _line_documents(lines, bad)
+    return _block_documents(source, lines, bad)
 
 
 def _peeked(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
     """The first line that is not blank, and all lines."""
-    before: list[str] = []
-    for line in lines:
-        before.append(line)
+    for blank, line in enumerate(lines):
         if line.strip():
-            break
-    return (before[-1] if before else ""), itertools.chain(before, lines)
+            return line, itertools.chain(itertools.repeat("", blank), [line], lines)
+    return "", iter(())
 
 
 def _is_object(line: str) -> bool:
@@ -109,11 +204,26 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _text_documents(lines: Iterator[str]) -> Iterator[list[str]]:
+def _line_documents(lines: Iterator[str], bad: _Bad) -> Iterator[list[str]]:
+    for line in lines:
+        bad.count()
+        if line := line.strip():
+            yield [line]
+
+
+def _block_documents(source: str, lines: Iterator[str], bad: _Bad) -> Iterator[list[str]]:
     document: list[str] = []
     for line in lines:
+        bad.count()
         if line := line.strip():
             document.append(line)
+            if len(document) == _MANY:
+                log.warning(
+                    "%s: a document has more than %d lines; a blank line ends one, and if each "
+                    "line is a document, choose --documents lines",
+                    source,
+                    _MANY,
+                )
         elif document:
             yield document
             document = []
@@ -121,21 +231,49 @@ def _text_documents(lines: Iterator[str]) -> Iterator[list[str]]:
         yield document
 
 
-def _json_documents(path: epath.Path, lines: Iterator[str], field: str) -> Iterator[list[str]]:
-    for number, line in enumerate(lines, 1):
+Record = tuple[Any, str | None]  # what was parsed, or else why it could not be
+
+
+def _parsed(lines: Iterator[str]) -> Iterator[Record | None]:
+    """Each line's JSON; None for a blank line."""
+    for line in lines:
         if not line.strip():
+            yield None
             continue
-        where = f"{path}: line {number}"
         try:
-            record = json.loads(line)
+            yield json.loads(line), None
         except ValueError as error:
-            raise InputError(f"{where} is not JSON ({error}); mend the line.") from None
-        yield from _field_document(where, record, field)
+            yield None, str(error)
 
 
-def _tfds_documents(source: str, field: str) -> Iterator[list[str]]:
-    for number, record in enumerate(tfds_records(source, "train")):
-        yield from _field_document(f"{source}: record {number}", record, field)
+def _record_documents(
+    source: str, unit: str, records: Iterable[Record | None], field: str, bad: _Bad
+) -> Iterator[list[str]]:
+    for number, record in enumerate(records, unit == "line"):
+        if record is None:
+            continue
+        bad.count()
+        where = f"{source}: {unit} {number}"
+        value, fault = record
+        try:
+            if fault:
+                raise InputError(f"{where} is not JSON ({fault}); mend the line.")
+            yield _document(where, _field(where, value, field), field)
+        except InputError as error:
+            bad.add(error)
+            yield []
+
+
+def _value_documents(
+    source: str, values: Iterator[Any], field: str, bad: _Bad
+) -> Iterator[list[str]]:
+    for number, value in enumerate(values):
+        bad.count()
+        try:
+            yield _document(f"{source}: row {number}", value, field)
+        except InputError as error:
+            bad.add(error)
+            yield []
 
 
 def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
@@ -165,14 +303,20 @@ def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
     yield from tfds.as_numpy(records)
 
 
-def _field_document(where: str, record: Any, field: str) -> Iterator[list[str]]:
-    """The document in one field of a record; a blank line in it separates paragraphs only."""
+def _field(where: str, record: Any, field: str) -> Any:
     if not isinstance(record, dict):
         raise InputError(f"{where} is not an object with a field '{field}'; mend it.")
-    if field not in record:
-        names = ", ".join(sorted(record)) or "none"
-        raise InputError(f"{where} has no field '{field}', but {names}; choose with --field.")
-    text = record[field]
+    if field in record:
+        return record[field]
+    outer, dot, inner = field.partition(".")
+    if dot and isinstance(record.get(outer), dict):
+        return _field(where, record[outer], inner)
+    names = ", ".join(sorted(record)) or "none"
+    raise InputError(f"{where} has no field '{field}', but {names}; choose with --field.")
+
+
+def _document(where: str, text: Any, field: str) -> list[str]:
+    """The document that a field holds; a blank line in it separates paragraphs only."""
     try:
         if isinstance(text, bytes):
             text = text.decode()
@@ -183,97 +327,5 @@ def _field_document(where: str, record: Any, field: str) -> Iterator[list[str]]:
         raise InputError(f"{where}: field '{field}' is {kind}, not text; mend it.") from None
     except UnicodeError as error:
         raise InputError(f"{where}: field '{field}' is not Unicode ({error}); mend it.") from None
-    if document := [line for part in text.split("\n") if (line := part.strip())]:
-        yield document
-
-
-def _lines(path: epath.Path) -> Iterator[str]:
-    """Lines of a text file, decompressed and decoded; bytes are counted after decompression."""
-    offset = 0
-    parts: list[bytes] = []  # of the line that the blocks so far have not ended
-    for block in _blocks(path):
-        head, newline, tail = block.rpartition(b"\n")
-        if newline:
-            content = b"".join((*parts, head))
-            yield from _decode(path, content, offset).split("\n")
-            offset += len(content) + 1
-            parts = []
-        parts.append(tail)
-    yield _decode(path, b"".join(parts), offset)
-
-
-def _decode(path: epath.Path, content: bytes, offset: int) -> str:
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: byte {offset + error.start} is not UTF-8; convert the file to UTF-8 first."
-        ) from None
-    return text if offset else text.removeprefix("\ufeff")  # byte order mark
-
-
-def _blocks(path: epath.Path) -> Iterator[bytes]:
-    new_decompressor = _DECOMPRESSORS.get(path.suffix)
-    with path.open("rb") as file:
-        blocks = iter(lambda: file.read(_BLOCK), b"")
-        if not new_decompressor:
-            yield from _text_alone(path, blocks)
-            return
-        yield from _text_alone(path, _decompressed(path, blocks, new_decompressor))
-
-
-def _text_alone(path: epath.Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks, if the first bytes are not those of a format that is no text."""
-    first = True
-    for block in blocks:
-        if first and block:
-            first = False
-            for place, mark, cure in _NO_TEXT:
-                if block[place : place + len(mark)] == mark:
-                    raise InputError(f"{path} is no text: {cure}.")
-        yield block
-
-
-def _decompressed(
-    path: epath.Path, blocks: Iterator[bytes], new_decompressor: Callable[[], Any]
-) -> Iterator[bytes]:
-    decompressor = new_decompressor()
-    for block in blocks:
-        while block:
-            decompressor = decompressor or new_decompressor()
-            try:
-                yield decompressor.decompress(block)
-            except Exception as error:  # each library has its own
-                raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
-            block = b""
-            if decompressor.eof:  # compressed files may be concatenated, or padded with zeros
-                block, decompressor = decompressor.unused_data.lstrip(b"\0"), None
-    if decompressor:
-        raise InputError(f"{path} is cut short; fetch it again.")
-
-
-def _zstd_decompressor() -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor().decompressobj()
-
-
-_ARCHIVE = "it is an archive, so unpack it and name the files in it"
-_NO_TEXT = [  # place in the file, bytes there, what to do
-    (257, b"ustar", _ARCHIVE),
-    (0, b"PK\x03\x04", _ARCHIVE),
-    (0, b"PAR1\x15", "it is Parquet, so write its text column as JSON lines"),
-    (0, b"ARROW1\0\0", "it is Arrow, so write its text column as JSON lines"),
-    (0, b"%PDF-", "it is PDF, so extract its text"),
-    (0, b"\x1f\x8b", "it is compressed, so let its name end in .gz"),
-    (0, b"\xfd7zXZ\0", "it is compressed, so let its name end in .xz"),
-    (4, b"1AY&SY", "it is compressed, so let its name end in .bz2"),
-    (0, b"\x28\xb5\x2f\xfd", "it is compressed, so let its name end in .zst"),
-]
-
-_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(wbits=31),
-    ".xz": lzma.LZMADecompressor,
-    ".bz2": bz2.BZ2Decompressor,
-    ".zst": _zstd_decompressor,
-}
+    parts = text.replace("\r", "\n").split("\n")
+    return [line for part in parts if (line := part.strip())]
