@@ -15,12 +15,13 @@ from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.records import (
     Manifest,
     ShardWriter,
+    read_manifest,
     read_shard,
     token_dtype,
     write_manifest,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining import data as pretraining
+from data_pipelines.pretraining import corpus_rows
 from data_pipelines.pretraining.data import PretrainingData, PretrainingOptions
 from data_pipelines.pretraining.rows import BATCH, DRAWINGS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
@@ -38,9 +39,14 @@ TOKENIZER = WordPieceTokenizer(
 
 
 def write_corpus(
-    directory: pathlib.Path, shards: int = 8, heldout: int = 2, version: int = 2
+    directory: pathlib.Path,
+    shards: int = 8,
+    heldout: int = 2,
+    version: int = 2,
+    train: range = range(DOCUMENTS),
 ) -> pathlib.Path:
     """A corpus whose document d is made of the pieces `w{d}` and `##c{d}`, so that pieces tell."""
+    directory.mkdir(exist_ok=True)
     TOKENIZER.save(directory)
     rng = np.random.Generator(np.random.Philox(key=0))
     documents = []
@@ -50,7 +56,7 @@ def write_corpus(
             [(FIRST + 2 * document + (rng.random(size) < 0.3)).tolist() for size in sizes]
         )
     infos: dict[str, list[Any]] = {"train": [], "heldout": []}
-    parts = [("train", documents[i:DOCUMENTS:shards]) for i in range(shards)]
+    parts = [("train", [documents[d] for d in train[i::shards]]) for i in range(shards)]
     parts += [("heldout", documents[DOCUMENTS + i :: heldout]) for i in range(heldout)]
     for i, (split, part) in enumerate(parts):
         with ShardWriter(
@@ -78,7 +84,7 @@ def old_corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Several sections a document and several chunks a shard, as in a large corpus."""
-    if {"corpus", "old_corpus"} & set(request.fixturenames):
+    if {"corpus", "old_corpus", "two"} & set(request.fixturenames):
         for version, section in ((1, None), (2, 150)):
             small = dataclasses.replace(DRAWINGS[version], chunk=1000, section=section)
             monkeypatch.setitem(DRAWINGS, version, small)
@@ -120,7 +126,7 @@ def documents_of(token_ids: np.ndarray) -> set[int]:
 STEPS = (*range(51), 1_000_000)
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8])
+@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
 def test_the_global_batch_does_not_depend_on_the_number_of_hosts(corpus, hosts):
     alone = PretrainingData(corpus, options())
     shared = [PretrainingData(corpus, options(), hosts=hosts, host=h) for h in range(hosts)]
@@ -177,6 +183,66 @@ def test_batches_are_the_same_on_any_machine(corpus, old_corpus, fields, old, ne
         batch = PretrainingData(directory, options(**fields)).batch(3)
         content = b"".join(array.tobytes() for array in batch.values())
         assert hashlib.blake2b(content, digest_size=8).hexdigest() == expected
+
+
+# ---------------------------------------------------------------- several corpora
+
+ONE, OTHER = range(100), range(100, DOCUMENTS)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two corpora, of which the documents tell; the second has few shards."""
+    directory = tmp_path_factory.mktemp("corpora")
+    write_corpus(directory / "one", train=ONE)
+    write_corpus(directory / "other", shards=3, train=OTHER)
+    return f"{directory / 'one'}+{directory / 'other'}"
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
+def test_a_mixture_does_not_depend_on_the_number_of_hosts(two, hosts):
+    chosen = options(smoothing=0.5)
+    alone = PretrainingData(two, chosen)
+    shared = [PretrainingData(two, chosen, hosts=hosts, host=h) for h in range(hosts)]
+    for step in (0, 1, 40, 1000, 1_000_000):
+        assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+
+
+def test_rows_are_of_the_corpora_by_their_shares(two):
+    data = PretrainingData(two, options(weights="1+3"))
+    assert data.shares == {"one": 0.25, "other": 0.75}
+    found = []
+    for step in range(256):  # a whole block of each of 16 streams
+        token_ids = restored(data.batch(step))
+        for row in token_ids:
+            found.append(documents_of(row) <= set(ONE))
+            assert found[-1] or documents_of(row) <= set(OTHER)  # and no random B is from elsewhere
+    assert np.mean(found) == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_mixture_goes_through_all_of_its_corpora(two):
+    data = PretrainingData(two, options())
+    seen = set()
+    for step in range(-(-data.rows_per_epoch // 16) + 10):
+        seen |= documents_of(restored(data.batch(step)))
+    assert len(seen) >= 0.98 * DOCUMENTS
+
+
+def test_corpora_that_do_not_go_together_are_refused(two, tmp_path):
+    one = two.split("+")[0]
+    with pytest.raises(InputError, match="two corpora are called one; rename a directory"):
+        PretrainingData(f"{one}+{one}", options())
+    with pytest.raises(InputError, match=r"weights=1\+2\+3 are 3 for 2 corpora"):
+        PretrainingData(two, options(weights="1+2+3"))
+    other = write_corpus(tmp_path / "third")
+    tokenizer = WordPieceTokenizer([*TOKENIZER.pieces, "more"], cased=False)
+    tokenizer.save(other)
+    manifest = dataclasses.replace(
+        read_manifest(other), tokenizer_fingerprint=tokenizer.fingerprint()
+    )
+    write_manifest(other, manifest)
+    with pytest.raises(InputError, match=r"another tokenizer than .*one; prepare one again"):
+        PretrainingData(f"{one}+{other}", options())
 
 
 # ---------------------------------------------------------------- epochs
@@ -329,7 +395,7 @@ def test_no_heldout_text_is_left_out_or_repeated(tmp_path, monkeypatch):
         text = token_ids[row][own & (token_ids[row] >= FIRST)]
         found += np.bincount((text - FIRST) // 2, minlength=len(found))
     expected = np.zeros_like(found)
-    for info in data.manifest.heldout:
+    for info in read_manifest(corpus).heldout:
         tokens = read_shard(corpus, info).tokens.astype(int)
         expected += np.bincount((tokens - FIRST) // 2, minlength=len(expected))
     assert found.tolist() == expected.tolist()
@@ -353,7 +419,7 @@ def test_a_corpus_may_lack_heldout_data(tmp_path):
 
 
 def test_a_host_opens_only_its_own_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretraining, "SAMPLE_TOKENS", 1)  # the first shard is enough
+    monkeypatch.setattr(corpus_rows, "SAMPLE_TOKENS", 1)  # the first shard is enough
     directory = write_corpus(tmp_path)
     expected = PretrainingData(directory, options(), hosts=4, host=3).batch(5)
     for shard in range(1, 6):
@@ -391,8 +457,6 @@ def test_a_shard_of_one_document_is_refused(tmp_path):
     ("batch_size", "hosts", "host", "message"),
     [
         (15, 2, 0, "batch_size=15 cannot be shared by 2 hosts; make it a multiple of 2"),
-        (12, 6, 0, "6 hosts cannot share the 4 streams"),
-        (16, 16, 0, "16 hosts cannot share the 8 streams"),
         (16, 2, 2, "host=2 is none of 2 hosts"),
     ],
 )

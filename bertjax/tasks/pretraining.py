@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,12 +28,11 @@ from bertjax.tasks.contract import (
 )
 from bertjax.training import objective
 from bertjax.training.config import Config
-from data_pipelines.corpus.records import read_manifest
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining.data import PretrainingData
+from data_pipelines.pretraining.data import PretrainingData, open_corpora
 from data_pipelines.pretraining.packing import RowShape, pack
 from data_pipelines.pretraining.rows import PretrainingOptions, render_row
-from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
@@ -62,7 +63,9 @@ class Objective(objective.Objective):
 
 
 class Task(contract.Task):
-    """Pre-training on a corpus that `bertjax prepare` wrote."""
+    """Pre-training on a corpus that `bertjax prepare` wrote, or on several (see `mixture`)."""
+
+    HEADLINE = ("mlm_perplexity",)
 
     DATA_FIELDS: ClassVar[Mapping[str, Any]] = {"dir": ""} | {
         field.name: field.default
@@ -77,17 +80,20 @@ class Task(contract.Task):
         self._directory, self._hosts, self._host = config.data["dir"], hosts, host
         if not self._directory:
             raise InputError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
-        self._manifest = read_manifest(self._directory)
-        self.tokenizer = load_tokenizer(self._directory)
+        self._corpora = open_corpora(self._directory, "train")
+        self.tokenizer = next(iter(self._corpora.values())).tokenizer
         check_vocabulary(self._directory, self.tokenizer, config.model.vocab_size)
         self._sets: list[HeldOut] = []
-        if self._manifest.heldout:
-            rows = self.objective.eval_rows
-            options = dataclasses.replace(self.objective.options, batch_size=rows)
-            data = PretrainingData(self._directory, options, "heldout", hosts, host)
-            self._sets.append(HeldOut(data, config.eval_batches))
-        else:
-            _log.warning("%s holds out no text: the run is not evaluated.", self._directory)
+        options = dataclasses.replace(
+            self.objective.options, batch_size=self.objective.eval_rows, weights=""
+        )
+        for name, corpus in self._corpora.items():
+            if corpus.manifest.heldout:
+                data = PretrainingData(corpus.directory, options, "heldout", hosts, host)
+                alone = len(self._corpora) == 1
+                self._sets.append(HeldOut("heldout" if alone else name, data, config.eval_batches))
+            else:
+                _log.warning("%s holds out no text: it is not evaluated on.", corpus.directory)
 
     @functools.cached_property
     def data(self) -> PretrainingData:
@@ -95,7 +101,11 @@ class Task(contract.Task):
         # The processes of one program share what one of them measures.
         share = from_first if jax.process_count() == self._hosts else None
         options = self.objective.options
-        return PretrainingData(self._directory, options, "train", self._hosts, self._host, share)
+        data = PretrainingData(self._directory, options, "train", self._hosts, self._host, share)
+        if len(data.shares) > 1:
+            shares = ", ".join(f"{name} {part:.2%}" for name, part in data.shares.items())
+            _log.info("Rows of the corpora: %s.", shares)
+        return data
 
     @property
     def examples_per_epoch(self) -> int:
@@ -103,7 +113,10 @@ class Task(contract.Task):
 
     @property
     def data_fingerprint(self) -> str:
-        return self._manifest.digest()
+        digests = {name: corpus.manifest.digest() for name, corpus in self._corpora.items()}
+        if len(digests) == 1:
+            return digests.popitem()[1]
+        return hashlib.blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
 
     def train_batches(self, start: int, stop: int) -> Iterable[HostBatch]:
         batches: Iterable[HostBatch] = self.data.dataset(start, stop).as_numpy_iterator()
@@ -133,10 +146,8 @@ class Task(contract.Task):
 class HeldOut:
     """The text that a corpus holds out, or its first batches."""
 
-    name = "heldout"
-
-    def __init__(self, data: PretrainingData, batches: int) -> None:
-        self._data, self._batches = data, batches
+    def __init__(self, name: str, data: PretrainingData, batches: int) -> None:
+        self.name, self._data, self._batches = name, data, batches
 
     def batches(self) -> Iterable[HostBatch]:
         return itertools.islice(self._data.dataset().as_numpy_iterator(), self._batches or None)

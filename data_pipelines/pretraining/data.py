@@ -1,54 +1,44 @@
 """Token shards to pre-training batches, with a data position that is one integer.
 
-`PretrainingData.batch(step)` is a pure function of the corpus, the options and the step: neither
+`PretrainingData.batch(step)` is a pure function of the corpora, the options and the step: neither
 the number of hosts or workers nor where a run was resumed changes a byte of a global batch.
-`streams` has what it takes to find a row, `rows` makes it, and `dataset` does both ahead of time,
-in threads under tf.data.
+`corpus_rows` finds and draws a corpus's rows, `mixture` says which corpus is next, `rows` lays them
+out, and `dataset` does it all ahead of time, in threads under tf.data.
 """
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
 
-from data_pipelines.corpus.records import read_manifest, read_shard
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining import streams
-from data_pipelines.pretraining.pairs import Pairs
-from data_pipelines.pretraining.rows import (
-    DRAWINGS,
-    FEW_STREAMS,
-    Part,
-    PretrainingOptions,
-    draw_rows,
-    make_rows,
-    rows_to_keep,
-)
-from data_pipelines.pretraining.sections import Sections
-from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.pretraining.corpus_rows import Corpus, CorpusRows, Share
+from data_pipelines.pretraining.mixture import Mixture, shares
+from data_pipelines.pretraining.rows import Part, PretrainingOptions, make_rows
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-SAMPLE_TOKENS = 1 << 19  # drawn at the start to learn how many rows a token gives
+JOIN = "+"  # between the directories of several corpora
+_FEW_STREAMS, _ROWS_OF_STREAM = 16, 4
 
 
 class PretrainingData:
-    """The batches of one split of a corpus, as one host sees them.
+    """The batches of one split of a corpus, or of several corpora, as one host sees them.
 
-    Training data is endless. Its rows come from S streams, S a common divisor of batch_size and
-    shards: the largest up to 16, or that leaves each at least 4 rows of a batch. A stream fills an
-    equal block of every global batch from its own shards, so that a host opens only the shards
-    whose rows it has. Held-out data is a finite set of rows, the same whatever the seed, the batch
-    size and the hosts: each pair once, and a last batch that is filled up with rows of weight 0.
+    Training data is endless. Its rows come from S streams, each of which fills an equal block of
+    every global batch. S divides the batch: it is the largest divisor up to 16, or that leaves each
+    stream at least 4 rows. A stream reads shards of its own from each corpus, or, of a corpus that
+    has fewer, shares them with its neighbours. So a host opens only the shards whose rows it has.
+    Held-out data is a finite set of rows of one corpus, the same whatever the seed, the batch size
+    and the hosts: each pair once, and a last batch that is filled up with rows of weight 0.
 
     Args:
-      directory: a corpus that `bertjax prepare` wrote.
+      directory: a corpus that `bertjax prepare` wrote, or several, "+" between them, which have one
+        tokenizer.
       split: "train" or "heldout".
       hosts, host: how many hosts share the global batch, and which of them this is. Host h has
         rows h * batch_size / hosts and on.
@@ -56,14 +46,15 @@ class PretrainingData:
         it each host calls the function, which opens shards of the first stream.
 
     Attributes:
-      tokenizer: the one that the corpus was prepared with.
-      manifest: what the corpus holds.
-      streams: S for training data, 1 for held-out data.
-      rows_per_epoch: rows of one pass, all hosts together.
+      corpora: by name, which is the last part of the directory's.
+      tokenizer: the one that the corpora were prepared with.
+      shares: of the rows, that each corpus has, by name.
+      rows_per_epoch: rows of one pass over all text, all hosts together.
       steps: batches in all; None for training data.
 
     Raises:
-      InputError: the corpus is unfinished, damaged or too small, or the hosts cannot share it.
+      InputError: a corpus is unfinished, damaged or too small, they do not go together, or the
+        hosts cannot share the batch.
     """
 
     def __init__(
@@ -73,46 +64,48 @@ class PretrainingData:
         split: str = "train",
         hosts: int = 1,
         host: int = 0,
-        share: Callable[[Callable[[], tuple[int, ...]], int], tuple[int, ...]] | None = None,
+        share: Share | None = None,
     ) -> None:
         if split not in ("train", "heldout"):
             raise ValueError(f"split={split!r} is unknown; choose train or heldout.")
         if not 0 <= host < hosts:
             raise InputError(f"host={host} is none of {hosts} hosts; count them from 0.")
-        self.directory, self.options, self.split = epath.Path(directory), options, split
+        if options.batch_size % hosts:
+            raise InputError(
+                f"batch_size={options.batch_size} cannot be shared by {hosts} hosts; make it a "
+                f"multiple of {hosts}."
+            )
+        self.options, self.split = options, split
         self.hosts, self.host = hosts, host
-        self.manifest = read_manifest(directory)
-        self._drawing = DRAWINGS[self.manifest.version]
-        self.tokenizer: Tokenizer = load_tokenizer(directory)
+        self.corpora = open_corpora(directory, split)
         self._training = split == "train"
-        self._infos = self.manifest.train if self._training else self.manifest.heldout
-        self.streams = self._count_streams()
-        self._check()
-
-        own = range(self.streams)
-        if self._training:
-            own = own[host * self.streams // hosts : (host + 1) * self.streams // hosts]
-        needed = list(itertools.chain.from_iterable(map(self._shards_of, own)))
-        with ThreadPoolExecutor(options.threads) as pool:
-            self._sections = dict(zip(needed, pool.map(self._open, needed), strict=True))
-
-        in_flight = options.threads * options.batch_size * options.seq_len // hosts
-        self._own = own
-        self._order = streams.Memo(self._make_order, 2 * len(own))
-        self._plan = streams.Memo(
-            self._make_plan, 2 * len(own) if self._training else len(self._infos)
+        corpora = list(self.corpora.values())
+        if len(corpora) > 1 and not self._training:
+            raise ValueError("held-out data is of one corpus; open each by itself")
+        self.tokenizer = corpora[0].tokenizer
+        self._drawing = max((corpus.drawing for corpus in corpora), key=lambda d: d.version)
+        sizes = [sum(info.tokens for info in corpus.infos) for corpus in corpora]
+        given = shares(sizes, options.smoothing, options.weights)
+        self.streams = self._count_streams(corpora)
+        self._mixture = Mixture(given, options.seed, self.streams)
+        self.shares = dict(
+            zip(self.corpora, (self._mixture.rows / self._mixture.rows.sum()).tolist(), strict=True)
         )
-        self._chunk = streams.Memo(
-            self._make_chunk, 2 * len(own) + in_flight // self._drawing.chunk
-        )
-        if self._training:
-            share = share or (lambda make, size: make())
-            self._kept, self._sampled = share(self._measure, 2)
-            self._kept = int(self._kept * (1 + self._drawing.spare))
-            self._shard_rows = [self._rows_of_tokens(info.tokens) for info in self._infos]
-        else:
-            self._shard_rows = [self._plan(0, shard).ends[-1] for shard in range(len(self._infos))]
-        self.rows_per_epoch = sum(self._shard_rows)
+
+        self._rows_of_stream = options.batch_size // self.streams
+        rows = options.batch_size // hosts
+        self._first, self._last = host * rows, (host + 1) * rows
+        share = share or (lambda make, size: make())
+        in_flight = options.threads * rows
+        self._sources: list[CorpusRows] = []
+        self._siblings: list[int] = []  # streams that share one of the corpus's
+        for corpus in corpora:
+            of_corpus = math.gcd(self.streams, len(corpus.infos)) if self._training else 1
+            siblings = self.streams // of_corpus
+            own = {stream // siblings for stream in self._own_streams()}
+            self._sources.append(CorpusRows(corpus, options, of_corpus, own, in_flight, share))
+            self._siblings.append(siblings)
+        self.rows_per_epoch = sum(source.rows_per_epoch for source in self._sources)
         self.steps = None if self._training else -(-self.rows_per_epoch // options.batch_size)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -123,14 +116,15 @@ class PretrainingData:
         """
         if step < 0 or (self.steps is not None and step >= self.steps):
             raise IndexError(f"step {step} is none of the {self.steps} steps of {self.split} data")
-        rows = self.options.batch_size // self.hosts
+        rows = self._last - self._first
         if self._training:
-            count = rows // len(self._own)
-            start = step * count
+            spans: Iterable[tuple[int, int, int, int]] = self._spans(step)
         else:
-            start = step * self.options.batch_size + self.host * rows
-            count = min(rows, max(0, self.rows_per_epoch - start))
-        parts = [part for stream in self._own for part in self._parts(stream, start, count)]
+            start = step * self.options.batch_size + self._first
+            spans = [(0, 0, start, min(rows, max(0, self.rows_per_epoch - start)))]
+        parts: list[Part] = []
+        for corpus, stream, start, count in spans:
+            parts += self._sources[corpus].parts(stream, start, count)
         return make_rows(parts, rows, self.options, self._drawing, self.tokenizer)
 
     def dataset(self, start: int = 0, stop: int | None = None) -> "tf.data.Dataset":
@@ -161,138 +155,83 @@ class PretrainingData:
         threads.threading.private_threadpool_size = self.options.threads
         return dataset.with_options(threads).prefetch(tf.data.AUTOTUNE)
 
-    def _count_streams(self) -> int:
+    def _count_streams(self, corpora: Sequence[Corpus]) -> int:
         """S: hosts share the streams of a batch, but each stream takes time in every batch."""
+        batch = self.options.batch_size
         if not self._training:
             return 1
-        common = math.gcd(self.options.batch_size, len(self._infos))
-        most = max(FEW_STREAMS, self.options.batch_size // self._drawing.rows_of_stream)
-        return max(n for n in range(1, min(common, most) + 1) if common % n == 0)
+        if self._drawing.version == 1 and len(corpora) == 1:
+            return math.gcd(batch, len(corpora[0].infos))
+        most = max(_FEW_STREAMS, batch // _ROWS_OF_STREAM)
+        return max(n for n in range(1, min(batch, most) + 1) if batch % n == 0)
 
-    def _check(self) -> None:
-        """That this split of this corpus can give batches to so many hosts."""
-        options, hosts, shards = self.options, self.hosts, len(self._infos)
-        if self.tokenizer.fingerprint() != self.manifest.tokenizer_fingerprint:
-            raise InputError(
-                f"{self.directory} was prepared with another tokenizer than the one that is in it "
-                "now; prepare it again."
-            )
-        if not shards:
-            raise InputError(
-                f"{self.directory} has no {self.split} documents; prepare it with some, or do "
-                "without evaluation."
-            )
-        least = 2 if options.objective == "mlm_nsp" else 1
-        for info in self._infos:
-            if info.documents < least:
-                raise InputError(
-                    f"{self.directory / info.name} holds {info.documents} document, and a random "
-                    "second sentence must come from another one; prepare more text or fewer shards."
-                )
-        if options.batch_size % hosts:
-            raise InputError(
-                f"batch_size={options.batch_size} cannot be shared by {hosts} hosts; make it a "
-                f"multiple of {hosts}."
-            )
-        if self._training and self.streams % hosts:
-            raise InputError(
-                f"{hosts} hosts cannot share the {self.streams} streams that a batch of "
-                f"{options.batch_size} from {shards} shards has, a divisor of both: make both "
-                f"multiples of {hosts}, and the batch at least {4 * hosts}."
-            )
-
-    def _key(self, epoch: int, *rest: int | str) -> tuple[int | str, ...]:
-        """What randomness depends on. Held-out data does not depend on the seed."""
+    def _own_streams(self) -> range:
         if not self._training:
-            return ("heldout", *rest)
-        repeats = self.options.dupe_factor
-        return "train", self.options.seed, epoch % repeats if repeats else epoch, *rest
+            return range(1)
+        size = self._rows_of_stream
+        return range(self._first // size, -(-self._last // size))
 
-    def _shards_of(self, stream: int) -> range:
-        return range(stream, len(self._infos), self.streams)
+    def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
+        """This host's rows of a step: corpus, stream of that corpus, first row, and how many.
 
-    def _make_order(self, epoch: int, stream: int) -> streams.Plan:
-        """The shards of a stream in the order in which an epoch reads them."""
-        shards = self._shards_of(stream)
-        order = streams.permutation(len(shards), *self._key(epoch, stream, "shards"))
-        items = [shards[i] for i in order]
-        return streams.Plan(items, list(itertools.accumulate(self._shard_rows[i] for i in items)))
+        Spans that follow one another in a corpus's stream are one.
+        """
+        found: tuple[int, int, int, int] | None = None
+        for span in self._short_spans(step):
+            if found and (*found[:2], found[2] + found[3]) == span[:3]:
+                found = (*found[:3], found[3] + span[3])
+                continue
+            if found:
+                yield found
+            found = span
+        if found:
+            yield found
 
-    def _open(self, shard: int) -> Sections:
-        return Sections.of(read_shard(self.directory, self._infos[shard]), self._drawing.section)
+    def _short_spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
+        size = self._rows_of_stream
+        for stream in self._own_streams():
+            counts = zip(*self._mixture.count(stream, step * size, size), strict=True)
+            row = stream * size  # of the global batch; corpora follow one another within a stream
+            for corpus, (before, count) in enumerate(counts):
+                skipped = max(0, self._first - row)
+                left = int(min(count, self._last - row)) - skipped
+                row += int(count)
+                if left > 0:
+                    yield from self._span(corpus, stream, int(before) + skipped, left)
 
-    def _cut(self, shard: int, *key: int | str) -> list[np.ndarray]:
-        """The shuffled sections of a shard in chunks."""
-        sections = self._sections[shard]
-        return sections.cut(streams.permutation(len(sections), *key), self._drawing.chunk)
-
-    def _make_plan(self, epoch: int, shard: int) -> streams.Plan:
-        """The chunks of a shard, and how many rows each is to have."""
-        chunks = self._cut(shard, *self._key(epoch, shard, "documents"))
-        if self._training:
-            sizes = [self._sections[shard].sizes(chunk).sum() for chunk in chunks]
-            return streams.Plan(chunks, self._rows_of_tokens(np.cumsum(sizes)).tolist())
-        drawn = [
-            self._draw(shard, chunk, self._key(epoch, shard, i)) for i, chunk in enumerate(chunks)
-        ]
-        rows = [int(row_of.max()) + 1 for _, row_of in drawn]
-        return streams.Plan(chunks, list(itertools.accumulate(rows)))
-
-    def _measure(self) -> tuple[int, int]:
-        """Rows worth keeping, and the tokens that gave them: equal on all hosts, for any seed."""
-        rows = tokens = 0
-        for shard in self._shards_of(0):
-            if shard not in self._sections:
-                self._sections[shard] = self._open(shard)
-            for chunk in self._cut(shard, "sample", shard):
-                pairs, row_of = self._draw(shard, chunk, ("sample", shard, tokens))
-                rows += rows_to_keep(pairs, row_of, self.options, self._drawing)
-                tokens += int(self._sections[shard].sizes(chunk).sum())
-                if tokens >= SAMPLE_TOKENS:
-                    return rows, tokens
-        return rows, tokens
-
-    def _rows_of_tokens(self, tokens: Any) -> Any:
-        """Rows of an epoch in the first `tokens` of a shard (an integer, or an array of them)."""
-        return -(-tokens * self._kept // self._sampled)
-
-    def _draw(
-        self, shard: int, which: np.ndarray, key: tuple[int | str, ...], wanted: int = 0
-    ) -> tuple[Pairs, np.ndarray]:
-        rng = streams.generator(*key, "pairs")
-        return draw_rows(self._sections[shard], which, self.options, self._drawing, rng, wanted)
-
-    def _make_chunk(self, epoch: int, shard: int, chunk: int) -> tuple[Pairs, np.ndarray]:
-        """The pairs of a chunk in the order of its rows, and the row of each."""
-        plan = self._plan(epoch, shard)
-        rows = plan.ends[chunk] - (plan.ends[chunk - 1] if chunk else 0)
-        key = self._key(epoch, shard, chunk)
-        wanted = rows if self._training else 0  # of held-out data all that there are
-        pairs, row_of = self._draw(shard, plan.items[chunk], key, wanted)
-        kept = np.flatnonzero(row_of < rows)
-        row = streams.permutation(rows, *key, "order")[row_of[kept]]
-        order = np.argsort(row, kind="stable")
-        return pairs.take(kept[order]), row[order]
-
-    def _parts(self, stream: int, start: int, count: int) -> Iterator[Part]:
-        """Rows start .. start + count - 1 of a stream."""
-        rows_per_epoch = self._order(0, stream).ends[-1]
-        width = self.options.draws
+    def _span(
+        self, corpus: int, stream: int, start: int, count: int
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Siblings take turns in the rows of the corpus's stream, as many as a step has of each."""
+        siblings, size = self._siblings[corpus], self._rows_of_stream
+        of_corpus, turn = divmod(stream, siblings)
         while count:
-            epoch, row = divmod(start, rows_per_epoch)
-            order = self._order(epoch, stream)
-            at, first, _ = order.find(row)
-            shard, row = order.items[at], row - first
-            chunk, first, end = self._plan(epoch, shard).find(row)
-            found, row = min(count, end - row), row - first
-            pairs, row_of = self._chunk(epoch, shard, chunk)
-            drawn = slice(*row_of.searchsorted((row, row + found)))
-            rng = streams.generator(*self._key(epoch, shard, chunk, "masks"), skip=row * width)
-            yield Part(
-                self._sections[shard].shard.tokens,
-                pairs.take(drawn),
-                row_of[drawn] - row,
-                rng.random((found, width)),
+            block, row = divmod(start, size)
+            some = min(count, size - row)
+            yield corpus, of_corpus, (block * siblings + turn) * size + row, some
+            start, count = start + some, count - some
+
+
+def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:
+    """The corpora of one directory, or of several with "+" between them, by name.
+
+    Raises:
+      InputError: one is unfinished or damaged, or they do not go together.
+    """
+    paths = [epath.Path(path) for path in str(directory).split(JOIN)]
+    if len(paths) == 1:
+        return {paths[0].name: Corpus(paths[0], split)}
+    corpora: dict[str, Corpus] = {}
+    for path in paths:
+        if path.name in corpora:
+            raise InputError(
+                f"two corpora are called {path.name}; rename a directory, since names tell them "
+                "apart."
             )
-            start += found
-            count -= found
+        corpora[path.name] = corpus = Corpus(path, split, path.name)
+        if corpus.tokenizer.fingerprint() != corpora[paths[0].name].tokenizer.fingerprint():
+            raise InputError(
+                f"{path} was prepared with another tokenizer than {paths[0]}; prepare one again "
+                "with the vocabulary of the other."
+            )
+    return corpora

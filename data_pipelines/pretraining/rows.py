@@ -25,7 +25,6 @@ from data_pipelines.pretraining.truncation import draw_truncated_pairs
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 OBJECTIVES = ("mlm_nsp", "mlm")
-FEW_STREAMS = 16
 LEAST_KEPT = 0.9  # of the rows that best fit gives; the others' text waits for the next epoch
 SHARES = ("mask_share", "keep_share", "random_share")
 
@@ -65,6 +64,10 @@ class PretrainingOptions:
         whole vocabulary, as the original did.
       dupe_factor: 0 draws anew in every epoch (dynamic masking); d > 0 repeats the first d epochs
         for ever, as the original's d copies of the corpus do.
+      smoothing: of several corpora, the exponent of each one's size in its share of the rows: 1 is
+        natural, 0.7 is that of BERT's multilingual models (see `mixture`).
+      weights: of several corpora, in their order, in place of their sizes: numbers with "+"
+        between them.
       pairs_per_row: K, at most so many pairs in a row; None for seq_len / 16.
       workers: threads that make batches; None for one a core. Changes nothing but speed.
 
@@ -86,6 +89,8 @@ class PretrainingOptions:
     random_share: float = 0.1
     random_pieces: str = "real"
     dupe_factor: int = 0
+    smoothing: float = 1.0
+    weights: str = ""
     pairs_per_row: int | None = None
     workers: int | None = None
 
@@ -161,6 +166,7 @@ class Drawing:
     """What of a batch depends on the version of the corpus: a corpus gives the same rows for ever.
 
     Attributes:
+      version: of the corpus.
       draw_pairs: that of `pairs`, or the one of `truncation`.
       exact_masks: whether masking by words always meets its count (see `masking.choose`).
       section: tokens of a document that are drawn together at most, about; None for all.
@@ -170,9 +176,9 @@ class Drawing:
         to fill them is drawn twice, and what finds no row waits for the next epoch.
       packs_anew: whether rows that are wanted beyond those worth keeping are found by packing all
         anew with what is drawn twice, which may put off what was drawn once.
-      rows_of_stream: of a batch, at least, if there are more than `FEW_STREAMS` (see `data`).
     """
 
+    version: int
     draw_pairs: Callable[..., Pairs]
     exact_masks: bool
     section: int | None
@@ -180,11 +186,11 @@ class Drawing:
     full: float
     spare: float
     packs_anew: bool
-    rows_of_stream: int
 
 
 DRAWINGS = {
     1: Drawing(
+        1,
         draw_truncated_pairs,
         exact_masks=False,
         section=None,
@@ -192,9 +198,9 @@ DRAWINGS = {
         full=0.985,
         spare=0.0,
         packs_anew=True,
-        rows_of_stream=1,
     ),
     2: Drawing(
+        2,
         draw_pairs,
         exact_masks=True,
         section=1 << 12,
@@ -202,7 +208,6 @@ DRAWINGS = {
         full=0.965,
         spare=0.01,
         packs_anew=False,
-        rows_of_stream=4,
     ),
 }
 
