@@ -68,6 +68,7 @@ class CorpusRows:
       corpus: whose rows they are.
       streams: how many there are, a divisor of the training shards; 1 for held-out data.
       own: the streams that are to be read.
+      readers: places in each stream that are read by turns.
       rows_in_flight: about how many rows are made at the same time.
       share: gives all hosts the `size` integers that a function gives on the first one.
 
@@ -81,6 +82,7 @@ class CorpusRows:
         options: PretrainingOptions,
         streams_: int,
         own: Iterable[int],
+        readers: int,
         rows_in_flight: int,
         share: Share,
     ) -> None:
@@ -99,12 +101,11 @@ class CorpusRows:
         with ThreadPoolExecutor(options.threads) as pool:
             self._sections = dict(zip(needed, pool.map(self._open, needed), strict=True))
 
+        places = 2 * len(own) * readers
         chunks = rows_in_flight * options.seq_len // self._drawing.chunk
-        self._order = streams.Memo(self._make_order, 2 * len(own))
-        self._plan = streams.Memo(
-            self._make_plan, 2 * len(own) if self._training else len(self._infos)
-        )
-        self._chunk = streams.Memo(self._make_chunk, 2 * len(own) + chunks)
+        self._order = streams.Memo(self._make_order, places)
+        self._plan = streams.Memo(self._make_plan, places if self._training else len(self._infos))
+        self._chunk = streams.Memo(self._make_chunk, places + chunks)
         if self._training:
             kept, self._sampled = share(self._measure, 2)
             self._kept = int(kept * (1 + self._drawing.spare))

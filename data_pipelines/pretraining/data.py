@@ -103,7 +103,10 @@ class PretrainingData:
             of_corpus = math.gcd(self.streams, len(corpus.infos)) if self._training else 1
             siblings = self.streams // of_corpus
             own = {stream // siblings for stream in self._own_streams()}
-            self._sources.append(CorpusRows(corpus, options, of_corpus, own, in_flight, share))
+            readers = siblings if len(corpora) > 1 else 1
+            self._sources.append(
+                CorpusRows(corpus, options, of_corpus, own, readers, in_flight, share)
+            )
             self._siblings.append(siblings)
         self.rows_per_epoch = sum(source.rows_per_epoch for source in self._sources)
         self.steps = None if self._training else -(-self.rows_per_epoch // options.batch_size)
