@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from bertjax.training.config import Config
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def add_config(
+    parser: argparse.ArgumentParser, group: argparse._MutuallyExclusiveGroup | None = None
+) -> None:
+    """To a parser, or to a group in which something else may be given instead."""
+    (group or parser).add_argument(
         "--config",
-        required=True,
+        required=not group,
         metavar="FILE[:OPTIONS]",
         help="a file with get_config(**options), and KEY=VALUE,... for them; "
         "--config.FIELD=VALUE overrides a field",

@@ -1,4 +1,4 @@
-"""Show what the model will see, masks marked, or its parameters."""
+"""Show what a model will see, masks marked, its parameters, or what a corpus holds."""
 
 import argparse
 
@@ -12,7 +12,9 @@ EXAMPLE = "bertjax inspect --config experiments/pretrain.py:smoke,data=corpora/m
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    add_config(parser, what)
+    what.add_argument("--corpus", metavar="DIR", help="what `bertjax prepare` wrote")
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--start", type=int, default=0, help="first step")
     parser.add_argument("--hosts", type=int, default=1)
@@ -22,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.corpus:
+        if args.rest:
+            raise InputError("--config.* are of a run: leave them out where --corpus is looked at.")
+        from bertjax.reports.corpus import describe
+
+        for line in describe(args.corpus):
+            print(line)
+        return
     from bertjax.runs.inspection import parameter_table, save_batches, show_batches
 
     if args.start < 0:

@@ -1,4 +1,4 @@
-"""Write a run, or the output of an evaluation, as one HTML page."""
+"""Write a run, the output of an evaluation or a corpus as one HTML page."""
 
 import argparse
 

@@ -17,10 +17,12 @@ from etils import epath
 from bertjax.model.heads import HEADS
 from bertjax.pages.charts import Point, chart, number
 from bertjax.pages.page import facts, page, section, tiles
+from bertjax.reports import corpus
 from bertjax.runs.metrics import duration, metrics_path, read_metrics
 from bertjax.tasks import registry
 from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.training.config import parse_config
+from data_pipelines.corpus.records import MANIFEST
 from data_pipelines.errors import InputError
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl
@@ -52,14 +54,16 @@ NOTE = (
 
 
 def write_report(directory: epath.PathLike) -> epath.Path:
-    """Writes report.html into a workdir or the output of an evaluation; gives its path.
+    """Writes report.html into a workdir, the output of an evaluation or a corpus; gives its path.
 
-    Raises InputError when it is neither, or a run that has logged nothing yet.
+    Raises InputError when it is none of these, or a run that has logged nothing yet.
     """
     directory = epath.Path(directory)
     name = os.path.basename(os.path.abspath(directory))
     if (directory / EVALUATION_FILE).exists():
         text = _report_evaluation(name, directory)
+    elif (directory / MANIFEST).exists():
+        text = corpus.render(directory, name)
     else:
         text = _report_run(name, directory)
     path = directory / "report.html"

@@ -114,9 +114,13 @@ class CorpusRows:
             self._shard_rows = [self._plan(0, shard).ends[-1] for shard in range(len(self._infos))]
         self.rows_per_epoch = sum(self._shard_rows)
 
+    def rows_of(self, stream: int) -> int:
+        """Rows of one pass over a stream's shards."""
+        return self._order(0, stream).ends[-1]
+
     def parts(self, stream: int, start: int, count: int) -> Iterator[Part]:
         """Rows start .. start + count - 1 of a stream."""
-        rows_per_epoch = self._order(0, stream).ends[-1]
+        rows_per_epoch = self.rows_of(stream)
         width = self._options.draws
         while count:
             epoch, row = divmod(start, rows_per_epoch)

@@ -1,0 +1,71 @@
+"""What a corpus holds, and what becomes of it in rows, is told before it is trained on."""
+
+import numpy as np
+import pytest
+
+from bertjax.cli.main import main
+from bertjax.reports.corpus import describe
+from bertjax.reports.run import write_report
+from data_pipelines.corpus.records import read_manifest, read_shard
+from data_pipelines.errors import InputError
+from data_pipelines.pretraining.data import PretrainingData
+from data_pipelines.pretraining.rows import PretrainingOptions
+from data_pipelines.pretraining.survey import survey, unevenness
+
+
+@pytest.fixture(scope="module")
+def found(corpus):
+    return survey(corpus, seq_lens=(64,))
+
+
+def test_shards_are_sampled_over_the_whole_corpus(corpus, found) -> None:
+    infos = read_manifest(corpus).train
+    assert found.sampled[0] == infos[0].name and found.sampled[-1] == infos[-1].name
+    assert len(found.sampled) == 4
+    assert 0 <= unevenness(infos) < 0.05
+
+
+def test_lengths_are_those_of_the_sampled_text(corpus, found) -> None:
+    infos = {info.name: info for info in read_manifest(corpus).train}
+    shards = [read_shard(corpus, infos[name]) for name in found.sampled]
+    sentences = np.concatenate([np.diff(shard.sentences) for shard in shards])
+    assert found.sentence_pieces[-1] == sentences.max()
+    assert found.sentence_pieces[2] in (int(np.median(sentences)), int(np.median(sentences) + 0.5))
+    documents = np.concatenate([np.diff(shard.sentences[shard.documents]) for shard in shards])
+    assert found.document_pieces[-1] == documents.max()
+
+
+def test_rows_are_those_of_training(corpus, found) -> None:
+    (rows,) = found.rows
+    data = PretrainingData(corpus, PretrainingOptions(64, 8))
+    assert rows.rows == pytest.approx(data.rows_per_epoch, rel=0.02)
+    batches = [data.batch(step) for step in range(data.rows_per_epoch // 8)]
+    filled = np.mean([batch["pack_ids"] > 0 for batch in batches])
+    assert rows.filled == pytest.approx(filled, abs=0.02)
+    labels = [batch["nsp_labels"].sum() / batch["nsp_weights"].sum() for batch in batches]
+    assert rows.random == pytest.approx(np.mean(labels), abs=0.05)
+    assert list(rows.seen) == sorted(rows.seen) and rows.seen[0] > 0.95 and rows.seen[2] > 0.999
+
+
+def test_scripts_are_those_of_the_letters(found) -> None:
+    assert found.scripts == (("Latin", 1.0),)
+
+
+def test_the_command_and_the_page_say_the_same(corpus, tmp_path, capsys) -> None:
+    assert main(["inspect", "--corpus", str(corpus)]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines() == "\n".join(describe(corpus)).splitlines()
+    assert "text seen in a pass" in text and "400, of which" in text
+    path = write_report(corpus)
+    try:
+        page = path.read_text()
+    finally:
+        path.unlink()
+    assert "text seen in a pass" in page and "How documents begin" in page
+
+
+def test_what_is_no_corpus_is_refused(tmp_path, capsys) -> None:
+    with pytest.raises(InputError, match="is not a finished corpus"):
+        survey(tmp_path)
+    assert main(["inspect", "--corpus", str(tmp_path), "--config.steps=3"]) == 2
+    assert "--config.* are of a run" in capsys.readouterr().err
