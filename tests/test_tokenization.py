@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary import wordpiece
+from data_pipelines.vocabulary.counting import count_words, sentencepiece_cuts
 from data_pipelines.vocabulary.sentencepieces import SentencePieceTokenizer
 from data_pipelines.vocabulary.specials import SPECIALS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
-from data_pipelines.vocabulary.training import train_sentencepiece
+from data_pipelines.vocabulary.training import sentencepiece_from_counts
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 from data_pipelines.vocabulary.words import basic_words
 
@@ -351,7 +352,8 @@ def test_a_worker_gets_the_same_tokenizer() -> None:
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def sentencepiece(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
     lines = pydoc_data.topics.topics["specialnames"].split("\n")
-    model = train_sentencepiece(lines, 300, kind=request.param, cased=True)
+    counts = count_words(lines, *sentencepiece_cuts())
+    model = sentencepiece_from_counts(counts, 300, kind=request.param, cased=True)
     return SentencePieceTokenizer(model)
 
 

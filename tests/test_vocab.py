@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 from hypothesis import given
@@ -17,15 +17,13 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary import training as vocab
+from data_pipelines.vocabulary.counting import count_words, sentencepiece_cuts, wordpiece_cuts
 from data_pipelines.vocabulary.sentencepieces import SentencePieceTokenizer
 from data_pipelines.vocabulary.specials import SPECIALS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import (
-    count_words,
     sentencepiece_from_counts,
-    train_sentencepiece,
     train_vocabulary,
-    train_wordpiece,
     wordpiece_from_counts,
 )
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -35,6 +33,15 @@ LINES = [
 ]
 FEW_LINES = LINES[:1500]
 COUNTS = Counter({"low": 5, "lower": 2, "newest": 6, "widest": 3, "slow": 2})
+
+
+def train_wordpiece(lines: Iterable[str], size: int, *, cased: bool) -> list[str]:
+    return wordpiece_from_counts(count_words(lines, *wordpiece_cuts(cased)), size)
+
+
+def train_sentencepiece(lines: Iterable[str], size: int, *, kind: str, cased: bool) -> bytes:
+    counts = count_words(lines, *sentencepiece_cuts())
+    return sentencepiece_from_counts(counts, size, kind=kind, cased=cased)
 
 
 def sentence(error: pytest.ExceptionInfo[InputError]) -> str:
@@ -204,35 +211,6 @@ def test_real_text_is_cut_into_few_pieces(data_dir: pathlib.Path, cased: bool) -
     assert len(ids) < 1.3 * (len(ids) - continuing)
 
 
-# ---------------------------------------------------------------- counting
-
-
-def words_of(part: str) -> list[str]:
-    return part.split("-")
-
-
-def test_words_are_counted_over_all_lines() -> None:
-    lines = ["a-b c", "c a-b", "", "d"]
-    assert count_words(lines, str.split, words_of) == {"a": 2, "b": 2, "c": 2, "d": 1}
-
-
-def test_beyond_the_bound_frequent_words_keep_their_counts() -> None:
-    def lines() -> Iterator[str]:
-        for i in range(1000):
-            yield f"often{i % 3} rare{i} sometimes" if i % 10 == 0 else f"often{i % 3} rare{i}"
-
-    counts = count_words(lines(), str.split, words_of, most=50)
-    assert len(counts) <= 100
-    assert counts["often0"] + counts["often1"] + counts["often2"] == 1000
-    assert counts["sometimes"] == 100
-
-
-def test_a_text_without_words_is_refused() -> None:
-    for lines in ([], [""], [" \n", "\0\u200d"]):
-        with pytest.raises(InputError, match="holds no word"):
-            train_wordpiece(lines, 100, cased=False)
-
-
 # ---------------------------------------------------------------- SentencePiece
 
 
@@ -273,7 +251,7 @@ def test_sentencepiece_survives_half_a_surrogate_pair() -> None:
 @pytest.mark.parametrize("cased", [False, True])
 def test_the_file_is_a_tokenizer(tmp_path: pathlib.Path, kind: str, name: str, cased: bool) -> None:
     output = tmp_path / "new" / name
-    path = train_vocabulary(FEW_LINES, size=500, cased=cased, kind=kind, output=output)
+    path = train_vocabulary([FEW_LINES], size=500, cased=cased, kind=kind, output=output)
     assert [path] == [output] == list(output.parent.iterdir())
     tokenizer = load_tokenizer(path, cased=cased)
     assert len(tokenizer.pieces) == 500
@@ -284,7 +262,7 @@ TRAIN = """
 import sys, pydoc_data.topics
 from data_pipelines.vocabulary.training import train_vocabulary
 lines = pydoc_data.topics.topics["specialnames"].split("\\n")
-train_vocabulary(iter(lines), size=700, cased=True, kind=sys.argv[1], output=sys.argv[2])
+train_vocabulary([iter(lines)], size=700, cased=True, kind=sys.argv[1], output=sys.argv[2])
 """
 
 
@@ -323,7 +301,7 @@ def test_a_usage_error_is_found_before_the_text_is_read(
     options = {"size": 100, "cased": False, "kind": "wordpiece", "output": "vocab.txt", **changed}
     options["output"] = tmp_path / options["output"]
     with pytest.raises(InputError, match=message) as error:
-        train_vocabulary(lines(), **options)
+        train_vocabulary([lines()], **options)
     sentence(error)
 
 
@@ -336,11 +314,11 @@ def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: pathlib.Path
     output.write_text("precious")
     options = {"cased": False, "kind": "wordpiece", "output": output}
     with pytest.raises(OSError, match="went away"):
-        train_vocabulary(broken(), size=300, **options)
+        train_vocabulary([broken()], size=300, **options)
     for lines, size in (([], 300), (["too few"], 300)):
         with pytest.raises(InputError):
-            train_vocabulary(lines, size=size, **options)
+            train_vocabulary([lines], size=size, **options)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
-    train_vocabulary(FEW_LINES, size=300, **options)
+    train_vocabulary([FEW_LINES], size=300, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]
     assert output.read_text() != "precious"

@@ -45,9 +45,13 @@ def reading(args: argparse.Namespace) -> "Reading":
     """How the text is to be read; InputError if it cannot be so."""
     from data_pipelines.text.sources import Reading
 
-    number, percent = args.skip_bad.removesuffix("%"), args.skip_bad.endswith("%")
+    return Reading(args.field, args.documents, share_of("--skip-bad", args.skip_bad))
+
+
+def share_of(name: str, text: str) -> float:
+    """ "0.1%" or "0.001" as a number; InputError that names the argument for anything else."""
+    number, percent = text.removesuffix("%"), text.endswith("%")
     try:
-        share = float(number) / (100 if percent else 1)
+        return float(number) / (100 if percent else 1)
     except ValueError:
-        raise InputError(f"--skip-bad={args.skip_bad} is no share; give one as 0.1%.") from None
-    return Reading(args.field, args.documents, share)
+        raise InputError(f"{name}={text} is no share; give one as 0.1%.") from None

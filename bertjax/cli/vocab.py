@@ -5,7 +5,8 @@ import argparse
 from etils import epath
 
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text, reading
+from bertjax.cli.text import add_text, reading, share_of
+from data_pipelines.errors import InputError
 
 ORDER = 10
 EXAMPLE = "bertjax vocab --input 'text/*.txt' --size 30522 --output vocab.txt"
@@ -15,15 +16,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text(parser)
     parser.add_argument("--size", type=int, default=30522, help="pieces, exactly (%(default)s)")
     parser.add_argument("--kind", choices=["wordpiece", "bpe", "unigram"], default="wordpiece")
+    parser.add_argument(
+        "--sample", default="100%", metavar="SHARE", help="of the documents to count (all)"
+    )
+    parser.add_argument(
+        "--smoothing",
+        type=float,
+        default=1.0,
+        help="exponent of each --input's part in all words: 0.7 lifts small languages (1)",
+    )
+    parser.add_argument("--workers", type=int, help="processes (one a core)")
 
 
 def run(args: argparse.Namespace) -> None:
     from data_pipelines.text.sources import read_documents
+    from data_pipelines.vocabulary.counting import sampled
     from data_pipelines.vocabulary.training import train_vocabulary
 
     check_directory(epath.Path(args.output).parent, "--output")
-    lines = (line for document in read_documents(args.input, reading(args)) for line in document)
+    how, share = reading(args), share_of("--sample", args.sample)
+    if not 0 < share <= 1:
+        raise InputError(f"--sample={args.sample} is no share to count; give one up to 100%.")
+    # Without smoothing all inputs are one corpus.
+    groups = [[given] for given in args.input] if args.smoothing != 1 else [args.input]
+    corpora = [
+        (line for document in sampled(read_documents(group, how), share) for line in document)
+        for group in groups
+    ]
     path = train_vocabulary(
-        lines, size=args.size, cased=bool(args.cased), kind=args.kind, output=args.output
+        corpora,
+        size=args.size,
+        cased=bool(args.cased),
+        kind=args.kind,
+        output=args.output,
+        smoothing=args.smoothing,
+        workers=args.workers,
     )
     print(f"{args.size:,} pieces in {path}")

@@ -7,15 +7,11 @@ document. A document is the unit: it is in memory as a whole.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-import multiprocessing
 import os
-import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TextIO
 
 import numpy as np
@@ -34,6 +30,7 @@ from data_pipelines.corpus.records import (
     write_manifest,
 )
 from data_pipelines.errors import InputError
+from data_pipelines.parallel import ordered_map
 from data_pipelines.paths import is_remote
 from data_pipelines.text.sources import AS_IT_IS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -65,8 +62,7 @@ def prepare(
       inputs: what `sources` describes.
       tokenizer: gives the ids, and is saved with the corpus.
       output: a directory that does not exist yet or is empty.
-      workers: processes that tokenise; 0 and 1 mean this process alone, None one for each core.
-        With more than one, a script needs the usual `if __name__ == "__main__"`.
+      workers: processes that tokenise; see `ordered_map`.
       held_out: share of the documents to hold out, chosen by the hash of their text.
       dedup: whether only the first of documents with the same text is kept.
       shards: number of train shards; None chooses a power of two by the size of the corpus.
@@ -82,14 +78,14 @@ def prepare(
     documents = itertools.chain.from_iterable(read_source(s, reading) for s in sources)
     batches = grouped(map("\n".join, documents), len, _BATCH)
     dtype = token_dtype(len(tokenizer.pieces))
-    workers = os.cpu_count() or 1 if workers is None else workers
     meter = _Meter(progress)
     with (
         stage_for(epath.Path(output)) as stage,
         temporary_file(stage) as spool,
         temporary_file(stage) as rows,
     ):
-        for index, payload in _encode_in_parallel(batches, tokenizer, workers):
+        make = functools.partial(_encoder, tokenizer)
+        for index, payload in ordered_map(make, batches, workers):
             index["start"] += spool.tell()
             spool.write(payload)
             rows.write(index.tobytes())
@@ -142,49 +138,9 @@ def check_output(output: epath.PathLike) -> None:
 # ---------------------------------------------------------------- documents to ids
 
 
-def _encode_in_parallel(
-    batches: Iterable[list[str]], tokenizer: Tokenizer, workers: int
-) -> Iterator[tuple[np.ndarray, bytes]]:
-    """`encode_documents` of every batch, in order; few batches are in flight at a time."""
-    if workers <= 1:
-        encoder = BulkEncoder(tokenizer)
-        for batch in batches:
-            yield encode_documents(batch, encoder)
-        return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _start_worker, (tokenizer,)
-    )
-    try:
-        pending: deque[Future] = deque()
-        for batch in batches:
-            pending.append(pool.submit(_encode_in_worker, batch))
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # they end while the shards are written
-
-
-_worker_encoder: BulkEncoder
-
-
-def _start_worker(tokenizer: Tokenizer) -> None:
-    global _worker_encoder
-    _worker_encoder = BulkEncoder(tokenizer)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """A parent that is killed cannot stop its workers, and they would wait for ever."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-    os._exit(1)
-
-
-def _encode_in_worker(batch: list[str]) -> tuple[np.ndarray, bytes]:
-    return encode_documents(batch, _worker_encoder)
+def _encoder(tokenizer: Tokenizer) -> Callable[[list[str]], tuple[np.ndarray, bytes]]:
+    encoder = BulkEncoder(tokenizer)
+    return lambda documents: encode_documents(documents, encoder)
 
 
 # ---------------------------------------------------------------- documents to shards

@@ -5,11 +5,8 @@ again and again, the two neighbouring pieces that occur together most often (as 
 does, Sennrich et al. 2016), until the vocabulary has its size. Ties go to the pieces that are
 older, so the same text always gives the same vocabulary, which the trainers of common libraries
 do not promise.
-
-Memory is bounded by the different words of a text, not by its length: see `count_words`.
 """
 
-import functools
 import heapq
 import io
 import itertools
@@ -17,35 +14,48 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import sentencepiece
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.counting import (
+    count_words,
+    sentencepiece_cuts,
+    smoothed,
+    wordpiece_cuts,
+)
 from data_pipelines.vocabulary.specials import SPECIALS
 from data_pipelines.vocabulary.wordpiece import CONTINUES, LONGEST_WORD
-from data_pipelines.vocabulary.words import basic_words, raw_words
 
 log = logging.getLogger(__name__)
 
-MOST_WORDS = 1_000_000  # different words that are counted before the rarest are forgotten
 SMALLEST_WITH_UNUSED = 2_000  # from this size on, ids 1-99 are left to [unusedN], as in BERT
 FREQUENT = 1e-6  # share of the text from which on a character is in the vocabulary
 FEWEST = 2  # a piece that occurs less often than this cannot be learned
 
 
 def train_vocabulary(
-    lines: Iterable[str], *, size: int, cased: bool, kind: str, output: epath.PathLike
+    corpora: Sequence[Iterable[str]],
+    *,
+    size: int,
+    cased: bool,
+    kind: str,
+    output: epath.PathLike,
+    smoothing: float = 1.0,
+    workers: int | None = 1,
 ) -> epath.Path:
     """Trains a vocabulary and writes it, whole or not at all; what was there stays until then.
 
     Args:
-      lines: the text, in parts of any length. Read once.
+      corpora: texts, each in parts of any length. Read once.
       size: the number of pieces, special ones included; exactly so many are written.
       cased: whether case is kept.
       kind: "wordpiece", or "bpe" or "unigram" for a SentencePiece model.
       output: the file; a SentencePiece model's name ends in `.model`.
+      smoothing: weights the corpora; see `counting.smoothed`.
+      workers: processes that count words; None for one a core.
 
     Returns:
       The path of the file.
@@ -64,10 +74,13 @@ def train_vocabulary(
         raise InputError(f"a vocabulary of {size} pieces is too small; a useful one has thousands")
     if output.is_dir():
         raise InputError(f"{output} is a directory; give the name of the file to write")
+    cuts = wordpiece_cuts(cased) if kind == "wordpiece" else sentencepiece_cuts()
+    counted = [count_words(lines, *cuts, workers=workers) for lines in corpora]
+    counts = smoothed(counted, smoothing)
     if kind == "wordpiece":
-        content = ("\n".join(train_wordpiece(lines, size, cased=cased)) + "\n").encode()
+        content = ("\n".join(wordpiece_from_counts(counts, size)) + "\n").encode()
     else:
-        content = train_sentencepiece(lines, size, kind=kind, cased=cased)
+        content = sentencepiece_from_counts(counts, size, kind=kind, cased=cased)
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.parent / f"{output.name}.partial-{os.getpid()}"
     try:
@@ -76,74 +89,6 @@ def train_vocabulary(
     finally:
         partial.unlink(missing_ok=True)
     return output
-
-
-def train_wordpiece(
-    lines: Iterable[str], size: int, *, cased: bool, strip_accents: bool | None = None
-) -> list[str]:
-    """The pieces of a WordPiece vocabulary trained on the text, `size` of them, in order of id."""
-    counts = count_words(
-        lines,
-        functools.partial(raw_words, cased=cased),
-        functools.partial(
-            basic_words,
-            cased=cased,
-            strip_accents=not cased if strip_accents is None else strip_accents,
-        ),
-    )
-    return wordpiece_from_counts(counts, size)
-
-
-def train_sentencepiece(lines: Iterable[str], size: int, *, kind: str, cased: bool) -> bytes:
-    """A SentencePiece model of `size` pieces, kind "bpe" or "unigram", as its file holds it."""
-    counts = count_words(lines, str.split, lambda word: [word])
-    return sentencepiece_from_counts(counts, size, kind=kind, cased=cased)
-
-
-# ---------------------------------------------------------------- counting
-
-
-def count_words(
-    lines: Iterable[str],
-    cut: Callable[[str], Iterable[str]],
-    words_of: Callable[[str], Iterable[str]],
-    most: int = MOST_WORDS,
-) -> Counter[str]:
-    """How often each word occurs in the text.
-
-    Exact as long as there are no more than `most` different words. Beyond that, the rarest half is
-    forgotten each time, which costs the words that are frequent throughout the text nothing (lossy
-    counting, Manku and Motwani 2002).
-
-    Args:
-      lines: the text, in parts that no word spans.
-      cut: cuts a line into parts, cheaply.
-      words_of: the words of such a part; called once for all occurrences of a part.
-      most: the bound on the different words held.
-
-    Raises:
-      InputError: the text holds no word.
-    """
-    words: Counter[str] = Counter()
-    parts: Counter[str] = Counter()
-
-    def count_parts() -> None:
-        for part, count in parts.items():
-            for word in words_of(part):
-                words[word] += count
-        parts.clear()
-
-    for line in lines:
-        parts.update(cut(line))
-        if len(parts) > most:
-            count_parts()
-            log.info("counted %d different words", len(words))
-            if len(words) > most:
-                words = Counter(dict(words.most_common(most // 2)))
-    count_parts()
-    if not words:
-        raise InputError("the text holds no word; give a text to train a vocabulary on")
-    return words
 
 
 # ---------------------------------------------------------------- WordPiece
