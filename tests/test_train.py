@@ -27,7 +27,7 @@ from bertjax.tasks import registry
 from bertjax.training.checkpoint import CheckpointError, find_checkpoint, load_params
 from bertjax.training.config import Config, load_config
 from bertjax.training.step import means, sums_and_gradient
-from data_pipelines.pretraining import data
+from data_pipelines.pretraining import corpus_rows
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
@@ -261,9 +261,9 @@ def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -
 
 @pytest.mark.slow
 def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -> None:
-    opened, real = [], data.read_shard
+    opened, real = [], corpus_rows.read_shard
     monkeypatch.setattr(
-        data, "read_shard", lambda path, info: opened.append(info.name) or real(path, info)
+        corpus_rows, "read_shard", lambda path, info: opened.append(info.name) or real(path, info)
     )
     evaluate(configure(corpus), whole)
     assert opened and all(name.startswith("heldout-") for name in opened)

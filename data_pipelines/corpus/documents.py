@@ -126,7 +126,7 @@ def _up_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def unpack(
-    rows: np.ndarray, records: Iterable[bytes], dtype: np.dtype
+    rows: np.ndarray, records: Iterable[bytes | memoryview], dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """The token ids [n] of documents and the lengths [s] of their sentences.
 

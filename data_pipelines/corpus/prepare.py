@@ -1,42 +1,57 @@
 """Inputs to a corpus directory: streamed, in parallel, the same result on any number of workers.
 
-Ids go to a spool file in the order of the documents; when the input ends, the index of `documents`
-tells what goes into which shard. So memory holds a few batches of text and, at the end, 80 bytes a
-document. A document is the unit: it is in memory as a whole.
+Ids go to a spool in the order of the documents; when the input ends, the index of `documents` tells
+what goes into which shard, and the spool is read once, from its start to its end. So memory holds a
+few batches of text, a segment of the spool and, at the end, some 100 bytes a document. A document
+is the unit: it is in memory as a whole.
 """
 
 import contextlib
 import dataclasses
 import functools
 import itertools
+import json
+import logging
 import os
+import pathlib
+import shutil
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from etils import epath
 
 from data_pipelines.corpus.bulk import BulkEncoder, grouped
-from data_pipelines.corpus.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.corpus.documents import (
+    INDEX,
+    Members,
+    assign_shards,
+    count,
+    encode_documents,
+    unpack,
+)
 from data_pipelines.corpus.records import (
     MANIFEST,
     Manifest,
     ShardInfo,
     ShardWriter,
     shard_name,
-    temporary_file,
     token_dtype,
     write_manifest,
 )
+from data_pipelines.corpus.spool import Position, Spool
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
 from data_pipelines.paths import is_remote
-from data_pipelines.text.sources import AS_IT_IS, Reading, read_source, resolve
+from data_pipelines.text.sources import AS_IT_IS, BUILTIN, TFDS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
+log = logging.getLogger(__name__)
+
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
-_BLOCK = 1 << 20  # bytes of ids that are written to a shard at a time
 _PARTIAL = ".partial"
 
 
@@ -55,8 +70,9 @@ def prepare(
     """Make a corpus directory: shards of train and held-out documents, tokenizer and manifest.
 
     With equal inputs and options the files are equal to the byte, whatever `workers` is. Work in
-    progress is in `OUTPUT.partial`, which becomes `output` when all is done. (Remote file systems
-    cannot rename a directory: there the manifest, written last, is what makes it a corpus.)
+    progress is in `OUTPUT.partial`, which becomes `output` when all is done; a preparation that was
+    killed goes on from there. (Remote file systems cannot rename a directory: there the manifest,
+    written last, is what makes it a corpus, and a preparation begins anew.)
 
     Args:
       inputs: what `sources` describes.
@@ -75,34 +91,38 @@ def prepare(
     check_output(output)
     options = checked_options(inputs, reading, held_out, dedup, shards)
     sources = resolve(inputs)
-    documents = itertools.chain.from_iterable(read_source(s, reading) for s in sources)
-    batches = grouped(map("\n".join, documents), len, _BATCH)
     dtype = token_dtype(len(tokenizer.pieces))
     meter = _Meter(progress)
-    with (
-        stage_for(epath.Path(output)) as stage,
-        temporary_file(stage) as spool,
-        temporary_file(stage) as rows,
-    ):
-        make = functools.partial(_encoder, tokenizer)
-        for index, payload in ordered_map(make, batches, workers):
-            index["start"] += spool.tell()
-            spool.write(payload)
-            rows.write(index.tobytes())
+    identity = json.dumps([options, tokenizer.fingerprint(), [_stamp(s) for s in sources]])
+    with stage_for(epath.Path(output), resumes=True) as stage, _scratch(stage) as scratch:
+        for leftover in [path for path in stage.iterdir() if path.name != scratch.name]:
+            leftover.unlink()
+        spool = Spool(scratch, identity)
+        for index in spool.indexes():
             meter.add(index)
+        if spool.position != Position():
+            log.info("goes on after %s", meter)
+        positions: deque[Position] = deque()
+        batches = _batches(sources, reading, spool.position, positions)
+        for index, payload in ordered_map(functools.partial(_encoder, tokenizer), batches, workers):
+            meter.add(index)
+            spool.append(index, payload, positions.popleft())
+        spool.complete()
         meter.end()
-        spool.flush()
-        rows.seek(0)
-        index = np.fromfile(rows, INDEX)
+        index = np.concatenate([np.zeros(0, INDEX), *spool.indexes()])
         members = assign_shards(index, held_out, dedup, shards)
-        infos = {
-            split: [
-                _write_shard(stage, shard_name(split, i, len(parts)), dtype, index[part], spool)
-                for i, part in enumerate(parts)
-            ]
-            for split, parts in members.items()
-        }
-        return finish(stage, tokenizer, options, infos, count(index, members))
+        infos = _write_shards(stage, dtype, members, len(index), spool)
+        manifest = finish(stage, tokenizer, options, infos, count(index, members))
+        shutil.rmtree(scratch)
+        return manifest
+
+
+def _stamp(source: str) -> list[str | int]:
+    """What changes when a file does."""
+    if source == BUILTIN or source.startswith(TFDS):
+        return [source]
+    found = epath.Path(source).stat()
+    return [source, found.length, int(found.mtime)]
 
 
 def checked_options(
@@ -138,6 +158,23 @@ def check_output(output: epath.PathLike) -> None:
 # ---------------------------------------------------------------- documents to ids
 
 
+def _batches(
+    sources: Sequence[str], reading: Reading, start: Position, positions: deque[Position]
+) -> Iterator[list[str]]:
+    """Documents behind a position, grouped; where each batch ends is added to `positions`."""
+
+    def documents() -> Iterator[tuple[Position, str]]:
+        for number, source in enumerate(sources[start.source :], start.source):
+            skipped = start.documents if number == start.source else 0
+            found = itertools.islice(read_source(source, reading), skipped, None)
+            for done, lines in enumerate(found, skipped + 1):
+                yield Position(number, done), "\n".join(lines)
+
+    for batch in grouped(documents(), lambda item: len(item[1]), _BATCH):
+        positions.append(batch[-1][0])
+        yield [text for _, text in batch]
+
+
 def _encoder(tokenizer: Tokenizer) -> Callable[[list[str]], tuple[np.ndarray, bytes]]:
     encoder = BulkEncoder(tokenizer)
     return lambda documents: encode_documents(documents, encoder)
@@ -146,16 +183,36 @@ def _encoder(tokenizer: Tokenizer) -> Callable[[list[str]], tuple[np.ndarray, by
 # ---------------------------------------------------------------- documents to shards
 
 
-def _write_shard(
-    directory: epath.Path, name: str, dtype: np.dtype, rows: np.ndarray, spool: IO[bytes]
-) -> ShardInfo:
-    with ShardWriter(directory, name, dtype) as writer:
-        blocks = np.cumsum(rows["size"]) // _BLOCK
-        for part in np.split(rows, np.flatnonzero(np.diff(blocks)) + 1):
-            where = zip(part["size"].tolist(), part["start"].tolist(), strict=True)
-            records = [os.pread(spool.fileno(), size, start) for size, start in where]
-            writer.append_flat(*unpack(part, records, dtype), part["sentences"])
-        return writer.close()
+def _write_shards(
+    directory: epath.Path, dtype: np.dtype, members: Members, documents: int, spool: Spool
+) -> dict[str, list[ShardInfo]]:
+    """Deals out the spool, a segment at a time."""
+    names = [
+        (split, shard_name(split, i, len(parts)), part)
+        for split, parts in members.items()
+        for i, part in enumerate(parts)
+    ]
+    shard_of = np.full(documents, len(names), np.int32)
+    for shard, (_, _, part) in enumerate(names):
+        shard_of[part] = shard
+    first = 0
+    infos: dict[str, list[ShardInfo]] = {split: [] for split in members}
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(ShardWriter(directory, name, dtype)) for _, name, _ in names]
+        for index, payload in zip(spool.indexes(), spool.payloads(), strict=True):
+            here = shard_of[first : first + len(index)]
+            first += len(index)
+            ends = np.cumsum(np.bincount(here, minlength=len(names) + 1))
+            order = np.argsort(here, kind="stable")
+            for writer, chosen in zip(writers, np.split(order, ends[:-1]), strict=False):
+                rows = index[chosen]
+                where = zip(rows["start"].tolist(), rows["size"].tolist(), strict=True)
+                records = [payload[start : start + size] for start, size in where]
+                if records:
+                    writer.append_flat(*unpack(rows, records, dtype), rows["sentences"])
+        for writer, (split, _, _) in zip(writers, names, strict=True):
+            infos[split].append(writer.close())
+    return infos
 
 
 def finish(
@@ -179,22 +236,36 @@ def finish(
 
 
 @contextlib.contextmanager
-def stage_for(output: epath.Path) -> Iterator[epath.Path]:
-    """Where to write what shall be `output`: it appears when the block ends, and only then."""
+def stage_for(output: epath.Path, resumes: bool = False) -> Iterator[epath.Path]:
+    """Where to write what shall be `output`: it appears when the block ends, and only then.
+
+    With `resumes`, what an earlier try left there is still there, but after bad input.
+    """
     if is_remote(output):
         output.mkdir(parents=True, exist_ok=True)
         yield output
         return
     stage = output.with_name(output.name + _PARTIAL)
-    if stage.exists():
+    if stage.exists() and not resumes:
         stage.rmtree()  # of a preparation that was killed
-    stage.mkdir(parents=True)
+    stage.mkdir(parents=True, exist_ok=True)
     try:
         yield stage
         os.replace(stage, output)
-    except BaseException:
-        stage.rmtree()
+    except BaseException as error:
+        if not resumes or isinstance(error, InputError):
+            stage.rmtree()
         raise
+
+
+@contextlib.contextmanager
+def _scratch(stage: epath.Path) -> Iterator[pathlib.Path]:
+    """Where the spool is: a local directory, of which only that of a local stage stays."""
+    if is_remote(stage):
+        with tempfile.TemporaryDirectory() as directory:
+            yield pathlib.Path(directory) / "spool"
+    else:
+        yield pathlib.Path(stage) / "spool"
 
 
 class _Meter:
@@ -218,12 +289,15 @@ class _Meter:
             self._show(self._stream)
             self._stream.write("\n")
 
+    def __str__(self) -> str:
+        return (
+            f"{self._documents:,} documents, {self._bytes / 1e6:,.1f} MB of text, "
+            f"{self._pieces:,} pieces"
+        )
+
     def _show(self, stream: TextIO) -> None:
         self._shown = time.monotonic()
         rate = self._pieces / (self._shown - self._begin)
-        line = (
-            f"{self._documents:,} documents, {self._bytes / 1e6:,.1f} MB of text, "
-            f"{self._pieces:,} pieces, {rate:,.0f} pieces/s"
-        )
+        line = f"{self}, {rate:,.0f} pieces/s"
         stream.write(f"\r\x1b[K{line}" if self._redraws else f"{line}\n")
         stream.flush()

@@ -20,6 +20,7 @@ import hashlib
 import itertools
 import json
 import os
+import pathlib
 import struct
 import tempfile
 import zlib
@@ -97,20 +98,23 @@ def token_dtype(vocab_size: int) -> np.dtype:
 class ShardWriter:
     """Writes one shard; use as a context manager, or call `close`.
 
-    Offsets and tokens wait in temporary files beside the shard until `close` knows how many there
-    are, so memory does not grow with the shard. Nothing named `name` exists before `close`.
+    Offsets and tokens wait in files beside the shard until `close` knows how many there are, so
+    memory does not grow with the shard; those files are open only while something is added, so that
+    there may be thousands of writers. Nothing named `name` exists before `close`.
     """
 
     def __init__(self, directory: epath.PathLike, name: str, dtype: np.dtype) -> None:
         self._path = epath.Path(directory) / name
         self._dtype = dtype
         self._counts = [0, 0, 0]  # documents, sentences, tokens
-        self._spill = contextlib.ExitStack()
-        self._parts: list[IO[bytes]] = []
-        for _ in self._counts:
-            self._parts.append(self._spill.enter_context(temporary_file(directory)))
-        for offsets in self._parts[:2]:
-            offsets.write(bytes(8))
+        self._temporary = contextlib.ExitStack()
+        beside = os.fspath(directory)
+        if is_remote(directory):
+            beside = self._temporary.enter_context(tempfile.TemporaryDirectory())
+        self._parts = [pathlib.Path(beside) / f".{name}.{i}" for i in range(3)]
+        for part, begin in zip(self._parts, (bytes(8), bytes(8), b""), strict=True):
+            part.write_bytes(begin)
+            self._temporary.callback(part.unlink, missing_ok=True)
 
     def append(self, document: Sequence[Sequence[int]]) -> None:
         """Add a document: its sentences, each a sequence of token ids, none of them empty."""
@@ -136,18 +140,22 @@ class ShardWriter:
                 "least one sentence, and every sentence at least one token."
             )
         _, sentences_before, tokens_before = self._counts
-        self._parts[0].write((np.cumsum(sentences) + sentences_before).astype("<i8").tobytes())
-        self._parts[1].write((np.cumsum(lengths) + tokens_before).astype("<i8").tobytes())
-        self._parts[2].write(tokens.astype(self._dtype, copy=False).tobytes())
-        for i, added in enumerate((sentences, lengths, tokens)):
-            self._counts[i] += len(added)
+        arrays = (
+            (np.cumsum(sentences) + sentences_before).astype("<i8"),
+            (np.cumsum(lengths) + tokens_before).astype("<i8"),
+            tokens.astype(self._dtype, copy=False),
+        )
+        for i, (part, array) in enumerate(zip(self._parts, arrays, strict=True)):
+            with part.open("ab") as file:
+                file.write(array.tobytes())
+            self._counts[i] += len(array)
 
     def close(self) -> ShardInfo:
         """Write the file and return what the manifest needs to know of it."""
         header = _HEADER.pack(_MAGIC, _LAYOUT, self._dtype.itemsize, *self._counts)
         size = checksum = 0
-        with self._spill, self._path.open("wb") as file:
-            for block in itertools.chain([header], *map(_blocks, self._parts)):
+        with self._temporary, self._path.open("wb") as file:
+            for block in itertools.chain([header], *map(_blocks_of, self._parts)):
                 file.write(block)
                 size += len(block)
                 checksum = zlib.crc32(block, checksum)
@@ -158,17 +166,16 @@ class ShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._spill.close()
+        self._temporary.close()
+
+
+def _blocks_of(path: pathlib.Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from _blocks(file)
 
 
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    file.seek(0)
     return iter(lambda: file.read(_BLOCK), b"")
-
-
-def temporary_file(directory: epath.PathLike) -> IO[bytes]:
-    """A nameless file, gone when closed or killed: on the disk of `directory` if that is local."""
-    return tempfile.TemporaryFile(dir=None if is_remote(directory) else os.fspath(directory))
 
 
 def read_shard(directory: epath.PathLike, info: ShardInfo, verify: bool = True) -> Shard:

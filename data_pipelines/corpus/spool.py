@@ -1,0 +1,101 @@
+"""Tokenised documents on the disk, in the order of the input, until it is known which go where.
+
+A spool is a directory of segments. Each has the payload and the index of consecutive documents (see
+`documents.INDEX`), and at last a file that says how far in the input it reaches: with it the
+segment is complete. A preparation that was killed goes on behind the last complete segment.
+"""
+
+import io
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from data_pipelines.corpus.documents import INDEX
+
+_IDENTITY = "identity.json"
+_SEGMENT = 1 << 26  # bytes of text, about: what is lost in a kill, and held at once
+
+
+class Position(NamedTuple):
+    """Where in the input: so many documents of source number `source`, and all before it."""
+
+    source: int = 0
+    documents: int = 0
+
+
+class Spool:
+    """Segments in a directory; those that another input or other options made are deleted.
+
+    Args:
+      directory: made if it does not exist.
+      identity: equal where the same documents would be written.
+
+    Attributes:
+      position: how far in the input the complete segments reach.
+    """
+
+    def __init__(self, directory: pathlib.Path, identity: str) -> None:
+        self._directory = directory
+        mark = directory / _IDENTITY
+        if not mark.exists() or mark.read_text() != identity:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
+            mark.write_text(identity)
+        self._count = 0
+        self.position = Position()
+        while self._file(self._count, "json").exists():
+            self.position = Position(*json.loads(self._file(self._count, "json").read_text()))
+            self._count += 1
+        self._new()
+
+    def append(self, index: np.ndarray, payload: bytes, position: Position) -> None:
+        """Adds documents, `position` being where they end; completes the segment if it is large."""
+        index["start"] += self._payload.tell()
+        self._payload.write(payload)
+        self._index.write(index.tobytes())
+        self._next = position
+        self._bytes += int(index["bytes"].sum())
+        if self._bytes >= _SEGMENT:
+            self.complete()
+
+    def complete(self) -> None:
+        """Makes sure that what was added stays; called at the end, for the last segment."""
+        if self._next == self.position:
+            return
+        _write(self._file(self._count, "payload"), self._payload.getbuffer())
+        _write(self._file(self._count, "index"), self._index.getbuffer())
+        _write(self._file(self._count, "json"), json.dumps(self._next).encode())
+        self.position = self._next
+        self._count += 1
+        self._new()
+
+    def indexes(self) -> Iterator[np.ndarray]:
+        """The index of each complete segment, in order."""
+        for segment in range(self._count):
+            yield np.fromfile(self._file(segment, "index"), INDEX)
+
+    def payloads(self) -> Iterator[memoryview]:
+        """What the rows of each complete segment's index point into."""
+        for segment in range(self._count):
+            yield memoryview(self._file(segment, "payload").read_bytes())
+
+    def _new(self) -> None:
+        self._payload, self._index, self._bytes = io.BytesIO(), io.BytesIO(), 0
+        self._next = self.position
+
+    def _file(self, segment: int, kind: str) -> pathlib.Path:
+        return self._directory / f"{segment:06d}.{kind}"
+
+
+def _write(path: pathlib.Path, content: bytes | memoryview) -> None:
+    draft = path.with_name(f"{path.name}.draft")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
