@@ -78,6 +78,7 @@ def rows_of(options: PretrainingOptions, seed: int = 0) -> tuple[dict[str, np.nd
         ({"mask_prob": -0.1}, "mask_prob=-0.1 is no probability"),
         ({"mask_prob": float("nan")}, "mask_prob=nan is no probability"),
         ({"mask_prob": 0.0}, "mask_prob=0 leaves nothing to predict"),
+        ({"across_documents": True}, "across_documents=True is of objective=mlm with packing"),
         ({"mask_share": 0.7}, "sum to 0.9; make them sum to 1"),
         ({"mask_share": 1.1, "random_share": -0.2}, "mask_share=1.1 is no probability"),
     ],
@@ -238,6 +239,22 @@ def test_a_pair_can_be_read_back_from_its_row(fields, seed):
         assert token_ids[row, batch["cls_positions"][row, slot]] == 2
         assert batch["nsp_labels"][row, slot] == part.pairs.is_random[i]
         assert batch["nsp_weights"][row, slot] == (options.objective == "mlm_nsp")
+
+
+def test_across_documents_a_row_is_one_text():
+    options = PretrainingOptions(64, 8, objective="mlm")
+    apart, part = rows_of(options)
+    across = make_rows(
+        [part], len(part.draws), dataclasses.replace(options, across_documents=True), NEW, TOKENIZER
+    )
+    assert apart["pack_ids"].max() > 1
+    real = apart["pack_ids"] > 0
+    np.testing.assert_array_equal(across["pack_ids"], real)
+    np.testing.assert_array_equal(across["positions"], np.where(real, np.arange(64), 0))
+    for name in BATCH:
+        assert across[name].dtype == apart[name].dtype
+        if name not in ("pack_ids", "positions"):
+            np.testing.assert_array_equal(across[name], apart[name])
 
 
 def test_rows_beyond_the_parts_are_padding_of_no_weight():

@@ -46,6 +46,7 @@ from data_pipelines.corpus.spool import Position, Spool
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
 from data_pipelines.paths import is_remote
+from data_pipelines.text.sentences import RULES
 from data_pipelines.text.sources import AS_IT_IS, BUILTIN, TFDS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -136,6 +137,7 @@ def checked_options(
     return {
         "inputs": list(inputs),
         **dataclasses.asdict(reading),
+        "sentence_rules": RULES,
         "held_out": held_out,
         "dedup": dedup,
         "shards": shards,

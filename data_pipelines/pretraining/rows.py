@@ -53,6 +53,9 @@ class PretrainingOptions:
       batch_size: rows of the global batch.
       packing: several pairs to a row; False is the classical one.
       objective: "mlm_nsp" is sentence pairs, "mlm" single segments without NSP.
+      across_documents: of objective "mlm": the segments of a row attend to one another, and their
+        positions go on from one to the next (RoBERTa's full sentences), instead of each standing
+        for itself.
       short_seq_prob: share of documents cut into shorter pairs (see `pairs`).
       max_predictions: M, at most so many masked pieces in a pair and in a row; None for
         `mask_prob` * seq_len rounded up to a multiple of 4.
@@ -80,6 +83,7 @@ class PretrainingOptions:
     seed: int = 0
     packing: bool = True
     objective: str = "mlm_nsp"
+    across_documents: bool = False
     short_seq_prob: float = 0.1
     max_predictions: int | None = None
     mask_prob: float = 0.15
@@ -116,6 +120,10 @@ class PretrainingOptions:
             raise InputError(
                 f"max_predictions={self.max_predictions} is more than the seq_len={self.seq_len} "
                 "pieces of a row; give at most that."
+            )
+        if self.across_documents and (self.objective != "mlm" or not self.packing):
+            raise InputError(
+                "across_documents=True is of objective=mlm with packing; set these or leave it out."
             )
         if not self.packing and self.pairs_per_row not in (None, 1):
             raise InputError(
@@ -310,6 +318,9 @@ def make_rows(
     cells, runs = lay_out(text, pairs, row, batch, tokenizer.cls_id, tokenizer.sep_id)
 
     length, slots, _ = dataclasses.astuple(options.row)
+    if options.across_documents:
+        batch["pack_ids"] = np.minimum(batch["pack_ids"], 1)
+        batch["positions"] = batch["pack_ids"] * np.arange(length, dtype=np.int32)
     starts = masking.word_starts(text, runs, tokenizer.continues)
     counts = _predictions(pairs, options)
     of_pieces = draws[:, :length].reshape(-1)[cells]

@@ -1,11 +1,15 @@
 """A line of text to sentences, by rule.
 
 A sentence ends
-- after a run of `。` `！` `？` `｡` and the closing quotes and brackets behind it;
+- after a run of `。` `！` `？` `｡` or the stops of Khmer, Burmese, Tibetan, Ethiopic and Armenian, and
+  the closing quotes and brackets behind it;
 - after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` and the closing quotes and brackets behind it,
   where white space follows and then, after any opening quotes and brackets, something that can
   start a sentence: a digit, or a letter that is not lower-case. In a line without a capital it
   may be lower-case.
+
+- where white space stands between letters of Thai or Lao, which have no stops and put spaces
+  between sentences and clauses, if at least 40 characters came before it.
 
 A full stop by itself does not end one
 - after a word that introduces a name or a sequel (Dr. No, vs. the rest);
@@ -21,8 +25,11 @@ Nothing is lost: the sentences put together are the line, but for white space at
 # ruff: noqa: RUF001 (signs of many scripts are what this file is about)
 
 import re
+from collections.abc import Iterator
 
-_STOPS, _WIDE_STOPS = ".!?…।॥؟۔", "。！？｡"
+RULES = 2  # what is above; changes with it
+
+_STOPS, _WIDE_STOPS = ".!?…।॥؟۔", "。！？｡។៕။།༎።։"
 _CLOSING, _WIDE_CLOSING = r"\"'”’»)\]}", "」』）】》"
 # That every match starts with one of a few signs lets the search skip what lies between; that it
 # starts a run of them keeps the search linear.
@@ -33,6 +40,8 @@ _END = re.compile(
 )
 _END_AT_FULL_STOP = re.compile(rf"\.{_REST}")  # one sign is searched for far faster than several
 _OTHER_STOPS = (_STOPS + _WIDE_STOPS).replace(".", "")
+_CLAUSE = re.compile(r"(?<=[\u0e01-\u0e4e\u0e81-\u0ece])\s+(?=[\u0e01-\u0e4e\u0e81-\u0ece])")
+_SHORT_CLAUSE = 40  # characters, below which a space ends none
 _COUNTER = re.compile(r"[0-9]+|[A-Za-z]")
 _INITIALS = re.compile(r"[A-Z]|[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+")
 _WORD = re.compile(r"[\w.]*\Z")
@@ -75,7 +84,18 @@ def split_sentences(line: str) -> list[str]:
             start = end.end()
     if start < len(line):
         sentences.append(line[start:])
+    if not line.isascii() and _CLAUSE.search(line):
+        return [clause for sentence in sentences for clause in _clauses(sentence)]
     return sentences
+
+
+def _clauses(sentence: str) -> Iterator[str]:
+    start = 0
+    for space in _CLAUSE.finditer(sentence):
+        if space.start() - start >= _SHORT_CLAUSE:
+            yield sentence[start : space.start()]
+            start = space.end()
+    yield sentence[start:]
 
 
 def _ends_sentence(line: str, start: int, end: re.Match[str], lower: bool) -> bool:
