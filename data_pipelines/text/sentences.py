@@ -1,8 +1,8 @@
 """A line of text to sentences, by rule.
 
 A sentence ends
-- after a run of `。` `！` `？` `｡` or the stops of Khmer, Burmese, Tibetan, Ethiopic and Armenian, and
-  the closing quotes and brackets behind it;
+- after a run of `。` `！` `？` `｡`, or of the stops of Khmer, Burmese, Tibetan, Ethiopic, Armenian,
+  and the closing quotes and brackets behind it;
 - after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` and the closing quotes and brackets behind it,
   where white space follows and then, after any opening quotes and brackets, something that can
   start a sentence: a digit, or a letter that is not lower-case. In a line without a capital it
