@@ -27,6 +27,7 @@ from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import load_config
 from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -244,6 +245,13 @@ def test_text_that_cannot_be_is_refused(tmp_path, refused, vocab) -> None:
     wrong = sentence(b"ba do .\n\nki \xff lu .\n")
     assert "input.txt" in wrong and "byte 12" in wrong and "UTF-8" in wrong
     assert not output.exists()
+
+
+def test_case_is_kept_as_the_vocabulary_keeps_it(tmp_path, text) -> None:
+    upper = tmp_path / "upper.txt"
+    upper.write_text("\n".join([*sample_pieces()[:-1], "Ba"]) + "\n")
+    assert main([*map(str, prepare(text, upper, tmp_path / "corpus"))]) == 0
+    assert load_tokenizer(tmp_path / "corpus").cased
 
 
 def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) -> None:

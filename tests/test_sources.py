@@ -185,6 +185,17 @@ def test_compressed_files_may_be_concatenated(tmp_path: pathlib.Path, suffix: st
     assert read(str(path)) == [["one two"]]
 
 
+def test_zstd_with_a_long_window_is_read(tmp_path: pathlib.Path) -> None:
+    """As `zstd --long=28` and more write it."""
+    long = zstandard.ZstdCompressionParameters(
+        window_log=28, chain_log=6, hash_log=6, min_match=3, strategy=1
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=long).compressobj()
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(compressor.compress(b"One.\n") + compressor.flush())
+    assert read(str(path)) == [["One."]]
+
+
 def test_a_missing_file_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*/none\.txt; name a file that exists"):
         resolve([str(tmp_path / "none.txt")])
