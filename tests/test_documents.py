@@ -204,6 +204,15 @@ def test_a_document_longer_than_a_shard_makes_shards_fewer() -> None:
     assert len(assign_shards(index, 0, False, None)["train"]) == 1
 
 
+def test_documents_that_are_too_short_are_left_out_and_counted() -> None:
+    index = index_of([0, 5, 10, 20, 30])
+    members = assign_shards(index, 0, False, None, shortest=10)
+    assert members["train"][0].tolist() == [2, 3, 4]
+    totals = count(index, members, shortest=10)
+    names = ("documents", "dropped_documents", "short_documents", "duplicates")
+    assert [totals[name] for name in names] == [3, 1, 1, 0]
+
+
 def test_of_few_documents_two_are_held_out() -> None:
     for documents in (4, 40):
         members = assign_shards(index_of([7] * documents), 0.01, False, None)

@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--held-out", type=float, default=0.01, help="share of documents kept for evaluation"
     )
     parser.add_argument("--dedup", action="store_true", help="drop documents seen before")
+    parser.add_argument(
+        "--shortest", type=int, default=1, metavar="PIECES", help="of documents that are kept (1)"
+    )
     parser.add_argument("--shards", type=int, help="files of training data (by size)")
     parser.add_argument(
         "--runner",
@@ -40,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
         "held_out": args.held_out,
         "dedup": args.dedup,
         "shards": args.shards,
+        "shortest": args.shortest,
         "reading": reading(args),
     }
     if args.runner:

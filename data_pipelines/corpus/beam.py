@@ -54,6 +54,7 @@ def prepare_with_beam(
     held_out: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
+    shortest: int = 1,
     reading: Reading = AS_IT_IS,
 ) -> Manifest:
     """What `corpus.prepare` does, by a Beam pipeline; the shards are equal to the byte.
@@ -63,13 +64,13 @@ def prepare_with_beam(
 
     Args:
       beam_options: Beam's own flags, such as `--runner=DataflowRunner`.
-      inputs, tokenizer, output, held_out, dedup, shards, reading: as in `corpus.prepare`.
+      inputs, tokenizer, output, held_out, dedup, shards, shortest, reading: as in `corpus.prepare`.
 
     Raises:
       InputError: unusable options or output. What a worker refuses is the runner's error to raise.
     """
     check_output(output)
-    options = checked_options(inputs, reading, held_out, dedup, shards)
+    options = checked_options(inputs, reading, held_out, dedup, shards, shortest)
     dtype = token_dtype(len(tokenizer.pieces))
     sources = list(enumerate(resolve(inputs)))
     with stage_for(epath.Path(output)) as stage:
@@ -88,7 +89,7 @@ def prepare_with_beam(
                 encoded
                 | "Index" >> beam.Map(lambda document: document[:2])
                 | "Gather" >> beam.combiners.ToList()
-                | "Deal" >> beam.Map(_deal, held_out, dedup, shards)
+                | "Deal" >> beam.Map(_deal, held_out, dedup, shards, shortest)
             )
             (
                 encoded
@@ -120,10 +121,16 @@ class _Encode(beam.DoFn):
         yield number, row.tobytes(), record
 
 
-def _deal(rows: list[tuple[int, bytes]], held_out: float, dedup: bool, shards: int | None) -> _Deal:
+def _deal(
+    rows: list[tuple[int, bytes]],
+    held_out: float,
+    dedup: bool,
+    shards: int | None,
+    shortest: int,
+) -> _Deal:
     rows.sort()
     index = np.frombuffer(b"".join(row for _, row in rows), INDEX)
-    members = assign_shards(index, held_out, dedup, shards)
+    members = assign_shards(index, held_out, dedup, shards, shortest)
     place = np.full(len(index), -1, np.int32)
     names: list[tuple[str, str]] = []
     for split, parts in members.items():
@@ -131,7 +138,7 @@ def _deal(rows: list[tuple[int, bytes]], held_out: float, dedup: bool, shards: i
             place[part] = len(names)
             names.append((split, shard_name(split, i, len(parts))))
     numbers = np.array([number for number, _ in rows], np.int64)
-    return _Deal(numbers, place, names, count(index, members))
+    return _Deal(numbers, place, names, count(index, members, shortest))
 
 
 def _place(document: Encoded, deal: _Deal) -> Iterator[tuple[tuple[str, str], Encoded]]:

@@ -140,18 +140,20 @@ def unpack(
     return np.frombuffer(tokens, dtype), np.frombuffer(lengths, _LENGTH)
 
 
-def assign_shards(index: np.ndarray, held_out: float, dedup: bool, shards: int | None) -> Members:
+def assign_shards(
+    index: np.ndarray, held_out: float, dedup: bool, shards: int | None, shortest: int = 1
+) -> Members:
     """Which documents go where: the rows of `index` for each shard of each split.
 
-    Documents without a piece are left out. A document is held out if its hash, as a number in
-    [0, 1), is below `held_out`, and if that are fewer than two, the two texts of the least hashes
-    are: equal texts are never on both sides. The shards of a split have
-    about as many pieces each, so that they are passed over about as often.
+    Documents of less than `shortest` pieces are left out. A document is held out if its hash, as a
+    number in [0, 1), is below `held_out`, and if that are fewer than two, the two texts of the
+    least hashes are: equal texts are never on both sides. The shards of a split have about as many
+    pieces each, so that they are passed over about as often.
 
     Raises:
       InputError: a shard would have fewer than the two documents that a random next sentence needs.
     """
-    rows = np.flatnonzero(index["tokens"])
+    rows = np.flatnonzero(index["tokens"] >= shortest)
     if dedup:
         order = np.lexsort(index["hash"][rows].T)  # stable: the first of equals stays first
         ordered = index["hash"][rows[order]]
@@ -226,12 +228,13 @@ def _shard_count(worthwhile: int) -> int:
     return min(_MOST_SHARDS, 1 << max(0, worthwhile.bit_length() - 1))
 
 
-def count(index: np.ndarray, members: Members) -> dict[str, int | float]:
+def count(index: np.ndarray, members: Members, shortest: int = 1) -> dict[str, int | float]:
     """What the manifest tells of the whole corpus, both splits together."""
     kept = index[np.concatenate([rows for parts in members.values() for rows in parts])]
     names = ("sentences", "tokens", "unknown", "dropped", "divided", "bytes")
     sentences, pieces, unknown, dropped, divided, size = (int(kept[n].sum()) for n in names)
     empty = int(np.count_nonzero(index["tokens"] == 0))
+    short = int(np.count_nonzero(index["tokens"] < shortest)) - empty
     return {
         "documents": len(kept),
         "sentences": sentences,
@@ -241,5 +244,6 @@ def count(index: np.ndarray, members: Members) -> dict[str, int | float]:
         "dropped_sentences": dropped,
         "divided_sentences": divided,
         "dropped_documents": empty,
-        "duplicates": len(index) - empty - len(kept),
+        "short_documents": short,
+        "duplicates": len(index) - empty - short - len(kept),
     }

@@ -65,6 +65,7 @@ def prepare(
     held_out: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
+    shortest: int = 1,
     reading: Reading = AS_IT_IS,
     progress: TextIO | None = None,
 ) -> Manifest:
@@ -83,6 +84,7 @@ def prepare(
       held_out: share of the documents to hold out, chosen by the hash of their text.
       dedup: whether only the first of documents with the same text is kept.
       shards: number of train shards; None chooses a power of two by the size of the corpus.
+      shortest: pieces of the shortest document that is kept.
       reading: how the inputs are read.
       progress: where to show how it goes.
 
@@ -90,7 +92,7 @@ def prepare(
       InputError: unusable inputs or options, or an output that already holds something.
     """
     check_output(output)
-    options = checked_options(inputs, reading, held_out, dedup, shards)
+    options = checked_options(inputs, reading, held_out, dedup, shards, shortest)
     sources = resolve(inputs)
     dtype = token_dtype(len(tokenizer.pieces))
     meter = _Meter(progress)
@@ -111,9 +113,9 @@ def prepare(
         spool.complete()
         meter.end()
         index = np.concatenate([np.zeros(0, INDEX), *spool.indexes()])
-        members = assign_shards(index, held_out, dedup, shards)
+        members = assign_shards(index, held_out, dedup, shards, shortest)
         infos = _write_shards(stage, dtype, members, len(index), spool)
-        manifest = finish(stage, tokenizer, options, infos, count(index, members))
+        manifest = finish(stage, tokenizer, options, infos, count(index, members, shortest))
         shutil.rmtree(scratch)
         return manifest
 
@@ -127,13 +129,20 @@ def _stamp(source: str) -> list[str | int]:
 
 
 def checked_options(
-    inputs: Sequence[str], reading: Reading, held_out: float, dedup: bool, shards: int | None
+    inputs: Sequence[str],
+    reading: Reading,
+    held_out: float,
+    dedup: bool,
+    shards: int | None,
+    shortest: int,
 ) -> dict[str, Any]:
     """The options of a preparation as its manifest records them; InputError if they cannot work."""
     if not 0 <= held_out < 1:
         raise InputError(f"held_out is {held_out}; choose a share from 0 (none) to below 1.")
     if shards is not None and shards < 1:
         raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
+    if shortest < 1:
+        raise InputError(f"shortest is {shortest} pieces; choose 1 or more.")
     return {
         "inputs": list(inputs),
         **dataclasses.asdict(reading),
@@ -141,6 +150,7 @@ def checked_options(
         "held_out": held_out,
         "dedup": dedup,
         "shards": shards,
+        "shortest": shortest,
     }
 
 
