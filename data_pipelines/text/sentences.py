@@ -33,7 +33,7 @@ _STOPS, _WIDE_STOPS = ".!?…।॥؟۔", "。！？｡។៕။།༎።։"
 _CLOSING, _WIDE_CLOSING = r"\"'”’»)\]}", "」』）】》"
 # That every match starts with one of a few signs lets the search skip what lies between; that it
 # starts a run of them keeps the search linear.
-_REST = rf"(?<![{_STOPS}]{{2}})(?P<more>[{_STOPS}]*)[{_CLOSING}]*\s+(?=[^\w\s]*(?P<next>\w+))"
+_REST = rf"(?<![{_STOPS}]{{2}})(?P<more>[{_STOPS}]*)[{_CLOSING}]*\s+(?=[^\w\s]*(?P<next>\w))"
 _END = re.compile(
     rf"[{_STOPS}{_WIDE_STOPS}](?:"
     rf"(?<=[{_WIDE_STOPS}])[{_WIDE_STOPS}]*[{_WIDE_CLOSING}{_CLOSING}]*\s*|{_REST})"
@@ -44,7 +44,8 @@ _CLAUSE = re.compile(r"(?<=[\u0e01-\u0e4e\u0e81-\u0ece])\s+(?=[\u0e01-\u0e4e\u0e
 _SHORT_CLAUSE = 40  # characters, below which a space ends none
 _COUNTER = re.compile(r"[0-9]+|[A-Za-z]")
 _INITIALS = re.compile(r"[A-Z]|[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+")
-_WORD = re.compile(r"[\w.]*\Z")
+_WORD_BEFORE = re.compile(r"[\w.]*\Z")
+_WORD = re.compile(r"\w+")
 _LONGEST = 12  # characters of the longest word that can matter before a full stop, and to spare
 
 
@@ -79,9 +80,18 @@ def split_sentences(line: str) -> list[str]:
     others = any(map(line.__contains__, "!?" if line.isascii() else _OTHER_STOPS))
     lower = line.islower()
     for end in (_END if others else _END_AT_FULL_STOP).finditer(line):
-        if _ends_sentence(line, start, end, lower):
-            sentences.append(line[start : end.end()].rstrip())
-            start = end.end()
+        more, following = end.groups()
+        if following and following.islower() and not lower:
+            continue
+        at, stop = end.span()
+        if following and not more and line[at] == ".":
+            # Most stops are behind a plain word, of which the last letters tell enough.
+            word = line[max(start, at - _LONGEST_KNOWN - 1) : at].rpartition(" ")[2]
+            plain = len(word) > 1 and word.isalpha() and word.lower() not in _KNOWN
+            if not plain and not _ends_sentence(line, start, end, lower):
+                continue
+        sentences.append(line[start:stop].rstrip())
+        start = stop
     if start < len(line):
         sentences.append(line[start:])
     if not line.isascii() and _CLAUSE.search(line):
@@ -99,25 +109,12 @@ def _clauses(sentence: str) -> Iterator[str]:
 
 
 def _ends_sentence(line: str, start: int, end: re.Match[str], lower: bool) -> bool:
-    """Whether the sentence that began at `start` ends at `end`.
+    """Whether the sentence that began at `start` ends at a full stop, `end`, behind no plain word.
 
     In a line of lower case (`lower`), any word may begin a sentence.
     """
-    more, following = end.groups()
-    if following is None:  # a wide stop
-        return True
-    if lower:
-        following = following.capitalize()
-    elif following[0].islower():
-        return False
     at = end.start()
-    if more or line[at] != ".":
-        return True
-    # Most stops are behind a plain word, of which the last letters tell enough.
-    word = line[max(start, at - _LONGEST_KNOWN - 1) : at].rpartition(" ")[2]
-    if len(word) > 1 and word.isalpha() and word.lower() not in _KNOWN:
-        return True
-    match = _WORD.search(line, max(start, at - _LONGEST), at)
+    match = _WORD_BEFORE.search(line, max(start, at - _LONGEST), at)
     word = match[0] if match else ""
     known = word.lower()
     if known in _BEFORE_A_NAME:
@@ -125,5 +122,7 @@ def _ends_sentence(line: str, start: int, end: re.Match[str], lower: bool) -> bo
     if start + len(word) == at and _COUNTER.fullmatch(word):
         return False
     if known in _ABBREVIATIONS or _INITIALS.fullmatch(word.upper() if lower else word):
-        return following in _OFTEN_FIRST
-    return known not in _BEFORE_A_NUMBER or not following[0].isdigit()
+        following = _WORD.match(line, end.start("next"))
+        word = following[0] if following else ""
+        return (word.capitalize() if lower else word) in _OFTEN_FIRST
+    return known not in _BEFORE_A_NUMBER or not end["next"].isdigit()
