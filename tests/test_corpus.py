@@ -1,8 +1,10 @@
 """A corpus is the same on any number of workers, and is there as a whole or not at all."""
 
 import contextlib
+import gzip
 import io
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -12,13 +14,16 @@ import sys
 import time
 
 import psutil
+import pyarrow
 import pytest
+import zstandard
 from conftest import process_environment, sample_pieces, sample_text
+from pyarrow import parquet
 
 from data_pipelines.corpus import prepare as corpus
 from data_pipelines.corpus import spool
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.corpus.records import Manifest, ShardWriter, read_manifest, read_shard
+from data_pipelines.corpus.records import MANIFEST, Manifest, ShardWriter, read_manifest, read_shard
 from data_pipelines.corpus.spool import Spool
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import read_source
@@ -82,6 +87,51 @@ def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> N
         "short_documents": 0,
         "duplicates": 0,
     }
+
+
+def layouts(directory: pathlib.Path, documents: list[str]) -> dict[str, str]:
+    """The documents in the layouts of C4, Dolma, Wikipedia's dumps and a cache of Arrow."""
+    half = len(documents) // 2
+    parts = documents[:half], documents[half:]
+    for name in ("c4", "dolma", "wikipedia", "arrow"):
+        (directory / name).mkdir()
+    for number, part in enumerate(parts):
+        records = [
+            {"text": text, "url": f"https://example.org/{i}", "timestamp": "2019-04-25T12:57:54Z"}
+            for i, text in enumerate(part)
+        ]
+        lines = "\n".join(map(json.dumps, records)).encode() + b"\n"
+        with gzip.open(directory / "c4" / f"c4-train.0000{number}-of-00002.json.gz", "wb") as file:
+            file.write(lines)
+        records = [{"id": str(i), "text": text, "source": "x"} for i, text in enumerate(part)]
+        path = directory / "dolma" / f"v1_7-000{number}.jsonl.zst"
+        path.write_bytes(zstandard.compress("\n".join(map(json.dumps, records)).encode()))
+        columns = {"id": list(map(str, range(len(part)))), "title": ["A"] * len(part), "text": part}
+        table = pyarrow.table(columns)
+        path = directory / "wikipedia" / f"train-0000{number}-of-00002.parquet"
+        parquet.write_table(table, path, row_group_size=100)
+        path = directory / "arrow" / f"cache-0000{number}.arrow"
+        with (
+            pyarrow.OSFile(str(path), "wb") as file,
+            pyarrow.ipc.new_stream(file, table.schema) as out,
+        ):
+            out.write_table(table)
+    return {name: str(directory / name) for name in ("c4", "dolma", "wikipedia", "arrow")}
+
+
+def test_the_same_documents_give_the_same_shards_whatever_they_lie_in(
+    text: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    documents = text.read_text().strip("\n").split("\n\n")
+    prepare([str(text)], TOKENIZER, tmp_path / "plain", workers=1)
+    expected = content(tmp_path / "plain")
+    del expected[MANIFEST]
+    for name, directory in layouts(tmp_path, documents).items():
+        manifest = prepare([directory], TOKENIZER, tmp_path / f"out-{name}", workers=1)
+        found = content(tmp_path / f"out-{name}")
+        del found[MANIFEST]
+        assert found == expected, name
+        assert manifest.totals == read_manifest(tmp_path / "plain").totals
 
 
 def test_the_directory_is_complete(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
