@@ -18,7 +18,7 @@ import numpy as np
 from data_pipelines.corpus.documents import INDEX
 
 _IDENTITY = "identity.json"
-_SEGMENT = 1 << 26  # bytes of text, about: what is lost in a kill, and held at once
+_SEGMENT = 1 << 24  # bytes of text, about: what is lost in a kill, and held at once
 
 
 class Position(NamedTuple):

@@ -38,9 +38,9 @@ _END = re.compile(
     rf"[{_STOPS}{_WIDE_STOPS}](?:"
     rf"(?<=[{_WIDE_STOPS}])[{_WIDE_STOPS}]*[{_WIDE_CLOSING}{_CLOSING}]*\s*|{_REST})"
 )
-_END_AT_FULL_STOP = re.compile(rf"\.{_REST}")  # one sign is searched for far faster than several
 _OTHER_STOPS = (_STOPS + _WIDE_STOPS).replace(".", "")
-_CLAUSE = re.compile(r"(?<=[\u0e01-\u0e4e\u0e81-\u0ece])\s+(?=[\u0e01-\u0e4e\u0e81-\u0ece])")
+_THAI_OR_LAO = re.compile("[\u0e01-\u0e4e\u0e81-\u0ece]")
+_CLAUSE = re.compile(rf"(?<={_THAI_OR_LAO.pattern})\s+(?={_THAI_OR_LAO.pattern})")
 _SHORT_CLAUSE = 40  # characters, below which a space ends none
 _COUNTER = re.compile(r"[0-9]+|[A-Za-z]")
 _INITIALS = re.compile(r"[A-Z]|[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+")
@@ -64,6 +64,9 @@ _BEFORE_A_NUMBER = _words(
 _ABBREVIATIONS = _words("al assn ave bldg blvd bros co corp dept est etc inc jr ltd sr univ")
 _KNOWN = _BEFORE_A_NAME | _BEFORE_A_NUMBER | _ABBREVIATIONS
 _LONGEST_KNOWN = max(map(len, _KNOWN))
+# One sign is searched for far faster than several. Behind more letters than any known word has it
+# is an end, about every second time.
+_END_AT_FULL_STOP = re.compile(rf"\.(?:(?<=[a-z]{{{_LONGEST_KNOWN + 1}}}\.)\s+(?=[A-Z])|{_REST})")
 _OFTEN_FIRST = _words(
     """After All Although An And As At Because Before Both But By During Each For From He Her Here
     His How However If In It Its Many Most My Not On One Our She Since So Some Such That The Their
@@ -81,9 +84,9 @@ def split_sentences(line: str) -> list[str]:
     lower = line.islower()
     for end in (_END if others else _END_AT_FULL_STOP).finditer(line):
         more, following = end.groups()
+        at, stop = end.span()
         if following and following.islower() and not lower:
             continue
-        at, stop = end.span()
         if following and not more and line[at] == ".":
             # Most stops are behind a plain word, of which the last letters tell enough.
             word = line[max(start, at - _LONGEST_KNOWN - 1) : at].rpartition(" ")[2]
@@ -94,7 +97,7 @@ def split_sentences(line: str) -> list[str]:
         start = stop
     if start < len(line):
         sentences.append(line[start:])
-    if not line.isascii() and _CLAUSE.search(line):
+    if not line.isascii() and _THAI_OR_LAO.search(line):
         return [clause for sentence in sentences for clause in _clauses(sentence)]
     return sentences
 
