@@ -196,6 +196,12 @@ def test_shards_have_as_many_pieces_each() -> None:
     assert max(sizes) <= 1.001 * min(sizes)
 
 
+def test_every_shard_has_two_documents_if_there_are_so_many() -> None:
+    for pieces in ([1000, 1, 1, 1, 1, 1, 1, 1], [7] * 8):
+        dealt = assign_shards(index_of(pieces), 0, False, 4)["train"]
+        assert [len(rows) for rows in dealt] == [2] * 4
+
+
 def test_a_document_longer_than_a_shard_makes_shards_fewer() -> None:
     index = np.zeros(1001, INDEX)
     index["tokens"] = [1000] * 1000 + [600_000]
@@ -235,7 +241,7 @@ def test_held_out_shards_are_as_many_as_their_documents_fill() -> None:
         ([7], 0, None, "one document only, .* give two or more, a blank line between them"),
         ([7, 0], 0, None, "one document only"),
         ([7] * 9, 1 - 1e-9, None, "puts 0 of 9 documents into the train split"),
-        ([7] * 9, 0, 5, "shards=5 is too many for 9 train documents .* choose fewer"),
+        ([7] * 9, 0, 5, "shards=5 is too many for 9 train documents, .* choose 4 or fewer"),
     ],
 )
 def test_too_little_text_is_refused(

@@ -184,12 +184,12 @@ def assign_shards(
         most = _shard_count(min(len(train) // _TRAIN_DOCUMENTS, worthwhile))
         dealt = _deal_to_at_most(most, train, pieces, _UNEVEN)
     else:
-        dealt = _deal(train, pieces, shards)
-        if min(map(len, dealt)) < 2:
+        if 2 * shards > len(train):
             raise InputError(
-                f"shards={shards} is too many for {len(train)} train documents of such lengths, as "
-                "a shard needs two: choose fewer, or leave it out."
+                f"shards={shards} is too many for {len(train)} train documents, as a shard needs "
+                f"two: choose {len(train) // 2} or fewer."
             )
+        dealt = _deal(train, pieces, shards)
     most = min(len(dealt), _shard_count(len(heldout) // _HELDOUT_DOCUMENTS))
     return {
         "train": dealt,
@@ -200,25 +200,31 @@ def assign_shards(
 def _deal_to_at_most(
     shards: int, rows: np.ndarray, pieces: np.ndarray, uneven: float
 ) -> list[np.ndarray]:
-    """Deals to half as many shards until they are even and none has a document alone."""
+    """Deals to half as many shards until they are even."""
     while True:
         dealt = _deal(rows, pieces, shards)
         sizes = [int(pieces[part].sum()) for part in dealt]
-        even = max(sizes) <= (1 + uneven) * min(sizes) and min(map(len, dealt)) > 1
-        if even or shards == 1:
+        if shards == 1 or max(sizes) <= (1 + uneven) * min(sizes):
             return dealt
         shards //= 2
 
 
 def _deal(rows: np.ndarray, pieces: np.ndarray, shards: int) -> list[np.ndarray]:
-    """Rows for each shard, rising: the longest document first, each to the shard with the least."""
-    lightest = [(0, shard) for shard in range(shards)]
+    """Rows for each shard, rising: the longest document first, each to the shard with the least.
+
+    Of the shortest documents every shard has one, so that two are in each if there are so many.
+    """
     order = np.argsort(-pieces[rows], kind="stable")
-    shard_of = np.empty(len(rows), np.int64)
-    for at, size in zip(order.tolist(), pieces[rows[order]].tolist(), strict=True):
+    sizes = pieces[rows[order]].tolist()
+    lightest = [(0, shard) for shard in range(shards)]
+    dealt = []
+    for size in sizes[: max(0, len(rows) - shards)]:
         held, shard = lightest[0]
-        shard_of[at] = shard
+        dealt.append(shard)
         heapq.heapreplace(lightest, (held + size, shard))
+    dealt += [shard for _, shard in sorted(lightest)][: len(rows) - len(dealt)]
+    shard_of = np.empty(len(rows), np.int64)
+    shard_of[order] = dealt
     ends = np.cumsum(np.bincount(shard_of, minlength=shards))
     return np.split(rows[np.argsort(shard_of, kind="stable")], ends[:-1])
 
