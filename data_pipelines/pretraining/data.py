@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 JOIN = "+"  # between the directories of several corpora
-_FEW_STREAMS, _ROWS_OF_STREAM = 16, 4
+_FEW_STREAMS, _ROWS_OF_STREAM = 16, 16
 
 
 class PretrainingData:
@@ -31,7 +31,7 @@ class PretrainingData:
 
     Training data is endless. Its rows come from S streams, each of which fills an equal block of
     every global batch. S divides the batch: it is the largest divisor up to 16, or that leaves each
-    stream at least 4 rows. A stream reads shards of its own from each corpus, or, of a corpus that
+    stream at least 16 rows. A stream reads shards of its own from each corpus, or, of a corpus that
     has fewer, shares them with its neighbours. So a host opens only the shards whose rows it has.
     Held-out data is a finite set of rows of one corpus, the same whatever the seed, the batch size
     and the hosts: each pair once, and a last batch that is filled up with rows of weight 0.
@@ -84,14 +84,7 @@ class PretrainingData:
             raise ValueError("held-out data is of one corpus; open each by itself")
         self.tokenizer = corpora[0].tokenizer
         self._drawing = max((corpus.drawing for corpus in corpora), key=lambda d: d.version)
-        sizes = [sum(info.tokens for info in corpus.infos) for corpus in corpora]
-        given = shares(sizes, options.smoothing, options.weights)
         self.streams = self._count_streams(corpora)
-        self._mixture = Mixture(given, options.seed, self.streams)
-        self.shares = dict(
-            zip(self.corpora, (self._mixture.rows / self._mixture.rows.sum()).tolist(), strict=True)
-        )
-
         self._rows_of_stream = options.batch_size // self.streams
         rows = options.batch_size // hosts
         self._first, self._last = host * rows, (host + 1) * rows
@@ -108,7 +101,13 @@ class PretrainingData:
                 CorpusRows(corpus, options, of_corpus, own, readers, in_flight, share)
             )
             self._siblings.append(siblings)
-        self.rows_per_epoch = sum(source.rows_per_epoch for source in self._sources)
+        sizes = [source.rows_per_epoch for source in self._sources]
+        self.rows_per_epoch = sum(sizes)
+        self._mixture = Mixture(
+            shares(sizes, options.smoothing, options.weights), options.seed, self.streams
+        )
+        parts = (self._mixture.rows / self._mixture.rows.sum()).tolist()
+        self.shares = dict(zip(self.corpora, parts, strict=True))
         self.steps = None if self._training else -(-self.rows_per_epoch // options.batch_size)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:

@@ -18,9 +18,9 @@ def shares(sizes: Sequence[int], smoothing: float, weights: str = "") -> np.ndar
     """The share of each corpus, float64 [C], summing to 1.
 
     Args:
-      sizes: tokens of each corpus [C].
-      smoothing: exponent of a corpus's part in all tokens: 1 leaves them as they are, 0 makes all
-        equal; BERT's multilingual models took 0.7.
+      sizes: rows of one pass over each corpus [C].
+      smoothing: exponent of a corpus's part in them: 1 passes over all text equally often, 0 makes
+        all corpora equal; BERT's multilingual models took 0.7.
       weights: C numbers with "+" between them, which alone count if they are given.
 
     Raises:
