@@ -85,6 +85,7 @@ def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> N
         "divided_sentences": 0,
         "dropped_documents": 0,
         "short_documents": 0,
+        "foreign_documents": 0,
         "duplicates": 0,
     }
 
@@ -210,7 +211,6 @@ def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
         ({"held_out": 1.0}, "held_out is 1.0; choose a share from 0"),
         ({"held_out": float("nan")}, "held_out is nan"),
         ({"shards": 0}, "shards is 0; choose 1 or more"),
-        ({"shortest": 0}, "shortest is 0 pieces; choose 1 or more"),
         ({"shards": 21}, "shards=21 is too many"),
         ({"held_out": 1 - 1e-9}, "puts 0 of 40 documents into the train split"),
     ],

@@ -18,6 +18,7 @@ from data_pipelines.corpus.documents import (
     encode_documents,
     unpack,
 )
+from data_pipelines.corpus.filters import Filters
 from data_pipelines.corpus.records import token_dtype
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -212,9 +213,9 @@ def test_a_document_longer_than_a_shard_makes_shards_fewer() -> None:
 
 def test_documents_that_are_too_short_are_left_out_and_counted() -> None:
     index = index_of([0, 5, 10, 20, 30])
-    members = assign_shards(index, 0, False, None, shortest=10)
+    members = assign_shards(index, 0, False, None, Filters(shortest=10))
     assert members["train"][0].tolist() == [2, 3, 4]
-    totals = count(index, members, shortest=10)
+    totals = count(index, members, Filters(shortest=10))
     names = ("documents", "dropped_documents", "short_documents", "duplicates")
     assert [totals[name] for name in names] == [3, 1, 1, 0]
 

@@ -23,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shortest", type=int, default=1, metavar="PIECES", help="of documents that are kept (1)"
     )
+    parser.add_argument(
+        "--languages", default="", metavar="en+de", help="of documents that are kept (all)"
+    )
+    parser.add_argument(
+        "--near-dedup", action="store_true", help="drop documents nearly seen before"
+    )
     parser.add_argument("--shards", type=int, help="files of training data (by size)")
     parser.add_argument(
         "--runner",
@@ -32,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from data_pipelines.corpus.filters import Filters
     from data_pipelines.corpus.prepare import prepare
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
@@ -43,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
         "held_out": args.held_out,
         "dedup": args.dedup,
         "shards": args.shards,
-        "shortest": args.shortest,
+        "filters": Filters(args.shortest, args.languages, args.near_dedup),
         "reading": reading(args),
     }
     if args.runner:

@@ -76,6 +76,7 @@ def _facts(found: Survey) -> list[tuple[str, str]]:
             "left out",
             f"{totals['dropped_documents']:,} documents without text or damaged, "
             f"{totals.get('short_documents', 0):,} too short, "
+            f"{totals.get('foreign_documents', 0):,} in other languages, "
             f"{totals['duplicates']:,} met before",
         ),
         (

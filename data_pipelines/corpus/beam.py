@@ -12,7 +12,14 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.corpus.bulk import BulkEncoder
-from data_pipelines.corpus.documents import INDEX, assign_shards, count, encode_documents, unpack
+from data_pipelines.corpus.documents import (
+    assign_shards,
+    count,
+    encode_documents,
+    index_dtype,
+    unpack,
+)
+from data_pipelines.corpus.filters import KEEP_ALL, Filters
 from data_pipelines.corpus.prepare import check_output, checked_options, finish, stage_for
 from data_pipelines.corpus.records import (
     Manifest,
@@ -54,7 +61,7 @@ def prepare_with_beam(
     held_out: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
-    shortest: int = 1,
+    filters: Filters = KEEP_ALL,
     reading: Reading = AS_IT_IS,
 ) -> Manifest:
     """What `corpus.prepare` does, by a Beam pipeline; the shards are equal to the byte.
@@ -64,13 +71,13 @@ def prepare_with_beam(
 
     Args:
       beam_options: Beam's own flags, such as `--runner=DataflowRunner`.
-      inputs, tokenizer, output, held_out, dedup, shards, shortest, reading: as in `corpus.prepare`.
+      inputs, tokenizer, output, held_out, dedup, shards, filters, reading: as in `corpus.prepare`.
 
     Raises:
       InputError: unusable options or output. What a worker refuses is the runner's error to raise.
     """
     check_output(output)
-    options = checked_options(inputs, reading, held_out, dedup, shards, shortest)
+    options = checked_options(inputs, reading, held_out, dedup, shards, filters)
     dtype = token_dtype(len(tokenizer.pieces))
     sources = list(enumerate(resolve(inputs)))
     with stage_for(epath.Path(output)) as stage:
@@ -83,19 +90,19 @@ def prepare_with_beam(
                 | "Sources" >> beam.Create(sources)
                 | "Read" >> beam.FlatMap(_read, reading)
                 | "Spread" >> beam.Reshuffle()
-                | "Encode" >> beam.ParDo(_Encode(tokenizer))
+                | "Encode" >> beam.ParDo(_Encode(tokenizer, filters))
             )
             deal = beam.pvalue.AsSingleton(
                 encoded
                 | "Index" >> beam.Map(lambda document: document[:2])
                 | "Gather" >> beam.combiners.ToList()
-                | "Deal" >> beam.Map(_deal, held_out, dedup, shards, shortest)
+                | "Deal" >> beam.Map(_deal, held_out, dedup, shards, filters)
             )
             (
                 encoded
                 | "Place" >> beam.FlatMap(_place, deal)
                 | "Collect" >> beam.GroupByKey()
-                | "Write" >> beam.Map(_write, directory, dtype)
+                | "Write" >> beam.Map(_write, directory, dtype, filters)
                 | "Shards" >> beam.combiners.ToList()
                 | "Finish" >> beam.Map(_finish, deal, directory, tokenizer, options)
             )
@@ -109,15 +116,15 @@ def _read(source: tuple[int, str], reading: Reading) -> Iterator[tuple[int, list
 
 
 class _Encode(beam.DoFn):
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, filters: Filters) -> None:
+        self._tokenizer, self._filters = tokenizer, filters
 
     def setup(self) -> None:
         self._encoder = BulkEncoder(self._tokenizer)
 
     def process(self, document: tuple[int, list[str]]) -> Iterator[Encoded]:
         number, lines = document
-        row, record = encode_documents(["\n".join(lines)], self._encoder)
+        row, record = encode_documents(["\n".join(lines)], self._encoder, self._filters)
         yield number, row.tobytes(), record
 
 
@@ -126,11 +133,11 @@ def _deal(
     held_out: float,
     dedup: bool,
     shards: int | None,
-    shortest: int,
+    filters: Filters,
 ) -> _Deal:
     rows.sort()
-    index = np.frombuffer(b"".join(row for _, row in rows), INDEX)
-    members = assign_shards(index, held_out, dedup, shards, shortest)
+    index = np.frombuffer(b"".join(row for _, row in rows), index_dtype(filters))
+    members = assign_shards(index, held_out, dedup, shards, filters)
     place = np.full(len(index), -1, np.int32)
     names: list[tuple[str, str]] = []
     for split, parts in members.items():
@@ -138,7 +145,7 @@ def _deal(
             place[part] = len(names)
             names.append((split, shard_name(split, i, len(parts))))
     numbers = np.array([number for number, _ in rows], np.int64)
-    return _Deal(numbers, place, names, count(index, members, shortest))
+    return _Deal(numbers, place, names, count(index, members, filters))
 
 
 def _place(document: Encoded, deal: _Deal) -> Iterator[tuple[tuple[str, str], Encoded]]:
@@ -148,12 +155,15 @@ def _place(document: Encoded, deal: _Deal) -> Iterator[tuple[tuple[str, str], En
 
 
 def _write(
-    shard: tuple[tuple[str, str], Iterable[Encoded]], directory: str, dtype: np.dtype
+    shard: tuple[tuple[str, str], Iterable[Encoded]],
+    directory: str,
+    dtype: np.dtype,
+    filters: Filters,
 ) -> tuple[str, ShardInfo]:
     (split, name), documents = shard
     with ShardWriter(directory, name, dtype) as writer:
         for _, row, record in sorted(documents):
-            rows = np.frombuffer(row, INDEX)
+            rows = np.frombuffer(row, index_dtype(filters))
             writer.append_flat(*unpack(rows, [record], dtype), rows["sentences"])
         return split, writer.close()
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from data_pipelines.corpus.bulk import BulkEncoder
+from data_pipelines.corpus.filters import BANDS, KEEP_ALL, Filters, repeated
 from data_pipelines.errors import InputError
 from data_pipelines.text.sentences import split_sentences
 
@@ -29,6 +30,7 @@ INDEX = np.dtype(  # a row for each document read
         ("dropped", "<i8"),  # sentences that gave no piece
         ("divided", "<i8"),  # sentences that were longer than LONGEST
         ("bytes", "<i8"),  # of text
+        ("foreign", "?"),  # in a language that is not kept
     ]
 )
 _LENGTH = np.dtype("<i4")
@@ -42,13 +44,23 @@ _UNEVEN = 0.02  # how many more pieces the largest shard has than the smallest, 
 Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows of its documents
 
 
-def encode_documents(documents: Sequence[str], encoder: BulkEncoder) -> tuple[np.ndarray, bytes]:
-    """Tokenise documents: their rows of `INDEX` [d], and the payload that the rows point into.
+def index_dtype(filters: Filters) -> np.dtype:
+    """That of an index: `INDEX`, and hashes of the text where near duplicates are looked for."""
+    if not filters.near_dedup:
+        return INDEX
+    return np.dtype([*INDEX.descr, ("bands", "<u8", (BANDS,))])
+
+
+def encode_documents(
+    documents: Sequence[str], encoder: BulkEncoder, filters: Filters = KEEP_ALL
+) -> tuple[np.ndarray, bytes]:
+    """Tokenise documents: their rows of an index [d], and the payload that the rows point into.
 
     Args:
       documents: texts [d], their lines apart by line feeds; a sentence ends with its line at the
         latest.
       encoder: gives the ids.
+      filters: what the rows tell of the text.
     """
     sentences = [
         [s for line in text.split("\n") for s in split_sentences(line)] for text in documents
@@ -62,7 +74,10 @@ def encode_documents(documents: Sequence[str], encoder: BulkEncoder) -> tuple[np
     kept = _up_to(ends, lengths > 0)
     token_ends = _up_to(ends, lengths)
     texts = [text.encode(errors="surrogatepass") for text in documents]
-    index = np.zeros(len(documents), INDEX)
+    index = np.zeros(len(documents), index_dtype(filters))
+    index["foreign"] = filters.foreign(documents)
+    if filters.near_dedup:
+        index["bands"] = filters.bands(documents)
     digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
     index["hash"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
     index["sentences"] = np.diff(kept, prepend=0)
@@ -141,11 +156,15 @@ def unpack(
 
 
 def assign_shards(
-    index: np.ndarray, held_out: float, dedup: bool, shards: int | None, shortest: int = 1
+    index: np.ndarray,
+    held_out: float,
+    dedup: bool,
+    shards: int | None,
+    filters: Filters = KEEP_ALL,
 ) -> Members:
     """Which documents go where: the rows of `index` for each shard of each split.
 
-    Documents of less than `shortest` pieces are left out. A document is held out if its hash, as a
+    Documents that the filters do not keep are left out. A document is held out if its hash, as a
     number in [0, 1), is below `held_out`, and if that are fewer than two, the two texts of the
     least hashes are: equal texts are never on both sides. The shards of a split have about as many
     pieces each, so that they are passed over about as often.
@@ -153,13 +172,15 @@ def assign_shards(
     Raises:
       InputError: a shard would have fewer than the two documents that a random next sentence needs.
     """
-    rows = np.flatnonzero(index["tokens"] >= shortest)
+    rows = np.flatnonzero((index["tokens"] >= filters.shortest) & ~index["foreign"])
     if dedup:
         order = np.lexsort(index["hash"][rows].T)  # stable: the first of equals stays first
         ordered = index["hash"][rows[order]]
         again = np.zeros(len(rows), bool)
         again[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
         rows = rows[~again]
+    if filters.near_dedup:
+        rows = rows[~repeated(index["bands"][rows])]
     if len(rows) < 2:
         number = "no document with text in it" if not len(rows) else "one document only"
         raise InputError(
@@ -234,13 +255,16 @@ def _shard_count(worthwhile: int) -> int:
     return min(_MOST_SHARDS, 1 << max(0, worthwhile.bit_length() - 1))
 
 
-def count(index: np.ndarray, members: Members, shortest: int = 1) -> dict[str, int | float]:
+def count(
+    index: np.ndarray, members: Members, filters: Filters = KEEP_ALL
+) -> dict[str, int | float]:
     """What the manifest tells of the whole corpus, both splits together."""
     kept = index[np.concatenate([rows for parts in members.values() for rows in parts])]
     names = ("sentences", "tokens", "unknown", "dropped", "divided", "bytes")
     sentences, pieces, unknown, dropped, divided, size = (int(kept[n].sum()) for n in names)
     empty = int(np.count_nonzero(index["tokens"] == 0))
-    short = int(np.count_nonzero(index["tokens"] < shortest)) - empty
+    short = int(np.count_nonzero(index["tokens"] < filters.shortest)) - empty
+    foreign = int(np.count_nonzero(index["foreign"] & (index["tokens"] >= filters.shortest)))
     return {
         "documents": len(kept),
         "sentences": sentences,
@@ -251,5 +275,6 @@ def count(index: np.ndarray, members: Members, shortest: int = 1) -> dict[str, i
         "divided_sentences": divided,
         "dropped_documents": empty,
         "short_documents": short,
-        "duplicates": len(index) - empty - short - len(kept),
+        "foreign_documents": foreign,
+        "duplicates": len(index) - empty - short - foreign - len(kept),
     }

@@ -26,13 +26,14 @@ from etils import epath
 
 from data_pipelines.corpus.bulk import BulkEncoder, grouped
 from data_pipelines.corpus.documents import (
-    INDEX,
     Members,
     assign_shards,
     count,
     encode_documents,
+    index_dtype,
     unpack,
 )
+from data_pipelines.corpus.filters import KEEP_ALL, Filters
 from data_pipelines.corpus.records import (
     MANIFEST,
     Manifest,
@@ -65,7 +66,7 @@ def prepare(
     held_out: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
-    shortest: int = 1,
+    filters: Filters = KEEP_ALL,
     reading: Reading = AS_IT_IS,
     progress: TextIO | None = None,
 ) -> Manifest:
@@ -84,7 +85,7 @@ def prepare(
       held_out: share of the documents to hold out, chosen by the hash of their text.
       dedup: whether only the first of documents with the same text is kept.
       shards: number of train shards; None chooses a power of two by the size of the corpus.
-      shortest: pieces of the shortest document that is kept.
+      filters: what else is left out.
       reading: how the inputs are read.
       progress: where to show how it goes.
 
@@ -92,7 +93,7 @@ def prepare(
       InputError: unusable inputs or options, or an output that already holds something.
     """
     check_output(output)
-    options = checked_options(inputs, reading, held_out, dedup, shards, shortest)
+    options = checked_options(inputs, reading, held_out, dedup, shards, filters)
     sources = resolve(inputs)
     dtype = token_dtype(len(tokenizer.pieces))
     meter = _Meter(progress)
@@ -100,22 +101,24 @@ def prepare(
     with stage_for(epath.Path(output), resumes=True) as stage, _scratch(stage) as scratch:
         for leftover in [path for path in stage.iterdir() if path.name != scratch.name]:
             leftover.unlink()
-        spool = Spool(scratch, identity)
+        spool = Spool(scratch, identity, index_dtype(filters))
         for index in spool.indexes():
             meter.add(index)
         if spool.position != Position():
             log.info("goes on after %s", meter)
         positions: deque[Position] = deque()
         batches = _batches(sources, reading, spool.position, positions)
-        for index, payload in ordered_map(functools.partial(_encoder, tokenizer), batches, workers):
+        for index, payload in ordered_map(
+            functools.partial(_encoder, tokenizer, filters), batches, workers
+        ):
             meter.add(index)
             spool.append(index, payload, positions.popleft())
         spool.complete()
         meter.end()
-        index = np.concatenate([np.zeros(0, INDEX), *spool.indexes()])
-        members = assign_shards(index, held_out, dedup, shards, shortest)
+        index = np.concatenate([np.zeros(0, index_dtype(filters)), *spool.indexes()])
+        members = assign_shards(index, held_out, dedup, shards, filters)
         infos = _write_shards(stage, dtype, members, len(index), spool)
-        manifest = finish(stage, tokenizer, options, infos, count(index, members, shortest))
+        manifest = finish(stage, tokenizer, options, infos, count(index, members, filters))
         shutil.rmtree(scratch)
         return manifest
 
@@ -134,15 +137,13 @@ def checked_options(
     held_out: float,
     dedup: bool,
     shards: int | None,
-    shortest: int,
+    filters: Filters,
 ) -> dict[str, Any]:
     """The options of a preparation as its manifest records them; InputError if they cannot work."""
     if not 0 <= held_out < 1:
         raise InputError(f"held_out is {held_out}; choose a share from 0 (none) to below 1.")
     if shards is not None and shards < 1:
         raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
-    if shortest < 1:
-        raise InputError(f"shortest is {shortest} pieces; choose 1 or more.")
     return {
         "inputs": list(inputs),
         **dataclasses.asdict(reading),
@@ -150,7 +151,7 @@ def checked_options(
         "held_out": held_out,
         "dedup": dedup,
         "shards": shards,
-        "shortest": shortest,
+        **dataclasses.asdict(filters),
     }
 
 
@@ -187,9 +188,11 @@ def _batches(
         yield [text for _, text in batch]
 
 
-def _encoder(tokenizer: Tokenizer) -> Callable[[list[str]], tuple[np.ndarray, bytes]]:
+def _encoder(
+    tokenizer: Tokenizer, filters: Filters
+) -> Callable[[list[str]], tuple[np.ndarray, bytes]]:
     encoder = BulkEncoder(tokenizer)
-    return lambda documents: encode_documents(documents, encoder)
+    return lambda documents: encode_documents(documents, encoder, filters)
 
 
 # ---------------------------------------------------------------- documents to shards

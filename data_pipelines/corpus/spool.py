@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.corpus.documents import INDEX
-
 _IDENTITY = "identity.json"
 _SEGMENT = 1 << 24  # bytes of text, about: what is lost in a kill, and held at once
 
@@ -34,12 +32,14 @@ class Spool:
     Args:
       directory: made if it does not exist.
       identity: equal where the same documents would be written.
+      dtype: of the index.
 
     Attributes:
       position: how far in the input the complete segments reach.
     """
 
-    def __init__(self, directory: pathlib.Path, identity: str) -> None:
+    def __init__(self, directory: pathlib.Path, identity: str, dtype: np.dtype) -> None:
+        self._dtype = dtype
         self._directory = directory
         mark = directory / _IDENTITY
         if not mark.exists() or mark.read_text() != identity:
@@ -77,7 +77,7 @@ class Spool:
     def indexes(self) -> Iterator[np.ndarray]:
         """The index of each complete segment, in order."""
         for segment in range(self._count):
-            yield np.fromfile(self._file(segment, "index"), INDEX)
+            yield np.fromfile(self._file(segment, "index"), self._dtype)
 
     def payloads(self) -> Iterator[memoryview]:
         """What the rows of each complete segment's index point into."""

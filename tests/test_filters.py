@@ -1,0 +1,76 @@
+"""Documents in other languages, or nearly seen before, can be left out."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from conftest import sample_pieces, sample_text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines.corpus.filters import BANDS, Filters, repeated
+from data_pipelines.corpus.prepare import prepare
+from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+ENGLISH = "The ship left the harbour in the morning, and nobody on the quay knew where it went."
+GERMAN = "Das Schiff verließ den Hafen am Morgen, und niemand am Kai wusste, wohin es fuhr."
+FRENCH = "Le navire quitta le port au matin, et personne sur le quai ne savait où il allait."
+TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+
+
+def test_documents_in_other_languages_are_told() -> None:
+    texts = [ENGLISH, GERMAN, FRENCH]
+    assert Filters(languages="en").foreign(texts).tolist() == [False, True, True]
+    assert Filters(languages="de+fr").foreign(texts).tolist() == [True, False, False]
+    assert not Filters().foreign(texts).any()
+
+
+def test_near_copies_share_a_band_and_others_do_not() -> None:
+    documents = sample_text(seed=8, documents=60).strip("\n").split("\n\n")
+    long = [" ".join(documents[i : i + 6]) for i in range(0, 60, 6)]
+    near = [text + " and a few more words" for text in long]
+    bands = Filters(near_dedup=True).bands([*long, *near])
+    assert bands.shape == (20, BANDS) and bands.dtype == np.uint64
+    assert repeated(bands).tolist() == [False] * 10 + [True] * 10
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=12))
+def test_the_first_of_those_that_share_a_band_is_kept(rows: list[list[int]]) -> None:
+    bands = np.array(rows, np.uint64)
+    expected = [any((bands[i] == bands[j]).any() for j in range(i)) for i in range(len(bands))]
+    assert repeated(bands).tolist() == expected
+
+
+def test_what_is_left_out_is_counted(tmp_path) -> None:
+    texts = sample_text(seed=8, documents=30).strip("\n").split("\n\n")
+    near = [text + " ba" for text in texts[:5]]
+    source = tmp_path / "a.txt"
+    source.write_text("\n\n".join([*texts, *near, "ba ."]))
+    filters = Filters(shortest=4, near_dedup=True)
+    manifest = prepare(
+        [str(source)], TOKENIZER, tmp_path / "out", workers=1, held_out=0, filters=filters
+    )
+    assert manifest.totals["short_documents"] == 1
+    assert manifest.totals["documents"] + manifest.totals["duplicates"] == 35
+    assert manifest.totals["duplicates"] >= 4
+    assert manifest.options["near_dedup"] is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"shortest": 0}, "shortest is 0 pieces; choose 1 or more"),
+        ({"languages": "en+english"}, "language 'english' is unknown; choose of ace, af, am"),
+    ],
+)
+def test_filters_that_cannot_be_are_refused(fields, complaint) -> None:
+    with pytest.raises(InputError, match=complaint):
+        Filters(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"languages": "en"}, {"near_dedup": True}])
+def test_a_missing_library_is_named(fields, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"is missing; pip install 'bertjax\[filters\]'"):
+        Filters(**fields)
