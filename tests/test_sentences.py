@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_pipelines.text.sentences import split_sentences
@@ -39,9 +39,12 @@ def test_sentences_put_together_are_the_line(line: str) -> None:
 
 
 @given(hard_lines)
+@example(". a。A")
 def test_a_sentence_is_one_sentence(line: str) -> None:
     for sentence in split_sentences(line):
-        assert split_sentences(sentence) == [sentence]
+        # What is lower-case by itself, in a line that is not, loses the capital that tells so.
+        if line.islower() or not sentence.islower():
+            assert split_sentences(sentence) == [sentence]
 
 
 @given(st.lists(st.sampled_from(["It rains. ", "Why? ", "No! ", "He left (again). "]), max_size=9))
