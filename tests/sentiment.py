@@ -44,8 +44,8 @@ HEAD = heads.register(
         module=lambda config, name: heads.Linear(config, len(LABELS), name=name),
         sums=sums,
         pooled=True,
-        names=(("mood", "classifier", "cls/mood", "output"),),
-        architecture="BertForSequenceClassification",
+        names=(("mood", "mood", "cls/mood", "output"),),
+        architecture="BertForMoods",
         pipeline="text-classification",
         auto_class="AutoModelForSequenceClassification",
         part="mood head",
@@ -164,11 +164,11 @@ class Task(contract.Task):
         return self.tokenizer.decode(batch["token_ids"][row].tolist())
 
     @staticmethod
-    def of_model(parts, model):
-        return {} if "mood" in parts else None
+    def of_model(model):
+        return {} if "mood" in model.params else None
 
     @staticmethod
-    def predict(opened, lines, together):
+    def predict(opened, lines, together, everything=False):
         texts = [line.strip() for line in lines]
         row = Objective(opened.config).row
         examples = examples_of(texts, [LABELS[0]] * len(texts), opened.tokenizer, row.pieces)

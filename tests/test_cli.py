@@ -298,7 +298,7 @@ TEXT = ["--input", "text.txt"]
         (["predict", "--checkpoint", "c", "--input", "folder"], "folder is a directory"),
         (["predict", "--checkpoint", "c", *TEXT, "--output", "folder"], "folder is a directory"),
         (["predict", "--checkpoint", "c", *TEXT, "--output", "lost/x"], "lie in lost, which is no"),
-        (["predict", "--checkpoint", "text.txt", *TEXT], "text.txt is neither a checkpoint"),
+        (["predict", "--checkpoint", "text.txt", *TEXT], "text.txt is no model"),
         (["score", "squad", "--data", "lost", "--predictions", "p"], "there is no file lost"),
         (["score", "cmrc", "--data", "folder", "--predictions", "p"], "folder is a directory"),
         (["train", *SMOKE, "--workdir", "text.txt"], "--workdir=text.txt is a file"),

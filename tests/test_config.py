@@ -84,7 +84,7 @@ def test_a_value_that_cannot_be_is_refused(raw: dict, message: str) -> None:
 
 
 def test_an_unknown_task_is_refused() -> None:
-    with pytest.raises(InputError, match="task='translate' is unknown: there are pretrain"):
+    with pytest.raises(InputError, match="task='translate' is unknown: there are choice, pretrain"):
         load("data=x", task="translate")
 
 
@@ -303,6 +303,7 @@ MADE = BertConfig(
     scan_layers=True,
     remat=True,
     causal=True,
+    num_labels=7,
 )
 
 

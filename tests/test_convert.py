@@ -155,11 +155,14 @@ def test_a_checkpoint_of_the_original_code_opens_with_its_optimizer(name: str, t
         np.testing.assert_array_equal(written[each], array)
 
 
-def test_a_classifier_of_the_original_code_is_listed_and_left_out(tmp_path) -> None:
+def test_a_classifier_of_the_original_code_has_labels_without_names(tmp_path) -> None:
     variables = {each: np.ones(shape, np.float32) for each, shape in original_variables().items()}
-    classifier = {"output_weights": np.ones((3, HIDDEN)), "output_bias": np.ones(3)}
+    weights = np.arange(3 * HIDDEN, dtype=np.float32).reshape(3, HIDDEN)
+    classifier = {"output_weights": weights, "output_bias": np.ones(3, np.float32)}
     path = write_tf1(tmp_path / "tf1", variables | classifier, "model.ckpt-7")
-    assert read_model(path).left_out == ("output_bias", "output_weights")
+    model = read_model(path)
+    assert model.left_out == () and model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    np.testing.assert_array_equal(model.params["classifier"]["kernel"], weights.T)
 
 
 def test_names_of_other_times_and_classes_are_understood(tmp_path) -> None:

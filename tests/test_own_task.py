@@ -118,7 +118,7 @@ def test_it_predicts_with_labels_and_what_was_calibrated(trained) -> None:
 def test_its_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
     convert(trained, tmp_path / "hf", "bertjax", "hf")
     said = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert said["architectures"] == ["BertForSequenceClassification"]
+    assert said["architectures"] == ["BertForMoods"]
     assert "pipeline_tag: text-classification" in (tmp_path / "hf" / "README.md").read_text()
     own, back = read_model(trained, "bertjax"), read_model(tmp_path / "hf")
     for (name, ours), (other, theirs) in zip(
@@ -127,7 +127,7 @@ def test_its_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
         assert name == other and np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
     config = configure(folder, init=tmp_path / "hf")
     begun = Start(config.init)
-    begun.check(config.model, own.params)
+    begun.check(config.model, own.params, sentiment.LABELS)
     assert begun.tokenizer.fingerprint() == own.tokenizer.fingerprint()
 
 
@@ -153,5 +153,5 @@ def test_a_name_belongs_to_one_head() -> None:
 
 @pytest.mark.parametrize("name", ["pretain", "json", "no.such.module"])
 def test_a_task_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=f"task='{name}' is unknown: there are pretrain, squad"):
+    with pytest.raises(InputError, match=f"task='{name}' is unknown: there are choice, pretrain"):
         registry.find(name)

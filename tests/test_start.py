@@ -73,9 +73,9 @@ def test_how_a_model_was_trained_is_not_inherited_but_said(style, corpus, tmp_pa
     model = configure(corpus, model__hidden_dropout=0.3, model__dtype="bfloat16").model
     start = Start(tmp_path / "model")
     with caplog.at_level(logging.INFO, "bertjax"):
-        start.check(start.model, {})
+        start.check(start.model, {}, ())
         assert not caplog.messages
-        start.check(model, {})
+        start.check(model, {}, ())
     where = f"where {tmp_path / 'model'} was made"
     said = [f"hidden_dropout=0.3 here, 0.1 {where}"]
     if style == "bertjax":  # no published model says in what it was computed

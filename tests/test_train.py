@@ -87,7 +87,7 @@ def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
     scores = evaluate(fewer, whole).scores
     assert scores == evaluate(configure(corpus, eval_batch_size=8), whole).scores
     monkeypatch.setattr(
-        "bertjax.runs.predict.read_config",
+        "bertjax.runs.start.read_config",
         lambda *_: dataclasses.replace(fewer, accumulation=3),
     )
     assert list(Predictor(whole).answers(["ba [MASK] do ."], 8))

@@ -1,8 +1,9 @@
-"""Fill [MASK]s of lines of text, or answer questions, as JSON lines."""
+"""Fill [MASK]s, answer questions, or say the class of texts, as JSON lines."""
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import as_json, output, read_lines
@@ -10,21 +11,30 @@ from data_pipelines.errors import InputError
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
-_TOGETHER = 64  # lines of a file that are answered at once; standard input may wait for its answer
+# Lines of a file that are answered at once; whoever writes to standard input waits for each.
+_TOGETHER = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, help="a checkpoint or a workdir")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="a checkpoint or a workdir, or a model of Hugging Face or TF1",
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",
         metavar="FILE",
-        help='lines of text; or {"question": ..., "context": ...} a line, or a file in SQuAD\'s '
-        "layout; - for standard input",
+        help='lines of text, or JSON objects, such as {"question": ..., "context": ...}; a file in '
+        "SQuAD's layout; a table (.csv, .tsv, .parquet); - for standard input",
     )
     source.add_argument("--text", metavar="LINE", help="one line instead")
     source.add_argument("--question", metavar="TEXT", help="one question, on --context")
     parser.add_argument("--context", metavar="TEXT", help="the passage that has the answer")
+    parser.add_argument(
+        "--all", action="store_true", help="tell the probability of every label or choice"
+    )
     parser.add_argument(
         "--output", default="-", metavar="FILE", help="- for standard output (%(default)s)"
     )
@@ -39,9 +49,18 @@ def run(args: argparse.Namespace) -> None:
         args.text = json.dumps({"question": args.question, "context": args.context})
     pass_over_absent_tpu()
     keep_compiled()
-    lines = read_lines(args.input) if args.text is None else iter([args.text])
+    lines = _read(args.input) if args.text is None else iter([args.text])
     together = _TOGETHER if args.text is None and args.input != "-" else 1
     with output(args.output) as sink:
-        for answer in Predictor(args.checkpoint).answers(lines, together):
+        for answer in Predictor(args.checkpoint).answers(lines, together, args.all):
             # A remote file that is flushed is written anew as a whole.
             print(as_json(answer), file=sink, flush=sink is sys.stdout)
+
+
+def _read(path: str) -> Iterator[str]:
+    """The lines of a file; the rows of a table as JSON objects."""
+    from data_pipelines.finetuning.table import is_table, read_table
+
+    if not is_table(path):
+        return read_lines(path)
+    return (json.dumps(row.values) for row in read_table(path))

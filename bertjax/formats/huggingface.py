@@ -1,5 +1,6 @@
 """Directories of Hugging Face: config.json, model.safetensors and the tokenizer's files."""
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Mapping
@@ -36,6 +37,9 @@ FIELDS = {
 }
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu"}
+# What a classifier says of a text here, and the `problem_type` that says so there.
+_PROBLEMS = {"class": "single_label", "labels": "multi_label", "number": "regression"}
+_PROBLEMS |= {name: f"{_PROBLEMS[name]}_classification" for name in ("class", "labels")}
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -71,11 +75,38 @@ def read(path: epath.Path) -> Model:
             "bertjax does not: nothing was converted."
         )
     try:
-        params, left_out = read_tensors(found, config, "hf")
+        architecture = next(iter(said.get("architectures") or [""]))
+        params, left_out = read_tensors(found, config, "hf", architecture)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     has_vocabulary = any((path / name).exists() for name in (VOCAB_FILE, MODEL_FILE))
-    return Model(config, params, load_tokenizer(path) if has_vocabulary else None, left_out)
+    tokenizer = load_tokenizer(path) if has_vocabulary else None
+    model = Model(config, params, tokenizer, left_out)
+    return labelled(model, said, path)
+
+
+def labelled(model: Model, said: Mapping[str, Any], path: epath.Path) -> Model:
+    """The model with what is said of the outputs of its classifier, if it has one."""
+    if "classifier" not in model.params:
+        return model
+    count = int(model.params["classifier"]["bias"].shape[0])
+    problem = said.get("problem_type")
+    target = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
+    target = target or ("number" if count == 1 else "class")
+    labels = () if target == "number" else read_labels(said, count)
+    if target != "number" and len(labels) != count:
+        raise InputError(
+            f"{path} names {len(labels)} labels in its configuration and scores {count}: mend "
+            "id2label."
+        )
+    config = dataclasses.replace(model.config, num_labels=count)
+    return dataclasses.replace(model, config=config, labels=labels, target=target)
+
+
+def read_labels(said: Mapping[str, Any], count: int = 2) -> tuple[str, ...]:
+    """The names of labels that a configuration gives; LABEL_0 and so on where it gives none."""
+    names = said.get("id2label") or {i: f"LABEL_{i}" for i in range(said.get("num_labels", count))}
+    return tuple(str(names[i]) for i in sorted(names, key=int))
 
 
 def write(model: Model, path: epath.Path) -> None:
@@ -85,7 +116,7 @@ def write(model: Model, path: epath.Path) -> None:
     tensors = model.tensors("hf")
     if name == "BertModel":  # which alone does without the prefix
         tensors = {key.removeprefix("bert."): array for key, array in tensors.items()}
-    config = describe_config(model.config) | {"architectures": [name]}
+    config = describe_config(model.config) | {"architectures": [name]} | _describe_labels(model)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (path / WEIGHTS).write_bytes(save_safetensors(tensors, {"format": "pt"}))
     if model.tokenizer is not None:
@@ -93,6 +124,17 @@ def write(model: Model, path: epath.Path) -> None:
         file = path / CONFIG_FILE
         settings = json.loads(file.read_text()) | {"model_max_length": model.config.max_positions}
         file.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _describe_labels(model: Model) -> dict[str, Any]:
+    if "classifier" not in model.params:
+        return {}
+    labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": _PROBLEMS[model.target],
+    }
 
 
 def parse_config(said: Mapping[str, Any], path: epath.Path) -> BertConfig:

@@ -79,5 +79,7 @@ def tensors(num_layers: int, wanted: Iterable[str]) -> list[Tensor]:
             if path[0] in wanted:
                 for layer in range(num_layers) if "{}" in hf else (None,):
                     names = (hf + hf_end).format(layer), (tf1 + tf1_end).format(layer)
+                    # The original's classifier lies in no scope.
+                    names = names[0], names[1].removeprefix("/")
                     found.append(Tensor(path, layer, *names, tuple(transposed.split())))
     return found

@@ -1,5 +1,8 @@
 """Any model that a path names: of which format it is, its shape, its tokenizer, its arrays."""
 
+import json
+from collections.abc import Sequence
+
 from etils import epath
 
 from bertjax.formats import huggingface, tf1
@@ -19,6 +22,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")
+LABELS_FILE = "labels.json"  # of a checkpoint
 
 
 def find_format(path: epath.PathLike) -> str:
@@ -65,6 +69,32 @@ def find_model(path: epath.PathLike) -> BertConfig:
     return huggingface.parse_config(huggingface.read_json(path / name), path)
 
 
+def find_labels(path: epath.PathLike) -> tuple[str, ...]:
+    """The names of the labels of a model, ours or published, in the order of their numbers.
+
+    Empty where it is no classifier, or is one that gives no names.
+
+    Raises:
+      InputError: there is no such model.
+    """
+    path, style = epath.Path(path), find_format(path)
+    if style == "bertjax":
+        return read_labels(find_finished(path))
+    said = huggingface.read_json(path / "config.json") if style == "hf" else {}
+    return huggingface.read_labels(said) if "id2label" in said else ()
+
+
+def read_labels(checkpoint: epath.Path) -> tuple[str, ...]:
+    """The names of the classes of a checkpoint of ours; empty where there are none."""
+    path = checkpoint / LABELS_FILE
+    return tuple(json.loads(path.read_text())) if path.exists() else ()
+
+
+def write_labels(directory: epath.Path, labels: Sequence[str]) -> None:
+    """Writes what `read_labels` reads."""
+    (directory / LABELS_FILE).write_text(json.dumps(labels, ensure_ascii=False))
+
+
 def read_model(path: epath.PathLike, style: str | None = None) -> Model:
     """The model in a directory of a format, by default the one that it looks like.
 
@@ -80,8 +110,15 @@ def read_model(path: epath.PathLike, style: str | None = None) -> Model:
 
 def _read_own(path: epath.Path) -> Model:
     path = find_checkpoint(path)
-    config = read_model_config(path / "config.json")
-    return Model(config, load_params(path, saved_params(path)), load_tokenizer(path))
+    config, params = read_model_config(path / "config.json"), saved_params(path)
+    data = json.loads((path / "config.json").read_text()).get("data", {})
+    return Model(
+        config,
+        load_params(path, params),
+        load_tokenizer(path),
+        labels=read_labels(path),
+        target=data.get("target", "class"),
+    )
 
 
 def _check(model: Model, path: epath.Path) -> None:

@@ -26,12 +26,17 @@ class Model:
       params: nested dictionary of float32 NumPy arrays: "encoder" and the heads there are.
       tokenizer: None where it came without a vocabulary.
       left_out: names of what was not read: heads that bertjax does not have.
+      labels: names of the outputs of a classifier, in the order of their numbers; empty without
+        one, or where it gives a number.
+      target: what a classifier says of a text: its "class", its "labels" or a "number".
     """
 
     config: BertConfig
     params: Tree
     tokenizer: Tokenizer | None
     left_out: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    target: str = "class"
 
     @property
     def head(self) -> Head | None:
@@ -52,10 +57,13 @@ class Model:
 
 
 def read_tensors(
-    found: Mapping[str, np.ndarray], config: BertConfig, style: str
+    found: Mapping[str, np.ndarray], config: BertConfig, style: str, architecture: str = ""
 ) -> tuple[Tree, tuple[str, ...]]:
     """Parameters from arrays of one style, and the names of those that are left out.
 
+    Args:
+      architecture: the class that it is of, which tells heads apart whose arrays have one name;
+        without it they are those of the head that was registered first.
     Raises:
       InputError: one is missing or of another shape than the configuration says, or one is left
         over that belongs to the encoder.
@@ -66,6 +74,11 @@ def read_tensors(
         for part, each in known.items()
         if part == "encoder" or any(tensor.name(style) in found for tensor in each)
     ]
+    for one in [part for part in present if part in HEADS]:
+        names = {tensor.name(style) for tensor in known[one]}
+        rivals = [part for part in present if names & {t.name(style) for t in known[part]}]
+        named = [part for part in rivals if HEADS[part].architecture == architecture]
+        present = [part for part in present if part not in rivals or part == (named or rivals)[0]]
     wanted = [tensor for part in present for tensor in known[part]]
     missing = [tensor.name(style) for tensor in wanted if tensor.name(style) not in found]
     if missing:

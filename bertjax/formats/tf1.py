@@ -6,7 +6,7 @@ import re
 import numpy as np
 from etils import epath
 
-from bertjax.formats.huggingface import describe_config, parse_config, read_json
+from bertjax.formats.huggingface import describe_config, labelled, parse_config, read_json
 from bertjax.formats.tensors import Model, read_tensors
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
@@ -43,7 +43,7 @@ def read(path: epath.Path) -> Model:
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     tokenizer = load_tokenizer(path) if (path / VOCAB_FILE).exists() else None
-    return Model(config, params, tokenizer, left_out)
+    return labelled(Model(config, params, tokenizer, left_out), {}, path)
 
 
 def write(model: Model, path: epath.Path) -> None:

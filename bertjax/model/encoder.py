@@ -28,7 +28,8 @@ class BertConfig:
     and loops over it, which compiles faster, and otherwise the loop is unrolled, which runs faster;
     `remat` recomputes each block in the backward pass instead of keeping what it produced (on CPUs
     that saves memory only with `scan_layers`); with `causal` a piece sees only itself and what
-    stands before it. Raises InputError for a shape that cannot be.
+    stands before it; `num_labels` is how many outputs a head has whose task does not fix them, 0
+    where there is none. Raises InputError for a shape that cannot be.
     """
 
     vocab_size: int = 30522
@@ -47,6 +48,7 @@ class BertConfig:
     scan_layers: bool = False
     remat: bool = False
     causal: bool = False
+    num_labels: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "num_layers", "hidden_size", "num_heads", "max_positions")
@@ -54,6 +56,8 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name}={value!r} must be a whole number of at least 1.")
+        if self.num_labels < 0:
+            raise InputError(f"num_labels={self.num_labels} must be at least 0.")
         if self.hidden_size % self.num_heads:
             raise InputError(
                 f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}: "

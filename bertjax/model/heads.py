@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model import losses
+from bertjax.model.dropout import dropout
 from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm
 from bertjax.model.layers import ACTIVATIONS
 from bertjax.model.losses import Sums
@@ -97,6 +98,17 @@ def span(config: BertConfig, name: str) -> Linear:
     return Linear(dataclasses.replace(config, dtype="float32"), 2, name=name)
 
 
+def classifier(config: BertConfig, name: str) -> Linear:
+    """Of pooled vectors: a score for each of `num_labels` classes, or labels, or one number."""
+    # Without one the model has not this head, and only the names of its arrays are asked for.
+    return Linear(config, max(config.num_labels, 1), name=name)
+
+
+def choice(config: BertConfig, name: str) -> Linear:
+    """Of pooled vectors: how well each answer goes with its question."""
+    return Linear(config, 1, name=name)
+
+
 @dataclasses.dataclass(frozen=True)
 class Head:
     """A head: how it is computed, learned, written down and called.
@@ -113,6 +125,7 @@ class Head:
       pipeline, auto_class: what a model card says of its use.
       part: what it is called in a table of costs.
       titles: metric -> its title, and a value that its axis always shows.
+      dropped: whether dropout comes before it, as before those that are fine-tuned.
     """
 
     name: str
@@ -125,6 +138,7 @@ class Head:
     auto_class: str
     part: str
     titles: Mapping[str, tuple[str, float | None]]
+    dropped: bool = False
 
 
 HEADS: dict[str, Head] = {}
@@ -206,6 +220,36 @@ register(
         titles={},
     )
 )
+register(
+    Head(
+        name="classifier",
+        module=classifier,
+        sums=losses.labels,
+        pooled=True,
+        names=(("classifier", "classifier", "", "output"),),
+        architecture="BertForSequenceClassification",
+        pipeline="text-classification",
+        auto_class="AutoModelForSequenceClassification",
+        part="classifier",
+        titles={"classifier_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
+        dropped=True,
+    )
+)
+register(
+    Head(
+        name="choice",
+        module=choice,
+        sums=losses.choices,
+        pooled=True,
+        names=(("choice", "classifier", "", "output"),),
+        architecture="BertForMultipleChoice",
+        pipeline="multiple-choice",
+        auto_class="AutoModelForMultipleChoice",
+        part="choice head",
+        titles={"choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
+        dropped=True,
+    )
+)
 
 
 class Model(nn.Module):
@@ -227,12 +271,14 @@ class Model(nn.Module):
         heads = [HEADS[name] for name in self.heads]
         if any(head.pooled for head in heads):
             pooled = Pooler(self.config, name="pooler")(gather(hidden, batch["cls_positions"]))
-        return {
-            f"{head.name}_logits": head.module(self.config, name=head.name)(
-                pooled if head.pooled else hidden, batch, encoder.embeddings.word
-            )
-            for head in heads
-        }
+        outputs = {}
+        for head in heads:
+            vectors = pooled if head.pooled else hidden
+            if head.dropped and not deterministic:
+                vectors = dropout(vectors, self.config.hidden_dropout, self.make_rng("dropout"))
+            module = head.module(self.config, name=head.name)
+            outputs[f"{head.name}_logits"] = module(vectors, batch, encoder.embeddings.word)
+        return outputs
 
 
 def head_sums(outputs: Mapping[str, Array], batch: Batch) -> Sums:

@@ -50,6 +50,43 @@ def next_sentences(logits: Array, batch: Mapping[str, Array]) -> Sums:
     return {"nsp_loss": cross_entropy(*slots), "nsp_accuracy": accuracy(*slots)}
 
 
+def labels(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """ "classifier_loss" of logits [B, K, C], and where each is one of C classes "accuracy".
+
+    What is minimised follows from the targets: cross-entropy of classes, int32 [B, K]; the mean of
+    the C cross-entropies of sets of labels, float32 [B, K, C]; the squared error of numbers,
+    float32 [B, K], of which C is 1.
+    """
+    targets, weights = batch["label_targets"], batch["label_weights"]
+    if jnp.issubdtype(targets.dtype, jnp.integer):
+        slots = logits, targets, weights
+        return {"classifier_loss": cross_entropy(*slots), "accuracy": accuracy(*slots)}
+    if targets.ndim == weights.ndim:
+        losses = jnp.square(logits[..., 0] - targets)
+    else:
+        losses = jnp.mean(jax.nn.softplus(logits) - targets * logits, axis=-1)
+    return {"classifier_loss": (jnp.sum(losses * weights), jnp.sum(weights))}
+
+
+def choices(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """ "choice_loss" and "accuracy" of logits [B, K, 1], one for each answer.
+
+    The answers of a question, those of one number in `groups`, are classes to choose from; the
+    target of the right one is 1.
+    """
+    groups, right = batch["groups"], batch["choice_targets"] * batch["choice_weights"]
+    same = groups[:, :, None] == groups[:, None, :]
+    scores = logits[..., 0].astype(jnp.float32)
+    among = jnp.where(same, scores[:, None, :], jnp.finfo(jnp.float32).min)
+    losses = jax.nn.logsumexp(among, axis=-1) - scores
+    correct = scores >= jnp.max(among, axis=-1)
+    weight = jnp.sum(right)
+    return {
+        "choice_loss": (jnp.sum(losses * right), weight),
+        "accuracy": (jnp.sum(correct * right), weight),
+    }
+
+
 def spans(logits: Array, batch: Mapping[str, Array]) -> Sums:
     """What span prediction minimises and reports: "span_loss", the mean of the losses of start and
     end (section 4.2), and the accuracies of both.

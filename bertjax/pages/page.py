@@ -1,6 +1,6 @@
 """The frame and the look of a page that needs nothing else: no network, fonts or libraries."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 
@@ -32,6 +32,20 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
     """Terms and what they are; those that are empty are left out."""
     shown = (f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in pairs if text)
     return f"<dl>{''.join(shown)}</dl>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table of text; `kind` is a class of the page's style."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "\n".join(row(cells, "td") for cells in rows)
+    of_kind = f' class="{kind}"' if kind else ""
+    return (
+        f'<div class="scroll"><table{of_kind}><thead>{row(head, "th")}</thead>\n'
+        f"<tbody>{body}</tbody></table></div>\n"
+    )
 
 
 STYLE = """

@@ -7,12 +7,11 @@ from etils import epath
 
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.card import model_card
-from bertjax.formats.opening import read_model
+from bertjax.formats.opening import read_model, write_labels
 from bertjax.formats.tensors import Model
 from bertjax.runs.metrics import metrics_path, read_metrics
 from bertjax.tasks import registry
 from bertjax.training.checkpoint import find_checkpoint, write_params
-from bertjax.training.config import Config
 from bertjax.training.integrity import described
 from data_pipelines.errors import InputError
 
@@ -72,9 +71,8 @@ def _copy_description(source: epath.Path, path: epath.Path) -> None:
 
 
 def _describe(model: Model, path: epath.Path) -> None:
-    task, fields = registry.task_of(tuple(model.params), model.config)
-    data = {**registry.find(task).DATA_FIELDS, **fields.get("data", {})}
-    config = Config(task, model=model.config, **{**fields, "data": data})
-    (path / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
+    (path / "config.json").write_text(json.dumps(registry.config_of(model).to_dict(), indent=1))
+    if model.labels:
+        write_labels(path, model.labels)
     if model.tokenizer is not None:
         model.tokenizer.save(path)

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from etils import epath
 
+from bertjax.formats.opening import write_labels
 from bertjax.runs.workdirs import write_run
 from bertjax.tasks.contract import Task
 from bertjax.training.config import Config
 
-LABELS_FILE = "labels.json"
 CALIBRATION_FILE = "calibration.json"
 _THRESHOLD_FILE = "threshold.json"  # what span models of older versions keep in its place
 
@@ -28,16 +28,10 @@ def write_description(
     """
     task.tokenizer.save(directory)
     if task.labels:
-        (directory / LABELS_FILE).write_text(json.dumps(task.labels, ensure_ascii=False))
+        write_labels(directory, task.labels)
     if calibration:
         (directory / CALIBRATION_FILE).write_text(json.dumps(dict(calibration)))
     write_run(directory, config, task, step)
-
-
-def read_labels(directory: epath.Path) -> tuple[str, ...]:
-    """Names of the classes, in the order of their numbers; empty where there are none."""
-    path = directory / LABELS_FILE
-    return tuple(json.loads(path.read_text())) if path.exists() else ()
 
 
 def read_calibration(directory: epath.Path) -> dict[str, float]:

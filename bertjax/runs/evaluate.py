@@ -7,46 +7,53 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.formats.opening import find_model
 from bertjax.mesh.feed import Feed
 from bertjax.model.losses import Sums
-from bertjax.runs.start import check_model
+from bertjax.runs.start import Start
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, EvaluationSet, Task
-from bertjax.training.checkpoint import check_params, find_checkpoint, load_params
 from bertjax.training.config import Config
 from bertjax.training.programs import Programs, fetched
 from bertjax.training.step import means, total_loss
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Found = tuple[Sums, list[dict[str, np.ndarray]]]  # sums over the batches, outputs of each
 
 
 def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
-    """What checkpoints, or the newest ones of workdirs, make of the task's held-out data.
+    """What models, ours or published, make of the task's held-out data; of workdirs the newest.
 
     Several are an ensemble: what they give for each example is averaged before it is scored, and
     so are their losses.
 
     Raises:
-      InputError: a checkpoint's model or vocabulary is not that of the configuration, or there
-        is no held-out data.
+      InputError: the shape, the vocabulary or the labels of one are not those of the configuration,
+        or there is no held-out data.
     """
-    paths = [find_checkpoint(checkpoint) for checkpoint in checkpoints]
+    members = [Start(checkpoint) for checkpoint in checkpoints]
     task = registry.find(config.task)(config, jax.process_count(), jax.process_index())
+    config = task.config
     if not task.evaluation_sets():
         raise InputError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
     programs = Programs(config, task.objective)
     programs.check_rows(train=False)
-    for path in paths:
-        check_tokenizer(task, load_tokenizer(path), path)
-        check_model(path, find_model(path), config.model)
-        check_params(path, programs.params)
-    evaluator = make_evaluator(task, programs)
-    found = evaluator(load_params(path, programs.params) for path in paths)
+    for member in members:
+        check_tokenizer(task, member.tokenizer, member.path)
+        if member.labels != task.labels:
+            raise InputError(
+                f"{member.path} tells apart {_some(member.labels)} and the data "
+                f"{_some(task.labels)}: give the data that it was made for, or models of one order "
+                "of labels."
+            )
+        member.check_whole(config.model, programs.params)
+    found = make_evaluator(task, programs)(member.load(programs.params) for member in members)
     assert found is not None
     return found
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:5]) + (" ..." if len(labels) > 5 else "") or "no labels"
 
 
 def make_evaluator(task: Task, programs: Programs) -> Callable[[Iterable[Any]], Evaluation | None]:

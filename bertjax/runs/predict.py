@@ -1,4 +1,4 @@
-"""A checkpoint that is opened once and then answers as many inputs as there are."""
+"""A model that is opened once and then answers as many inputs as there are."""
 
 import dataclasses
 import math
@@ -9,26 +9,26 @@ import jax
 import numpy as np
 from etils import epath
 
+from bertjax.formats.opening import find_tokenizer
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import row_parts
-from bertjax.runs.description import read_calibration, read_labels
+from bertjax.runs.start import Start
 from bertjax.tasks import registry
 from bertjax.tasks.contract import HostBatch, bucket
-from bertjax.training.checkpoint import check_params, find_checkpoint, load_params
-from bertjax.training.config import MeshConfig, read_config
+from bertjax.training.config import MeshConfig
 from bertjax.training.programs import Programs, fetched
-from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 
 class Predictor:
-    """A checkpoint on all devices of this process, ready to answer.
+    """A model on all devices of this process, ready to answer.
 
     Args:
-      checkpoint: a checkpoint, or a workdir whose newest one is used.
+      checkpoint: a checkpoint, a workdir whose newest one is used, or the directory of a model of
+        Hugging Face or TF1.
 
     Attributes:
-      path: of the checkpoint.
-      config: of the run that made it.
+      path: of the model.
+      config: of the run that made it, or that could have.
       tokenizer, labels, calibration: kept with it; see `bertjax.tasks.contract`.
 
     Raises:
@@ -36,23 +36,23 @@ class Predictor:
     """
 
     def __init__(self, checkpoint: epath.PathLike) -> None:
-        self.path = find_checkpoint(checkpoint)
-        config = read_config(self.path / "config.json", registry.data_fields())
-        self.config = config
+        start = Start(checkpoint)
+        self.path, self.config = start.path, start.config()
+        self.labels, self.calibration = start.labels, start.calibration
+        self.tokenizer = start.tokenizer or find_tokenizer(self.path)
         # The mesh of the run need not suit the devices that are here.
-        config = dataclasses.replace(config, mesh=MeshConfig())
-        self.tokenizer = load_tokenizer(self.path)
-        self.labels, self.calibration = read_labels(self.path), read_calibration(self.path)
-        objective = registry.objective(config, jax.device_count())
-        self._programs = Programs(config, objective)
-        check_params(self.path, self._programs.params)
-        self._params = load_params(self.path, self._programs.params)
+        config = dataclasses.replace(self.config, mesh=MeshConfig())
+        self._programs = Programs(config, registry.objective(config, jax.device_count()))
+        start.check_whole(config.model, self._programs.params)
+        self._params = start.load(self._programs.params)
         self._constants = self._programs.constants()
         self._compiled: dict[Any, jax.stages.Compiled] = {}
 
-    def answers(self, lines: Iterable[str], together: int) -> Iterator[dict[str, Any]]:
+    def answers(
+        self, lines: Iterable[str], together: int, everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
         """An answer to each line of input; see `bertjax.tasks.contract.Task.predict`."""
-        return registry.find(self.config.task).predict(self, lines, together)
+        return registry.find(self.config.task).predict(self, lines, together, everything)
 
     def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
         """What the objective's `apply` gives for each batch; one is computed ahead of its use.

@@ -1,19 +1,24 @@
-"""What a run begins with: the parameters of another run, or of a published model."""
+"""What a command begins with: the parameters of a run, or of a published model."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
-from bertjax.formats.opening import find_format, read_model
+from bertjax.formats.opening import find_format, read_labels, read_model
+from bertjax.formats.tensors import Model
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
+from bertjax.runs.description import read_calibration
+from bertjax.tasks import registry
 from bertjax.training.checkpoint import (
     FILES,
     check_params,
@@ -21,7 +26,7 @@ from bertjax.training.checkpoint import (
     load_params,
     saved_params,
 )
-from bertjax.training.config import MODEL_FIELDS, read_model_config
+from bertjax.training.config import MODEL_FIELDS, Config, read_config, read_model_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
@@ -49,7 +54,7 @@ def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
 
 
 class Start:
-    """Parameters to begin with; heads that they lack stay random, those left over are left out.
+    """The parameters of a model, ours or published, and what opens it.
 
     Args:
       path: a workdir or checkpoint of ours, or a directory of Hugging Face or TF1.
@@ -59,7 +64,8 @@ class Start:
       path: where they lie.
       model: the shape of the encoder, and how it was computed.
       tokenizer: None where a published model came without a vocabulary.
-      digest: hex digest that changes with them.
+      labels: names of the outputs of its classifier; empty without one.
+      calibration: what was calibrated when it was saved; empty where nothing was.
 
     Raises:
       InputError: there is no such model; see `bertjax.formats.opening.read_model`.
@@ -67,46 +73,84 @@ class Start:
 
     def __init__(self, path: epath.PathLike, step: int | None = None) -> None:
         style = find_format(path)
-        self._arrays: Any = None
+        self._published: Model | None = None
+        self.calibration: Mapping[str, float] = {}
         self.tokenizer: Tokenizer | None
         if style == "bertjax":
             self.path = find_checkpoint(path, step)
             self.model = read_model_config(self.path / "config.json")
-            self.tokenizer = load_tokenizer(self.path)
+            self.tokenizer, self.labels = load_tokenizer(self.path), read_labels(self.path)
+            self.calibration = read_calibration(self.path)
             self._shapes = saved_params(self.path)
-            self.digest = hashlib.sha256((self.path / FILES).read_bytes()).hexdigest()
         else:
             self.path = epath.Path(path)
-            found = read_model(path, style)
-            self.model, self.tokenizer = found.config, found.tokenizer
-            self._arrays = self._shapes = found.params
-            self.digest = _digest(found.params)
+            self._published = found = read_model(path, style)
+            self.model, self.tokenizer, self.labels = found.config, found.tokenizer, found.labels
+            self._shapes = found.params
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hex digest that changes with the parameters."""
+        if self._published is None:
+            return hashlib.sha256((self.path / FILES).read_bytes()).hexdigest()
+        return _digest(self._published.params)
+
+    def config(self) -> Config:
+        """Of the run that made it; of a published model one that could have.
+
+        Raises:
+          InputError: no task has its heads.
+        """
+        if self._published is None:
+            return read_config(self.path / "config.json", registry.data_fields())
+        return registry.config_of(self._published)
 
     def record(self) -> dict[str, Any]:
         """What a workdir writes down of it: path, step (None for a published model), digest."""
         name = self.path.name
-        step = int(name) if name.isdigit() and self._arrays is None else None
+        step = int(name) if name.isdigit() and self._published is None else None
         return {"path": str(self.path), "step": step, "digest": self.digest}
 
-    def check(self, model: BertConfig, shapes: Any) -> None:
+    def check(self, model: BertConfig, shapes: Any, labels: Sequence[str]) -> None:
         """Refuses to begin a model of another kind, or with parameters of other shapes.
 
-        Says which fields differ that may: those are the configuration's, never the start's.
+        Says which fields differ that may: those are the configuration's, never the start's. A
+        classifier of other labels than these is left out.
 
         Raises:
           InputError: naming what differs.
         """
         check_model(self.path, self.model, model)
+        if tuple(labels) != self.labels:
+            self._shapes = {n: part for n, part in self._shapes.items() if n != "classifier"}
         check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)
-        unknown = () if self._arrays is None else _UNPUBLISHED
+        unknown = () if self._published is None else _UNPUBLISHED
         said = [
             f"{name}={ours!r} here, {theirs!r} where {self.path} was made"
             for name, theirs in dataclasses.asdict(self.model).items()
-            if name not in MODEL_FIELDS and name not in unknown
+            if name not in (*MODEL_FIELDS, "num_labels") and name not in unknown
             if (ours := getattr(model, name)) != theirs
         ]
         if said:
             _log.info("%s.", "; ".join(said))
+
+    def check_whole(self, model: BertConfig, params: Any) -> None:
+        """Refuses to stand for a model of another kind, or with parameters that it lacks.
+
+        Args:
+          params: a tree of arrays or shapes.
+        Raises:
+          InputError: naming what differs.
+        """
+        check_model(self.path, self.model, model)
+        check_params(self.path, params, self._shapes)
+
+    def load(self, targets: Any) -> Any:
+        """Those of a tree of `jax.ShapeDtypeStruct` with shardings, all of which it has."""
+        if self._published is None:
+            return load_params(self.path, targets)
+        arrays = {part: self._published.params[part] for part in targets}
+        return jax.tree.map(_place, targets, arrays)
 
     def fill(self, params: Any) -> Any:
         """A tree of random parameters with those that there are in their place."""
@@ -118,11 +162,7 @@ class Start:
             )
             for part in kept
         }
-        if self._arrays is None:
-            found = load_params(self.path, targets)
-        else:
-            arrays = {part: self._arrays[part] for part in kept}
-            found = jax.tree.map(_place, targets, arrays)
+        found = self.load(targets)
         new = [part for part in params if part not in kept]
         _log.info(
             "beginning with the parameters of %s (%s)%s.",

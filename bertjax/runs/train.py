@@ -60,6 +60,7 @@ class Run:
         source = dataclasses.replace(config, init=str(self.workdir)) if begun else config
         task_class = registry.find(config.task)
         self.task = task_class(source, jax.process_count(), jax.process_index())
+        config = dataclasses.replace(self.task.config, init=config.init)
         self.config = config = config.resolve(self.task.examples_per_epoch)
         self.steps = int(config.steps)
         self.task.prepare(self.steps)
@@ -69,7 +70,7 @@ class Run:
         if config.init and not begun:
             self._start = begin(config.init, self.workdir)
             check_tokenizer(self.task, self._start.tokenizer, self._start.path)
-            self._start.check(config.model, self.programs.params)
+            self._start.check(config.model, self.programs.params, self.task.labels)
         workdirs.check(self.workdir, config, self.task)
         self.checkpoints = Checkpoints(
             self.workdir / "checkpoints", config.keep, int(config.keep_every)

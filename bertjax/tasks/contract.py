@@ -6,13 +6,13 @@ becomes of outputs: scores, files, answers and a page.
 """
 
 import abc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from etils import epath
 
-from bertjax.model.encoder import BertConfig
+from bertjax.formats.tensors import Model
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
 from data_pipelines.errors import InputError
@@ -87,6 +87,7 @@ class Task(abc.ABC):
       objective: what is compiled.
       tokenizer: of the data.
       labels: names of its classes, in the order of their numbers; empty where it has none.
+      config: the configuration, with what the data alone tell.
     """
 
     DATA_FIELDS: ClassVar[Mapping[str, Any]]
@@ -94,6 +95,7 @@ class Task(abc.ABC):
     objective: Objective
     tokenizer: Tokenizer
     labels: tuple[str, ...] = ()
+    config: Config
 
     @abc.abstractmethod
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
@@ -134,18 +136,21 @@ class Task(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def of_model(parts: Collection[str], model: BertConfig) -> Mapping[str, Any] | None:
-        """Fields of a configuration that could have made a model of these parts, "encoder" and its
-        heads; None where they are not of this task.
+    def of_model(model: Model) -> Mapping[str, Any] | None:
+        """Fields of a configuration that could have made a model; None where its heads are not of
+        this task.
         """
 
     @staticmethod
     @abc.abstractmethod
-    def predict(opened: Opened, lines: Iterable[str], together: int) -> Iterator[dict[str, Any]]:
+    def predict(
+        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
         """An answer to each line; needs no training data.
 
         Args:
           together: lines that may be waited for before the first of them is answered.
+          everything: tells also what the answer was chosen from.
         Raises:
           InputError: a line is not what the task takes; it is named by its number.
         """

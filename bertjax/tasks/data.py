@@ -6,6 +6,7 @@ from bertjax.formats.opening import find_tokenizer
 from bertjax.tasks.contract import check_vocabulary
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.table import SUFFIXES
 from data_pipelines.paths import is_remote
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
@@ -16,6 +17,10 @@ FIELDS = {
     "dev": "",  # likewise; with a * in it, several files
     "vocab": "",  # a vocabulary; "" for that of `init`
 }
+
+TFDS_SPLITS = {"train": "train", "dev": "validation"}
+# What tables are called without their suffix.
+_STEMS = {"train": ("train",), "dev": ("dev", "val", "valid", "validation")}
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
@@ -57,3 +62,37 @@ def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.
     if split == "train" or not paths:
         raise InputError(f"data.{split}={path} names {len(paths)} files: name one.")
     return [(path.stem, path) for path in paths]
+
+
+def find_tables(config: Config, split: str) -> list[tuple[str, epath.Path]]:
+    """Name and path of each table of a split: those that are named, or the one that is called so.
+
+    Raises:
+      InputError: as `find_files`, there are several to choose from, or none to train on.
+    """
+    data = config.data
+    if data[split]:
+        return find_files(config, split, "")
+    if not data["dir"]:
+        raise InputError("data.dir is empty: name the directory that holds the task's files.")
+    directory = epath.Path(data["dir"])
+    if not directory.is_dir():
+        raise InputError(f"data.dir={directory} is no directory: name the one with the files.")
+    found = [
+        path
+        for path in sorted(directory.iterdir())
+        if path.name.partition(".")[0] in _STEMS[split] and {*_suffixes(path)} & {*SUFFIXES}
+    ]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise InputError(f"{directory} has {names}: choose one with data.{split}=FILE.")
+    if split == "train" and not found:
+        raise InputError(
+            f"{directory} has no train.csv, .tsv, .jsonl or .parquet: name a file with "
+            "data.train=FILE."
+        )
+    return [(split, path) for path in found]
+
+
+def _suffixes(path: epath.Path) -> list[str]:
+    return [f".{part}" for part in path.name.split(".")[1:]]

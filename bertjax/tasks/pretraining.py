@@ -7,15 +7,15 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
+from bertjax.formats.tensors import Model
 from bertjax.mesh.hosts import from_first
 from bertjax.model import flops
-from bertjax.model.encoder import BertConfig
 from bertjax.model.heads import BODY
 from bertjax.tasks import contract
 from bertjax.tasks.contract import (
@@ -36,8 +36,9 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
+_TOGETHER = 64  # lines, at most: a mask has as many scores as there are pieces
 _BEST = 5  # pieces reported for each mask
-_SHARED = ("seed", "batch_size", "seq_len", "packing")  # fields of the configuration itself
+_SHARED = ("batch_size", "seq_len", "packing")  # fields of the configuration itself
 
 
 class Objective(objective.Objective):
@@ -47,7 +48,7 @@ class Objective(objective.Objective):
         super().__init__(config, multiple)
         fields = {name: value for name, value in config.data.items() if name != "dir"}
         shared = {name: getattr(config, name) for name in _SHARED}
-        self.options = PretrainingOptions(**shared, **fields)
+        self.options = PretrainingOptions(seed=config.order_seed, **shared, **fields)
         self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -70,12 +71,13 @@ class Task(contract.Task):
     DATA_FIELDS: ClassVar[Mapping[str, Any]] = {"dir": ""} | {
         field.name: field.default
         for field in dataclasses.fields(PretrainingOptions)
-        if field.name not in _SHARED
+        if field.name not in ("seed", *_SHARED)
     }
 
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        self.config = config
         self.objective = Objective(config, math.lcm(jax.device_count(), hosts))
         self._directory, self._hosts, self._host = config.data["dir"], hosts, host
         if not self._directory:
@@ -129,17 +131,20 @@ class Task(contract.Task):
         return render_row(batch, row, self.tokenizer)
 
     @staticmethod
-    def of_model(parts: Collection[str], model: BertConfig) -> Mapping[str, Any] | None:
-        if not {*parts} <= {*BODY, "mlm", "nsp"}:
+    def of_model(model: Model) -> Mapping[str, Any] | None:
+        if not {*model.params} <= {*BODY, "mlm", "nsp"}:
             return None
-        seq_len = min(Config.seq_len, model.max_positions)
-        return {"seq_len": seq_len, "data": {"objective": "mlm_nsp" if "nsp" in parts else "mlm"}}
+        seq_len = min(Config.seq_len, model.config.max_positions)
+        objective = "mlm_nsp" if "nsp" in model.params else "mlm"
+        return {"seq_len": seq_len, "data": {"objective": objective}}
 
     @staticmethod
-    def predict(opened: Opened, lines: Iterable[str], together: int) -> Iterator[dict[str, Any]]:
+    def predict(
+        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
         """Fills the `[MASK]`s of each line: text, then per mask its likeliest pieces."""
         numbered = enumerate((line.strip() for line in lines), 1)
-        while some := list(itertools.islice(numbered, together)):
+        while some := list(itertools.islice(numbered, min(together, _TOGETHER))):
             yield from _fill(opened, some)
 
 

@@ -5,10 +5,10 @@ A task of one's own needs no line: its name in a configuration is that of its mo
 """
 
 import importlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bertjax.model.encoder import BertConfig
+from bertjax.formats.tensors import Model
 from bertjax.tasks.contract import Task
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
@@ -16,7 +16,12 @@ from data_pipelines.errors import InputError
 
 # task name -> module with `Objective` and `Task`, which derive from those of
 # `bertjax.training.objective` and `bertjax.tasks.contract`.
-MODULES = {"pretrain": "bertjax.tasks.pretraining", "squad": "bertjax.tasks.reading.task"}
+MODULES = {
+    "pretrain": "bertjax.tasks.pretraining",
+    "squad": "bertjax.tasks.reading.task",
+    "sentences": "bertjax.tasks.sentences.task",
+    "choice": "bertjax.tasks.choice",
+}
 
 
 def find(name: str) -> type[Task]:
@@ -35,19 +40,19 @@ def objective(config: Config, multiple: int = 1) -> Objective:
     return found
 
 
-def task_of(parts: Collection[str], model: BertConfig) -> tuple[str, Mapping[str, Any]]:
-    """The task whose head a model has, and the fields of a configuration that could have made it.
+def config_of(model: Model) -> Config:
+    """A configuration that could have made a model of another format.
 
-    Args:
-      parts: "encoder" and those of its heads.
     Raises:
       InputError: no task has such a head.
     """
     for name in MODULES:
-        fields = find(name).of_model(parts, model)
+        task = find(name)
+        fields = task.of_model(model)
         if fields is not None:
-            return name, fields
-    raise InputError(f"no task has a model of {', '.join(parts)}: convert to hf.")
+            data = {**task.DATA_FIELDS, **fields.get("data", {})}
+            return Config(name, model=model.config, **{**fields, "data": data})
+    raise InputError(f"no task has a model of {', '.join(model.params)}: convert to hf.")
 
 
 def data_fields() -> Mapping[str, Mapping[str, Any]]:

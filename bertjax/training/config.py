@@ -76,6 +76,7 @@ class Config:
     Attributes:
       task: name in `bertjax.tasks.registry`.
       seed: decides initial parameters, data order, masks and dropout.
+      data_seed: decides the order of data, and masks, in its place where it is given.
       steps: updates of the parameters in the whole run.
       batch_size: rows a step, over all hosts, devices and accumulation.
       seq_len: pieces a row, T.
@@ -96,6 +97,7 @@ class Config:
 
     task: str = "pretrain"
     seed: int = 0
+    data_seed: int | None = None
     steps: Duration = 1_000_000
     batch_size: int = 256
     seq_len: int = 128
@@ -143,6 +145,11 @@ class Config:
         if not match or int(match[1]) >= int(match[2]):
             raise InputError(f"profile={self.profile!r} must read START:STOP, such as 100:105.")
         return range(int(match[1]), int(match[2]))
+
+    @property
+    def order_seed(self) -> int:
+        """What decides the order of data."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def checkpoint_seconds(self) -> float | None:

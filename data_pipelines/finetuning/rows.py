@@ -45,26 +45,44 @@ class Examples:
       lengths: int64 [E], pieces of each.
       prefix: int64 [E], pieces of type 0, which come first; the others are of type 1.
       targets: by name; empty where nothing is known.
+      group_sizes: int64 [G], how many follow one another that lie in one row and are told apart,
+        such as the choices of a question; None where each is for itself.
     """
 
     ids: np.ndarray
     lengths: np.ndarray
     prefix: np.ndarray
     targets: Mapping[str, Target]
+    group_sizes: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        """What is shuffled and counted: groups, or examples that are for themselves."""
+        return len(self.lengths if self.group_sizes is None else self.group_sizes)
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
         """int64 [E], the first piece of each among those of all."""
         return np.cumsum(self.lengths) - self.lengths
 
+    @functools.cached_property
+    def group_starts(self) -> np.ndarray:
+        """int64 [G], the first example of each group."""
+        assert self.group_sizes is not None
+        return np.cumsum(self.group_sizes) - self.group_sizes
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """int64, pieces of each of what is shuffled."""
+        if self.group_sizes is None:
+            return self.lengths
+        return np.add.reduceat(self.lengths, self.group_starts)
+
     def digest(self) -> str:
         """A hex digest of all that training reads."""
         digest = hashlib.sha256()
         learned = [(target.values, target.weights) for target in self.targets.values()]
-        for array in (self.ids, self.lengths, self.prefix, *itertools.chain(*learned)):
+        arrays = (self.ids, self.lengths, self.prefix, *itertools.chain(*learned))
+        for array in (*arrays, self.group_sizes):
             if array is not None:
                 digest.update(array.tobytes())
         return digest.hexdigest()
@@ -100,12 +118,17 @@ class Rows:
 
 
 def place(examples: Examples, numbers: np.ndarray, shape: Shape) -> Rows:
-    """Packs some examples, int64 [N], into as few rows as best fit finds."""
-    lengths = examples.lengths[numbers]
+    """Packs some examples, int64 [N], or groups of them, into as few rows as best fit finds."""
+    sizes = examples.group_sizes
+    counts = np.ones(len(numbers), np.int64) if sizes is None else sizes[numbers]
     most = RowShape(shape.pieces, shape.examples, shape.examples)
-    row = pack(lengths, np.ones(len(numbers), np.int64), most)
+    row = pack(examples.sizes[numbers], counts, most)
     order = np.argsort(row, kind="stable")
-    numbers, row, lengths = numbers[order], row[order], lengths[order]
+    numbers, row = numbers[order], row[order]
+    if sizes is not None:
+        row = np.repeat(row, counts[order])
+        numbers = ranges(examples.group_starts[numbers], sizes[numbers])
+    lengths = examples.lengths[numbers]
     first = np.searchsorted(row, row)
     before = np.cumsum(lengths) - lengths
     return Rows(numbers, row, before - before[first], np.arange(len(row)) - first)
@@ -113,7 +136,7 @@ def place(examples: Examples, numbers: np.ndarray, shape: Shape) -> Rows:
 
 def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, np.ndarray]:
     """The batch of rows placed by `place`, filled up to `count` rows; see `empty`."""
-    batch = empty(count, shape, examples.targets)
+    batch = empty(count, shape, examples.targets, examples.group_sizes is not None)
     numbers, slots = rows.numbers, (rows.row, rows.slot)
     lengths = examples.lengths[numbers]
     sources = ranges(examples.starts[numbers], lengths)
@@ -125,6 +148,13 @@ def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, 
     batch["positions"][cells] = positions
     if "cls_positions" in batch:
         batch["cls_positions"][slots] = rows.column
+    if examples.group_sizes is not None:
+        group = np.searchsorted(examples.group_starts, numbers, side="right")
+        # Numbers within a row, as those of what is in it.
+        first = np.searchsorted(rows.row, rows.row)
+        begins = np.diff(group, prepend=-1) != 0
+        of_batch = np.cumsum(begins)
+        batch["groups"][slots] = of_batch - of_batch[first] + 1
     for name, target in examples.targets.items():
         at, found = (cells, sources) if target.of == "pieces" else (slots, numbers)
         values = target.values[found]
@@ -135,19 +165,24 @@ def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, 
     return batch
 
 
-def empty(rows: int, shape: Shape, targets: Mapping[str, Target]) -> dict[str, np.ndarray]:
+def empty(
+    rows: int, shape: Shape, targets: Mapping[str, Target], grouped: bool = False
+) -> dict[str, np.ndarray]:
     """R rows without examples, of T pieces and K slots for examples each.
 
     `token_ids`, `type_ids`, `pack_ids` and `positions` are int32 [R, T], as in pre-training. A
     target adds NAME`_targets`, of the type of its values, and NAME`_weights`, float32, 0 where
     there is nothing to say: of examples [R, K] or [R, K, C] and [R, K], of pieces [R, T] both, of
     places [R, K, n], which are columns of the row, and [R, K]. Where one is of examples,
-    `cls_positions` int32 [R, K] are the columns of their first pieces.
+    `cls_positions` int32 [R, K] are the columns of their first pieces. Where examples are
+    `grouped`, `groups` int32 [R, K] number the groups of a row from 1; 0 is an empty slot.
     """
     pieces = ("token_ids", "type_ids", "pack_ids", "positions")
     batch = {name: np.zeros((rows, shape.pieces), np.int32) for name in pieces}
     if any(target.of == "example" for target in targets.values()):
         batch["cls_positions"] = np.zeros((rows, shape.examples), np.int32)
+    if grouped:
+        batch["groups"] = np.zeros((rows, shape.examples), np.int32)
     for name, target in targets.items():
         slots = shape.pieces if target.of == "pieces" else shape.examples
         _, *each = target.values.shape
@@ -205,7 +240,7 @@ class TrainingBatches:
         if self._order[0] != epoch:
             random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
             steps = -(-len(self._examples) // self._batch_size)
-            self._order = epoch, _shuffle(self._examples.lengths, steps, random)
+            self._order = epoch, _shuffle(self._examples.sizes, steps, random)
         return self._order[1]
 
 
@@ -255,7 +290,7 @@ def split(
     Returns:
       Of pieces arrays [length, ...], of examples [...].
     """
-    found: list[np.ndarray] = [np.zeros(0)] * len(examples)
+    found: list[np.ndarray] = [np.zeros(0)] * len(examples.lengths)
     for rows, values in zip(batches, outputs, strict=True):
         for number, row, column, slot in zip(
             rows.numbers, rows.row, rows.column, rows.slot, strict=True

@@ -1,4 +1,4 @@
-"""A Parquet or Arrow file to the values of one column, a few rows in memory at a time."""
+"""A Parquet or Arrow file to its values, a few rows in memory at a time."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,28 +23,38 @@ def read_column(path: epath.Path, column: str) -> Iterator[Any]:
     Raises:
       InputError: the file is damaged, or has no such column.
     """
+    for batch in _batches(path, column):
+        yield from _column(batch, column).to_pylist()
+
+
+def read_rows(path: epath.Path) -> Iterator[dict[str, Any]]:
+    """The rows of a table, in order, by the names of their columns; raises as `read_column`."""
+    for batch in _batches(path, None):
+        yield from batch.to_pylist()
+
+
+def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
+    """Some rows at a time, of one column or all."""
     import pyarrow
 
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("rb"))
             batches = _parquet if path.suffix == ".parquet" else _arrow
-            for batch in batches(path, file, column):
-                yield from batch.to_pylist()
+            yield from batches(path, file, column)
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
 
 
-def _parquet(path: epath.Path, file: Any, column: str) -> Iterator[Any]:
+def _parquet(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
     from pyarrow import parquet
 
     table = parquet.ParquetFile(file)
     _check(path, column, table.schema_arrow)
-    for batch in table.iter_batches(_ROWS, columns=[column]):
-        yield _column(batch, column)
+    yield from table.iter_batches(_ROWS, columns=None if column is None else [column])
 
 
-def _arrow(path: epath.Path, file: Any, column: str) -> Iterator[Any]:
+def _arrow(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
     from pyarrow import ipc
 
     is_file = file.read(6) == b"ARROW1"
@@ -55,12 +65,14 @@ def _arrow(path: epath.Path, file: Any, column: str) -> Iterator[Any]:
     else:
         reader = batches = ipc.open_stream(file)
     _check(path, column, reader.schema)
-    for batch in batches:
-        yield _column(batch, column)
+    yield from batches
 
 
-def _check(path: epath.Path, column: str, schema: Any) -> None:
+def _check(path: epath.Path, column: str | None, schema: Any) -> None:
     import pyarrow
+
+    if column is None:
+        return
 
     names = [
         name

@@ -9,7 +9,7 @@ from html import escape
 
 from etils import epath
 
-from bertjax.pages.page import facts, page, section, tiles
+from bertjax.pages.page import facts, page, section, table, tiles
 from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.tasks.reading.scoring import f1, score_each
 from data_pipelines.errors import InputError
@@ -149,7 +149,7 @@ def _sets(scores: Mapping[str, float], names: Sequence[str]) -> str:
         for each in names
     ]
     mean = ("Mean", *(f"{scores[metric]:.1f}" for metric in ("exact", "f1")))
-    return _table(("Data set", "Exact match", "F1"), [*rows, mean])
+    return table(("Data set", "Exact match", "F1"), [*rows, mean])
 
 
 def _kinds(judged: Sequence[Judged]) -> str:
@@ -180,15 +180,7 @@ def _grouped(
             )
             share = f"{counts[group] / len(judged):.1%}"
             rows.append((label, f"{counts[group]:,}", share, f"{exact:.1f}", f"{mean:.1f}"))
-    return _table((title, "Questions", "Share", "Exact match", "F1"), rows)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = "\n".join(row(cells, "td") for cells in rows)
-    return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{body}</tbody></table>\n"
+    return table((title, "Questions", "Share", "Exact match", "F1"), rows)
 
 
 def _worst(judged: Sequence[Judged], kind: str) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.contract import Evaluation, HostBatch, bucket
+from bertjax.tasks.contract import Evaluation, HostBatch
+from bertjax.tasks.finetuning import Laid
 from bertjax.tasks.reading.answers import Prediction, decode
 from bertjax.tasks.reading.scoring import score
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.rows import Shape, evaluation_rows, fill, own_rows, split
+from data_pipelines.finetuning.rows import Shape
 from data_pipelines.finetuning.squad import Question, Questions, check_passage, parse_squad
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, locate, make_windows
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -21,8 +22,6 @@ _log = logging.getLogger("bertjax")
 
 _COUNTS = ("missing", "surplus")  # of predictions that are all ours: 0
 _SHOWN = 3  # of the answers that are not at their place, in full
-_ROWS = 16  # of a batch, at most, where questions are answered
-_SHORTEST = 64  # pieces of a row, at least
 
 
 class Reading:
@@ -47,23 +46,17 @@ class Reading:
         host: int = 0,
     ) -> None:
         self.name, self.data = name, data
-        self._hosts, self._host = hosts, host
-        self._passages, self._row, self._rows = Passages(tokenizer), row, rows
+        self._passages = Passages(tokenizer)
         self._windows = windows_of(name, data, tokenizer, options, self._passages)
-        if not rows:  # nothing is compiled for them yet, so they may be as short as they are
-            longest = max(_SHORTEST, bucket(self._windows.lengths.max()))
-            self._row = row._replace(pieces=min(row.pieces, longest))
-        self._placed = evaluation_rows(self._windows, self._row, rows or _ROWS)
+        self._laid = Laid(self._windows, row, rows, hosts, host)
 
     def batches(self) -> Iterator[HostBatch]:
         """This host's rows of each batch."""
-        for placed in self._placed:
-            batch = fill(self._windows, placed, self._rows or placed.count, self._row)
-            yield own_rows(batch, self._hosts, self._host)
+        return self._laid.batches()
 
     def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
         """What is answered to each question, from the span logits of each batch [R, T, 2]."""
-        of_windows = split(self._windows, self._placed, logits, "pieces")
+        of_windows = self._laid.split(logits, "pieces")
         return decode(self.data.questions, self._windows, self._passages, of_windows)
 
     def evaluation(

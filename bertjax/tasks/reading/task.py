@@ -2,25 +2,21 @@
 
 import functools
 import logging
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 from etils import epath
 
-from bertjax.model import flops
-from bertjax.model.encoder import BertConfig
-from bertjax.tasks import contract
+from bertjax.formats.tensors import Model
+from bertjax.tasks import finetuning
 from bertjax.tasks.contract import HostBatch, Opened
-from bertjax.tasks.data import FIELDS, find_files, tokenizer_of
+from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of
 from bertjax.tasks.reading import page
 from bertjax.tasks.reading.sets import Reading, asked, windows_of
-from bertjax.training import objective
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.rows import Shape, TrainingBatches, empty, own_rows
+from data_pipelines.finetuning.rows import Shape, Target
 from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, span_target
 from data_pipelines.text.sources import TFDS
@@ -32,15 +28,13 @@ FILES = {
     1: {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
     2: {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
 }
-TFDS_SPLITS = {"train": "train", "dev": "validation"}
 _SEQ_LEN = 384  # of the paper's; strides of 128, questions of 64
-_EVAL_ROWS = 4  # that a device has at least: fewer leave an accelerator waiting for its memory
+_TOGETHER = 64  # questions that are answered at once, at most
 
 
-class Objective(objective.Objective):
+class Objective(finetuning.Objective):
     """The encoder with the span head."""
 
-    UNREAD = frozenset({"eval_batches"})
     heads = ("span",)
     outputs = ("span_logits",)
 
@@ -49,8 +43,6 @@ class Objective(objective.Objective):
         self.version = int(config.data["version"])
         if self.version not in FILES:
             raise InputError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
-        # As if no two windows shared a row; data tell better.
-        self.rows = self.rounded(config.batch_size, config.accumulation)
 
     @property
     def options(self) -> WindowOptions:
@@ -60,26 +52,13 @@ class Objective(objective.Objective):
 
     @property
     def row(self) -> Shape:
-        """What one row holds at most."""
         return Shape(self.config.seq_len, WINDOWS if self.config.packing else 1)
 
-    @property
-    def eval_rows(self) -> int:
-        usual = max(self.config.batch_size, _EVAL_ROWS * self.multiple)
-        return self.config.eval_batch_size or self.rounded(usual)
-
-    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        like = empty(1, self.row, span_target(np.zeros((0, 2), np.int32)))
-        return {
-            name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
-            for name, array in like.items()
-        }
-
-    def forward_flops(self, rows: int) -> float:
-        return flops.forward_flops(self.config.model, rows, self.config.seq_len)
+    def targets(self) -> Mapping[str, Target]:
+        return span_target(np.zeros((0, 2), np.int32))
 
 
-class Task(contract.Task):
+class Task(finetuning.Task):
     """Questions on passages that have their answers, or with version 2 may have."""
 
     DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS | {
@@ -91,9 +70,7 @@ class Task(contract.Task):
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
-        # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.
-        self.objective = Objective(config, math.lcm(jax.device_count(), hosts))
-        self._config, self._hosts, self._host = config, hosts, host
+        super().__init__(config, hosts, host, Objective)
         self.tokenizer = tokenizer_of(config)
         options, row = self.objective.options, self.objective.row
         self._sets = [
@@ -102,34 +79,10 @@ class Task(contract.Task):
         ]
 
     @functools.cached_property
-    def _windows(self) -> Windows:  # no evaluation reads them
-        ((name, data),) = read_sets(self._config, "train")
+    def examples(self) -> Windows:
+        ((name, data),) = read_sets(self.config, "train")
         passages = Passages(self.tokenizer)
         return windows_of(name, data, self.tokenizer, self.objective.options, passages)
-
-    def prepare(self, steps: int) -> None:
-        config = self._config
-        self._batches = TrainingBatches(
-            self._windows,
-            config.seed,
-            config.batch_size,
-            self.objective.row,
-            steps,
-            multiple=self.objective.multiple * config.accumulation,
-        )
-        self.objective.rows = self._batches.rows
-
-    @property
-    def examples_per_epoch(self) -> int:
-        return len(self._windows)
-
-    @property
-    def data_fingerprint(self) -> str:
-        return self._windows.digest()
-
-    def train_batches(self, start: int, stop: int) -> Iterable[HostBatch]:
-        for step in range(start, stop):
-            yield own_rows(self._batches.batch(step), self._hosts, self._host)
 
     def evaluation_sets(self) -> Sequence[Reading]:
         return self._sets
@@ -147,20 +100,22 @@ class Task(contract.Task):
         return "\n".join(lines)
 
     @staticmethod
-    def of_model(parts: Collection[str], model: BertConfig) -> Mapping[str, Any] | None:
-        if "span" not in parts:
+    def of_model(model: Model) -> Mapping[str, Any] | None:
+        if "span" not in model.params:
             return None
-        seq_len = min(_SEQ_LEN, model.max_positions)
+        seq_len = min(_SEQ_LEN, model.config.max_positions)
         return {"seq_len": seq_len, "data": {"stride": seq_len // 3, "max_query": seq_len // 6}}
 
     @staticmethod
-    def predict(opened: Opened, lines: Iterable[str], together: int) -> Iterator[dict[str, Any]]:
+    def predict(
+        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
         """Answers {"question", "context"}, a JSON object a line, with text, score and place; or
         all questions of a file in SQuAD's layout.
         """
         objective = Objective(opened.config)
         threshold = _threshold(opened) if objective.version == 2 else None
-        for data in asked(lines, together):
+        for data in asked(lines, min(together, _TOGETHER)):
             reading = Reading("input", data, opened.tokenizer, objective.options, objective.row)
             logits = [found["span_logits"] for found in opened.run(reading.batches())]
             for prediction in reading.predictions(logits):

@@ -1,0 +1,193 @@
+"""What a model said of sentences, or chose of answers, as one HTML page: scores and its errors."""
+
+import collections
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bertjax.pages.page import facts, page, section, table, tiles
+from bertjax.pages.plots import STYLE, matrix, scatter
+from bertjax.tasks.contract import EVALUATION_FILE
+from bertjax.tasks.sentences.scoring import f1_by_class
+from data_pipelines.errors import InputError
+
+SHOWN = 24  # of the surest errors
+CLASSES = 20  # that a matrix has room for
+PAIRS = 24  # of labels that are taken for each other most often, where there is no matrix
+BINS = 10  # of probabilities
+TITLES = {
+    "accuracy": "Accuracy",
+    "f1": "F1",
+    "macro_f1": "Macro F1",
+    "micro_f1": "Micro F1",
+    "exact": "All labels right",
+    "matthews": "Matthews",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "mse": "Squared error",
+}
+
+Entry = Mapping[str, Any]  # of predictions.json
+
+
+def render(
+    name: str, directory: epath.Path, sets: Sequence[tuple[str, Sequence[str]]], target: str
+) -> str:
+    """The page of an evaluation.
+
+    Args:
+      directory: where `bertjax evaluate` wrote it.
+      sets: name and texts of each data set.
+      target: what was said: a "class", "labels", a "number", or a "choice".
+    Raises:
+      InputError: the files are not those of an evaluation of these texts.
+    """
+    entries: list[Entry] = []
+    texts: list[str] = []
+    try:
+        about = json.loads((directory / EVALUATION_FILE).read_text())
+        scores = json.loads((directory / "scores.json").read_text())
+        for set_name, own in sets:
+            prefix = f"{set_name}." if len(sets) > 1 else ""
+            found = json.loads((directory / f"{prefix}predictions.json").read_text())
+            if len(found) != len(own):
+                raise InputError(
+                    f"{directory} answers {len(found)} examples and the data have {len(own)}: "
+                    "evaluate again."
+                )
+            entries += found
+            texts += own
+        checkpoints = ", ".join(about["checkpoints"])
+    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
+    of_data = " ".join(filter(None, (about["config"]["data"][field] for field in ("dir", "dev"))))
+    shown = [(title, f"{scores[key]:.4g}") for key, title in TITLES.items() if key in scores]
+    header = (
+        f"<header><h1>{escape(name)}</h1>\n{tiles([*shown, ('Examples', f'{len(entries):,}')])}"
+        f"{facts([('Model', checkpoints), ('Data', of_data)])}</header>\n"
+    )
+    parts = [f"<style>{STYLE}{_STYLE}</style>\n", header]
+    if len(sets) > 1:
+        parts.append(section("Data sets", _sets(scores, [each for each, _ in sets])))
+    parts += {"number": _numbers, "labels": _labels}.get(target, _classes)(entries, texts, target)
+    return page(name, parts)
+
+
+def _sets(scores: Mapping[str, float], names: Sequence[str]) -> str:
+    metrics = [key for key in TITLES if f"{names[0]}/{key}" in scores]
+    rows = [(each, *(f"{scores[f'{each}/{key}']:.4f}" for key in metrics)) for each in names]
+    return table(("Data set", *(TITLES[key] for key in metrics)), rows)
+
+
+def _classes(entries: Sequence[Entry], texts: Sequence[str], target: str) -> list[str]:
+    said, gold = ([each[key] for each in entries] for key in ("label", "gold"))
+    names = list(dict.fromkeys(name for each in entries for name in each["probabilities"]))
+    numbers = {name: i for i, name in enumerate(names)}
+    mine, right = (np.array([numbers[name] for name in each]) for each in (said, gold))
+    chances = [each["probability"] for each in entries]
+    curve = _calibration(chances, [a == b for a, b in zip(said, gold, strict=True)])
+    parts = [section("How sure, how right", f'<div class="pair">{curve}</div>')]
+    if target != "choice":
+        parts.append(section("Labels", _by_label(names, mine, right)))
+        parts.append(section("Taken for one another", _confusions(names, mine, right)))
+    wrong = [i for i, (a, b) in enumerate(zip(said, gold, strict=True)) if a != b]
+    wrong.sort(key=lambda i: -chances[i])
+    rows = [
+        (f"{chances[i]:.0%}", said[i], gold[i], entries[i]["id"], texts[i]) for i in wrong[:SHOWN]
+    ]
+    head = ("Sure", "Said", "Gold", "Example", "Text")
+    note = f'<p class="aside">{len(wrong):,} errors in all; the surest first.</p>\n'
+    parts.append(section("Surest errors", note + table(head, rows, "errors") if rows else ""))
+    return parts
+
+
+def _by_label(names: Sequence[str], said: np.ndarray, gold: np.ndarray) -> str:
+    counts = np.bincount(gold, minlength=len(names))
+    rates = f1_by_class(said, gold, range(len(names)))
+    order = sorted(range(len(names)), key=lambda i: rates[i][2])
+    rows = [(names[i], f"{counts[i]:,}", *(f"{rate:.3f}" for rate in rates[i])) for i in order]
+    return table(("Label", "Examples", "Precision", "Recall", "F1"), rows, "evaluations")
+
+
+def _confusions(names: Sequence[str], said: np.ndarray, gold: np.ndarray) -> str:
+    if len(names) <= CLASSES:
+        counts = np.zeros((len(names), len(names)), int)
+        np.add.at(counts, (gold, said), 1)
+        return matrix("Confusions", names, counts.tolist())
+    pairs = collections.Counter(
+        (names[g], names[s]) for g, s in zip(gold, said, strict=True) if g != s
+    )
+    rows = [(g, s, f"{count:,}") for (g, s), count in pairs.most_common(PAIRS)]
+    return table(("Gold", "Said", "Examples"), rows)
+
+
+def _labels(entries: Sequence[Entry], texts: Sequence[str], target: str) -> list[str]:
+    names = list(dict.fromkeys(name for each in entries for name in each["probabilities"]))
+    gold = np.array([[name in each["gold"] for name in names] for each in entries])
+    chances = np.array([[each["probabilities"][name] for name in names] for each in entries])
+    said = chances > 0.5
+    rates = [f1_by_class(said[:, i], gold[:, i], [1])[0] for i in range(len(names))]
+    rows = [
+        (name, f"{count:,}", *(f"{rate:.3f}" for rate in own))
+        for name, count, own in sorted(
+            zip(names, gold.sum(axis=0), rates, strict=True), key=lambda row: row[2][2]
+        )
+    ]
+    sure = np.where(said, chances, 1 - chances)
+    curve = _calibration(sure.ravel().tolist(), (said == gold).ravel().tolist())
+    wrong = sorted(np.argwhere(said != gold).tolist(), key=lambda at: -sure[at[0], at[1]])
+    errors = [
+        (
+            f"{sure[i, j]:.0%}",
+            names[j],
+            "said" if said[i, j] else "missed",
+            entries[i]["id"],
+            texts[i],
+        )
+        for i, j in wrong[:SHOWN]
+    ]
+    head = ("Sure", "Label", "It was", "Example", "Text")
+    return [
+        section("How sure, how right", f'<div class="pair">{curve}</div>'),
+        section("Labels", table(("Label", "Examples", "Precision", "Recall", "F1"), rows)),
+        section("Surest errors", table(head, errors, "errors") if errors else ""),
+    ]
+
+
+def _numbers(entries: Sequence[Entry], texts: Sequence[str], target: str) -> list[str]:
+    pairs = [(float(each["gold"]), float(each["number"])) for each in entries]
+    plot = scatter("Every example", pairs, ("gold", "said"), diagonal=True)
+    order = sorted(range(len(pairs)), key=lambda i: -abs(pairs[i][0] - pairs[i][1]))
+    rows = [
+        (f"{pairs[i][1]:.3f}", f"{pairs[i][0]:.3f}", entries[i]["id"], texts[i])
+        for i in order[:SHOWN]
+    ]
+    return [
+        section("Said and gold", f'<div class="pair">{plot}</div>'),
+        section("Largest errors", table(("Said", "Gold", "Example", "Text"), rows, "errors")),
+    ]
+
+
+def _calibration(chances: Sequence[float], right: Sequence[bool]) -> str:
+    """How often what is said with some probability is right (Guo et al. 2017)."""
+    numbers = np.minimum((np.array(chances) * BINS).astype(int), BINS - 1)
+    points, sizes, off = [], [], 0.0
+    for each in np.unique(numbers):
+        own = numbers == each
+        sure, correct = np.mean(np.array(chances)[own]), np.mean(np.array(right)[own])
+        points.append((float(sure), float(correct)))
+        sizes.append(2 + 8 * float(np.sqrt(np.mean(own))))
+        off += float(abs(sure - correct) * np.mean(own))
+    title = f"Calibration: off by {off:.1%} in the mean"
+    return scatter(title, points, ("probability", "share right"), share=True, sizes=sizes)
+
+
+_STYLE = """
+.errors td { white-space: normal; text-align: left; vertical-align: top; }
+.errors th { text-align: left; }
+.errors td:last-child { min-width: 320px; overflow-wrap: anywhere; }
+"""

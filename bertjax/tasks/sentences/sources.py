@@ -1,0 +1,106 @@
+"""Where a task's sentences lie: the files of GLUE, or tables of one's own."""
+
+from etils import epath
+
+from bertjax.tasks.data import FIELDS as COMMON
+from bertjax.tasks.data import TFDS_SPLITS, find_tables
+from bertjax.training.config import Config
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.glue import find_glue, read_glue, read_glue_tfds
+from data_pipelines.finetuning.sentences import Columns, Sentences, as_columns, from_rows
+from data_pipelines.finetuning.table import read_table, read_tfds_table
+from data_pipelines.text.sources import TFDS
+
+FIELDS = COMMON | {
+    "glue": "",  # the name of one of its tasks, whose columns and labels are known
+    "text": "text",  # columns, joined by "+" where they are several
+    "pair": "",  # likewise, of a second text
+    "label": "label",
+    "id": "",  # a column that names the examples
+    "target": "class",  # one of several, "labels" for any number of several, or a "number"
+    "separator": ",",  # between the labels of a text
+    "class_weights": "",  # "balanced", or LABEL=WEIGHT,...
+    "dev_share": 0.1,  # of the training file, held out where there is no file for that
+    "long_text": "head",  # what is kept of it: "head", "tail", "head_tail" or "windows"
+    "skip_bad": 0.0,  # share of the rows that may be of too few or too many fields
+}
+
+
+def columns_of(config: Config) -> Columns:
+    """What of a table is read.
+
+    Raises:
+      InputError: columns are missing or said twice, or there is no such task of GLUE.
+    """
+    data = config.data
+    if data["glue"]:
+        task = find_glue(data["glue"])
+        text, *pair = task.columns
+        return Columns((text,), tuple(pair), task.label, target=task.target)
+    return Columns(
+        as_columns(data["text"]),
+        as_columns(data["pair"]),
+        data["label"],
+        data["id"],
+        data["target"],
+        data["separator"],
+    )
+
+
+def read_sets(config: Config, split: str) -> list[tuple[str, Sentences]]:
+    """Name and sentences of each data set of a split, "train" or "dev"; MNLI has two of the latter.
+
+    Without a file to evaluate on, a share of the training file is held out of it, by its text.
+
+    Raises:
+      InputError: a file is missing, or not what the configuration says.
+    """
+    data = config.data
+    if data["glue"] and not data[split]:
+        return _read_glue(config, split)
+    if data["dir"].startswith(TFDS):
+        part = data[split] or TFDS_SPLITS[split]
+        return [(split, _read(config, data["dir"], part))]
+    paths = find_tables(config, split)
+    if split == "dev" and not paths:
+        return [(split, _halves(config)[1])]
+    if split == "train" and not data["dev"] and not find_tables(config, "dev"):
+        return [(split, _halves(config)[0])]
+    return [(name, _read(config, str(path))) for name, path in paths]
+
+
+def _read_glue(config: Config, split: str) -> list[tuple[str, Sentences]]:
+    data, task = config.data, find_glue(config.data["glue"])
+    files = dict(task.dev) if split == "dev" else {"train": "train"}
+    found = []
+    for stem, part in files.items():
+        name = stem if len(files) > 1 else split
+        if data["dir"].startswith(TFDS):
+            found.append((name, read_glue_tfds(data["glue"], data["dir"], part, True)))
+            continue
+        if not data["dir"]:
+            raise InputError("data.dir is empty: name the directory that holds GLUE's files.")
+        path = epath.Path(data["dir"]) / f"{stem}.tsv"
+        # The directory of all tasks will do as well.
+        if not path.exists():
+            path = epath.Path(data["dir"]) / task.folder / f"{stem}.tsv"
+        found.append((name, read_glue(data["glue"], path, True, data["skip_bad"])))
+    return found
+
+
+def _halves(config: Config) -> tuple[Sentences, Sentences]:
+    ((_, path),) = find_tables(config, "train")
+    share = config.data["dev_share"]
+    if not 0 < share < 1:
+        raise InputError(f"data.dev_share={share} must lie between 0 and 1.")
+    return _read(config, str(path)).held_out(share)
+
+
+def _read(config: Config, source: str, part: str = "") -> Sentences:
+    data, columns = config.data, columns_of(config)
+    if data["glue"]:
+        if part:
+            return read_glue_tfds(data["glue"], source, part, True)
+        return read_glue(data["glue"], source, True, data["skip_bad"])
+    rows = read_tfds_table(source, part) if part else read_table(source, data["skip_bad"])
+    return from_rows(f"{source} {part}".strip(), rows, columns, True)

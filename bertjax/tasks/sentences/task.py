@@ -1,0 +1,215 @@
+"""Classification and regression of sentences and pairs (paper, section 4.1)."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from etils import epath
+
+from bertjax.formats.opening import find_labels
+from bertjax.formats.tensors import Model
+from bertjax.tasks import finetuning
+from bertjax.tasks.contract import EvaluationSet, HostBatch, Opened
+from bertjax.tasks.data import tokenizer_of
+from bertjax.tasks.finetuning import show_examples
+from bertjax.tasks.sentences import page
+from bertjax.tasks.sentences.sets import Labelled, answer
+from bertjax.tasks.sentences.sources import FIELDS, columns_of, read_sets
+from bertjax.training.config import Config
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.encoding import Encoded, check_long_text, encode
+from data_pipelines.finetuning.glue import find_glue
+from data_pipelines.finetuning.rows import Examples, Shape, Target
+from data_pipelines.finetuning.sentences import (
+    Columns,
+    Sentences,
+    class_weights,
+    from_rows,
+    label_names,
+    make_target,
+)
+from data_pipelines.finetuning.table import Row
+from data_pipelines.vocabulary.tokenization import Tokenizer
+
+_log = logging.getLogger("bertjax")
+
+_SIDE_BY_SIDE = "{} ‖ {}"  # a pair, for a person
+_PAIR = "pair"  # the key of a second text, where no other name is known
+_PIECES = 8  # of an example, at least, by which a row has places for examples
+
+
+class Objective(finetuning.Objective):
+    """The encoder with a classifier on the pooled vector."""
+
+    heads = ("classifier",)
+    outputs = ("classifier_logits",)
+
+    def __init__(self, config: Config, multiple: int = 1) -> None:
+        super().__init__(config, multiple)
+        columns = columns_of(config)
+        check_long_text(config.data["long_text"], bool(columns.pair))
+        self.target = columns.target
+        if not config.model.num_labels:
+            raise InputError(
+                "model.num_labels=0 says not how many classes there are, and no data do: set "
+                "--config.model.num_labels."
+            )
+
+    @property
+    def row(self) -> Shape:
+        length = self.config.seq_len
+        return Shape(length, max(1, length // _PIECES) if self.config.packing else 1)
+
+    def targets(self) -> Mapping[str, Target]:
+        none = Sentences("", [], [])
+        return {"label": make_target(none, [""] * self.config.model.num_labels, self.target)}
+
+
+class Task(finetuning.Task):
+    """Sentences or pairs, each of a class, of several labels or with a number."""
+
+    DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS
+    HEADLINE = ("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "micro_f1")
+    objective: Objective
+
+    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        self.config = config
+        self.labels = self._find_labels()
+        model = dataclasses.replace(config.model, num_labels=len(self.labels) or 1)
+        super().__init__(dataclasses.replace(config, model=model), hosts, host, Objective)
+        self.tokenizer = tokenizer_of(config)
+        row, rows = self.objective.row, self.objective.eval_rows
+        self._sets = [
+            Labelled(
+                name,
+                data,
+                _encoded(name, data, self.tokenizer, config),
+                self.labels,
+                self.objective.target,
+                row,
+                rows,
+                hosts,
+                host,
+            )
+            for name, data in read_sets(config, "dev")
+        ]
+
+    def _find_labels(self) -> tuple[str, ...]:
+        """Those that training gives, in the order of the model that the run begins with, if that
+        has the same; of an evaluation, which begins with what it evaluates, the model's.
+        """
+        data, init = self.config.data, self.config.init
+        if columns_of(self.config).target == "number":
+            return ()
+        known = find_labels(init) if init else ()
+        own = find_glue(data["glue"]).labels if data["glue"] else label_names(self._train)
+        return known if set(known) == set(own) else own
+
+    @functools.cached_property
+    def _train(self) -> Sentences:
+        ((_, data),) = read_sets(self.config, "train")
+        return data
+
+    @functools.cached_property
+    def examples(self) -> Examples:
+        data, target = self._train, self.objective.target
+        encoded = _encoded("train", data, self.tokenizer, self.config)
+        found = make_target(data, self.labels, target)
+        spec = self.config.data["class_weights"]
+        if spec and target != "class":
+            raise InputError(f"data.class_weights={spec!r} is for target=class: leave it out.")
+        if spec:
+            weights = class_weights(spec, self.labels, found.values)
+            found = dataclasses.replace(found, weights=weights[found.values])
+        return encoded.with_target("label", found)
+
+    def evaluation_sets(self) -> Sequence[EvaluationSet]:
+        return self._sets
+
+    def show(self, batch: HostBatch, row: int) -> str:
+        """An example a line, its label or number before it."""
+        said = [self._said(value) for value in batch["label_targets"][row]]
+        return show_examples(batch, row, self.tokenizer, said)
+
+    def _said(self, value: np.ndarray) -> str:
+        if self.objective.target == "number":
+            return f"{value:g}"
+        if self.objective.target == "labels":
+            return ", ".join(itertools.compress(self.labels, value)) or "-"
+        return self.labels[int(value)]
+
+    @staticmethod
+    def of_model(model: Model) -> Mapping[str, Any] | None:
+        if "classifier" not in model.params:
+            return None
+        return {"seq_len": model.config.max_positions, "data": {"target": model.target}}
+
+    @staticmethod
+    def predict(
+        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """What is said of each line: text, or a JSON object with the columns that were trained."""
+        columns, target = columns_of(opened.config), Objective(opened.config).target
+        labels = opened.labels or tuple(f"LABEL_{i}" for i in range(opened.config.model.num_labels))
+        numbered = ((i, line.strip()) for i, line in enumerate(lines, 1) if line.strip())
+        while some := list(itertools.islice(numbered, together)):
+            rows = [_row(number, line, columns) for number, line in some]
+            if not columns.pair and any(_PAIR in row.values for row in rows):
+                # A published model says not what its texts are.
+                columns = dataclasses.replace(columns, pair=(_PAIR,))
+            data = from_rows("input", rows, columns, False)
+            encoded = _encoded("input", data, opened.tokenizer, opened.config)
+            row = Objective(opened.config).row
+            asked = Labelled("input", data, encoded, labels, target, row)
+            logits = [found["classifier_logits"] for found in opened.run(asked.batches())]
+            for given, said in zip(rows, asked.said(logits), strict=True):
+                kept = {name: given.values[name] for name in (*columns.text, *columns.pair)}
+                yield kept | answer(said, labels, target, everything)
+
+    @staticmethod
+    def report(name: str, config: Config, directory: epath.Path) -> str:
+        sets = [
+            (
+                each,
+                data.texts
+                if data.pairs is None
+                else list(map(_SIDE_BY_SIDE.format, data.texts, data.pairs)),
+            )
+            for each, data in read_sets(config, "dev")
+        ]
+        return page.render(name, directory, sets, columns_of(config).target)
+
+
+def _row(number: int, line: str, columns: Columns) -> Row:
+    """A line of input as a row of a table."""
+    place = f"line {number}"
+    if line.startswith("{"):
+        try:
+            said = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{place} is no JSON ({error}): write an object, or text.") from None
+        return Row(place, said)
+    if columns.pair or len(columns.text) > 1:
+        names = (*columns.text, *columns.pair)
+        keys = ", ".join(f'"{name}": "..."' for name in names)
+        raise InputError(f"{place} is text, and there are {len(names)} to give: write {{{keys}}}.")
+    return Row(place, {columns.text[0]: line})
+
+
+def _encoded(name: str, data: Sentences, tokenizer: Tokenizer, config: Config) -> Encoded:
+    found = encode(data, tokenizer, config.seq_len, config.data["long_text"])
+    if found.cut:
+        _log.warning(
+            "%s: %d of %d texts are longer than seq_len=%d and were cut (long_text=%s).",
+            name,
+            found.cut,
+            len(data),
+            config.seq_len,
+            config.data["long_text"],
+        )
+    return found

@@ -1,0 +1,226 @@
+"""Tables of examples: CSV, TSV, JSON lines, Parquet, Arrow or TensorFlow Datasets, row by row."""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from data_pipelines.errors import InputError
+from data_pipelines.paths import check_file
+from data_pipelines.text import tables
+from data_pipelines.text.lines import read_lines
+from data_pipelines.text.sources import tfds_records
+
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+_JSON = (".json", ".jsonl", ".ndjson")
+SUFFIXES = (".csv", ".tsv", ".txt", *_JSON, *tables.SUFFIXES)
+
+
+class Row(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+      place: where it stands, for messages, such as "train.csv line 7".
+      values: by the names of the columns.
+    """
+
+    place: str
+    values: dict[str, Any]
+
+    def text(self, columns: Sequence[str]) -> str:
+        """The text of some columns, joined by spaces where there are several.
+
+        Raises:
+          InputError: one is missing, is no text or is empty.
+        """
+        parts = []
+        for column in columns:
+            value = self.value(column)
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise InputError(
+                    f"{self.place}: column {column!r} is {value!r}, which is no text: mend the row."
+                )
+            parts.append(str(value).strip())
+            if not parts[-1]:
+                raise InputError(
+                    f"{self.place}: column {column!r} is empty: leave the row out, or write its "
+                    "text."
+                )
+        return " ".join(parts)
+
+    def value(self, column: str) -> Any:
+        """The value in a column.
+
+        Raises:
+          InputError: there is no such column.
+        """
+        if column not in self.values:
+            raise InputError(
+                f"{self.place}: there is no column {column!r}, but "
+                f"{', '.join(map(repr, self.values)) or 'none'}: name one of these."
+            )
+        return self.values[column]
+
+
+def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
+    """The rows of a file, of which its name says what it is, perhaps compressed.
+
+    - `.csv`: a header, commas, fields in double quotes where they hold commas, quotes or line ends;
+    - `.tsv`, `.txt`: a header, tabs, and no quoting: quotes are text;
+    - `.jsonl`, `.json`, `.ndjson`: an object on each line;
+    - `.parquet`, `.arrow`, `.feather`.
+
+    Args:
+      skip_bad: share of the rows that may be of too few or too many fields, and are left out.
+    Raises:
+      InputError: there is no such file, it is of none of these, or more of its rows are bad.
+    """
+    path = check_file(path)
+    kind = _kind(path)
+    if kind in tables.SUFFIXES:
+        rows = [Row(f"{path} row {i}", row) for i, row in enumerate(tables.read_rows(path), 1)]
+    elif kind in _JSON:
+        rows = list(parse_objects(str(path), read_lines(path, _refuse)))
+    elif kind in (".csv", ".tsv", ".txt"):
+        rows = _delimited(path, "," if kind == ".csv" else "\t", skip_bad)
+    else:
+        raise InputError(
+            f"{path} is no table by its name: let it end in .csv, .tsv, .jsonl or .parquet."
+        )
+    if not rows:
+        raise InputError(f"{path} has no rows: give a file with examples.")
+    return rows
+
+
+def is_table(path: epath.PathLike) -> bool:
+    """Whether a file has columns by its name, and is not lines of text or JSON."""
+    return _kind(epath.Path(path)) in (".csv", ".tsv", *tables.SUFFIXES)
+
+
+def _kind(path: epath.Path) -> str:
+    name = path.name
+    for suffix in COMPRESSED:
+        name = name.removesuffix(suffix)
+    return epath.Path(name).suffix.lower()
+
+
+def read_tfds_table(source: str, split: str) -> list[Row]:
+    """The rows of a split of `tfds:NAME/CONFIG`; classes by their names, None for unlabelled ones.
+
+    Raises:
+      InputError: see `tfds_records`.
+    """
+    names = _class_names(source)
+
+    def plain(column: str, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.decode()
+        number = value.item() if hasattr(value, "item") else value
+        if column not in names:
+            return number
+        return names[column][number] if number >= 0 else None
+
+    return [
+        Row(f"{source} {split} record {i}", {k: plain(k, v) for k, v in record.items()})
+        for i, record in enumerate(tfds_records(source, split), 1)
+    ]
+
+
+def _class_names(source: str) -> dict[str, list[str]]:
+    import tensorflow_datasets as tfds
+
+    try:
+        features = tfds.builder(source.removeprefix("tfds:")).info.features
+    except ValueError:
+        return {}  # reading the records says so
+    return {
+        name: feature.names
+        for name, feature in (features or {}).items()
+        if isinstance(feature, tfds.features.ClassLabel) and feature.names
+    }
+
+
+def parse_objects(name: str, lines: Iterable[str]) -> Iterator[Row]:
+    """A row for each line that is not empty, which is a JSON object.
+
+    Raises:
+      InputError: a line is none.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{name} line {number}"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{place} is no JSON ({error}): write an object on it.") from None
+        if not isinstance(values, dict):
+            raise InputError(f"{place} is {type(values).__name__} and no JSON object: write one.")
+        yield Row(place, values)
+
+
+def _delimited(path: epath.Path, delimiter: str, skip_bad: float) -> list[Row]:
+    lines = read_lines(path, _refuse)
+    if delimiter == ",":
+        reader = csv.reader((f"{line}\n" for line in lines), strict=True)
+        numbered = _numbered(path, reader)
+    else:
+        numbered = ((i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip())
+    columns = next(numbered, (1, []))[1]
+    _check_header(path, columns, delimiter)
+    rows, bad = [], []
+    for number, values in numbered:
+        place = f"{path} line {number}"
+        if len(values) == len(columns):
+            rows.append(Row(place, dict(zip(columns, values, strict=True))))
+        else:
+            bad.append(
+                f"{place} has {len(values)} fields where the header has {len(columns)}: mend the "
+                "row"
+            )
+    check_bad(bad, len(rows) + len(bad), skip_bad)
+    return rows
+
+
+def check_bad(bad: Sequence[str], total: int, skip_bad: float) -> None:
+    """Refuses more bad rows than may be left out.
+
+    Raises:
+      InputError: it is the first of the complaints `bad`, of `total` rows.
+    """
+    if len(bad) > math.floor(skip_bad * total):
+        more = f" ({len(bad)} of {total} rows are bad)" if len(bad) > 1 else ""
+        raise InputError(f"{bad[0]}, or allow bad rows with data.skip_bad{more}.")
+
+
+def _numbered(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Line number, of its end, and fields of each row that is not empty."""
+    try:
+        for values in reader:
+            if values:
+                yield reader.line_num, values
+    except csv.Error as error:
+        raise InputError(
+            f"{path} line {reader.line_num} is no CSV ({error}): mend its quotes."
+        ) from None
+
+
+def _check_header(path: epath.Path, columns: Sequence[str], delimiter: str) -> None:
+    other = "\t" if delimiter == "," else ","
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise InputError(f"{path} has two columns {twice[0]!r}: name them apart.")
+    if len(columns) == 1 and other in columns[0]:
+        tab, comma = "tabs", "commas"
+        has, wants = (tab, comma) if other == "\t" else (comma, tab)
+        raise InputError(
+            f"{path} has {has} between its columns where its name says {wants}: let it end in "
+            f"{'.tsv' if has == tab else '.csv'}."
+        )
+
+
+def _refuse(complaint: InputError) -> None:
+    raise complaint
