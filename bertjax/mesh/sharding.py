@@ -132,8 +132,10 @@ def for_cpu() -> bool:
 def why_not_split(rows: int, heads: int) -> str:
     """Why the context's mesh gives its devices no even shares of rows and heads; "" if it does."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.axis_names != AXES or mesh.manual_axes:
+    if not {*AXES} <= {*mesh.axis_names}:
         return f"there is no mesh of {', '.join(AXES)}"
+    if any(mesh.shape[axis] > 1 for axis in AXES if axis in mesh.manual_axes):
+        return "the mesh has been split by hand"
     if rows % row_parts(mesh):
         return f"{rows} rows: the mesh splits them in {row_parts(mesh)}"
     if heads % mesh.shape["model"]:
@@ -147,10 +149,12 @@ def over_rows_and_heads(
     """What `function((seeds, rows, heads, pack_ids), *arrays)` gives, each device doing its part.
 
     `arrays` and the result are [B, T, N, D], for `function` [B, T, N * D]. Rows [B] and heads [N]
-    are given by their numbers in the whole batch and model. Without a mesh all is one part.
+    are given by their numbers in the whole batch and model. Without a mesh, or within one device of
+    it, all is one part.
     """
     rows, length, heads, size = shape = arrays[0].shape
-    if not jax.sharding.get_abstract_mesh().empty:
+    mesh = jax.sharding.get_abstract_mesh()
+    if not (mesh.empty or {*AXES} <= {*mesh.manual_axes}):
         wide, own_heads = PartitionSpec(ROWS[0], None, "model"), PartitionSpec("model")
         function = jax.shard_map(
             function,

@@ -49,7 +49,9 @@ def orthogonalize(tree: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree)
     mesh = jax.sharding.get_abstract_mesh()
-    stored = jax.tree.leaves(tree_shardings(mesh, tree)) if not mesh.empty else []
+    stored = (
+        jax.tree.leaves(tree_shardings(mesh, tree)) if not (mesh.empty or mesh.manual_axes) else []
+    )
     same: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
     for number, leaf in enumerate(leaves):
         same[leaf.shape[1:]].append(number)

@@ -29,7 +29,7 @@ from bertjax.model.attention.choice import Way, choose
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.optimizer import make_optimizer, make_schedule
+from bertjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from bertjax.training.step import TrainState, init_state, make_train_step
 from data_pipelines.errors import InputError
 
@@ -178,9 +178,15 @@ class Programs:
         return self._objective.apply(params, batch, key, constants)
 
     def _compile(
-        self, function: Any, first: Any, shapes: Shapes, out: Any, **options: Any
+        self,
+        function: Any,
+        first: Any,
+        shapes: Shapes,
+        out: Any,
+        rows: NamedSharding | None = None,
+        **options: Any,
     ) -> jax.stages.Compiled:
-        arguments = (first, with_shardings(dict(shapes), self.rows), self._constants)
+        arguments = (first, with_shardings(dict(shapes), rows or self.rows), self._constants)
         jitted = jax.jit(
             function,
             in_shardings=tuple(map(_shardings, arguments)),
@@ -193,7 +199,7 @@ class Programs:
 
     @functools.cached_property
     def _optimizer(self) -> optax.GradientTransformation:
-        optimizer = make_optimizer(self._config.optimizer_config())
+        optimizer = make_optimizer(self._optimizer_config())
         if all(self._objective.trainable(name) for name, _ in named_leaves(self.params)):
             return optimizer
 
@@ -204,8 +210,13 @@ class Programs:
 
         return optax.partition({True: optimizer, False: optax.set_to_zero()}, labels)
 
+    def _optimizer_config(self) -> OptimizerConfig:
+        return self._config.optimizer_config()
+
     def _init(self) -> TrainState:
-        params = self._objective.init_params(jax.random.key(self._config.seed))
+        return self._init_of(self._objective.init_params(jax.random.key(self._config.seed)))
+
+    def _init_of(self, params: Any) -> TrainState:
         return init_state(params, self._sums, self._optimizer)
 
     @functools.cached_property
@@ -213,11 +224,13 @@ class Programs:
         """Shapes of what the objective sums over a batch."""
         objective = self._objective
 
-        def sums(params: Any, batch: Batch, constants: Any) -> Sums:
-            return objective.sums(objective.apply(params, batch, None, constants), batch)
+        def sums(batch: Batch) -> Sums:
+            params = objective.init_params(jax.random.key(0))
+            return objective.sums(
+                objective.apply(params, batch, None, objective.constants()), batch
+            )
 
-        shapes = objective.batch_shapes(objective.rows)
-        return cast(Sums, jax.eval_shape(sums, self.params, shapes, self._constants))
+        return cast(Sums, jax.eval_shape(sums, objective.batch_shapes(objective.rows)))
 
 
 def _shardings(shapes: Any) -> Any:

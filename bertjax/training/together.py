@@ -1,0 +1,213 @@
+"""Several runs as one program, each on a device of its own: no two of them ever exchange a byte.
+
+What tells the runs apart, their rates and seeds, are arguments; all else is compiled once. Arrays
+have a leading axis of runs R, which the devices share, and a device that has several of them
+computes them as one batch. The losses of a run are those that it has alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax.mesh.allocator import keep_freed_memory
+from bertjax.mesh.feed import Batch
+from bertjax.mesh.sharding import AXES, with_shardings
+from bertjax.training.config import Config
+from bertjax.training.objective import Objective
+from bertjax.training.optimizer import OptimizerConfig
+from bertjax.training.programs import Programs
+from bertjax.training.step import Sums, TrainState, make_train_step
+
+RUNS = "runs"
+Merge = Callable[[Any, Any], Any]
+_EACH, _ALL = PartitionSpec(RUNS), PartitionSpec()
+
+
+class Together(Programs):
+    """The programs of R runs that differ in nothing but `VARIED`.
+
+    Args:
+      configs: of the runs, as many on each device; resolved.
+      objective: of one run on one device.
+      devices: of this machine or of a topology that only the compiler knows; all by default.
+    """
+
+    VARIED = ("seed", "data_seed", "optimizer.learning_rate")
+
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        objective: Objective,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> None:
+        devices = jax.devices() if devices is None else devices
+        if devices[0].platform == "cpu":
+            keep_freed_memory()
+        self._config, self._objective, self.configs = configs[0], objective, configs
+        self._own = len(configs) // len(devices)  # of a device
+        # The axes that split a run are there, of one device each.
+        self.mesh = Mesh(np.asarray(devices).reshape(-1, 1, 1, 1), (RUNS, *AXES))
+        self.rows = NamedSharding(self.mesh, _EACH)
+        self._whole = NamedSharding(self.mesh, _ALL)
+        fixed = jax.eval_shape(objective.constants)
+        self._constants = {
+            "rates": self._each(jax.ShapeDtypeStruct((len(configs),), jnp.float32)),
+            "seeds": self._each(jax.ShapeDtypeStruct((len(configs),), jnp.uint32)),
+            "fixed": with_shardings(fixed, self._whole),
+        }
+        seeds = self._constants["seeds"]
+        self.params = self._each(jax.eval_shape(jax.vmap(self._random), seeds))
+
+    def constants(self) -> Any:
+        """Rates and seeds of the runs, and what does not learn, on the devices."""
+        rates = np.array([each.optimizer.learning_rate for each in self.configs], np.float32)
+        seeds = np.array([each.seed for each in self.configs], np.uint32)
+        found = {"rates": rates, "seeds": seeds, "fixed": self._objective.constants()}
+        return jax.tree.map(_place, found, self._constants)
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """The state of all runs: every leaf but `step` has a leading axis of runs."""
+        shapes = jax.eval_shape(self._init_each, self._constants["seeds"], {})
+        return shapes._replace(
+            step=with_shardings(shapes.step, self._whole),
+            **{
+                name: self._each(getattr(shapes, name))
+                for name in ("params", "opt_state", "window")
+            },
+        )
+
+    def begin(self, given: Any, merge: Merge) -> TrainState:
+        """The state before the first step.
+
+        Args:
+          given: parameters that all runs begin with, whole on every device.
+          merge: (random parameters, given ones) -> those of a run.
+        """
+
+        def init(seeds: jax.Array, given: Any) -> TrainState:
+            return self._init_each(seeds, given, merge)
+
+        out = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        seeds = self.constants()["seeds"]
+        return jax.jit(init, out_shardings=out)(seeds, given)
+
+    def train(self) -> jax.stages.Compiled:
+        """The train step: (state, batch, constants) -> (state, window).
+
+        The arrays of a batch are [R, B, ...], the window's [R].
+        """
+        config, objective = self._config, self._objective
+
+        def one(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
+            def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
+                return objective.sums(objective.apply(params, batch, key, fixed), batch)
+
+            step = make_train_step(
+                loss,
+                _scaled(self._optimizer, rate),
+                seed_key=jax.random.key(seed),
+                accumulation=config.accumulation,
+                log_every=int(config.log_every),
+            )
+            return step(state, batch)
+
+        def train_step(state: TrainState, batch: Batch, constants: Any) -> Any:
+            fixed = constants["fixed"]
+
+            def device(step: Any, rest: Any, batch: Batch, rates: Any, seeds: Any) -> Any:
+                def run(rest: Any, batch: Batch, rate: Any, seed: Any) -> Any:
+                    found, window = one(TrainState(step, *rest), batch, rate, seed, fixed)
+                    return found[1:], window
+
+                return self._over_runs(run, rest, batch, rates, seeds)
+
+            rest, window = self._on_devices(device, (_ALL, _EACH, _EACH, _EACH, _EACH))(
+                state.step, state[1:], batch, constants["rates"], constants["seeds"]
+            )
+            return TrainState(state.step + 1, *rest), window
+
+        shapes = self._objective.batch_shapes(self._objective.rows)
+        batches = {
+            name: jax.ShapeDtypeStruct((len(self.configs), *each.shape), each.dtype)
+            for name, each in shapes.items()
+        }
+        out = jax.tree.map(lambda leaf: leaf.sharding, self.state), self.rows
+        return self._compile(train_step, self.state, batches, out, donate_argnums=0)
+
+    def evaluate(self) -> jax.stages.Compiled:
+        """(params, batch, constants) -> sums [R] and outputs [R, ...] of a batch, for each run."""
+        objective = self._objective
+
+        def eval_step(params: Any, batch: Batch, constants: Any) -> Any:
+            def device(params: Any, batch: Batch, fixed: Any) -> Any:
+                def run(params: Any) -> Any:
+                    outputs = objective.apply(params, batch, None, fixed)
+                    kept = {name: outputs[name] for name in objective.outputs}
+                    return objective.sums(outputs, batch), kept
+
+                return self._over_runs(run, params)
+
+            specs = (_EACH, _ALL, _ALL)
+            return self._on_devices(device, specs)(params, batch, constants["fixed"])
+
+        shapes = objective.batch_shapes(objective.eval_rows)
+        return self._compile(eval_step, self.params, shapes, self._whole, rows=self._whole)
+
+    @functools.cached_property
+    def gather(self) -> Callable[[Any], Any]:
+        """A function that gives every device what is of each run, such as a window."""
+        return jax.jit(lambda tree: tree, out_shardings=self._whole)
+
+    def check_rows(self, train: bool) -> None:
+        """Every device has whole batches, so that none must divide."""
+
+    def _on_devices(self, function: Callable[..., Any], specs: Any) -> Callable[..., Any]:
+        return jax.shard_map(function, in_specs=specs, out_specs=_EACH, check_vma=False)
+
+    def _over_runs(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """What `run` gives for each of a device's runs; of one alone its very program."""
+        if self._own > 1:
+            return jax.vmap(run)(*arguments)
+        alone = run(*jax.tree.map(lambda leaf: leaf[0], arguments))
+        return jax.tree.map(lambda leaf: leaf[None], alone)
+
+    def _init_each(
+        self, seeds: Any, given: Any, merge: Merge = lambda random, _: random
+    ) -> TrainState:
+        def one(seed: Any) -> tuple[Any, ...]:
+            state = self._init_of(merge(self._random(seed), given))
+            return tuple(state)
+
+        return TrainState(*jax.vmap(one, out_axes=(None, 0, 0, 0))(seeds))
+
+    def _optimizer_config(self) -> OptimizerConfig:
+        return dataclasses.replace(super()._optimizer_config(), learning_rate=1.0)
+
+    def _random(self, seed: Any) -> Any:
+        return self._objective.init_params(jax.random.key(seed))
+
+    def _each(self, tree: Any) -> Any:
+        return with_shardings(tree, NamedSharding(self.mesh, _EACH))
+
+
+def _scaled(optimizer: optax.GradientTransformation, rate: Any) -> optax.GradientTransformation:
+    """An optimizer of rate 1, at another."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(lambda leaf: rate * leaf, updates), state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def _place(array: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
+    found = np.asarray(array)
+    return jax.make_array_from_callback(found.shape, target.sharding, lambda index: found[index])
