@@ -67,6 +67,8 @@ class OptimizerSection:
     b2: float = 0.999
     eps: float = 1e-6
     clip_norm: float = 1.0
+    layer_decay: float = 1.0
+    frozen_layers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +197,8 @@ class Config:
         """The optimizer of a resolved configuration."""
         fields = dataclasses.asdict(self.optimizer)
         warmup, total = int(fields.pop("warmup")), int(fields.pop("decay_steps"))
-        return OptimizerConfig(warmup_steps=warmup, total_steps=total, **fields)
+        fields |= {"warmup_steps": warmup, "total_steps": total}
+        return OptimizerConfig(num_layers=self.model.num_layers, **fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, for config.json."""

@@ -29,7 +29,7 @@ from bertjax.model.attention.choice import Way, choose
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.optimizer import make_optimizer, make_schedule
+from bertjax.training.optimizer import hold_frozen, make_optimizer, make_schedule
 from bertjax.training.step import TrainState, init_state, make_train_step
 from data_pipelines.errors import InputError
 
@@ -134,6 +134,7 @@ class Programs:
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
+                params = hold_frozen(params, config.optimizer_config())
                 return self._objective.sums(self._apply(params, batch, key, constants), batch)
 
             step = make_train_step(
