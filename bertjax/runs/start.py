@@ -1,12 +1,14 @@
 """What a run begins with: the parameters of another run, or of a published model."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -108,9 +110,13 @@ class Start:
         if said:
             _log.info("%s.", "; ".join(said))
 
-    def fill(self, params: Any) -> Any:
-        """A tree of random parameters with those that there are in their place."""
-        kept = self._kept(params)
+    def fill(self, params: Any, reinit_layers: int = 0) -> Any:
+        """A tree of random parameters with those that there are in their place.
+
+        Args:
+          reinit_layers: highest layers that stay random, and with them the pooler.
+        """
+        kept = [part for part in self._kept(params) if part != "pooler" or not reinit_layers]
         targets = {
             part: jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
@@ -124,6 +130,13 @@ class Start:
             arrays = {part: self._arrays[part] for part in kept}
             found = jax.tree.map(_place, targets, arrays)
         new = [part for part in params if part not in kept]
+        if reinit_layers:
+            layers = self.model.num_layers
+            new.insert(0, f"layers above {layers - reinit_layers} of {layers}")
+            blocks = found["encoder"]["blocks"], params["encoder"]["blocks"]
+            found["encoder"]["blocks"] = jax.tree.map(
+                functools.partial(_with_highest, reinit_layers), *blocks
+            )
         _log.info(
             "beginning with the parameters of %s (%s)%s.",
             self.path,
@@ -164,6 +177,15 @@ def write_record(start: Start, workdir: epath.Path) -> None:
 def _place(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
     """Each host gives its devices their pieces."""
     return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])
+
+
+def _with_highest(count: int, array: jax.Array, other: jax.Array) -> jax.Array:
+    """A stacked parameter with the highest layers of another one."""
+
+    def joined(array: jax.Array, other: jax.Array) -> jax.Array:
+        return jnp.concatenate([array[: len(array) - count], other[len(array) - count :]])
+
+    return jax.jit(joined, out_shardings=array.sharding)(array, other)
 
 
 def _digest(params: Any) -> str:

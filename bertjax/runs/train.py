@@ -115,7 +115,9 @@ class Run:
             return state
         state, start = self.programs.init(), self._start
         self._start = None  # whose arrays would stay in memory
-        return state._replace(params=start.fill(state.params)) if start else state
+        if start is None:
+            return state
+        return state._replace(params=start.fill(state.params, self.config.reinit_layers))
 
     def _loop(
         self, state: TrainState, writers: Writers, feed: Feed, profiler: Profiler, lease: Lease

@@ -92,6 +92,7 @@ class Config:
       keep: newest checkpoints that are kept.
       keep_every: checkpoints at its multiples are kept for ever; 0 for none.
       init: a workdir or checkpoint that gives the first parameters; "" for random ones.
+      reinit_layers: highest layers that stay random all the same, and with them the pooler.
       profile: "START:STOP" writes a profiler trace of these steps; "" for none.
       data: fields that the task defines; `dir` is always one.
     """
@@ -111,6 +112,7 @@ class Config:
     keep: int = 3
     keep_every: Duration = 0
     init: str = ""
+    reinit_layers: int = 0
     profile: str = ""
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
@@ -133,6 +135,16 @@ class Config:
             raise InputError(
                 f"batch_size={self.batch_size} is not a multiple of accumulation="
                 f"{self.accumulation}: change one of them."
+            )
+        if not 0 <= self.reinit_layers <= self.model.num_layers:
+            raise InputError(
+                f"reinit_layers={self.reinit_layers} and the model has {self.model.num_layers} "
+                "layers: choose from 0 to all of them."
+            )
+        if self.reinit_layers and not self.init:
+            raise InputError(
+                f"reinit_layers={self.reinit_layers} leaves random what is random without init: "
+                "name a model as init, or leave it out."
             )
         if self.profile:
             self.profile_steps()
