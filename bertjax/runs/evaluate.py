@@ -24,7 +24,7 @@ Found = tuple[Sums, list[dict[str, np.ndarray]]]  # sums over the batches, outpu
 
 
 def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
-    """What checkpoints, or the newest ones of workdirs, make of the task's held-out data.
+    """What checkpoints, or those of workdirs to use, make of the task's held-out data.
 
     Several are an ensemble: what they give for each example is averaged before it is scored, and
     so are their losses.

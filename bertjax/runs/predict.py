@@ -24,7 +24,7 @@ class Predictor:
     """A checkpoint on all devices of this process, ready to answer.
 
     Args:
-      checkpoint: a checkpoint, or a workdir whose newest one is used.
+      checkpoint: a checkpoint, or a workdir; see `bertjax.training.checkpoint.find_checkpoint`.
 
     Attributes:
       path: of the checkpoint.

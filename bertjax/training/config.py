@@ -91,6 +91,7 @@ class Config:
       eval_batches: batches of held-out data in an evaluation; 0 for all.
       keep: newest checkpoints that are kept.
       keep_every: checkpoints at its multiples are kept for ever; 0 for none.
+      keep_best: a score of evaluations; the best checkpoint by it is kept, and used; "" for none.
       init: a workdir or checkpoint that gives the first parameters; "" for random ones.
       reinit_layers: highest layers that stay random all the same, and with them the pooler.
       profile: "START:STOP" writes a profiler trace of these steps; "" for none.
@@ -111,6 +112,7 @@ class Config:
     eval_batches: int = 0
     keep: int = 3
     keep_every: Duration = 0
+    keep_best: str = ""
     init: str = ""
     reinit_layers: int = 0
     profile: str = ""
