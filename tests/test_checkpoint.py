@@ -1,5 +1,7 @@
 """Checkpoints: written beside training, they come back to the last bit, and damage is noticed."""
 
+import json
+import math
 import pathlib
 import shutil
 import threading
@@ -13,11 +15,13 @@ import pytest
 
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.training.best import write_scores
 from bertjax.training.checkpoint import (
     CheckpointError,
     Checkpoints,
     check_params,
     find_checkpoint,
+    find_finished,
     load_params,
 )
 from bertjax.training.integrity import find_damage, finish
@@ -151,6 +155,97 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert symptom in find_damage(checkpoints.path(20))
     assert equal(checkpoints.restore(target), make_state(10))
     assert "00000020 is damaged" in caplog.text and symptom in caplog.text
+
+
+def evaluate(checkpoints: Checkpoints, step: int, scores: dict[str, float]) -> None:
+    """What a run does with an evaluation; where it has no scores a checkpoint is due without."""
+
+    def describe(path) -> None:
+        (path / "config.json").write_text(json.dumps({"keep_best": checkpoints.keep_best}))
+        if scores:
+            write_scores(path, scores)
+
+    if not scores or checkpoints.is_best(step, scores):
+        checkpoints.save(make_state(step), describe)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "best"),
+    [
+        ("accuracy", [0.5, 0.7, 0.9, 0.8, 0.6], 3),
+        ("accuracy", [0.9, 0.9, 0.1, math.inf, math.nan], 1),  # of equals the first
+        ("dev/loss", [0.5, 0.7, 0.2, 0.8, 0.6], 3),
+        ("mlm_perplexity", [math.nan, 9, 8, 7, 6], 5),
+        ("mse", [math.inf, 3, -math.inf, 4, 5], 2),
+    ],
+)
+def test_the_best_is_kept_beside_the_newest_and_used_and_the_newest_gone_on_with(
+    name: str, values: list[float], best: int, tmp_path, target
+) -> None:
+    for step, value in enumerate(values, 1):
+        # Each evaluation in a process of its own: what it needs to know lies in files.
+        evaluate(
+            checkpoints := Checkpoints(tmp_path / "checkpoints", 1, 0, name), step, {name: value}
+        )
+        checkpoints.wait()
+    evaluate(checkpoints, 6, {})
+    checkpoints.wait()
+    assert checkpoints.steps() == [best, 6]
+    assert find_checkpoint(tmp_path) == find_finished(tmp_path) == checkpoints.path(best)
+    assert equal(checkpoints.restore(target), make_state(6))
+
+
+def test_a_run_that_keeps_no_best_uses_the_newest(tmp_path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (1, 2):
+        checkpoints.save(
+            make_state(step), lambda path, step=step: write_scores(path, {"f1": -step})
+        )
+    assert not checkpoints.is_best(3, {"f1": 100.0})
+    checkpoints.wait()
+    assert find_checkpoint(tmp_path) == checkpoints.path(2)
+
+
+@pytest.fixture
+def chosen(tmp_path) -> Checkpoints:
+    """Steps 1 and 2, of which the first is the best."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_best="f1")
+    evaluate(checkpoints, 1, {"f1": 0.5})
+    evaluate(checkpoints, 2, {})
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_where_the_best_is_damaged_it_is_named_and_the_newest_used(chosen, caplog) -> None:
+    assert find_checkpoint(chosen.directory.parent) == chosen.path(1)
+    _flip(pathlib.Path(chosen.path(1)))
+    assert find_checkpoint(chosen.directory.parent) == chosen.path(2)
+    assert "00000001 is damaged" in caplog.text
+
+
+def test_a_step_is_compared_with_those_before_it_alone(chosen) -> None:
+    """Later ones are damaged where a run goes on from an earlier one."""
+    evaluate(chosen, 9, {"f1": 0.9})
+    assert chosen.is_best(5, {"f1": 0.6})
+    assert not chosen.is_best(5, {"f1": 0.5})
+
+
+def test_the_save_before_counts_though_it_is_under_way(chosen) -> None:
+    go = threading.Event()
+    chosen.save(make_state(3), lambda path: go.wait() and write_scores(path, {"f1": 0.7}))
+    threading.Timer(0.2, go.set).start()
+    assert not chosen.is_best(4, {"f1": 0.6})
+
+
+def test_the_first_host_says_whether_a_step_is_the_best(chosen, monkeypatch) -> None:
+    for answer in (0, 1):
+        monkeypatch.setattr(hosts, "from_first", lambda make, size, answer=answer: (answer,))
+        assert chosen.is_best(5, {"f1": 0.1}) == bool(answer)
+
+
+def test_a_score_that_there_is_not_is_refused_and_those_that_there_are_named(chosen) -> None:
+    with pytest.raises(InputError, match=r"keep_best='f1' is no score .* one of loss, exact\."):
+        chosen.is_best(3, {"loss": 1.0, "exact": 0.5})
 
 
 def test_an_unfinished_checkpoint_is_never_read(checkpoints, target) -> None:

@@ -88,7 +88,7 @@ class Program:
     ) -> None:
         fields = {"model.vocab_size": 128, "model.num_layers": 1, "model.dtype": "float32"}
         fields |= {"steps": STEPS, "checkpoint_every": checkpoint_every}
-        fields |= {"log_every": 2, "eval_every": 12}
+        fields |= {"log_every": 2, "eval_every": 12, "keep_best": "loss"}
         line = ["train", "--workdir", str(workdir), "--config", f"{PRETRAIN}:smoke,data={corpus}"]
         line += [f"--config.{name}={value}" for name, value in fields.items()]
         flags = process_environment(4 // processes) | {"JAX_PLATFORMS": "cpu"}

@@ -100,6 +100,32 @@ def test_what_is_not_trainable_stays_what_it_was_and_has_no_moments() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("frozen", [1, 2])
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)], ids=str)
+def test_frozen_layers_stay_what_they_were_on_any_mesh(mesh: tuple, frozen: int) -> None:
+    section = OptimizerSection(warmup=0, layer_decay=0.9, frozen_layers=frozen)
+    config = configure(steps=10, optimizer=section, mesh=MeshConfig(*mesh)).resolve()
+    objective = registry.objective(config, multiple=8)
+    programs = Programs(config, objective)
+    state = programs.init()
+    before = {name: np.asarray(leaf) for name, leaf in named_leaves(state.params)}
+    batch = {
+        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), programs.rows)
+        for name, leaf in objective.batch_shapes(8).items()
+    }
+    step = programs.train()
+    for _ in range(3):
+        state, _ = step(state, batch, {})
+    for name, leaf in named_leaves(state.params):
+        after, start = np.asarray(leaf), before[name]
+        if "/blocks/" in name:
+            np.testing.assert_array_equal(after[:frozen], start[:frozen])
+            after, start = after[frozen:], start[frozen:]
+        still = "/embeddings/" in name or not after.size
+        assert np.array_equal(after, start) == still, name
+
+
+@pytest.mark.slow
 def test_constants_are_read_and_do_not_learn() -> None:
     config = configure(steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10))
     objective = registry.objective(config, multiple=8)

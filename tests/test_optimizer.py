@@ -19,6 +19,7 @@ from bertjax.training.optimizer import (
     SCHEDULES,
     OptimizerConfig,
     decayed,
+    hold_frozen,
     is_decayed,
     is_stacked,
     make_optimizer,
@@ -65,16 +66,28 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def config(**fields: Any) -> OptimizerConfig:
-    return OptimizerConfig(**{"warmup_steps": 10, "total_steps": 100, **fields})
+    fields = {"warmup_steps": 10, "total_steps": 100, "num_layers": LAYERS, **fields}
+    return OptimizerConfig(**fields)
 
 
 def orthogonal(matrix: np.ndarray) -> np.ndarray:
     """Muon's update from a matrix of momentum."""
-    x = matrix / np.linalg.norm(matrix)
+    x = matrix / max(np.linalg.norm(matrix), 1e-8)
     for _ in range(5):
         a = x @ x.T
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
     return x * 0.2 * max(x.shape) ** 0.5
+
+
+def shares(c: OptimizerConfig, name: str) -> np.ndarray:
+    """Of the full rate, by layer where it is stacked; 0 for what is frozen."""
+    if "/embeddings/" in name:
+        return np.array(0 if c.frozen_layers else c.layer_decay**4)
+    if "/blocks/" not in name:
+        return np.array(1)
+    layers = np.array([c.layer_decay**3, c.layer_decay**2, c.layer_decay])
+    layers[: c.frozen_layers] = 0
+    return layers.reshape(-1, *[1] * (len(SHAPES[name]) - 1))
 
 
 def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -> Arrays:
@@ -83,7 +96,8 @@ def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -
     m = {name: np.zeros_like(value) for name, value in w.items()}
     v = {name: np.zeros_like(value) for name, value in w.items()}
     trace = {name: np.zeros_like(value) for name, value in w.items()}
-    for step, gradient in enumerate(gradients):
+    for step, whole in enumerate(gradients):
+        gradient = {name: g * (shares(c, name) > 0) for name, g in whole.items()}
         norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
         if step < c.warmup_steps:
             rate = c.learning_rate * step / c.warmup_steps
@@ -110,14 +124,19 @@ def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -
                     stacked = "/blocks/" in name
                     for one_u, one_w in zip(u, w[name], strict=True) if stacked else [(u, w[name])]:
                         one_u *= np.linalg.norm(one_w) / np.linalg.norm(one_u)
-            w[name] = w[name] - rate * u
+            w[name] = w[name] - rate * shares(c, name) * u
     return w
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+DEPTHS: dict[str, Any] = {"layer_decay": 0.7, "frozen_layers": 1}
+
+
+@pytest.mark.parametrize(
+    "fields", [*({"schedule": schedule} for schedule in SCHEDULES), DEPTHS], ids=str
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_steps_equal_the_formulas(name: str, schedule: str) -> None:
-    c = config(name=name, schedule=schedule, learning_rate=2e-3)
+def test_a_hundred_steps_equal_the_formulas(name: str, fields: dict[str, Any]) -> None:
+    c = config(name=name, learning_rate=2e-3, **fields)
     params = draw(0, 0.1)
     # Norms from about 0.1 to 10: some gradients are clipped and some are not.
     gradients = [draw(step + 1, 0.01 * 10 ** (step % 3)) for step in range(100)]
@@ -128,28 +147,33 @@ def test_a_hundred_steps_equal_the_formulas(name: str, schedule: str) -> None:
     tree = nested(params)
     state = optimizer.init(tree)
 
+    def loss(tree: Any, gradient: Any) -> Any:
+        return optax.tree.vdot(hold_frozen(tree, c), gradient)
+
     @jax.jit
     def step(tree: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
+        gradient = jax.grad(loss)(tree, gradient)
         updates, state = optimizer.update(gradient, state, tree)
         return optax.apply_updates(tree, updates), state
 
     for gradient in gradients:
         tree, state = step(tree, state, nested(gradient))
     expected = transcription(c, params, gradients)
-    for got, wanted, start in zip(
-        *map(jax.tree.leaves, (tree, nested(expected), nested(params))), strict=True
-    ):
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
-        assert np.abs(got - start).max() > 1e-3, "the test moves every parameter"
+    for name, got in named_leaves(tree):
+        np.testing.assert_allclose(got, expected[name], rtol=0, atol=1e-6)
+        frozen = np.broadcast_to(shares(c, name) == 0, got.shape)
+        np.testing.assert_array_equal(got[frozen], params[name][frozen])
+        moved = np.abs(got - params[name])
+        assert frozen.all() or moved.max() > 1e-3, "the test moves every parameter"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)])
-def test_muon_is_the_same_over_devices_and_with_accumulation(
+def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumulation(
     mesh: tuple[int, int, int], accumulation: int
 ) -> None:
-    c = config(name="muon", learning_rate=2e-3)
+    c = config(name="muon", learning_rate=2e-3, **DEPTHS)
     widen = {4: 16, 8: 32, 11: 16}  # so that eight devices share them
     shapes = {
         name: tuple(widen.get(size, size) for size in shape) for name, shape in SHAPES.items()
@@ -166,7 +190,7 @@ def test_muon_is_the_same_over_devices_and_with_accumulation(
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
         """The gradient of its mean is the mean of the rows."""
-        named = dict(named_leaves(params))
+        named = dict(named_leaves(hold_frozen(params, c)))
         return {"a_loss": (sum((batch[name] * named[name]).sum() for name in batch), 32.0)}
 
     optimizer = make_optimizer(c)
@@ -189,6 +213,41 @@ def test_muon_is_the_same_over_devices_and_with_accumulation(
     expected = nested(transcription(c, params, gradients))
     for got, wanted in zip(*map(jax.tree.leaves, (state.params, expected)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rates_of_depths_keep_no_state(name: str) -> None:
+    """So that what was saved without them is what it was."""
+    params = nested(draw(0, 1))
+    plain, by_depth = (make_optimizer(config(name=name, **fields)) for fields in ({}, DEPTHS))
+    before, after = (named_leaves(optimizer.init(params)) for optimizer in (plain, by_depth))
+    assert [name for name, _ in before] == [name for name, _ in after]
+
+
+def test_each_layer_learns_at_a_share_of_the_rate_above_it() -> None:
+    params, gradient = nested(draw(0, 1)), nested(draw(1, 1))
+    plain, slower = (
+        make_optimizer(config(warmup_steps=0, layer_decay=decay)) for decay in (1.0, 0.5)
+    )
+    full, less = (
+        dict(named_leaves(optimizer.update(gradient, optimizer.init(params), params)[0]))
+        for optimizer in (plain, slower)
+    )
+    for name in SHAPES:
+        share = [1 / 8, 1 / 4, 1 / 2] if "/blocks/" in name else 1
+        share = 1 / 16 if "/embeddings/" in name else share
+        np.testing.assert_array_equal(less[name].T, full[name].T * np.float32(share))
+
+
+def test_frozen_layers_are_none_in_the_norm_of_the_gradient() -> None:
+    params = nested(draw(0, 1))
+    for frozen in range(LAYERS + 1):
+        c = config(frozen_layers=frozen)
+        gradient = jax.grad(lambda tree, c=c: optax.tree.sum(hold_frozen(tree, c)))(params)
+        for name, leaf in named_leaves(gradient):
+            layers = np.arange(LAYERS) >= frozen if "/blocks/" in name else frozen == 0
+            learns = True if name.startswith("mlm/") else layers
+            np.testing.assert_array_equal(leaf.T, np.broadcast_to(learns, leaf.T.shape))
 
 
 def test_muon_keeps_one_moment_of_the_blocks_matrices_and_two_of_the_rest() -> None:
@@ -349,6 +408,10 @@ def test_the_first_update_of_a_warm_up_changes_no_parameter() -> None:
         ({"b1": 1.0}, "b1 is 1.0"),
         ({"b2": -0.1}, "b2 is -0.1"),
         ({"weight_decay": -0.01}, "weight_decay is -0.01"),
+        ({"layer_decay": 0.0}, "layer_decay is 0.0, choose from"),
+        ({"layer_decay": 1.01}, "layer_decay is 1.01, choose from"),
+        ({"frozen_layers": -1}, "frozen_layers is -1 and the model has 3 blocks"),
+        ({"frozen_layers": 4}, "frozen_layers is 4 and the model has 3 blocks"),
         ({"warmup_steps": 100}, "a warm-up of 100 steps does not fit a run of 100"),
         ({"warmup_steps": -1}, "a warm-up of -1 steps"),
         ({"warmup_steps": 0, "total_steps": 0}, "a run of 0 steps trains nothing"),

@@ -70,6 +70,24 @@ def test_data_parallelism_sums_each_gradient_and_gathers_each_matrix_once(data_p
 
 
 @pytest.mark.slow
+def test_gradients_of_what_is_frozen_are_not_summed(data_parallel) -> None:
+    frozen = {"optimizer.frozen_layers": 2, "optimizer.layer_decay": 0.9}
+    verdict = preflight(configuration(**frozen), EIGHT)
+    assert verdict.fits and verdict.evaluation.fits and verdict.prediction.fits
+    assert verdict.parameter_bytes == data_parallel.parameter_bytes
+    assert verdict.optimizer_bytes == data_parallel.optimizer_bytes
+    kinds = verdict.train.collectives
+    summed = sum(kinds[kind]["bytes"] for kind in kinds if "reduce" in kind)
+    # Those of both heads, the bias of each piece of the vocabulary included.
+    assert summed < 4 * (2 * 64**2 + 8 * 64 + 1000) + 1000
+
+
+def test_more_frozen_layers_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match="frozen_layers is 3 and the model has 2 blocks"):
+        preflight(configuration(**{"optimizer.frozen_layers": 3}), EIGHT)
+
+
+@pytest.mark.slow
 def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
     verdict = preflight(configuration(**{"mesh.data": 1, "mesh.fsdp": 8}), EIGHT)
     assert verdict.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)

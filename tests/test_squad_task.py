@@ -326,8 +326,9 @@ def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_kills_change_nothing(folder, tmp_path) -> None:
-    given = arguments(folder, 2, steps=120, checkpoint_every=10, eval_every=60, log_every=5)
-    given += ["--config.model.hidden_dropout=0.1"]
+    given = arguments(folder, 2, steps=120, checkpoint_every=10, eval_every=20, log_every=5)
+    given += ["--config.model.hidden_dropout=0.1", "--config.keep=1", "--config.keep_best=f1"]
+    given += ["--config.optimizer.layer_decay=0.9", "--config.reinit_layers=1"]
     assert run("train", "--workdir", tmp_path / "whole", *given).returncode == 0
     draw = random.Random(3)
     killed = ["train", "--workdir", tmp_path / "killed", *given]
@@ -347,6 +348,12 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     assert "going on from step" in done.stderr
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     assert params_of(tmp_path / "killed") == params_of(tmp_path / "whole")
+    kept = [Checkpoints(tmp_path / run / "checkpoints").steps() for run in ("killed", "whole")]
+    best = max(
+        (line for line in metrics(tmp_path / "whole") if line["split"] == "heldout"),
+        key=lambda line: line["f1"],
+    )
+    assert kept[0] == kept[1] == sorted({best["step"], 120})
 
 
 @pytest.mark.parametrize(

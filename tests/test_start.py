@@ -50,8 +50,10 @@ def publish(corpus: pathlib.Path, path: pathlib.Path, *heads: str, style: str = 
 def first_params(config: Config) -> tuple[Any, Any]:
     """Those that random numbers give, and those that the run begins with."""
     config = config.resolve(100)
-    random = Programs(config, registry.objective(config)).init().params
-    return random, Start(config.init).fill(random)
+    programs = Programs(config, registry.objective(config))
+    random = programs.init().params
+    given = Start(config.init).given(programs.given, config.reinit_layers)
+    return random, programs.init(given).params
 
 
 @pytest.mark.slow
@@ -65,6 +67,42 @@ def test_parts_that_are_there_are_taken_and_others_stay_random(style, corpus, tm
         assert array.sharding == before[name].sharding
         np.testing.assert_array_equal(array, published.get(name, before[name]))
     assert {"mlm/bias", "nsp/kernel"} <= before.keys() - published.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("style", ["hf", "bertjax"])
+def test_the_highest_layers_and_the_pooler_may_stay_random(
+    style, layers, corpus, tmp_path, caplog
+) -> None:
+    model = publish(corpus, tmp_path / "model", "pooler", "nsp", style=style)
+    config = configure(corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4)
+    with caplog.at_level(logging.INFO, "bertjax"):
+        random, begun = first_params(config)
+    said = f"(encoder, nsp); random: layers above {2 - layers} of 2, mlm, pooler."
+    assert said in caplog.text
+    published = dict(named_leaves(model.params))
+    for (name, array), (_, before) in zip(named_leaves(begun), named_leaves(random), strict=True):
+        expected = np.asarray(before)
+        if "/blocks/" in name:
+            expected = np.concatenate([published[name][: 2 - layers], expected[2 - layers :]])
+        elif not name.startswith(("pooler/", "mlm/")):
+            expected = published[name]
+        np.testing.assert_array_equal(array, expected, err_msg=name)
+        assert array.sharding == before.sharding
+
+
+@pytest.mark.parametrize(
+    ("layers", "init", "complaint"),
+    [
+        (3, "model", "reinit_layers=3 and the model has 2 layers"),
+        (-1, "model", "reinit_layers=-1 and the model has 2 layers"),
+        (1, "", "reinit_layers=1 leaves random what is random without init"),
+    ],
+)
+def test_layers_that_cannot_stay_random_are_refused(layers, init, complaint, corpus) -> None:
+    with pytest.raises(InputError, match=complaint):
+        configure(corpus, init=init, reinit_layers=layers)
 
 
 @pytest.mark.parametrize("style", ["hf", "bertjax"])
@@ -151,12 +189,12 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["hf", "bertjax"])
+@pytest.mark.parametrize(("style", "layers"), [("hf", 0), ("bertjax", 0), ("hf", 1)])
 def test_a_run_goes_on_when_what_it_began_with_is_gone(
-    style, corpus, tmp_path, monkeypatch
+    style, layers, corpus, tmp_path, monkeypatch
 ) -> None:
     publish(corpus, tmp_path / "model", "pooler", style=style)
-    config = configure(corpus, init=tmp_path / "model", steps=4, eval_every=4)
+    config = configure(corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4)
     Run(config, tmp_path / "whole").train()
     with monkeypatch.context() as context:
         stop_after(2, context)

@@ -19,14 +19,18 @@ from bertjax.mesh import hosts
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
 from bertjax.runs.cadence import Cadence
+from bertjax.runs.convert import convert
 from bertjax.runs.evaluate import evaluate
 from bertjax.runs.meter import Profiler
 from bertjax.runs.predict import Predictor
+from bertjax.runs.start import Start
 from bertjax.runs.train import Diverged, Run, Stopped
 from bertjax.tasks import registry
 from bertjax.training.checkpoint import CheckpointError, find_checkpoint, load_params
 from bertjax.training.config import Config, load_config
+from bertjax.training.integrity import finish
 from bertjax.training.step import means, sums_and_gradient
+from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_rows
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -115,6 +119,61 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
     Run(config, tmp_path).train()
     rate = metrics(tmp_path)[0]["sequences_per_second"]
     assert 6 * config.batch_size / rate > 6 * 0.1
+
+
+@pytest.fixture
+def peak_at_six(whole, monkeypatch) -> None:
+    """Evaluations have a score that is highest after six steps."""
+    (loss,) = (m["loss"] for m in metrics(whole) if (m["step"], m["split"]) == (6, "heldout"))
+    plain = train_module.make_evaluator
+
+    def make(task, programs):
+        def evaluator(members):
+            found = plain(task, programs)(members)
+            return found._replace(scores=found.scores | {"peak": -abs(found.scores["loss"] - loss)})
+
+        return evaluator
+
+    monkeypatch.setattr(train_module, "make_evaluator", make)
+
+
+@pytest.mark.slow
+def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
+    corpus, tmp_path, peak_at_six, monkeypatch
+) -> None:
+    config = configure(corpus, keep_best="peak", keep=1, eval_every=2, checkpoint_every=100)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for workdir, stops in ((whole, ()), (stopped, (0, 2, 5, 6, 9))):
+        for step in stops:
+            with monkeypatch.context() as patch:
+                stop_at(step, patch)
+                with pytest.raises(Stopped):
+                    Run(config, workdir).train()
+        Run(config, workdir).train()
+        saved = sorted((workdir / "checkpoints").iterdir())
+        assert [path.name for path in saved] == ["00000006", "00000012"]
+        for path in saved:
+            theirs = params_of(whole / "checkpoints" / path.name, config)
+            for a, b in zip(params_of(path, config), theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert losses(stopped) == losses(whole)
+    used = [find_checkpoint(stopped), Start(stopped).path, Predictor(stopped).path]
+    assert [path.name for path in used] == ["00000006"] * 3
+    convert(stopped, tmp_path / "copy", "bertjax", "bertjax")
+    assert json.loads((tmp_path / "copy" / "scores.json").read_text())["peak"] == 0
+
+
+@pytest.mark.slow
+def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"keep_best='f1' is no score .* choose one of loss, .*"):
+        Run(configure(corpus, keep_best="f1", steps=3), tmp_path).train()
+
+
+def test_the_best_needs_held_out_data(corpus, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(registry.find("pretrain"), "evaluation_sets", lambda task: [])
+    with pytest.raises(InputError, match=r"keep_best='loss' needs evaluations and .* held-out"):
+        Run(configure(corpus, keep_best="loss"), tmp_path)
+    assert not (tmp_path / "run.json").exists()
 
 
 def stop_at(step: int, monkeypatch) -> None:
@@ -234,6 +293,29 @@ def test_a_run_of_an_older_version_is_not_gone_on_with(corpus, whole, tmp_path) 
 @pytest.mark.slow
 def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
     Run(configure(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole)
+    Run(configure(corpus, keep=7, keep_best="loss"), whole)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_older_than_a_field_is_gone_on_with(corpus, whole, tmp_path) -> None:
+    shutil.copytree(whole, tmp_path / "old")
+    shutil.rmtree(tmp_path / "old" / "checkpoints" / "00000012")
+    for path in (tmp_path / "old").rglob("config.json"):
+        config = json.loads(path.read_text())
+        del config["keep_best"], config["reinit_layers"]
+        del config["optimizer"]["layer_decay"], config["optimizer"]["frozen_layers"]
+        path.write_text(json.dumps(config))
+    for path in (tmp_path / "old").rglob("scores.json"):
+        path.unlink()
+    for checkpoint in (tmp_path / "old" / "checkpoints").iterdir():
+        finish(epath.Path(checkpoint), lambda path: (path / "files.json").unlink())
+    Run(configure(corpus), tmp_path / "old").train()
+    for ours, theirs in zip(
+        params_of(tmp_path / "old", configure(corpus)),
+        params_of(whole, configure(corpus)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.slow

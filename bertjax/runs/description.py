@@ -1,13 +1,15 @@
-"""What opens a checkpoint besides its arrays: configuration, vocabulary, labels, calibration."""
+"""What a checkpoint holds besides its arrays: configuration, vocabulary, labels, calibration and
+scores.
+"""
 
 import json
-from collections.abc import Mapping
 
 from etils import epath
 
 from bertjax.formats.opening import write_labels
 from bertjax.runs.workdirs import write_run
-from bertjax.tasks.contract import Task
+from bertjax.tasks.contract import Evaluation, Task
+from bertjax.training.best import write_scores
 from bertjax.training.config import Config
 
 CALIBRATION_FILE = "calibration.json"
@@ -15,22 +17,20 @@ _THRESHOLD_FILE = "threshold.json"  # what span models of older versions keep in
 
 
 def write_description(
-    directory: epath.Path,
-    config: Config,
-    task: Task,
-    step: int,
-    calibration: Mapping[str, float],
+    directory: epath.Path, config: Config, task: Task, step: int, found: Evaluation | None
 ) -> None:
     """Writes it into a checkpoint.
 
     Args:
-      calibration: what an evaluation of these very arrays found; may be empty.
+      found: an evaluation of these very arrays; None where there was none.
     """
     task.tokenizer.save(directory)
     if task.labels:
         write_labels(directory, task.labels)
-    if calibration:
-        (directory / CALIBRATION_FILE).write_text(json.dumps(dict(calibration)))
+    if found:
+        write_scores(directory, found.scores)
+    if found and found.calibration:
+        (directory / CALIBRATION_FILE).write_text(json.dumps(dict(found.calibration)))
     write_run(directory, config, task, step)
 
 

@@ -22,7 +22,7 @@ Found = tuple[Sums, list[dict[str, np.ndarray]]]  # sums over the batches, outpu
 
 
 def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
-    """What models, ours or published, make of the task's held-out data; of workdirs the newest.
+    """What models, ours or published, make of the task's held-out data.
 
     Several are an ensemble: what they give for each example is averaged before it is scored, and
     so are their losses.

@@ -23,8 +23,8 @@ class Predictor:
     """A model on all devices of this process, ready to answer.
 
     Args:
-      checkpoint: a checkpoint, a workdir whose newest one is used, or the directory of a model of
-        Hugging Face or TF1.
+      checkpoint: a checkpoint, a workdir, of which it is that of
+        `bertjax.training.checkpoint.find_checkpoint`, or a model of Hugging Face or TF1.
 
     Attributes:
       path: of the model.

@@ -152,25 +152,25 @@ class Start:
         arrays = {part: self._published.params[part] for part in targets}
         return jax.tree.map(_place, targets, arrays)
 
-    def fill(self, params: Any) -> Any:
-        """A tree of random parameters with those that there are in their place."""
-        kept = self._kept(params)
-        targets = {
-            part: jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-                params[part],
-            )
-            for part in kept
-        }
-        found = self.load(targets)
-        new = [part for part in params if part not in kept]
+    def given(self, shapes: Any, reinit_layers: int = 0) -> Any:
+        """What is begun with of a tree of `jax.ShapeDtypeStruct` with shardings; says so.
+
+        Args:
+          reinit_layers: highest layers that are to stay random, and with them the pooler.
+        """
+        kept = [part for part in self._kept(shapes) if part != "pooler" or not reinit_layers]
+        found = self.load({part: shapes[part] for part in kept})
+        new = [part for part in shapes if part not in kept]
+        if reinit_layers:
+            layers = self.model.num_layers
+            new.insert(0, f"layers above {layers - reinit_layers} of {layers}")
         _log.info(
             "beginning with the parameters of %s (%s)%s.",
             self.path,
             ", ".join(kept),
             f"; random: {', '.join(new)}" if new else "",
         )
-        return dict(params) | found
+        return found
 
     def _kept(self, tree: Any) -> list[str]:
         return [part for part in tree if part in self._shapes or part == "encoder"]

@@ -31,6 +31,7 @@ from bertjax.training.checkpoint import Checkpoints, has_checkpoint
 from bertjax.training.config import Config
 from bertjax.training.programs import Programs
 from bertjax.training.step import Sums, TrainState, means
+from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
@@ -66,6 +67,11 @@ class Run:
         self.task.prepare(self.steps)
         self.programs = Programs(config, self.task.objective)
         self.programs.check_rows(train=True)
+        if config.keep_best and not self.task.evaluation_sets():
+            raise InputError(
+                f"keep_best={config.keep_best!r} needs evaluations and {config.data['dir']} has no "
+                "held-out data: leave it out, or prepare the data with --held-out."
+            )
         self._start: Start | None = None
         if config.init and not begun:
             self._start = begin(config.init, self.workdir)
@@ -73,7 +79,7 @@ class Run:
             self._start.check(config.model, self.programs.params, self.task.labels)
         workdirs.check(self.workdir, config, self.task)
         self.checkpoints = Checkpoints(
-            self.workdir / "checkpoints", config.keep, int(config.keep_every)
+            self.workdir / "checkpoints", config.keep, int(config.keep_every), config.keep_best
         )
 
     def train(self) -> None:
@@ -114,9 +120,9 @@ class Run:
         if state is not None:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
-        state, start = self.programs.init(), self._start
-        self._start = None  # whose arrays would stay in memory
-        return state._replace(params=start.fill(state.params)) if start else state
+        start, self._start = self._start, None  # whose arrays would stay in memory
+        layers = self.config.reinit_layers
+        return self.programs.init(start.given(self.programs.given, layers) if start else None)
 
     def _loop(
         self, state: TrainState, writers: Writers, feed: Feed, profiler: Profiler, lease: Lease
@@ -167,6 +173,7 @@ class Run:
                     found = evaluate([state.params]) if evaluates else None
                     if found:
                         writers.write(step, "heldout", found.scores)
+                        saves = self.checkpoints.is_best(step, found.scores) or saves
                     if saves:
                         writers.flush()
                         self.checkpoints.save(state, functools.partial(self._describe, step, found))
@@ -188,5 +195,4 @@ class Run:
 
     def _describe(self, step: int, found: Evaluation | None, path: epath.Path) -> None:
         """Writes what opens the checkpoint besides its arrays."""
-        calibration = found.calibration if found else {}
-        write_description(path, self.config, self.task, step, calibration)
+        write_description(path, self.config, self.task, step, found)

@@ -4,6 +4,7 @@
       params/       Orbax: the parameters alone, for whoever wants no more
       training/     Orbax: step and optimizer state; window.json: sums since the last log
       config.json, vocab.txt ...   what opens it with nothing else
+      scores.json   of an evaluation, where it was evaluated when it was saved
       files.json    size and SHA-256 of every file, written last: the mark of a finished checkpoint
 
 A directory without files.json is what a killed save left behind; it is never read.
@@ -14,6 +15,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +29,7 @@ from etils import epath
 from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import named_leaves, with_shardings
+from bertjax.training.best import find_best, kept_score, merit, read_scores
 from bertjax.training.integrity import FILES, check_room, discard, find_damage, finish
 from bertjax.training.step import Sums, TrainState
 from data_pipelines.errors import InputError
@@ -48,12 +51,16 @@ class Checkpoints:
       directory: where they lie, local or `gs://`.
       keep: newest ones that are kept.
       keep_every: multiples of this step are kept for ever; 0 for none.
+      keep_best: the score by which the best one is kept until there is a better; "" for none.
     """
 
-    def __init__(self, directory: epath.PathLike, keep: int = 3, keep_every: int = 0) -> None:
+    def __init__(
+        self, directory: epath.PathLike, keep: int = 3, keep_every: int = 0, keep_best: str = ""
+    ) -> None:
         self.directory = _absolute(directory)
         self.keep = keep
         self.keep_every = keep_every
+        self.keep_best = keep_best
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future[None] | None = None
 
@@ -63,6 +70,37 @@ class Checkpoints:
             return []
         found = [path for path in self.directory.iterdir() if path.name.isdigit()]
         return sorted(int(path.name) for path in found if (path / FILES).exists())
+
+    def by_preference(self) -> list[int]:
+        """The same with the one to use first: the best where its run keeps it, then the newest."""
+        steps = self.steps()
+        name = kept_score(self.path(steps[-1])) if steps else ""
+        best = find_best(name, map(self.path, steps))
+        return sorted(reversed(steps), key=lambda step: self.path(step) != best)
+
+    def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
+        """Whether the scores of a step are better than those of all checkpoints before it.
+
+        To be asked on all hosts, of which the first one decides; a save is waited for.
+
+        Raises:
+          InputError: `keep_best` is none of the scores.
+        """
+        if not self.keep_best:
+            return False
+        if self.keep_best not in scores:
+            raise InputError(
+                f"keep_best={self.keep_best!r} is no score of this task: choose one of "
+                f"{', '.join(scores)}."
+            )
+        self.wait()
+
+        def decide() -> list[bool]:
+            before = [read_scores(self.path(other)) for other in self.steps() if other < step]
+            best = max((merit(self.keep_best, each) for each in before), default=-math.inf)
+            return [merit(self.keep_best, scores) > best]
+
+        return bool(*hosts.from_first(decide, 1))
 
     def path(self, step: int) -> epath.Path:
         """Directory of the checkpoint of a step, finished or not."""
@@ -131,7 +169,7 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints and none is intact.
         """
-        (step,) = hosts.from_first(lambda: [self.newest_intact()], 1)
+        (step,) = hosts.from_first(lambda: [self.first_intact(self.steps()[::-1])], 1)
         if step < 0:
             return None
         params = _restore(self.path(step) / "params", target.params)
@@ -144,15 +182,14 @@ class Checkpoints:
             training["step"], params, training["opt_state"], _to_devices(saved, target.window)
         )
 
-    def newest_intact(self) -> int:
-        """Its step; -1 where there is no checkpoint at all."""
-        steps = self.steps()
-        for step in reversed(steps):
+    def first_intact(self, steps: Sequence[int]) -> int:
+        """The first of all steps, in the order that is given; -1 where there are none."""
+        for step in steps:
             path = self.path(step)
             damage = find_damage(path)
             if damage is None:
                 return step
-            _log.warning("checkpoint %s is damaged (%s): trying the one before.", path, damage)
+            _log.warning("checkpoint %s is damaged (%s): trying another one.", path, damage)
         if steps:
             raise CheckpointError(
                 f"no checkpoint in {self.directory} is intact: put back a copy of one, or delete "
@@ -203,8 +240,10 @@ class Checkpoints:
 
     def _delete_old(self, newest: int) -> None:
         steps = [step for step in self.steps() if step <= newest]  # a later one is damaged
+        best = find_best(self.keep_best, map(self.path, steps))
         for step in steps[: -self.keep]:
-            if not (self.keep_every and step % self.keep_every == 0):
+            milestone = self.keep_every and step % self.keep_every == 0
+            if not milestone and self.path(step) != best:
                 discard(self.path(step))
 
 
@@ -217,7 +256,7 @@ def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path],
 
 
 def find_finished(path: epath.PathLike) -> epath.Path:
-    """The checkpoint that a path names, itself or the newest of a workdir, intact or not.
+    """The checkpoint that a path names, itself or that of a workdir to use, intact or not.
 
     Hosts that have not met yet, and so cannot agree on one, may ask.
 
@@ -228,13 +267,13 @@ def find_finished(path: epath.PathLike) -> epath.Path:
     if (path / FILES).exists():
         return path
     found = Checkpoints(path / "checkpoints")
-    steps = found.steps()
+    steps = found.by_preference()
     if not steps:
         raise InputError(
             f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
             "`bertjax train` wrote."
         )
-    return found.path(steps[-1])
+    return found.path(steps[0])
 
 
 def has_checkpoint(workdir: epath.PathLike) -> bool:
@@ -243,7 +282,9 @@ def has_checkpoint(workdir: epath.PathLike) -> bool:
 
 
 def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path:
-    """The checkpoint that a path names: itself, or the newest intact one of a workdir.
+    """The checkpoint that a path names: itself, or an intact one of a workdir.
+
+    That is the best one where the run keeps it (`keep_best`), else the newest.
 
     Args:
       step: of a workdir the one of this step in its place.
@@ -260,8 +301,8 @@ def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path
     found = Checkpoints(named.parent)
     if step is not None:
         return find_checkpoint(found.path(step))
-    (newest,) = hosts.from_first(lambda: [found.newest_intact()], 1)
-    return found.path(newest)
+    (used,) = hosts.from_first(lambda: [found.first_intact(found.by_preference())], 1)
+    return found.path(used)
 
 
 def saved_params(path: epath.Path) -> Any:

@@ -67,6 +67,8 @@ class OptimizerSection:
     b2: float = 0.999
     eps: float = 1e-6
     clip_norm: float = 1.0
+    layer_decay: float = 1.0
+    frozen_layers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,9 @@ class Config:
       eval_batches: batches of held-out data in an evaluation; 0 for all.
       keep: newest checkpoints that are kept.
       keep_every: checkpoints at its multiples are kept for ever; 0 for none.
+      keep_best: a score of evaluations; the best checkpoint by it is kept, and used; "" for none.
       init: a workdir or checkpoint that gives the first parameters; "" for random ones.
+      reinit_layers: highest layers that stay random all the same, and with them the pooler.
       profile: "START:STOP" writes a profiler trace of these steps; "" for none.
       data: fields that the task defines; `dir` is always one.
     """
@@ -110,7 +114,9 @@ class Config:
     eval_batches: int = 0
     keep: int = 3
     keep_every: Duration = 0
+    keep_best: str = ""
     init: str = ""
+    reinit_layers: int = 0
     profile: str = ""
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
@@ -133,6 +139,16 @@ class Config:
             raise InputError(
                 f"batch_size={self.batch_size} is not a multiple of accumulation="
                 f"{self.accumulation}: change one of them."
+            )
+        if not 0 <= self.reinit_layers <= self.model.num_layers:
+            raise InputError(
+                f"reinit_layers={self.reinit_layers} and the model has {self.model.num_layers} "
+                "layers: choose from 0 to all of them."
+            )
+        if self.reinit_layers and not self.init:
+            raise InputError(
+                f"reinit_layers={self.reinit_layers} leaves random what is random without init: "
+                "name a model as init, or leave it out."
             )
         if self.profile:
             self.profile_steps()
@@ -202,7 +218,8 @@ class Config:
         """The optimizer of a resolved configuration."""
         fields = dataclasses.asdict(self.optimizer)
         warmup, total = int(fields.pop("warmup")), int(fields.pop("decay_steps"))
-        return OptimizerConfig(warmup_steps=warmup, total_steps=total, **fields)
+        fields |= {"warmup_steps": warmup, "total_steps": total}
+        return OptimizerConfig(num_layers=self.model.num_layers, **fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, for config.json."""

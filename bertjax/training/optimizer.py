@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bertjax.mesh.sharding import parameter_name
@@ -23,6 +24,7 @@ SCHEDULES = ("linear", "linear_original")
 
 _LAYER_NORM_OR_BIAS = re.compile(r"(^|/)\w*norm\w*/|bias$", re.IGNORECASE)
 _STACKED = re.compile(r"(^|/)blocks/")
+_EMBEDDINGS = re.compile(r"(^|/)embeddings/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,10 @@ class OptimizerConfig:
       "linear_original"  the decay is measured from step 0, as BERT was trained, so at the end of
                          warm-up the rate drops by the share warmup_steps / total_steps.
     `weight_decay` applies to everything but LayerNorm and biases; `clip_norm` is the largest
-    global norm a gradient keeps. Raises InputError for values that make no optimiser.
+    global norm a gradient keeps. A block learns at `layer_decay` times the rate of what stands on
+    it, the heads and the pooler at the full rate and the embeddings at the lowest (Zhang et al.
+    2021, section 5). `frozen_layers` of the `num_layers` blocks, the lowest, and with them the
+    embeddings stay what they are. Raises InputError for values that make no optimiser.
     """
 
     name: str = "adamw"
@@ -55,6 +60,9 @@ class OptimizerConfig:
     b2: float = 0.999
     eps: float = 1e-6
     clip_norm: float = 1.0
+    layer_decay: float = 1.0
+    frozen_layers: int = 0
+    num_layers: int = 12
 
     def __post_init__(self) -> None:
         for field, known in (("name", NAMES), ("schedule", SCHEDULES)):
@@ -74,6 +82,13 @@ class OptimizerConfig:
                 raise InputError(f"optimizer.{field} is {getattr(self, field)}, choose from [0, 1)")
         if not 0 <= self.weight_decay < 1:
             raise InputError(f"optimizer.weight_decay is {self.weight_decay}, choose from [0, 1)")
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"optimizer.layer_decay is {self.layer_decay}, choose from (0, 1]")
+        if not 0 <= self.frozen_layers <= self.num_layers:
+            raise InputError(
+                f"optimizer.frozen_layers is {self.frozen_layers} and the model has "
+                f"{self.num_layers} blocks: freeze from 0 to all of them"
+            )
         if self.total_steps < 1:
             raise InputError(f"a run of {self.total_steps} steps trains nothing: use at least 1")
         if not 0 <= self.warmup_steps < self.total_steps:
@@ -100,6 +115,16 @@ def is_stacked(name: str) -> bool:
 def is_matrix_of_block(name: str) -> bool:
     """Whether the parameter is a matrix that every layer has: of attention or feed-forward."""
     return is_stacked(name) and name.endswith("/kernel")
+
+
+def depth(name: str, leaf: Any, num_layers: int) -> np.ndarray:
+    """How high a parameter stands: embeddings 0, blocks 1 to L, the pooler and heads L + 1.
+
+    One number, or of a stacked parameter one a layer, in an array that broadcasts against it.
+    """
+    if is_stacked(name):
+        return np.arange(1, num_layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
+    return np.array(0 if _EMBEDDINGS.search(name) else num_layers + 1)
 
 
 def decayed(params: Any) -> Any:
@@ -147,13 +172,17 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         moments = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.name == "muon":
         moments = optax.partition({True: scale_by_muon(), False: moments}, _matrices_of_blocks)
-    return optax.chain(
+    transformations = [
         optax.clip_by_global_norm(config.clip_norm),
         moments,
         optax.add_decayed_weights(config.weight_decay, decayed),
         optax.stateless(scale_by_layer) if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(make_schedule(config)),
-    )
+    ]
+    # Left out where it would do nothing: each one has its place in the states that are saved.
+    if config.layer_decay < 1 or config.frozen_layers:
+        transformations.append(scale_by_depth(config))
+    return optax.chain(*transformations)
 
 
 class Moments(NamedTuple):
@@ -194,3 +223,37 @@ def scale_by_layer(updates: Any, params: Any) -> Any:
         return update * jnp.where((size > 0) & (length > 0), size / length, 1)
 
     return jax.tree_util.tree_map_with_path(scaled, updates, params)
+
+
+def scale_by_depth(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The rate of each depth, as a share of the full one; 0 for what is frozen, decay included."""
+
+    def scaled(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+        below = depth(parameter_name(path), update, config.num_layers)
+        share = config.layer_decay ** (config.num_layers + 1.0 - below)
+        return update * np.where(_frozen(config, below), 0, share).astype(np.float32)
+
+    return optax.stateless(
+        lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates),
+    )
+
+
+def hold_frozen(params: Any, config: OptimizerConfig) -> Any:
+    """The same parameters, with a gradient of 0 for those that are frozen.
+
+    To be called inside what is differentiated, so that neither the norm that is clipped nor the
+    one that is logged counts them, and no gradient is computed where all layers are frozen.
+    """
+
+    def held(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        frozen = _frozen(config, depth(parameter_name(path), leaf, config.num_layers))
+        constant = jax.lax.stop_gradient(leaf)
+        return constant if frozen.all() else jnp.where(frozen, constant, leaf)
+
+    return jax.tree_util.tree_map_with_path(held, params) if config.frozen_layers else params
+
+
+def _frozen(config: OptimizerConfig, depths: np.ndarray) -> np.ndarray:
+    """Which of the depths are; the embeddings go with the lowest block."""
+    frozen: np.ndarray = np.maximum(depths, 1) <= config.frozen_layers
+    return frozen

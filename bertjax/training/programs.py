@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -29,7 +30,12 @@ from bertjax.model.attention.choice import Way, choose
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from bertjax.training.optimizer import (
+    OptimizerConfig,
+    hold_frozen,
+    make_optimizer,
+    make_schedule,
+)
 from bertjax.training.step import TrainState, init_state, make_train_step
 from data_pipelines.errors import InputError
 
@@ -109,11 +115,21 @@ class Programs:
 
         It, `init` and `train` need a configuration whose durations are numbers of steps.
         """
-        return sharded_shapes(self.mesh, jax.eval_shape(self._init))
+        return sharded_shapes(self.mesh, jax.eval_shape(self._init, {}))
 
-    def init(self) -> TrainState:
-        """The state before the first step, with random parameters."""
-        return jax.jit(self._init, out_shardings=_shardings(self.state))()
+    @property
+    def given(self) -> Any:
+        """What parameters that are given to `init` look like: shapes with shardings."""
+        return self.params
+
+    def init(self, given: Any = None) -> TrainState:
+        """The state before the first step.
+
+        Args:
+          given: some of the parameters; the others are random. They are donated.
+        """
+        init = jax.jit(self._init, out_shardings=_shardings(self.state), donate_argnums=0)
+        return init(given or {})
 
     def constants(self) -> Any:
         """What does not learn, on the devices."""
@@ -134,6 +150,7 @@ class Programs:
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
+                params = hold_frozen(params, config.optimizer_config())
                 return self._objective.sums(self._apply(params, batch, key, constants), batch)
 
             step = make_train_step(
@@ -213,10 +230,12 @@ class Programs:
     def _optimizer_config(self) -> OptimizerConfig:
         return self._config.optimizer_config()
 
-    def _init(self) -> TrainState:
-        return self._init_of(self._objective.init_params(jax.random.key(self._config.seed)))
+    def _init(self, given: Any) -> TrainState:
+        return self._init_of(self._config.seed, given)
 
-    def _init_of(self, params: Any) -> TrainState:
+    def _init_of(self, seed: Any, given: Any) -> TrainState:
+        random = self._objective.init_params(jax.random.key(seed))
+        params = merge(random, given, self._config.reinit_layers)
         return init_state(params, self._sums, self._optimizer)
 
     @functools.cached_property
@@ -231,6 +250,23 @@ class Programs:
             )
 
         return cast(Sums, jax.eval_shape(sums, objective.batch_shapes(objective.rows)))
+
+
+def merge(random: Any, given: Any, reinit_layers: int) -> Any:
+    """Random parameters with those that are given in their place, but for the highest layers.
+
+    Args:
+      reinit_layers: how many of these stay random.
+    """
+    merged = dict(random) | dict(given)
+    if reinit_layers and "encoder" in given:
+        blocks = jax.tree.map(
+            lambda ours, theirs: jnp.concatenate([theirs[:-reinit_layers], ours[-reinit_layers:]]),
+            random["encoder"]["blocks"],
+            given["encoder"]["blocks"],
+        )
+        merged["encoder"] = {**given["encoder"], "blocks": blocks}
+    return merged
 
 
 def _shardings(shapes: Any) -> Any:

@@ -21,12 +21,11 @@ from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import AXES, with_shardings
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.optimizer import OptimizerConfig
+from bertjax.training.optimizer import OptimizerConfig, hold_frozen
 from bertjax.training.programs import Programs
 from bertjax.training.step import Sums, TrainState, make_train_step
 
 RUNS = "runs"
-Merge = Callable[[Any, Any], Any]
 _EACH, _ALL = PartitionSpec(RUNS), PartitionSpec()
 
 
@@ -62,8 +61,13 @@ class Together(Programs):
             "seeds": self._each(jax.ShapeDtypeStruct((len(configs),), jnp.uint32)),
             "fixed": with_shardings(fixed, self._whole),
         }
-        seeds = self._constants["seeds"]
-        self.params = self._each(jax.eval_shape(jax.vmap(self._random), seeds))
+        self._one = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
+        self.params = self._each(
+            jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((len(configs), *leaf.shape), leaf.dtype),
+                self._one,
+            )
+        )
 
     def constants(self) -> Any:
         """Rates and seeds of the runs, and what does not learn, on the devices."""
@@ -75,7 +79,7 @@ class Together(Programs):
     @functools.cached_property
     def state(self) -> TrainState:
         """The state of all runs: every leaf but `step` has a leading axis of runs."""
-        shapes = jax.eval_shape(self._init_each, self._constants["seeds"], {})
+        shapes = jax.eval_shape(self._init, {})
         return shapes._replace(
             step=with_shardings(shapes.step, self._whole),
             **{
@@ -84,20 +88,10 @@ class Together(Programs):
             },
         )
 
-    def begin(self, given: Any, merge: Merge) -> TrainState:
-        """The state before the first step.
-
-        Args:
-          given: parameters that all runs begin with, whole on every device.
-          merge: (random parameters, given ones) -> those of a run.
-        """
-
-        def init(seeds: jax.Array, given: Any) -> TrainState:
-            return self._init_each(seeds, given, merge)
-
-        out = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        seeds = self.constants()["seeds"]
-        return jax.jit(init, out_shardings=out)(seeds, given)
+    @property
+    def given(self) -> Any:
+        """All runs begin with the same, whole on every device."""
+        return with_shardings(self._one, self._whole)
 
     def train(self) -> jax.stages.Compiled:
         """The train step: (state, batch, constants) -> (state, window).
@@ -108,6 +102,7 @@ class Together(Programs):
 
         def one(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
+                params = hold_frozen(params, config.optimizer_config())
                 return objective.sums(objective.apply(params, batch, key, fixed), batch)
 
             step = make_train_step(
@@ -179,20 +174,15 @@ class Together(Programs):
         alone = run(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return jax.tree.map(lambda leaf: leaf[None], alone)
 
-    def _init_each(
-        self, seeds: Any, given: Any, merge: Merge = lambda random, _: random
-    ) -> TrainState:
+    def _init(self, given: Any) -> TrainState:
         def one(seed: Any) -> tuple[Any, ...]:
-            state = self._init_of(merge(self._random(seed), given))
-            return tuple(state)
+            return tuple(self._init_of(seed, given))
 
+        seeds = jnp.array([each.seed for each in self.configs], jnp.uint32)
         return TrainState(*jax.vmap(one, out_axes=(None, 0, 0, 0))(seeds))
 
     def _optimizer_config(self) -> OptimizerConfig:
         return dataclasses.replace(super()._optimizer_config(), learning_rate=1.0)
-
-    def _random(self, seed: Any) -> Any:
-        return self._objective.init_params(jax.random.key(seed))
 
     def _each(self, tree: Any) -> Any:
         return with_shardings(tree, NamedSharding(self.mesh, _EACH))
