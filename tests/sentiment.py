@@ -117,7 +117,7 @@ class Texts:
 
 class Task(contract.Task):
     DATA_FIELDS = FIELDS
-    HEADLINE = ("right",)
+    headline = ("right",)
     labels = LABELS
 
     def __init__(self, config, hosts=1, host=0):

@@ -63,7 +63,7 @@ class Rows:
 
 
 class Task:
-    HEADLINE = ("largest",)
+    headline = ("largest",)
 
     def __init__(self, mesh: MeshConfig, *sets: Rows) -> None:
         self.config = Config(batch_size=8, mesh=mesh)

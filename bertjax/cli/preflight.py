@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bertjax.cli.configuration import add_config, load
 from bertjax.cli.files import check_output, output
 from bertjax.errors import RunError
+from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
     from bertjax.preflight.judge import Verdict
@@ -21,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="such as v5e:4x4")
     parser.add_argument("--json", metavar="FILE", help="what is printed, for a program")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="those of a sweep, which are trained at once, as many on each device",
+    )
     parser.add_argument(
         "--search",
         choices=["batch"],
@@ -37,12 +45,16 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         check_output(args.json)
     topology, config = Topology(args.topology), load(args)
-    verdict = (_search if args.search else preflight)(config, topology)
+    if args.search and args.runs:
+        raise InputError("--search is for one run: leave --runs out.")
+    verdict = (
+        _search(config, topology) if args.search else preflight(config, topology, runs=args.runs)
+    )
     print(describe(verdict), flush=True)
     if args.json:
         with output(args.json) as sink:
             sink.write(verdict.to_json())
-    if not verdict.train.fits:
+    if not verdict.train.fits and not args.runs:
         for change, changed in remedies(config, topology):
             print(f"\nwith {change}: {describe(changed).splitlines()[0]}", flush=True)
 

@@ -22,8 +22,9 @@ from bertjax.preflight.hlo import Collective, Instruction, read_program
 from bertjax.preflight.topology import Topology
 from bertjax.preflight.verdict import Judged, Verdict
 from bertjax.tasks import registry
-from bertjax.training.config import Config
+from bertjax.training.config import Config, MeshConfig
 from bertjax.training.programs import Programs
+from bertjax.training.together import Together, rounded_up
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
@@ -40,36 +41,51 @@ PARTS = (
 )
 
 
-def preflight(config: Config, topology: Topology, train_alone: bool = False) -> Verdict:
+def preflight(
+    config: Config, topology: Topology, train_alone: bool = False, runs: int = 0
+) -> Verdict:
     """Compiles the programs of a configuration for a topology.
 
     It needs no data, but where durations count epochs.
 
     Args:
       train_alone: leaves evaluation and prediction out.
+      runs: of a sweep, which are trained at once, as many on each device.
     Raises:
       InputError: the configuration does not fit the mesh.
       NoCompiler: see `Topology.devices`.
     """
     devices = topology.devices()
-    with_data = config.counts_epochs and config.data["dir"]
-    examples = registry.find(config.task)(config).examples_per_epoch if with_data else None
+    examples = None
+    if config.counts_epochs and config.data["dir"]:
+        task = registry.find(config.task)(config)
+        config, examples = task.config, task.examples_per_epoch
     config = config.resolve(examples)
-    objective = registry.objective(config, _row_parts(config, topology))
-    programs = Programs(config, objective, devices)
+    programs: Programs
+    if runs:
+        config = dataclasses.replace(config, mesh=MeshConfig(1, 1, 1))
+        objective, parts = registry.objective(config, 1), 1
+        programs = Together([config] * rounded_up(runs, len(devices)), objective, devices)
+    else:
+        objective = registry.objective(config, _row_parts(config, topology))
+        programs = Programs(config, objective, devices)
+        parts = row_parts(programs.mesh)
     programs.check_rows(train=True)
+    times = max(runs, 1)
     optimizer = shard_bytes(programs.state.opt_state)
-    judge = functools.partial(_judge, topology, devices, row_parts(programs.mesh))
+    judge = functools.partial(_judge, topology, devices, parts)
     remat = " with remat" if config.model.remat else ""
-    _log.info(f"compiling for {topology.name}, {objective.rows:,} rows a step{remat}")
-    train = judge(programs.train, objective.rows, objective.step_flops(), 0)
+    of_runs = f" of each of {runs} runs" if runs else ""
+    _log.info(f"compiling for {topology.name}, {objective.rows:,} rows a step{of_runs}{remat}")
+    train = judge(programs.train, objective.rows, times * objective.step_flops(), 0)
     rows = objective.eval_rows
     others: dict[str, Judged] = {}
     if train.fits and not train_alone:
-        forward = objective.forward_flops(rows)
-        predict = functools.partial(programs.predict, objective.batch_shapes(rows))
+        forward = times * objective.forward_flops(rows)
         others["evaluation"] = judge(programs.evaluate, rows, forward, optimizer)
-        others["prediction"] = judge(predict, rows, forward, 0)
+        if not runs:
+            predict = functools.partial(programs.predict, objective.batch_shapes(rows))
+            others["prediction"] = judge(predict, rows, forward, 0)
     return Verdict(
         topology=topology.name,
         fits=train.fits and all(each.fits for each in others.values()),

@@ -1,5 +1,6 @@
 """From checkpoints to scores."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from bertjax.tasks.contract import Evaluation, EvaluationSet, Task
 from bertjax.training.config import Config
 from bertjax.training.programs import Programs, fetched
 from bertjax.training.step import means, total_loss
+from bertjax.training.together import Together
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -63,18 +65,7 @@ def make_evaluator(task: Task, programs: Programs) -> Callable[[Iterable[Any]], 
     sets = task.evaluation_sets()
     if not sets:
         return lambda members: None
-    program, constants = programs.evaluate(), programs.constants()
-
-    def run(params: Any, held_out: EvaluationSet) -> Found:
-        total: Sums = {}
-        outputs = []
-        started = (
-            program(params, batch, constants) for batch in Feed(held_out.batches(), programs.rows)
-        )
-        for sums, kept in fetched(started):
-            total = _added(total, jax.tree.map(np.float64, sums))
-            outputs.append(kept)
-        return total, outputs
+    run = _runner(programs)
 
     def evaluator(members: Iterable[Any]) -> Evaluation:
         found: list[Found] = []
@@ -83,15 +74,51 @@ def make_evaluator(task: Task, programs: Programs) -> Callable[[Iterable[Any]], 
             each = [run(params, held_out) for held_out in sets]
             found = [_together(*pair) for pair in zip(found, each, strict=True)] if count else each
             count += 1
-        evaluations = []
-        total: Sums = {}
-        for held_out, (sums, outputs) in zip(sets, found, strict=True):
-            averaged = jax.tree.map(lambda array: array / count, outputs)
-            evaluations.append(held_out.evaluation(_means(sums), averaged))
-            total = _added(total, sums)
-        return _joined(_means(total), sets, evaluations, task.HEADLINE)
+        averaged = [
+            (sums, jax.tree.map(lambda array: array / count, outputs)) for sums, outputs in found
+        ]
+        return _evaluation(task, sets, averaged)
 
     return evaluator
+
+
+def make_evaluators(task: Task, programs: Together) -> Callable[[Any], list[Evaluation]]:
+    """A function from the parameters of several runs to what held-out data give for each."""
+    sets, run = task.evaluation_sets(), _runner(programs)
+
+    def evaluators(params: Any) -> list[Evaluation]:
+        found = [run(params, held_out) for held_out in sets]
+        return [
+            _evaluation(task, sets, jax.tree.map(operator.itemgetter(number), found))
+            for number in range(len(programs.configs))
+        ]
+
+    return evaluators
+
+
+def _runner(programs: Programs) -> Callable[[Any, EvaluationSet], Found]:
+    program, constants = programs.evaluate(), programs.constants()
+
+    def run(params: Any, held_out: EvaluationSet) -> Found:
+        total: Sums = {}
+        outputs = []
+        batches = Feed(held_out.batches(), programs.heldout_rows)
+        for sums, kept in fetched(program(params, batch, constants) for batch in batches):
+            total = _added(total, jax.tree.map(np.float64, sums))
+            outputs.append(kept)
+        return total, outputs
+
+    return run
+
+
+def _evaluation(task: Task, sets: Sequence[EvaluationSet], found: Sequence[Found]) -> Evaluation:
+    """One evaluation of all sets, from the sums and the outputs of each."""
+    total: Sums = {}
+    evaluations = []
+    for held_out, (sums, outputs) in zip(sets, found, strict=True):
+        evaluations.append(held_out.evaluation(_means(sums), outputs))
+        total = _added(total, sums)
+    return _joined(_means(total), sets, evaluations, task.headline)
 
 
 def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:
@@ -115,7 +142,9 @@ def _joined(
     if len(sets) == 1:
         return found[0]._replace(scores=means | found[0].scores)
     scores = means | {
-        name: float(np.mean([each.scores[name] for each in found])) for name in headline
+        name: float(np.mean([each.scores[name] for each in found]))
+        for name in headline
+        if all(name in each.scores for each in found)
     }
     files: dict[str, Any] = {}
     for held_out, each in zip(sets, found, strict=True):

@@ -20,14 +20,22 @@ class Meter:
 
     Args:
       step: at which the run begins.
+      runs: how many are trained at once; speeds are those of all of them.
     """
 
     def __init__(
-        self, objective: Objective, config: Config, mesh: Mesh, feed: Feed, step: int
+        self,
+        objective: Objective,
+        config: Config,
+        mesh: Mesh,
+        feed: Feed,
+        step: int,
+        runs: int = 1,
     ) -> None:
-        self._step, self._config, self._feed = step, config, feed
-        self._flops = objective.step_flops()
-        self._pieces = objective.rows * config.seq_len
+        self._step, self._feed = step, feed
+        self._flops = runs * objective.step_flops()
+        self._pieces = runs * objective.rows * config.seq_len
+        self._sequences = runs * config.batch_size
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
         self._peak = None if peak is None else peak * mesh.size
         self._began, self._waited = time.perf_counter(), feed.waited
@@ -48,7 +56,7 @@ class Meter:
         now, steps = time.perf_counter(), step - self._step
         seconds = now - self._began
         rates = {
-            "sequences_per_second": steps * self._config.batch_size / seconds,
+            "sequences_per_second": steps * self._sequences / seconds,
             "pieces_per_second": steps * self._pieces * values["fill"] / seconds,
             "mfu": self._flops * steps / seconds / self._peak if self._peak else None,
             "data_wait": (self._feed.waited - self._waited) / seconds,

@@ -1,8 +1,9 @@
 """Where the numbers of a run go: `metrics.jsonl`, TensorBoard and the terminal.
 
 A line of WORKDIR/metrics.jsonl is one JSON object: "step", "split" ("train" or "heldout"), then
-the metrics. A metric that is not known is null; one that is no finite number, for which JSON has
-no notation, is the string "NaN", "Infinity" or "-Infinity", which Python's float() reads.
+the metrics. Of several runs that are trained at once the splits are RUN/train and RUN/heldout. A
+metric that is not known is null; one that is no finite number, for which JSON has no notation, is
+the string "NaN", "Infinity" or "-Infinity", which Python's float() reads.
 """
 
 import json
@@ -250,6 +251,8 @@ class Progress:
         self._first: tuple[int, float] | None = None
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
+        if "/" in split:  # of one of several runs, which would be too many lines
+            return
         place = f"step {step:,}/{self._total:,}"
         if split != "train":
             name = {"heldout": "held-out"}.get(split, split)

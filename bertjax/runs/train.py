@@ -9,6 +9,8 @@ import dataclasses
 import functools
 import logging
 import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 from etils import epath
@@ -23,10 +25,10 @@ from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import check_tokenizer, make_evaluator
 from bertjax.runs.lease import Lease
 from bertjax.runs.meter import Meter, Profiler
-from bertjax.runs.metrics import Writers
+from bertjax.runs.metrics import Metrics, Writers
 from bertjax.runs.start import Start, begin, write_record
 from bertjax.tasks import registry
-from bertjax.tasks.contract import Evaluation
+from bertjax.tasks.contract import Evaluation, HostBatch, Task
 from bertjax.training.checkpoint import Checkpoints, has_checkpoint
 from bertjax.training.config import Config
 from bertjax.training.programs import Programs
@@ -49,23 +51,26 @@ class Stopped(RunError):
 class Run:
     """Training in a workdir: all that can be refused is refused here, before anything compiles.
 
+    Class attributes:
+      runs: how many are trained at once.
+
     Raises:
       InputError: the configuration, the data, `init` or the workdir do not
         fit; nothing was changed.
     """
+
+    runs = 1
 
     def __init__(self, config: Config, workdir: epath.PathLike) -> None:
         self.workdir = epath.Path(workdir)
         begun = has_checkpoint(self.workdir)
         # What a run began with may be gone once it has a checkpoint, which has all that it gave.
         source = dataclasses.replace(config, init=str(self.workdir)) if begun else config
-        task_class = registry.find(config.task)
-        self.task = task_class(source, jax.process_count(), jax.process_index())
+        self.task = self._open(source)
         config = dataclasses.replace(self.task.config, init=config.init)
         self.config = config = config.resolve(self.task.examples_per_epoch)
         self.steps = int(config.steps)
-        self.task.prepare(self.steps)
-        self.programs = Programs(config, self.task.objective)
+        self.programs = self._plan()
         self.programs.check_rows(train=True)
         if config.keep_best and not self.task.evaluation_sets():
             raise InputError(
@@ -76,11 +81,20 @@ class Run:
         if config.init and not begun:
             self._start = begin(config.init, self.workdir)
             check_tokenizer(self.task, self._start.tokenizer, self._start.path)
-            self._start.check(config.model, self.programs.params, self.task.labels)
+            self._start.check(config.model, self.programs.given, self.task.labels)
         workdirs.check(self.workdir, config, self.task)
         self.checkpoints = Checkpoints(
             self.workdir / "checkpoints", config.keep, int(config.keep_every), config.keep_best
         )
+
+    def _open(self, config: Config) -> Task:
+        """The task with its data, of which this host has its share."""
+        return registry.find(config.task)(config, jax.process_count(), jax.process_index())
+
+    def _plan(self) -> Programs:
+        """What is to be compiled, once the number of steps is known."""
+        self.task.prepare(self.steps)
+        return Programs(self.config, self.task.objective)
 
     def train(self) -> None:
         """Trains from the newest checkpoint in the workdir, or step 0, to the last step.
@@ -107,9 +121,7 @@ class Run:
             return
         with (
             Writers(self.workdir, self.steps, start_step=first, active=hosts.is_first()) as writers,
-            contextlib.closing(
-                Feed(self.task.train_batches(first, self.steps), self.programs.rows)
-            ) as feed,
+            contextlib.closing(Feed(self._batches(first), self.programs.rows)) as feed,
             Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
             contextlib.closing(self.checkpoints),
         ):
@@ -131,9 +143,9 @@ class Run:
         config, first = self.config, int(state.step)
         _log.info("attention: %s.", self.programs.attention())
         train_step, constants = self.programs.train(), self.programs.constants()
-        evaluate = make_evaluator(self.task, self.programs)
+        evaluate = self._evaluator()
         hosts.wait_for_all("compiled")  # each at its own pace
-        meter = Meter(self.task.objective, config, self.programs.mesh, feed, first)
+        meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
         cadence = Cadence(config)
         pending: tuple[int, Sums] | None = None
 
@@ -142,12 +154,13 @@ class Run:
             if pending is not None:
                 step, window = pending
                 pending = None
-                values = means(jax.device_get(window))
+                values = self._means(window)
                 progress = {
                     "learning_rate": float(self.programs.schedule(step - 1)),
                     "epoch": step * config.batch_size / self.task.examples_per_epoch,
                 }
-                writers.write(step, "train", values | progress | meter.read(step, values))
+                rates = meter.read(step, values)
+                self._write(writers, step, "train", values | progress | rates)
                 self._check_finite(step, values)
 
         with stop_signals() as stop:
@@ -168,19 +181,37 @@ class Run:
                     continue
                 log_pending()
                 # Waits for the steps that the devices are still at, whose time counts.
-                self._check_finite(step, means(jax.device_get(window)))
+                self._check_finite(step, self._means(window))
                 with meter.pause():
                     found = evaluate([state.params]) if evaluates else None
                     if found:
-                        writers.write(step, "heldout", found.scores)
+                        self._write(writers, step, "heldout", found.scores)
                         saves = self.checkpoints.is_best(step, found.scores) or saves
                     if saves:
                         writers.flush()
-                        self.checkpoints.save(state, functools.partial(self._describe, step, found))
+                        describe = functools.partial(self._describe, step, found)
+                        self.checkpoints.save(self._kept(state), describe)
                 if stopping and not last:
                     self.checkpoints.wait()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
         self.checkpoints.wait()
+
+    def _batches(self, start: int) -> Iterable[HostBatch]:
+        """This host's rows of the batches of all steps from `start` on."""
+        return self.task.train_batches(start, self.steps)
+
+    def _means(self, window: Sums) -> dict[str, float]:
+        return means(jax.device_get(window))
+
+    def _evaluator(self) -> Callable[[list[Any]], Evaluation | None]:
+        return make_evaluator(self.task, self.programs)
+
+    def _write(self, writers: Writers, step: int, split: str, values: Metrics) -> None:
+        writers.write(step, split, values)
+
+    def _kept(self, state: TrainState) -> TrainState:
+        """The state as a checkpoint takes it."""
+        return state
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         for name in ("loss", "grad_norm"):

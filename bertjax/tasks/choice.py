@@ -51,7 +51,7 @@ class Task(finetuning.Task):
     """Questions with any number of answers, of which one is right."""
 
     DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS | {"longest": _LONGEST}
-    HEADLINE = ("accuracy",)
+    headline = ("accuracy",)
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:

@@ -81,7 +81,7 @@ class Task(abc.ABC):
 
     Class attributes:
       DATA_FIELDS: its `data` fields with their defaults.
-      HEADLINE: scores that stand for several held-out sets by their means over them.
+      headline: scores that stand for several held-out sets by their means over them.
 
     Attributes:
       objective: what is compiled.
@@ -91,7 +91,7 @@ class Task(abc.ABC):
     """
 
     DATA_FIELDS: ClassVar[Mapping[str, Any]]
-    HEADLINE: ClassVar[tuple[str, ...]] = ()
+    headline: tuple[str, ...] = ()
     objective: Objective
     tokenizer: Tokenizer
     labels: tuple[str, ...] = ()
@@ -116,6 +116,15 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def data_fingerprint(self) -> str:
         """Hex digest that changes with the training data."""
+
+    def reseeded(self, config: Config) -> "Task":
+        """The same data in the order of another configuration, which differs in its seeds."""
+        return type(self)(config)
+
+    @staticmethod
+    def failed(scores: Mapping[str, float]) -> bool:
+        """Whether scores are those of a run that has learned nothing."""
+        return False
 
     def prepare(self, steps: int) -> None:  # noqa: B027 (most have their rows by then)
         """Called once before training: a task that chooses its rows gives its objective those that

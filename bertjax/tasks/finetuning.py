@@ -1,5 +1,6 @@
 """What the tasks have in common that learn from examples, and not from running text."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -11,7 +12,7 @@ from bertjax.model import flops
 from bertjax.tasks import contract
 from bertjax.tasks.contract import EvaluationSet, HostBatch, bucket
 from bertjax.training import objective
-from bertjax.training.config import Config
+from bertjax.training.config import Config, MeshConfig
 from data_pipelines.finetuning.rows import (
     Examples,
     Shape,
@@ -78,13 +79,20 @@ class Task(contract.Task):
         self, config: Config, hosts: int, host: int, objective: Callable[..., Objective]
     ) -> None:
         # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.
-        self.objective = objective(config, math.lcm(jax.device_count(), hosts))
+        alone = config.mesh == MeshConfig(1, 1, 1)
+        self.objective = objective(config, hosts if alone else math.lcm(jax.device_count(), hosts))
         self.config, self.hosts, self.host = config, hosts, host
 
     @property
     def examples(self) -> Examples:
         """The training data, which no evaluation reads."""
         raise NotImplementedError
+
+    def reseeded(self, config: Config) -> "Task":
+        self.examples  # noqa: B018 (made once, for all)
+        other = copy.copy(self)
+        other.config, other.objective = config, copy.copy(self.objective)
+        return other
 
     def prepare(self, steps: int) -> None:
         config = self.config

@@ -66,7 +66,7 @@ class Objective(objective.Objective):
 class Task(contract.Task):
     """Pre-training on a corpus that `bertjax prepare` wrote, or on several (see `mixture`)."""
 
-    HEADLINE = ("mlm_perplexity",)
+    headline = ("mlm_perplexity",)
 
     DATA_FIELDS: ClassVar[Mapping[str, Any]] = {"dir": ""} | {
         field.name: field.default

@@ -132,7 +132,9 @@ class Checkpoints:
                 self.path(step), args=ocp.args.Composite(params=params, training=training)
             )
             window = jax.device_get(state.window)
-        numbers = {name: [float(number) for number in pair] for name, pair in window.items()}
+        numbers = {
+            name: [np.asarray(number).tolist() for number in pair] for name, pair in window.items()
+        }
         self._saving = self._thread.submit(self._finish, step, numbers, describe)
 
     def check(self) -> None:
@@ -207,7 +209,7 @@ class Checkpoints:
     def _finish(
         self,
         step: int,
-        window: Mapping[str, Sequence[float]],
+        window: Mapping[str, Sequence[Any]],
         describe: Callable[[epath.Path], None],
     ) -> None:
         """What of a save is done in the background."""
@@ -252,7 +254,8 @@ def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path],
     path = _absolute(path)
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path / "params", params)
-    finish(path, describe)
+    if hosts.is_first():
+        finish(path, describe)
 
 
 def find_finished(path: epath.PathLike) -> epath.Path:
@@ -368,8 +371,8 @@ def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
     """Sums that were saved, of the names of the target; what was not measured begins at 0."""
 
     def place(leaf: Any, number: Any) -> jax.Array:
-        value = np.asarray(number, leaf.dtype)
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: value)
+        value = np.broadcast_to(np.asarray(number, leaf.dtype), leaf.shape)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
     numbers = {name: tuple(saved.get(name, (0.0, 0.0))) for name in target}
     return jax.tree.map(place, target, numbers)

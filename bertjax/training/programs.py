@@ -65,7 +65,7 @@ class Programs:
     Attributes:
       mesh: where arrays lie.
       params: the parameters as `jax.ShapeDtypeStruct` with shardings.
-      rows: the sharding of every array of a batch.
+      rows, heldout_rows: the shardings of every array of a batch, of training or held out.
 
     Raises:
       InputError: the parameters do not fit the mesh.
@@ -79,7 +79,7 @@ class Programs:
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         check_mesh(self.mesh, shapes)
         self.params = sharded_shapes(self.mesh, shapes)
-        self.rows = NamedSharding(self.mesh, ROWS)
+        self.rows = self.heldout_rows = NamedSharding(self.mesh, ROWS)
         self._whole = NamedSharding(self.mesh, PartitionSpec())
         self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
 
@@ -178,7 +178,7 @@ class Programs:
             return self._objective.sums(outputs, batch), kept
 
         shapes = self._objective.batch_shapes(self._objective.eval_rows)
-        return self._compile(eval_step, self.params, shapes, self._whole)
+        return self._compile(eval_step, self.params, shapes, self._whole, self.heldout_rows)
 
     def predict(self, shapes: Shapes) -> jax.stages.Compiled:
         """(params, batch, constants) -> all outputs, for batches of these shapes."""

@@ -5,6 +5,7 @@ have a leading axis of runs R, which the devices share, and a device that has se
 computes them as one batch. The losses of a run are those that it has alone.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -52,9 +53,11 @@ class Together(Programs):
         self._config, self._objective, self.configs = configs[0], objective, configs
         self._own = len(configs) // len(devices)  # of a device
         # The axes that split a run are there, of one device each.
-        self.mesh = Mesh(np.asarray(devices).reshape(-1, 1, 1, 1), (RUNS, *AXES))
+        ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+        self.mesh = Mesh(np.asarray(ordered).reshape(-1, 1, 1, 1), (RUNS, *AXES))
         self.rows = NamedSharding(self.mesh, _EACH)
-        self._whole = NamedSharding(self.mesh, _ALL)
+        self._whole = self.heldout_rows = NamedSharding(self.mesh, _ALL)
+        self._compiled: dict[str, Any] = {}
         fixed = jax.eval_shape(objective.constants)
         self._constants = {
             "rates": self._each(jax.ShapeDtypeStruct((len(configs),), jnp.float32)),
@@ -69,6 +72,17 @@ class Together(Programs):
             )
         )
 
+    def of_others(self, configs: Sequence[Config]) -> "Together":
+        """The same programs, compiled once for all, of as many other runs."""
+        other = copy.copy(self)
+        other.configs = configs
+        return other
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._compiled:
+            self._compiled[name] = make()
+        return self._compiled[name]
+
     def constants(self) -> Any:
         """Rates and seeds of the runs, and what does not learn, on the devices."""
         rates = np.array([each.optimizer.learning_rate for each in self.configs], np.float32)
@@ -79,7 +93,7 @@ class Together(Programs):
     @functools.cached_property
     def state(self) -> TrainState:
         """The state of all runs: every leaf but `step` has a leading axis of runs."""
-        shapes = jax.eval_shape(self._init, {})
+        shapes = jax.eval_shape(self._init_each, self._constants["seeds"], {})
         return shapes._replace(
             step=with_shardings(shapes.step, self._whole),
             **{
@@ -98,6 +112,9 @@ class Together(Programs):
 
         The arrays of a batch are [R, B, ...], the window's [R].
         """
+        return self._once("train", self._train)
+
+    def _train(self) -> jax.stages.Compiled:
         config, objective = self._config, self._objective
 
         def one(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
@@ -139,6 +156,9 @@ class Together(Programs):
 
     def evaluate(self) -> jax.stages.Compiled:
         """(params, batch, constants) -> sums [R] and outputs [R, ...] of a batch, for each run."""
+        return self._once("evaluate", self._evaluate)
+
+    def _evaluate(self) -> jax.stages.Compiled:
         objective = self._objective
 
         def eval_step(params: Any, batch: Batch, constants: Any) -> Any:
@@ -154,7 +174,7 @@ class Together(Programs):
             return self._on_devices(device, specs)(params, batch, constants["fixed"])
 
         shapes = objective.batch_shapes(objective.eval_rows)
-        return self._compile(eval_step, self.params, shapes, self._whole, rows=self._whole)
+        return self._compile(eval_step, self.params, shapes, self._whole, self.heldout_rows)
 
     @functools.cached_property
     def gather(self) -> Callable[[Any], Any]:
@@ -174,11 +194,17 @@ class Together(Programs):
         alone = run(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return jax.tree.map(lambda leaf: leaf[None], alone)
 
-    def _init(self, given: Any) -> TrainState:
+    def init(self, given: Any = None) -> TrainState:
+        """The states before the first step; see `Programs.init`."""
+        out = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        init = self._once("init", lambda: jax.jit(self._init_each, out_shardings=out))
+        state: TrainState = init(self.constants()["seeds"], given or {})
+        return state
+
+    def _init_each(self, seeds: Any, given: Any) -> TrainState:
         def one(seed: Any) -> tuple[Any, ...]:
             return tuple(self._init_of(seed, given))
 
-        seeds = jnp.array([each.seed for each in self.configs], jnp.uint32)
         return TrainState(*jax.vmap(one, out_axes=(None, 0, 0, 0))(seeds))
 
     def _optimizer_config(self) -> OptimizerConfig:
@@ -186,6 +212,11 @@ class Together(Programs):
 
     def _each(self, tree: Any) -> Any:
         return with_shardings(tree, NamedSharding(self.mesh, _EACH))
+
+
+def rounded_up(runs: int, devices: int) -> int:
+    """So many runs, or as few more as give every device as many."""
+    return -(-runs // devices) * devices
 
 
 def _scaled(optimizer: optax.GradientTransformation, rate: Any) -> optax.GradientTransformation:

@@ -66,7 +66,7 @@ class Task(finetuning.Task):
         "stride": 128,
         "max_query": 64,
     }
-    HEADLINE = ("exact", "f1")
+    headline = ("exact", "f1")
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:

@@ -50,8 +50,13 @@ class Objective(finetuning.Objective):
     outputs = ("classifier_logits",)
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
+        columns, glue = columns_of(config), config.data["glue"]
+        count = config.model.num_labels
+        if not count and (glue or columns.target == "number"):
+            count = len(find_glue(glue).labels) if glue else 0
+            model = dataclasses.replace(config.model, num_labels=count or 1)
+            config = dataclasses.replace(config, model=model)
         super().__init__(config, multiple)
-        columns = columns_of(config)
         check_long_text(config.data["long_text"], bool(columns.pair))
         self.target = columns.target
         if not config.model.num_labels:
@@ -74,7 +79,15 @@ class Task(finetuning.Task):
     """Sentences or pairs, each of a class, of several labels or with a number."""
 
     DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS
-    HEADLINE = ("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "micro_f1")
+    headline: tuple[str, ...] = (
+        "accuracy",
+        "f1",
+        "macro_f1",
+        "matthews",
+        "pearson",
+        "spearman",
+        "micro_f1",
+    )
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
@@ -83,6 +96,9 @@ class Task(finetuning.Task):
         model = dataclasses.replace(config.model, num_labels=len(self.labels) or 1)
         super().__init__(dataclasses.replace(config, model=model), hosts, host, Objective)
         self.tokenizer = tokenizer_of(config)
+        if config.data["glue"]:
+            first = find_glue(config.data["glue"]).metrics
+            self.headline = tuple(dict.fromkeys((*first, *self.headline)))
         row, rows = self.objective.row, self.objective.eval_rows
         self._sets = [
             Labelled(
@@ -142,6 +158,15 @@ class Task(finetuning.Task):
         if self.objective.target == "labels":
             return ", ".join(itertools.compress(self.labels, value)) or "-"
         return self.labels[int(value)]
+
+    @staticmethod
+    def failed(scores: Mapping[str, float]) -> bool:
+        """At or below what the majority class would give (Mosbach et al. 2021); of numbers, where
+        they go with the gold ones in no way.
+        """
+        if "pearson" in scores:
+            return not scores["pearson"] > 0
+        return not scores["exact" if "exact" in scores else "accuracy"] > scores["majority"]
 
     @staticmethod
     def of_model(model: Model) -> Mapping[str, Any] | None:
