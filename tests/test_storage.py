@@ -22,6 +22,7 @@ from bertjax.reports.run import write_report
 EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
 PRETRAIN, SQUAD = EXPERIMENTS / "pretrain.py", EXPERIMENTS / "squad.py"
 FIELDS = {"model.vocab_size": 128, "steps": 12, "checkpoint_every": 4, "log_every": 2}
+FIELDS |= {"eval_every": 4, "keep_best": "loss"}
 FLAGS = [f"--config.{name}={value}" for name, value in FIELDS.items()]
 FILES = {
     "text/one.txt": sample_text(seed=1, documents=400),
