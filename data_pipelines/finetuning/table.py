@@ -3,9 +3,10 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
@@ -114,19 +115,31 @@ def read_tfds_table(source: str, split: str) -> list[Row]:
       InputError: see `tfds_records`.
     """
     names = _class_names(source)
-
-    def plain(column: str, value: Any) -> Any:
-        if isinstance(value, bytes):
-            return value.decode()
-        number = value.item() if hasattr(value, "item") else value
-        if column not in names:
-            return number
-        return names[column][number] if number >= 0 else None
-
     return [
-        Row(f"{source} {split} record {i}", {k: plain(k, v) for k, v in record.items()})
+        Row(
+            f"{source} {split} record {i}",
+            {name: _plain(value, names.get(name)) for name, value in record.items()},
+        )
         for i, record in enumerate(tfds_records(source, split), 1)
     ]
+
+
+def _plain(value: Any, classes: Sequence[str] | None) -> Any:
+    """A value of a record as JSON has it."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner, None) for name, inner in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(inner, classes) for inner in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value  # what is no text is refused where it is to be one
+    if classes is not None:
+        return classes[value] if value >= 0 else None
+    return value
 
 
 def _class_names(source: str) -> dict[str, list[str]]:
@@ -136,11 +149,12 @@ def _class_names(source: str) -> dict[str, list[str]]:
         features = tfds.builder(source.removeprefix("tfds:")).info.features
     except ValueError:
         return {}  # reading the records says so
-    return {
-        name: feature.names
-        for name, feature in (features or {}).items()
-        if isinstance(feature, tfds.features.ClassLabel) and feature.names
-    }
+    found = {}
+    for name, feature in (features or {}).items():
+        inner = getattr(feature, "feature", feature)  # that of a sequence
+        if isinstance(inner, tfds.features.ClassLabel) and inner.names:
+            found[name] = inner.names
+    return found
 
 
 def parse_objects(name: str, lines: Iterable[str]) -> Iterator[Row]:
