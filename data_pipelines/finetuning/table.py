@@ -211,15 +211,15 @@ def check_bad(bad: Sequence[str], total: int, skip_bad: float) -> None:
 
 
 def _numbered(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Line number, of its end, and fields of each row that is not empty."""
+    """Line number, of its first line, and fields of each row that is not empty."""
+    first = 1
     try:
         for values in reader:
             if values:
-                yield reader.line_num, values
+                yield first, values
+            first = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(
-            f"{path} line {reader.line_num} is no CSV ({error}): mend its quotes."
-        ) from None
+        raise InputError(f"{path} line {first} is no CSV ({error}): mend its quotes.") from None
 
 
 def _check_header(path: epath.Path, columns: Sequence[str], delimiter: str) -> None:
