@@ -18,6 +18,7 @@ from data_pipelines.text.sources import tfds_records
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
 SUFFIXES = (".csv", ".tsv", ".txt", *_JSON, *tables.SUFFIXES)
+csv.field_size_limit(2**31 - 1)  # a field may be a whole document
 
 
 class Row(NamedTuple):
