@@ -41,7 +41,8 @@ class Row(NamedTuple):
         parts = []
         for column in columns:
             value = self.value(column)
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
+            known = isinstance(value, str | int | float) and value == value  # NaN is not
+            if isinstance(value, bool) or not known:
                 raise InputError(
                     f"{self.place}: column {column!r} is {value!r}, which is no text: mend the row."
                 )
