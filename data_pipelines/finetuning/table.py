@@ -84,6 +84,8 @@ def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
     path = check_file(path)
     kind = _kind(path)
     if kind in tables.SUFFIXES:
+        if path.suffix in COMPRESSED:
+            raise InputError(f"{path} is compressed: its format does so by itself, so unpack it.")
         rows = [Row(f"{path} row {i}", row) for i, row in enumerate(tables.read_rows(path), 1)]
     elif kind in _JSON:
         rows = list(parse_objects(str(path), read_lines(path, _refuse)))
