@@ -13,6 +13,7 @@ from data_pipelines.finetuning.rows import Target
 from data_pipelines.finetuning.table import Row
 
 TARGETS = ("class", "labels", "number")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _value(row: Row, columns: Columns) -> Any:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= _LARGEST:
         raise InputError(
             f"{row.place}: column {columns.label!r} is {text!r}, which is no finite number: mend "
             "it, or set target=class."
