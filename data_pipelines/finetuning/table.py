@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,13 +112,19 @@ def _kind(path: epath.Path) -> str:
     return epath.Path(name).suffix.lower()
 
 
-def read_tfds_table(source: str, split: str) -> list[Row]:
+def read_tfds_table(source: str, split: str, numbered: Collection[str] = ()) -> list[Row]:
     """The rows of a split of `tfds:NAME/CONFIG`; classes by their names, None for unlabelled ones.
 
+    Args:
+      numbered: columns whose classes are left as numbers.
     Raises:
       InputError: see `tfds_records`.
     """
-    names = _class_names(source)
+    names = {
+        column: classes
+        for column, classes in _class_names(source).items()
+        if column not in numbered
+    }
     return [
         Row(
             f"{source} {split} record {i}",
