@@ -27,7 +27,7 @@ from data_pipelines.finetuning.sentences import (
     label_text,
     make_target,
 )
-from data_pipelines.finetuning.table import Row
+from data_pipelines.finetuning.table import Row, read_table
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
@@ -144,6 +144,27 @@ def test_the_order_of_labels_is_not_that_of_the_rows(labels: list[str], draw) ->
 def test_labels_that_are_whole_numbers_are_in_their_order() -> None:
     assert label_names(labelled(10, "9", -1, "2")) == ("-1", "2", "9", "10")
     assert label_names(labelled("10", "9", "-")) == ("-", "10", "9")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "label", "count", "classes"),
+    [
+        ("banking77/train.csv", "text", "category", 10_003, 77),
+        ("banking77/test.csv", "text", "category", 3080, 77),
+        ("clinc150/train.tsv", "sentence", "label", 15_100, 151),
+        ("clinc150/val.tsv", "sentence", "label", 3100, 151),
+        ("clinc150/test.tsv", "sentence", "label", 5500, 151),
+    ],
+)
+def test_real_files_have_all_their_examples(
+    file: str, text: str, label: str, count: int, classes: int, data_dir
+) -> None:
+    rows = read_table(data_dir / "classification" / file)
+    found = from_rows(file, rows, Columns((text,), label=label), True)
+    names = label_names(found)
+    assert (len(found), len(names)) == (count, classes) and list(names) == sorted(names)
+    train, dev = found.held_out(0.1)
+    assert len(train) + len(dev) == count and not {*train.texts} & {*dev.texts}
 
 
 def test_there_must_be_something_to_tell_apart() -> None:
