@@ -12,15 +12,20 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 def shapes_of(config: BertConfig) -> dict[str, Any]:
-    """The parameters of pre-training, and of a span head, as shapes."""
+    """The parameters of pre-training, and of the heads that are fine-tuned, as shapes."""
     ids = np.zeros((1, 8), np.int32)
     names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
     batch, init = dict.fromkeys(names, ids), Network(config, ("mlm", "nsp")).init
     variables = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
-    span = {"kernel": (config.hidden_size, 2), "bias": (2,)}
-    return variables["params"] | {
-        "span": {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in span.items()}
+    sizes = {"span": 2, "classifier": max(config.num_labels, 1), "choice": 1}
+    tuned = {
+        head: {
+            "kernel": jax.ShapeDtypeStruct((config.hidden_size, size), "float32"),
+            "bias": jax.ShapeDtypeStruct((size,), "float32"),
+        }
+        for head, size in sizes.items()
     }
+    return variables["params"] | tuned
 
 
 def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> Model:

@@ -116,3 +116,150 @@ def test_pretraining_reports_the_heads_that_there_are():
     sums = head_sums({"mlm_logits": logits, "nsp_logits": pairs[0]}, batch)
     np.testing.assert_allclose(sums["nsp_loss"], cross_entropy(*pairs), rtol=1e-6)
     assert set(sums) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
+
+
+labels, choices = jax.jit(losses.labels), jax.jit(losses.choices)
+
+
+def log_softmax(logits):
+    exact = logits.astype(np.float64)
+    exact = exact - exact.max(-1, keepdims=True)
+    return exact - np.log(np.exp(exact).sum(-1, keepdims=True))
+
+
+def with_gradient(function, name, batch):
+    return jax.jit(jax.value_and_grad(lambda logits: function(logits, batch)[name][0]))
+
+
+def draw_labels(target, seed=0, classes=CLASSES):
+    """Logits and a batch; weights are 0 in some slots, and fractions where classes or windows
+    weigh.
+    """
+    random = np.random.default_rng(seed)
+    shape = (ROWS, SLOTS)
+    weights = random.choice([0, 0.25, 1, 3.5], shape).astype(np.float32)
+    targets = {
+        "class": random.integers(0, classes, shape).astype(np.int32),
+        "labels": random.integers(0, 2, (*shape, classes)).astype(np.float32),
+        "number": random.normal(0, 3, shape).astype(np.float32),
+    }[target]
+    logits = random.normal(0, 3, (*shape, 1 if target == "number" else classes))
+    return logits.astype(np.float32), {"label_targets": targets, "label_weights": weights}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(["class", "labels", "number"]), st.integers(0, 2**32 - 1))
+def test_what_a_classifier_minimises_follows_from_its_targets(target, seed):
+    logits, batch = draw_labels(target, seed)
+    targets, weights = batch["label_targets"], batch["label_weights"].astype(np.float64)
+    exact = logits.astype(np.float64)
+    if target == "class":
+        each = -np.take_along_axis(log_softmax(logits), targets[..., None], -1)[..., 0]
+    elif target == "labels":
+        chances = 1 / (1 + np.exp(-exact))
+        each = -np.mean(targets * np.log(chances) + (1 - targets) * np.log(1 - chances), -1)
+    else:
+        each = (exact[..., 0] - targets) ** 2
+    found = labels(logits, batch)
+    np.testing.assert_allclose(
+        found["classifier_loss"], [(each * weights).sum(), weights.sum()], 1e-5
+    )
+    assert ("accuracy" in found) == (target == "class")
+    if target == "class":
+        right = ((logits.argmax(-1) == targets) * weights).sum(), weights.sum()
+        np.testing.assert_allclose(found["accuracy"], right, 1e-6)
+
+
+@pytest.mark.parametrize("target", ["class", "labels", "number"])
+def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(target):
+    logits, batch = draw_labels(target)
+    empty = batch["label_weights"] == 0
+    whole = labels(logits, batch)
+    wide = empty.reshape(*empty.shape, *[1] * (batch["label_targets"].ndim - 2))
+    other = batch | {"label_targets": np.where(wide, 1, batch["label_targets"])}
+    assert labels(np.where(empty[..., None], 7, logits), other) == whole
+    parts = [
+        labels(logits[part], {name: array[part] for name, array in batch.items()})
+        for part in (slice(2), slice(2, None))
+    ]
+    for name, value in whole.items():
+        np.testing.assert_allclose(np.add(parts[0][name], parts[1][name]), value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["class", "labels", "number"])
+def test_huge_logits_of_a_classifier_have_finite_gradients(target):
+    logits, batch = draw_labels(target)
+    for scale in (0, 1e4, -1e4):
+        total, gradient = with_gradient(losses.labels, "classifier_loss", batch)(scale * logits)
+        assert np.isfinite(total) and np.isfinite(gradient).all()
+        assert not np.asarray(gradient)[batch["label_weights"] == 0].any()
+
+
+def draw_choices(seed=0, rows=ROWS, slots=12):
+    """Questions of 2 to 5 answers that fill a row from its left; of some no answer is known."""
+    random = np.random.default_rng(seed)
+    names = ("groups", "choice_targets")
+    batch = {name: np.zeros((rows, slots), np.int32) for name in names}
+    batch["choice_weights"] = np.zeros((rows, slots), np.float32)
+    for row in range(rows):
+        start, group = 0, 0
+        while (count := int(random.integers(2, 6))) <= slots - start and random.random() < 0.9:
+            group += 1
+            own = row, slice(start, start + count)
+            batch["groups"][own] = group
+            batch["choice_weights"][own] = random.choice([0, 1, 1, 0.5])
+            batch["choice_targets"][row, start + random.integers(count)] = 1
+            start += count
+    logits = random.normal(0, 3, (rows, slots, 1)).astype(np.float32)
+    return logits, batch
+
+
+def expected_choices(logits, batch):
+    loss = right = weight = 0.0
+    for row, groups in enumerate(batch["groups"]):
+        for group in range(1, groups.max() + 1):
+            own = np.flatnonzero(groups == group)
+            scores = logits[row, own, 0]
+            gold = batch["choice_targets"][row, own].argmax()
+            known = float(batch["choice_weights"][row, own[0]])
+            loss -= known * log_softmax(scores)[gold]
+            right += known * (scores.argmax() == gold)
+            weight += known
+    return {"choice_loss": (loss, weight), "accuracy": (right, weight)}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32 - 1))
+def test_the_answers_of_a_question_are_the_classes_to_choose_from(seed):
+    logits, batch = draw_choices(seed)
+    found, expected = choices(logits, batch), expected_choices(logits, batch)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    free = batch["groups"] == 0
+    assert choices(np.where(free[..., None], 1e9, logits), batch) == found
+
+
+def test_equal_answers_cost_the_logarithm_of_their_number():
+    batch = {
+        "groups": np.array([[1, 1, 2, 2, 2, 0]]),
+        "choice_targets": np.array([[0, 1, 1, 0, 0, 0]]),
+        "choice_weights": np.array([[1, 1, 1, 1, 1, 0]], np.float32),
+    }
+    loss, weight = choices(np.zeros((1, 6, 1), np.float32), batch)["choice_loss"]
+    np.testing.assert_allclose([loss, weight], [np.log(2) + np.log(3), 2], rtol=1e-6)
+
+
+def test_huge_scores_of_answers_have_finite_gradients():
+    logits, batch = draw_choices()
+    for scale in (0, 1e4, -1e30):
+        total, gradient = with_gradient(losses.choices, "choice_loss", batch)(scale * logits)
+        assert np.isfinite(total) and np.isfinite(gradient).all()
+        assert not np.asarray(gradient)[batch["groups"] == 0].any()
+
+
+def test_a_batch_without_questions_sums_to_zero():
+    logits, batch = draw_choices()
+    none = {name: np.zeros_like(array) for name, array in batch.items()}
+    assert choices(logits, none) == {"choice_loss": (0, 0), "accuracy": (0, 0)}
+    assert not np.asarray(with_gradient(losses.choices, "choice_loss", none)(logits)[1]).any()

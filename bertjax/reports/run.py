@@ -17,8 +17,9 @@ from etils import epath
 from bertjax.model.heads import HEADS
 from bertjax.pages.charts import Point, chart, number
 from bertjax.pages.page import facts, page, section, tiles
-from bertjax.reports import corpus
+from bertjax.reports import corpus, sweep
 from bertjax.runs.metrics import duration, metrics_path, read_metrics
+from bertjax.runs.sweep import RESULT_FILE
 from bertjax.tasks import registry
 from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.training.config import parse_config
@@ -54,7 +55,7 @@ NOTE = (
 
 
 def write_report(directory: epath.PathLike) -> epath.Path:
-    """Writes report.html into a workdir, the output of an evaluation or a corpus; gives its path.
+    """Writes report.html into a workdir, the output of an evaluation or a corpus, and says where.
 
     Raises InputError when it is none of these, or a run that has logged nothing yet.
     """
@@ -62,6 +63,8 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     name = os.path.basename(os.path.abspath(directory))
     if (directory / EVALUATION_FILE).exists():
         text = _report_evaluation(name, directory)
+    elif (directory / RESULT_FILE).exists():
+        text = sweep.render(name, json.loads((directory / RESULT_FILE).read_text()))
     elif (directory / MANIFEST).exists():
         text = corpus.render(directory, name)
     else:
@@ -83,7 +86,8 @@ def _report_evaluation(name: str, directory: epath.Path) -> str:
 
 def _report_run(name: str, workdir: epath.Path) -> str:
     """The page of the metrics.jsonl and config.json in a workdir."""
-    entries = read_metrics(workdir)
+    # Of several runs at once, what they have in common.
+    entries = [entry for entry in read_metrics(workdir) if "/" not in entry["split"]]
     if not entries:
         raise InputError(
             f"{metrics_path(workdir)} holds no metrics yet: wait until the run has logged a step, "

@@ -137,14 +137,13 @@ def _joined(
     headline: Sequence[str],
 ) -> Evaluation:
     """One evaluation of all sets; of several the names stand before each score and file, and the
-    headline scores are means over the sets.
+    headline scores that all have are means over the sets.
     """
     if len(sets) == 1:
         return found[0]._replace(scores=means | found[0].scores)
+    shared = [name for name in headline if all(name in each.scores for each in found)]
     scores = means | {
-        name: float(np.mean([each.scores[name] for each in found]))
-        for name in headline
-        if all(name in each.scores for each in found)
+        name: float(np.mean([each.scores[name] for each in found])) for name in shared
     }
     files: dict[str, Any] = {}
     for held_out, each in zip(sets, found, strict=True):

@@ -150,7 +150,8 @@ def read_glue(
 def read_glue_tfds(name: str, source: str, split: str, labelled: bool) -> Sentences:
     """The same from TensorFlow Datasets, `tfds:glue/NAME` or what has its columns."""
     task = find_glue(name)
-    rows = read_tfds_table(source, split)
+    # Classes that have numbers here have names there, and the same order.
+    rows = read_tfds_table(source, split, ("label",) if task.labels == _BINARY else ())
     return _checked(task, f"{source} {split}", rows, task.tfds, "label", labelled)
 
 

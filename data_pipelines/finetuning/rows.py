@@ -149,11 +149,9 @@ def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, 
     if "cls_positions" in batch:
         batch["cls_positions"][slots] = rows.column
     if examples.group_sizes is not None:
-        group = np.searchsorted(examples.group_starts, numbers, side="right")
-        # Numbers within a row, as those of what is in it.
+        # Numbers within a row, as those of what is in it. A row may have one group twice.
         first = np.searchsorted(rows.row, rows.row)
-        begins = np.diff(group, prepend=-1) != 0
-        of_batch = np.cumsum(begins)
+        of_batch = np.cumsum(np.isin(numbers, examples.group_starts))
         batch["groups"][slots] = of_batch - of_batch[first] + 1
     for name, target in examples.targets.items():
         at, found = (cells, sources) if target.of == "pieces" else (slots, numbers)

@@ -13,6 +13,7 @@ from data_pipelines.finetuning.rows import Target
 from data_pipelines.finetuning.table import Row
 
 TARGETS = ("class", "labels", "number")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +145,9 @@ def _value(row: Row, columns: Columns) -> Any:
                 f"{row.place}: column {columns.label!r} is {value!r}: write labels with "
                 f"{columns.separator!r} between them, or a list."
             )
-        return tuple(dict.fromkeys(text for part in parts if (text := label_text(part))))
-    text = label_text(value)
+        names = (_name(row, columns, part) for part in parts)
+        return tuple(dict.fromkeys(filter(None, names)))
+    text = _name(row, columns, value)
     if not text:
         raise InputError(
             f"{row.place}: column {columns.label!r} is empty: leave the row out, or write its "
@@ -157,7 +159,7 @@ def _value(row: Row, columns: Columns) -> Any:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= _LARGEST:
         raise InputError(
             f"{row.place}: column {columns.label!r} is {text!r}, which is no finite number: mend "
             "it, or set target=class."
@@ -165,9 +167,18 @@ def _value(row: Row, columns: Columns) -> Any:
     return number
 
 
+def _name(row: Row, columns: Columns, value: Any) -> str:
+    """The text of one label; several, or what is neither text nor number, are none."""
+    if value is None or isinstance(value, str | int | float):
+        return label_text(value)
+    several = isinstance(value, list | tuple) and columns.target != "labels"
+    cure = "write one label, or set target=labels" if several else "write its name or its number"
+    raise InputError(f"{row.place}: column {columns.label!r} is {value!r}: {cure}.")
+
+
 def label_text(value: Any) -> str:
-    """The name of a label as it is compared: "1" for 1, 1.0 and " 1 "; "" for none."""
-    if value is None:
+    """The name of a label as it is compared: "1" for 1, 1.0 and " 1 "; "" for none, or NaN."""
+    if value is None or value != value:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)

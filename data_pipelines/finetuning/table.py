@@ -3,9 +3,10 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
@@ -17,6 +18,7 @@ from data_pipelines.text.sources import tfds_records
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
 SUFFIXES = (".csv", ".tsv", ".txt", *_JSON, *tables.SUFFIXES)
+csv.field_size_limit(2**31 - 1)  # a field may be a whole document
 
 
 class Row(NamedTuple):
@@ -39,7 +41,8 @@ class Row(NamedTuple):
         parts = []
         for column in columns:
             value = self.value(column)
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
+            known = isinstance(value, str | int | float) and value == value  # NaN is not
+            if isinstance(value, bool) or not known:
                 raise InputError(
                     f"{self.place}: column {column!r} is {value!r}, which is no text: mend the row."
                 )
@@ -81,6 +84,8 @@ def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
     path = check_file(path)
     kind = _kind(path)
     if kind in tables.SUFFIXES:
+        if path.suffix in COMPRESSED:
+            raise InputError(f"{path} is compressed: its format does so by itself, so unpack it.")
         rows = [Row(f"{path} row {i}", row) for i, row in enumerate(tables.read_rows(path), 1)]
     elif kind in _JSON:
         rows = list(parse_objects(str(path), read_lines(path, _refuse)))
@@ -107,26 +112,44 @@ def _kind(path: epath.Path) -> str:
     return epath.Path(name).suffix.lower()
 
 
-def read_tfds_table(source: str, split: str) -> list[Row]:
+def read_tfds_table(source: str, split: str, numbered: Collection[str] = ()) -> list[Row]:
     """The rows of a split of `tfds:NAME/CONFIG`; classes by their names, None for unlabelled ones.
 
+    Args:
+      numbered: columns whose classes are left as numbers.
     Raises:
       InputError: see `tfds_records`.
     """
-    names = _class_names(source)
-
-    def plain(column: str, value: Any) -> Any:
-        if isinstance(value, bytes):
-            return value.decode()
-        number = value.item() if hasattr(value, "item") else value
-        if column not in names:
-            return number
-        return names[column][number] if number >= 0 else None
-
+    names = {
+        column: classes
+        for column, classes in _class_names(source).items()
+        if column not in numbered
+    }
     return [
-        Row(f"{source} {split} record {i}", {k: plain(k, v) for k, v in record.items()})
+        Row(
+            f"{source} {split} record {i}",
+            {name: _plain(value, names.get(name)) for name, value in record.items()},
+        )
         for i, record in enumerate(tfds_records(source, split), 1)
     ]
+
+
+def _plain(value: Any, classes: Sequence[str] | None) -> Any:
+    """A value of a record as JSON has it."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner, None) for name, inner in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(inner, classes) for inner in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value  # what is no text is refused where it is to be one
+    if classes is not None:
+        return classes[value] if value >= 0 else None
+    return value
 
 
 def _class_names(source: str) -> dict[str, list[str]]:
@@ -136,11 +159,12 @@ def _class_names(source: str) -> dict[str, list[str]]:
         features = tfds.builder(source.removeprefix("tfds:")).info.features
     except ValueError:
         return {}  # reading the records says so
-    return {
-        name: feature.names
-        for name, feature in (features or {}).items()
-        if isinstance(feature, tfds.features.ClassLabel) and feature.names
-    }
+    found = {}
+    for name, feature in (features or {}).items():
+        inner = getattr(feature, "feature", feature)  # that of a sequence
+        if isinstance(inner, tfds.features.ClassLabel) and inner.names:
+            found[name] = inner.names
+    return found
 
 
 def parse_objects(name: str, lines: Iterable[str]) -> Iterator[Row]:
@@ -197,15 +221,15 @@ def check_bad(bad: Sequence[str], total: int, skip_bad: float) -> None:
 
 
 def _numbered(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Line number, of its end, and fields of each row that is not empty."""
+    """Line number, of its first line, and fields of each row that is not empty."""
+    first = 1
     try:
         for values in reader:
             if values:
-                yield reader.line_num, values
+                yield first, values
+            first = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(
-            f"{path} line {reader.line_num} is no CSV ({error}): mend its quotes."
-        ) from None
+        raise InputError(f"{path} line {first} is no CSV ({error}): mend its quotes.") from None
 
 
 def _check_header(path: epath.Path, columns: Sequence[str], delimiter: str) -> None:

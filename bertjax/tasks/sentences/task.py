@@ -179,22 +179,19 @@ class Task(finetuning.Task):
         opened: Opened, lines: Iterable[str], together: int, everything: bool = False
     ) -> Iterator[dict[str, Any]]:
         """What is said of each line: text, or a JSON object with the columns that were trained."""
-        columns, target = columns_of(opened.config), Objective(opened.config).target
-        labels = opened.labels or tuple(f"LABEL_{i}" for i in range(opened.config.model.num_labels))
+        given, target = columns_of(opened.config), columns_of(opened.config).target
+        labels = labels_of(opened)
         numbered = ((i, line.strip()) for i, line in enumerate(lines, 1) if line.strip())
         while some := list(itertools.islice(numbered, together)):
-            rows = [_row(number, line, columns) for number, line in some]
+            rows = [_row(number, line, given) for number, line in some]
+            columns = given
             if not columns.pair and any(_PAIR in row.values for row in rows):
                 # A published model says not what its texts are.
                 columns = dataclasses.replace(columns, pair=(_PAIR,))
-            data = from_rows("input", rows, columns, False)
-            encoded = _encoded("input", data, opened.tokenizer, opened.config)
-            row = Objective(opened.config).row
-            asked = Labelled("input", data, encoded, labels, target, row)
-            logits = [found["classifier_logits"] for found in opened.run(asked.batches())]
-            for given, said in zip(rows, asked.said(logits), strict=True):
-                kept = {name: given.values[name] for name in (*columns.text, *columns.pair)}
-                yield kept | answer(said, labels, target, everything)
+            found = said_of(opened, from_rows("input", rows, columns, False))
+            for row, each in zip(rows, found, strict=True):
+                kept = {name: row.values[name] for name in (*columns.text, *columns.pair)}
+                yield kept | answer(each, labels, target, everything)
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
@@ -208,6 +205,20 @@ class Task(finetuning.Task):
             for each, data in read_sets(config, "dev")
         ]
         return page.render(name, directory, sets, columns_of(config).target)
+
+
+def labels_of(opened: Opened) -> tuple[str, ...]:
+    """The names of a model's labels, or their numbers where it has no names."""
+    return opened.labels or tuple(f"LABEL_{i}" for i in range(opened.config.model.num_labels))
+
+
+def said_of(opened: Opened, data: Sentences) -> np.ndarray:
+    """What a model says of sentences without labels; see `Labelled.said`."""
+    objective = Objective(opened.config)
+    encoded = _encoded(data.name, data, opened.tokenizer, opened.config)
+    labels, row = labels_of(opened), objective.row
+    asked = Labelled(data.name, data, encoded, labels, objective.target, row)
+    return asked.said([found["classifier_logits"] for found in opened.run(asked.batches())])
 
 
 def _row(number: int, line: str, columns: Columns) -> Row:

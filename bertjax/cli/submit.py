@@ -1,0 +1,56 @@
+"""Pack the answers of runs to GLUE's tests as its server takes them."""
+
+import argparse
+
+from etils import epath
+
+from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.files import check_output
+from data_pipelines.errors import InputError
+
+ORDER = 75
+EXAMPLE = "bertjax submit --run runs/* --data GLUE --majority wnli --output submission.zip"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run",
+        required=True,
+        nargs="+",
+        metavar="DIR",
+        help="a workdir or checkpoint of each task; MNLI's answers AX too",
+    )
+    parser.add_argument(
+        "--data", required=True, metavar="DIR", help="of GLUE's folders; or tfds:glue"
+    )
+    parser.add_argument(
+        "--majority",
+        nargs="+",
+        default=[],
+        metavar="TASK",
+        help="answered by what is most frequent in training, as the paper did wnli",
+    )
+    parser.add_argument("--output", required=True, metavar="FILE.zip")
+
+
+def run(args: argparse.Namespace) -> None:
+    from bertjax.runs.predict import Predictor
+    from bertjax.tasks.sentences.submission import answer_by_majority, answer_tests, archive
+
+    check_output(args.output)
+    pass_over_absent_tpu()
+    keep_compiled()
+    files: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    found = [
+        (f"--majority {name}", lambda n=name: answer_by_majority(n, args.data))
+        for name in args.majority
+    ]
+    found += [(path, lambda p=path: answer_tests(Predictor(p), args.data)) for path in args.run]
+    for source, answers in found:
+        for file, content in answers().items():
+            if file in files:
+                raise InputError(f"{sources[file]} and {source} both answer {file}: give one.")
+            files[file], sources[file] = content, source
+            print(f"{file}: {content.count(chr(10)) - 1:,} answers by {source}", flush=True)
+    epath.Path(args.output).write_bytes(archive(files))

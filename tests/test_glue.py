@@ -1,0 +1,287 @@
+"""The tasks of GLUE are read in the layouts in which they are published, oddities and all."""
+
+import pathlib
+
+import pytest
+from catalogue import tiny_builder
+
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.glue import GLUE, find_glue, is_tfds, read_glue, read_glue_tfds
+
+# Task -> file -> lines as they are published.
+PUBLISHED = {
+    "cola": {
+        "train": ['gj04\t1\t\tOur friends "won\'t" buy this.', "gj04\t0\t*\tThey drank the pub"],
+        "test": ["index\tsentence", "0\tBill whistled past the house."],
+    },
+    "sst2": {
+        "train": ["sentence\tlabel", "hide new secretions \t0", "' s \"wit\t1"],
+        "test": ["index\tsentence", "0\tuneasy mishmash of styles ."],
+    },
+    "mrpc": {
+        "train": [
+            "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+            '1\t702876\t702977\tHe called "the witness\tReferring to him',
+            "0\t2108705\t2108831\tYucaipa owned it\tYucaipa bought it",
+        ],
+        "test": [
+            "\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String",
+            "0\t1089874\t1089925\tPCCW's chief\tCurrent chief",
+        ],
+    },
+    "stsb": {
+        "train": [
+            "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+            "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA plane.\tAn air plane.\t5.000",
+            "1\tmain-captions\tMSRvid\t2012test\t0004\tnone\tnone\tA man.\tA flute.\t0.6",
+        ],
+        "test": [
+            "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2",
+            "0\tmain-captions\tMSRvid\t2012test\t0024\tnone\tnone\tA girl.\tA woman.",
+        ],
+    },
+    "qqp": {
+        "train": [
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+            '133273\t213221\t213222\tHow is "life" in law school?\tIs it hard?\t0',
+            "402555\t536040\t536041\tHow do I?\tHow can I?\t1",
+        ],
+        "test": ["id\tquestion1\tquestion2", "0\tWould the idea win?\tWho invented it?"],
+    },
+    "mnli": {
+        "train": [
+            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+            "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
+            "0\t31193\t31193n\tgovernment\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tCream skimming.\t"
+            "Product is.\tneutral\tneutral",
+            "1\t101457\t101457e\ttelephone\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tYou know.\t"
+            "You lose.\tentailment\tentailment",
+        ],
+        "dev_matched": [
+            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+            "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\t"
+            "label1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label",
+            "0\t63735\t63735n\tslate\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tThe new rights.\t"
+            "Everyone.\tentailment\tneutral\tneutral\tneutral\tneutral\tneutral",
+        ],
+        "test_mismatched": [
+            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+            "sentence1_parse\tsentence2_parse\tsentence1\tsentence2",
+            "0\t10000\t10000\tverbatim\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tHe was.\tHe is.",
+        ],
+        "diagnostic": ["index\tsentence1\tsentence2", "0\tThe cat sat.\tThe cat did not sit."],
+    },
+    "qnli": {
+        "train": [
+            "index\tquestion\tsentence\tlabel",
+            "0\tWhen?\tIt began in 1970.\tentailment",
+            "1\tWho?\tIt began.\tnot_entailment",
+        ],
+        "test": ["index\tquestion\tsentence", "0\tWhat?\tFor some decades."],
+    },
+    "rte": {
+        "train": [
+            "index\tsentence1\tsentence2\tlabel",
+            "0\tNo Weapons.\tWeapons Found.\tnot_entailment",
+            "1\tA place.\tPope.\tentailment",
+        ],
+        "test": ["index\tsentence1\tsentence2", "0\tMangla.\tMangla died."],
+    },
+    "wnli": {
+        "train": [
+            "index\tsentence1\tsentence2\tlabel",
+            "0\tI stuck a pin.\tThe carrot had a hole.\t1",
+            "1\tJohn couldn't see.\tJohn is short.\t0",
+        ],
+        "test": ["index\tsentence1\tsentence2", "0\tMaude and Dora.\tHorses ran."],
+    },
+}
+# What is found of the first example of each, and the labels of both of train.
+FOUND = {
+    "cola": ('Our friends "won\'t" buy this.', None, ["1", "0"]),
+    "sst2": ("hide new secretions", None, ["0", "1"]),
+    "mrpc": ('He called "the witness', "Referring to him", ["1", "0"]),
+    "stsb": ("A plane.", "An air plane.", [5.0, 0.6]),
+    "qqp": ('How is "life" in law school?', "Is it hard?", ["0", "1"]),
+    "mnli": ("Cream skimming.", "Product is.", ["neutral", "entailment"]),
+    "qnli": ("When?", "It began in 1970.", ["entailment", "not_entailment"]),
+    "rte": ("No Weapons.", "Weapons Found.", ["not_entailment", "entailment"]),
+    "wnli": ("I stuck a pin.", "The carrot had a hole.", ["1", "0"]),
+}
+
+
+def write(folder: pathlib.Path, lines: list[str], stem: str = "train") -> pathlib.Path:
+    path = folder / f"{stem}.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_train_files_are_read(name: str, tmp_path) -> None:
+    found = read_glue(name, write(tmp_path, PUBLISHED[name]["train"]), True)
+    text, pair, values = FOUND[name]
+    assert (found.texts[0], found.pairs and found.pairs[0]) == (text, pair)
+    assert found.values == values
+    first = 1 if name == "cola" else 2
+    assert found.places == [f"{tmp_path}/train.tsv line {first + i}" for i in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [(name, stem) for name, files in PUBLISHED.items() for stem in files]
+)
+def test_of_test_files_the_texts_are_read(name: str, stem: str, tmp_path) -> None:
+    if stem == "train" and name == "cola":
+        return  # which alone differs in its header
+    lines = PUBLISHED[name][stem]
+    found = read_glue(name, write(tmp_path, lines, stem), False)
+    assert found.values is None and len(found) == len(lines) - 1
+    assert all(map(str.strip, found.texts)) and (found.pairs is None) == (name in ("cola", "sst2"))
+
+
+def test_a_label_among_many_is_the_gold_one(tmp_path) -> None:
+    found = read_glue("mnli", write(tmp_path, PUBLISHED["mnli"]["dev_matched"]), True)
+    assert found.values == ["neutral"]
+
+
+def test_every_file_of_a_submission_is_of_some_task() -> None:
+    names = [name for task in GLUE.values() for name in task.test]
+    assert sorted(names) == sorted(
+        ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI", "AX"]
+    )
+
+
+def test_scores_are_those_by_which_glue_counts() -> None:
+    headline = {name: task.metrics[0] for name, task in GLUE.items()}
+    others = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
+    assert headline == dict.fromkeys(GLUE, "accuracy") | others
+    assert {name for name, task in GLUE.items() if task.target == "number"} == {"stsb"}
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "complaint"),
+    [
+        ("cola", "gj04\t1\t\tOne\tof too many", "line 3 has 5 fields and should have 4: mend it"),
+        ("cola", "gj04\t2\t\tA sentence", "line 3: label '2' is none of 0, 1: give the files of C"),
+        ("qqp", "1\t2\t3\tA\ttab?\tB?\t0", "line 4 has 7 fields where the header has 6: mend"),
+        ("qqp", "1\t2\t3\tA?", "line 4 has 4 fields where the header has 6: mend"),
+        ("mnli", None, "line 4: label '-' is none of contradiction, entailment, neutral"),
+        ("stsb", None, "line 4: column 'score' is '-', which is no finite number"),
+        ("rte", "2\tA\tB\tEntailment", "line 4: label 'Entailment' is none of entailment, not_"),
+        ("qnli", "2\tA\t\tentailment", "line 4: column 'sentence' is empty"),
+    ],
+)
+def test_a_line_that_is_not_as_published_is_refused(
+    name: str, line: str | None, complaint: str, tmp_path
+) -> None:
+    lines = PUBLISHED[name]["train"]
+    if line is None:
+        line = lines[-1].rpartition("\t")[0] + "\t-"
+    path = write(tmp_path, [*lines, line])
+    with pytest.raises(InputError, match=f"^{path} {complaint}"):
+        read_glue(name, path, True)
+
+
+def test_bad_lines_may_be_left_out(tmp_path) -> None:
+    for name in ("cola", "qqp"):
+        path = write(tmp_path, [*PUBLISHED[name]["train"], "broken"])
+        assert len(read_glue(name, path, True, skip_bad=0.4)) == 2
+        with pytest.raises(InputError, match=r"or allow bad rows with data\.skip_bad\."):
+            read_glue(name, path, True, skip_bad=0.3)
+
+
+def test_files_of_another_task_are_refused(tmp_path) -> None:
+    path = write(tmp_path, PUBLISHED["rte"]["train"])
+    with pytest.raises(InputError, match=r"line 2: there is no column 'question'.* but 'index'"):
+        read_glue("qnli", path, True)
+    with pytest.raises(InputError, match=r"line 1: label 'sentence1' is none of 0, 1"):
+        read_glue("cola", path, True)
+    with pytest.raises(InputError, match="has no rows: give CoLA's file as it was published"):
+        read_glue("cola", write(tmp_path, [""]), True)
+
+
+def test_a_task_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="glue task 'sst' is unknown: choose one of cola, sst2"):
+        find_glue("sst")
+
+
+COUNTS = {
+    ("stsb", "STS-B/train.tsv"): 5749,
+    ("stsb", "STS-B/dev.tsv"): 1500,
+    ("qnli", "QNLI/train_derived.tsv"): 11380,
+    ("qnli", "QNLI/dev.tsv"): 5463,
+    ("qnli", "QNLI/test.tsv"): 5463,
+    ("wnli", "WNLI/train.tsv"): 635,
+    ("wnli", "WNLI/dev.tsv"): 71,
+    ("wnli", "WNLI/test.tsv"): 146,
+    ("mrpc", "MRPC/train.tsv"): 3668,
+    ("mrpc", "MRPC/dev.tsv"): 408,
+    ("mrpc", "MRPC/msr_paraphrase_train.txt"): 4076,
+}
+
+
+@pytest.mark.parametrize(("name", "file"), COUNTS)
+def test_published_files_have_all_their_examples(name: str, file: str, data_dir) -> None:
+    is_test = "test" in file
+    found = read_glue(name, data_dir / "glue" / file, not is_test)
+    assert len(found) == COUNTS[name, file]
+    if name == "stsb":
+        assert min(found.values) == 0 and max(found.values) == 5
+    elif not is_test:
+        assert set(found.values) == set(GLUE[name].labels)
+
+
+# Classes as the catalogue names them; None for a number.
+CLASSES = {
+    "cola": ["unacceptable", "acceptable"],
+    "sst2": ["negative", "positive"],
+    "mrpc": ["not_equivalent", "equivalent"],
+    "qqp": ["not_duplicate", "duplicate"],
+    "mnli": ["entailment", "neutral", "contradiction"],
+    "qnli": ["entailment", "not_entailment"],
+    "rte": ["entailment", "not_entailment"],
+    "wnli": ["not_entailment", "entailment"],
+    "stsb": None,
+}
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory) -> None:
+    """The examples of train as the catalogue has them."""
+    import numpy as np
+    import tensorflow_datasets as tfds
+
+    home = tiny_builder(tmp_path_factory.mktemp("tfds"))
+    for name, classes in CLASSES.items():
+        task, (text, pair, values) = GLUE[name], FOUND[name]
+        kind = tfds.features.ClassLabel(names=classes) if classes else np.float32
+        features = dict.fromkeys(task.tfds, tfds.features.Text()) | {"label": kind, "idx": np.int32}
+        texts = dict(zip(task.tfds, filter(None, (text, pair)), strict=True))
+        # What is a number in the files is that of the class.
+        train = [
+            texts | {"label": int(v) if str(v).isdigit() else v, "idx": i}
+            for i, v in enumerate(values)
+        ]
+        test = [texts | {"label": -1, "idx": 0}]
+        type(
+            f"Tiny{name}",
+            (home,),
+            {"features": features, "records": {"train": train, "test": test}},
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("catalogue")
+@pytest.mark.parametrize("name", GLUE)
+def test_the_catalogue_gives_the_same_as_the_files(name: str) -> None:
+    source, (text, pair, values) = f"tfds:tiny{name}", FOUND[name]
+    found = read_glue_tfds(name, source, "train", True)
+    assert found.texts == [text, text] and found.pairs == (pair and [pair, pair])
+    assert found.values == pytest.approx(values)
+    assert read_glue_tfds(name, source, "test", False).values is None
+    if name != "stsb":
+        with pytest.raises(InputError, match=f"{source} test record 1: "):
+            read_glue_tfds(name, source, "test", True)
+
+
+def test_a_source_of_the_catalogue_is_no_path() -> None:
+    assert is_tfds("tfds:glue/mrpc") and not is_tfds("glue/mrpc")

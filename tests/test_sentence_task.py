@@ -1,0 +1,254 @@
+"""Sentences and multiple choice go through the one loop, from files to answers."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import toys
+from models import draw_model
+from remains import metrics
+
+from bertjax.cli.main import main
+from bertjax.formats import huggingface
+from bertjax.formats.opening import read_model
+from bertjax.mesh.sharding import named_leaves
+from bertjax.model.encoder import BertConfig
+from bertjax.runs.convert import convert
+from bertjax.runs.evaluate import evaluate
+from bertjax.runs.start import Start
+from bertjax.runs.train import Run
+from bertjax.tasks import registry
+from bertjax.training.config import Config
+from data_pipelines.errors import InputError
+
+LABELS = ("glad", "odd, or so", "sad")
+HEADLINE = {"class": "accuracy", "labels": "micro_f1", "number": "pearson", "choice": "accuracy"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("toys")
+    toys.write_data(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """The workdir of a kind, trained when it is first asked for."""
+    found: dict[str, pathlib.Path] = {}
+
+    def of(kind: str) -> pathlib.Path:
+        if kind not in found:
+            found[kind] = tmp_path_factory.mktemp(kind) / "run"
+            Run(toys.configuration(kind, folder), found[kind]).train()
+        return found[kind]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """The same as a directory of Hugging Face."""
+    found: dict[str, pathlib.Path] = {}
+
+    def of(kind: str) -> pathlib.Path:
+        if kind not in found:
+            found[kind] = tmp_path_factory.mktemp(f"{kind}-hf") / "model"
+            convert(trained(kind), found[kind], "bertjax", "hf")
+        return found[kind]
+
+    return of
+
+
+def task_of(config: Config, hosts: int = 1, host: int = 0):
+    return registry.find(config.task)(config, hosts, host)
+
+
+def leaves(params) -> dict[str, bytes]:
+    return {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(params)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", toys.KINDS)
+def test_a_tiny_model_learns(kind: str, trained) -> None:
+    scores = metrics(trained(kind))[-1]
+    assert scores["split"] == "heldout" and scores[HEADLINE[kind]] > 0.9, scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", toys.KINDS)
+def test_it_scores_the_same_wherever_it_is_opened(kind, trained, exported, folder) -> None:
+    while_training = metrics(trained(kind))[-1]
+    for path in (trained(kind), exported(kind)):
+        found = evaluate(toys.configuration(kind, folder, path), path)
+        for name, value in found.scores.items():
+            assert value == pytest.approx(while_training[name], abs=2e-6), name
+    entries = found.files["predictions"]
+    assert len(entries) == 60
+    if kind == "class":
+        gold = [row["mood"] for row in toys.rows_of(folder / "dev.csv")]
+        assert [entry["gold"] for entry in entries] == gold
+        right = [entry["label"] == entry["gold"] for entry in entries]
+        assert np.mean(right) == found.scores["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", toys.KINDS)
+def test_what_is_exported_is_read_back_byte_for_byte(kind, trained, exported, tmp_path) -> None:
+    own, back = read_model(trained(kind)), read_model(exported(kind))
+    assert leaves(own.params) == leaves(back.params)
+    expected = LABELS if kind in ("class", "labels") else ()
+    assert own.labels == back.labels == expected
+    assert own.target == back.target == ("class" if kind == "choice" else kind)
+    huggingface.write(back, tmp_path)
+    weights = [path / "model.safetensors" for path in (exported(kind), tmp_path)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    convert(exported(kind), tmp_path / "own", "hf", "bertjax")
+    again = read_model(tmp_path / "own")
+    assert (again.labels, again.target) == (own.labels, own.target)
+    assert leaves(again.params) == leaves(own.params)
+
+
+def predict(capsys, *given: object) -> list[dict]:
+    capsys.readouterr()
+    assert main(["predict", *map(str, given)]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_text_a_line_of_json_and_a_table_are_answered(trained, exported, folder, capsys) -> None:
+    for path in (trained("class"), exported("class")):
+        (found,) = predict(capsys, "--checkpoint", path, "--text", "do ki lu ki", "--all")
+        assert found["text"] == "do ki lu ki" and found["label"] == "sad"
+        assert found["probabilities"].keys() == {*LABELS}
+        assert found["probability"] == found["probabilities"]["sad"]
+        assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    (found,) = predict(capsys, "--checkpoint", path, "--text", '{"text": "ba ba", "more": 1}')
+    assert found.keys() == {"text", "label", "probability"} and found["label"] == "glad"
+    table = predict(capsys, "--checkpoint", trained("class"), "--input", folder / "dev.csv")
+    rows = toys.rows_of(folder / "dev.csv")
+    assert [answer["text"] for answer in table] == [row["text"] for row in rows]
+    right = [answer["label"] == row["mood"] for answer, row in zip(table, rows, strict=True)]
+    assert np.mean(right) > 0.9
+
+
+@pytest.mark.slow
+def test_labels_and_numbers_are_answered(trained, folder, capsys) -> None:
+    given = "--checkpoint", trained("labels"), "--text"
+    (found,) = predict(capsys, *given, "do ba lu no me", "--all")
+    assert found["labels"] == ["glad", "odd, or so"]
+    assert found["labels"] == [name for name, p in found["probabilities"].items() if p > 0.5]
+    (found,) = predict(capsys, *given, "do lu me")
+    assert found == {"text": "do lu me", "labels": []}
+    table = predict(capsys, "--checkpoint", trained("number"), "--input", folder / "dev.tsv")
+    assert [*table[0]] == ["first", "second", "number"] and len(table) == 60
+
+
+@pytest.mark.slow
+def test_questions_are_answered_in_either_layout(trained, tmp_path, capsys) -> None:
+    given = "--checkpoint", trained("choice"), "--all"
+    asked = {"context": "do lu", "choices": ["ki me", "me ba", "ki ki"]}
+    (found,) = predict(capsys, *given, "--text", json.dumps(asked))
+    assert (found["context"], found["label"], found["answer"]) == ("do lu", 1, "me ba")
+    assert sum(found["probabilities"]) == pytest.approx(1, abs=1e-5)
+    path = tmp_path / "swag.csv"
+    path.write_text("sent1,sent2,ending0,ending1,ending2\ndo lu,,ki me,me ba,ki ki\ndo,,ba,ki,\n")
+    first, second = predict(capsys, *given, "--input", path)
+    assert first.pop("probabilities") == pytest.approx(found.pop("probabilities"), abs=1e-5)
+    assert first == pytest.approx(found, abs=1e-5)
+    assert second["label"] == 0 and len(second["probabilities"]) == 2
+
+
+@pytest.mark.slow
+def test_one_goes_on_from_a_classifier_if_its_labels_are_the_same(
+    trained, folder, tmp_path
+) -> None:
+    begin = trained("class")
+    own = read_model(begin).params["classifier"]
+    cases = [("class", {}, True), ("labels", {}, True), ("number", {}, False)]
+    for kind, overrides, kept in cases:
+        run = Run(toys.configuration(kind, folder, begin, **overrides), tmp_path / kind)
+        start = Start(begin)
+        start.check(run.config.model, run.programs.params, run.task.labels)
+        params = start.fill(run.task.objective.init_params(jax.random.key(0)))
+        same = leaves(params["classifier"]) == leaves(own)
+        assert same == kept, kind
+
+
+def published(path: pathlib.Path, labels: tuple[str, ...]) -> pathlib.Path:
+    config = BertConfig(128, 1, 64, 4, max_positions=64, num_labels=len(labels))
+    model = draw_model(config, toys.TOKENIZER, "pooler", "classifier")
+    path.mkdir()
+    huggingface.write(type(model)(config, model.params, toys.TOKENIZER, labels=labels), path)
+    return path
+
+
+def test_labels_keep_the_order_of_the_model_one_goes_on_from(folder, tmp_path) -> None:
+    turned = LABELS[1:] + LABELS[:1]
+    task = task_of(toys.configuration("class", folder, published(tmp_path / "same", turned)))
+    assert task.labels == turned
+    sets = task.evaluation_sets()
+    gold = [turned[i] for i in sets[0]._gold.values]
+    assert gold == [row["mood"] for row in toys.rows_of(folder / "dev.csv")]
+    for other in (("glad", "sad"), ("glad", "sad", "so"), ("a", "b", "c", "d")):
+        path = published(tmp_path / "-".join(other), other)
+        task = task_of(toys.configuration("class", folder, path))
+        assert task.labels == LABELS and task.config.model.num_labels == 3
+
+
+def test_labels_are_compared_by_name_whatever_the_order_of_the_rows(folder, tmp_path) -> None:
+    config = toys.configuration("class", folder)
+    task = task_of(config)
+    first, *rows = (folder / "train.csv").read_text().splitlines()
+    (tmp_path / "train.csv").write_text("\n".join([first, *rows[::-1]]))
+    other = task_of(toys.configuration("class", folder, data__train=str(tmp_path / "train.csv")))
+    assert task.labels == other.labels == LABELS
+    assert task.examples.targets["label"].values.tolist() == [
+        *reversed(other.examples.targets["label"].values.tolist())
+    ]
+
+
+@pytest.mark.parametrize("kind", toys.KINDS)
+def test_the_batch_is_the_same_for_any_number_of_hosts(kind: str, folder) -> None:
+    config = toys.configuration(kind, folder)
+    found = []
+    for hosts in (1, 2, 4):
+        tasks = [task_of(config, hosts, host) for host in range(hosts)]
+        for task in tasks:
+            task.prepare(30)
+        parts = [next(iter(task.train_batches(25, 26))) for task in tasks]
+        held_out = [next(iter(task.evaluation_sets()[0].batches())) for task in tasks]
+        found.append(
+            {
+                f"{split}/{name}": np.concatenate([part[name] for part in shares])
+                for split, shares in (("train", parts), ("dev", held_out))
+                for name in shares[0]
+            }
+        )
+    for other in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -> None:
+    """As MNLI's two, whose three classes have no F1 of their own."""
+    first, *rows = (folder / "dev.csv").read_text().splitlines()
+    for name, own in (("dev-a", rows[:20]), ("dev-b", rows[20:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([first, *own]))
+    config = toys.configuration(
+        "class", folder, trained("class"), data__dev=str(tmp_path / "dev-*.csv")
+    )
+    found = evaluate(config, trained("class"))
+    scores = found.scores
+    mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
+    assert scores["accuracy"] == pytest.approx(mean)
+    assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
+
+
+@pytest.mark.slow
+def test_a_model_of_other_labels_is_not_scored(trained, folder) -> None:
+    with pytest.raises(InputError, match="tells apart glad, odd, or so, sad and the data"):
+        evaluate(toys.configuration("number", folder, trained("class")), trained("class"))
