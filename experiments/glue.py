@@ -4,7 +4,7 @@
       --config experiments/glue.py:task=mrpc,init=DIR,data=GLUE
     bertjax evaluate --checkpoint runs/mrpc --output runs/mrpc/scores \
       --config experiments/glue.py:task=mrpc,data=GLUE
-    bertjax submit --run runs/* --data GLUE --majority wnli --output submission.zip
+    bertjax submit --checkpoint runs/* --data GLUE --majority wnli --output submission.zip
 
 task     cola, sst2, mrpc, stsb, qqp, mnli (which answers AX too), qnli, rte or wnli
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to

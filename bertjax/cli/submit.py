@@ -9,12 +9,12 @@ from bertjax.cli.files import check_output
 from data_pipelines.errors import InputError
 
 ORDER = 75
-EXAMPLE = "bertjax submit --run runs/* --data GLUE --majority wnli --output submission.zip"
+EXAMPLE = "bertjax submit --checkpoint runs/* --data GLUE --majority wnli --output submission.zip"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--run",
+        "--checkpoint",
         required=True,
         nargs="+",
         metavar="DIR",
@@ -42,15 +42,14 @@ def run(args: argparse.Namespace) -> None:
     keep_compiled()
     files: dict[str, str] = {}
     sources: dict[str, str] = {}
-    found = [
-        (f"--majority {name}", lambda n=name: answer_by_majority(n, args.data))
-        for name in args.majority
-    ]
-    found += [(path, lambda p=path: answer_tests(Predictor(p), args.data)) for path in args.run]
-    for source, answers in found:
-        for file, content in answers().items():
+    for source in [*args.majority, *args.checkpoint]:
+        if source in args.majority:
+            answers = answer_by_majority(source, args.data)
+        else:
+            answers = answer_tests(Predictor(source), args.data)
+        for file, content in answers.items():
             if file in files:
                 raise InputError(f"{sources[file]} and {source} both answer {file}: give one.")
             files[file], sources[file] = content, source
-            print(f"{file}: {content.count(chr(10)) - 1:,} answers by {source}", flush=True)
+            print(f"{file}: {len(content.splitlines()) - 1:,} answers by {source}", flush=True)
     epath.Path(args.output).write_bytes(archive(files))

@@ -59,7 +59,7 @@ def scatter(
     return _figure(title, axes, parts)
 
 
-def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str, share: bool) -> str:
+def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str) -> str:
     """A dot for each value, those of a group above its name."""
     up = value_axis([value for values in groups.values() for value in values], None)
     wide = (_RIGHT - _LEFT) / max(len(groups), 1)
@@ -70,7 +70,7 @@ def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str, share: 
     parts = [
         f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{_RIGHT}"/>'
         f'<text class="value" x="{_LEFT - 9}" y="{y(tick) + 4:.1f}">{label}</text>'
-        for tick, label in zip(up.ticks, tick_labels(up, share), strict=True)
+        for tick, label in zip(up.ticks, tick_labels(up, False), strict=True)
     ]
     for i, (name, values) in enumerate(groups.items()):
         middle = _LEFT + wide * (i + 0.5)
@@ -83,7 +83,7 @@ def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str, share: 
             x = middle + reach * ((j + 0.5) / len(values) - 0.5)
             parts.append(
                 f'<circle class="train shown" cx="{x:.1f}" cy="{y(value):.1f}" r="4">'
-                f"<title>{escape(name)}: {number(value, share)}</title></circle>"
+                f"<title>{escape(name)}: {number(value)}</title></circle>"
             )
     return _figure(title, ("", axis), parts)
 

@@ -68,8 +68,8 @@ def archive(files: Mapping[str, str]) -> bytes:
     missing = [name for name in FILES if name not in files]
     if missing:
         raise InputError(
-            f"the submission lacks {', '.join(missing)}: give a --run of each, or answer a task by "
-            "--majority."
+            f"the submission lacks {', '.join(missing)}: give a --checkpoint of each, or "
+            "answer a task by --majority."
         )
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
