@@ -78,7 +78,7 @@ def _points(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(score: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    names = [score, *(name for name in runs[0]["scores"] if name not in (score, "step"))]
+    names = [score, *(name for name in runs[0]["scores"] if name != score)]
     rows = [
         (
             run["name"],

@@ -112,7 +112,8 @@ class Wave(Run):
         found: dict[str, dict[str, float]] = {}
         for line in read_metrics(self.workdir):
             if line["split"].endswith("/heldout") and line["step"] == self.steps:
-                found[line.pop("split")] = line
+                scores = {k: v for k, v in line.items() if k not in ("step", "split")}
+                found[line["split"]] = scores
         return [found[f"{trial.name}/heldout"] for trial in self.trials]
 
     def write_best(self, number: int, original: Config, path: epath.Path) -> None:

@@ -1,0 +1,224 @@
+"""Runs of a sweep are trained together, are what they are alone, and survive being killed."""
+
+import math
+import pathlib
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import pytest
+import toys
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import Command
+from remains import metrics
+
+from bertjax.cli.sweep import table
+from bertjax.reports.run import write_report
+from bertjax.runs.evaluate import evaluate
+from bertjax.runs.grid import Trial, make_trials, of_one_shape
+from bertjax.runs.predict import Predictor
+from bertjax.runs.sweep import summary, sweep
+from bertjax.runs.train import Run
+from bertjax.training.config import Config
+from bertjax.training.together import Together, rounded_up
+from data_pipelines.errors import InputError
+
+RATES = ("1e-3", "4e-3", "8e-3", "1e-30")  # the last learns nothing
+QUICK: dict[str, object] = {"steps": 16, "log_every": 4, "eval_every": 8, "checkpoint_every": 4}
+QUICK |= {"optimizer.warmup": 2, "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("toys")
+    toys.write_data(path)
+    return path
+
+
+def trials_of(folder: pathlib.Path, grid: list[str], seeds: int, **fields: object) -> list[Trial]:
+    def load(point: Mapping[str, str]) -> Config:
+        return toys.configuration("class", folder, **{**QUICK, **fields, **point})
+
+    return make_trials(load, grid, seeds)
+
+
+def original(folder: pathlib.Path) -> Config:
+    return toys.configuration("class", folder, **QUICK)
+
+
+def test_a_grid_is_every_combination_with_every_seed(folder) -> None:
+    grid = ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"]
+    trials = trials_of(folder, grid, 3, seed=5)
+    assert [trial.name for trial in trials[:4]] == [
+        "learning_rate=1e-3,batch_size=8,seed=5",
+        "learning_rate=1e-3,batch_size=8,seed=6",
+        "learning_rate=1e-3,batch_size=8,seed=7",
+        "learning_rate=1e-3,batch_size=16,seed=5",
+    ]
+    assert len({trial.name for trial in trials}) == 12
+    assert trials[3].at == "learning_rate=1e-3 batch_size=16"
+    assert (trials[3].config.batch_size, trials[3].config.seed) == (16, 5)
+
+
+def test_rates_and_seeds_need_no_program_of_their_own_and_shapes_do(folder) -> None:
+    trials = trials_of(folder, ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"], 2)
+    assert [len(group) for group in of_one_shape(trials)] == [4, 4]
+    for group in of_one_shape(trials):
+        assert len({trial.config.batch_size for trial in group}) == 1
+
+
+@pytest.mark.parametrize(
+    ("grid", "seeds", "message"),
+    [
+        (["batch_size"], 1, "--grid batch_size must be FIELD=VALUE"),
+        (["batch_size="], 1, "--grid batch_size= must be FIELD=VALUE"),
+        (["batch_size=8", "batch_size=16"], 1, "each field once"),
+        (["seed=1,2"], 1, "seeds by --seeds"),
+        (["task=squad"], 1, "a sweep has one task"),
+        (["bach_size=8"], 1, "did you mean batch_size"),
+        (["batch_size=x"], 1, "batch_size='x'"),
+        ([], 0, "--seeds 0 must be at least 1"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(folder, grid, seeds, message) -> None:
+    with pytest.raises(InputError, match=message):
+        trials_of(folder, grid, seeds)
+
+
+@given(st.integers(1, 99), st.integers(1, 99))
+def test_every_device_has_as_many_runs(runs: int, devices: int) -> None:
+    found = rounded_up(runs, devices)
+    assert found % devices == 0 and 0 <= found - runs < devices
+
+
+def test_failed_runs_are_counted_and_left_out_of_means(folder) -> None:
+    trials = trials_of(folder, [], 4)
+    scores = (0.5, 0.9, 0.7, 0.2)
+    results = {
+        trial.name: {"scores": {"accuracy": score}, "failed": score < 0.3}
+        for trial, score in zip(trials, scores, strict=True)
+    }
+    found = summary(trials, results, "accuracy")
+    (point,) = found["points"]
+    assert (point["n"], point["failed"], point["min"], point["max"]) == (4, 1, 0.5, 0.9)
+    assert point["mean"] == pytest.approx(0.7) and point["deviation"] == pytest.approx(0.2)
+    assert found["best"] == "seed=1"
+    assert table(found).splitlines()[1].split()[-6:] == [
+        "4",
+        "1",
+        "0.7000",
+        "0.2000",
+        "0.5000",
+        "0.9000",
+    ]
+
+
+def test_a_point_of_which_all_runs_failed_has_no_mean(folder) -> None:
+    trials = trials_of(folder, [], 1)
+    results = {trials[0].name: {"scores": {"accuracy": math.nan}, "failed": True}}
+    found = summary(trials, results, "accuracy")
+    assert found["points"][0]["mean"] is None
+    assert table(found).splitlines()[1].split()[-4:] == ["-"] * 4
+
+
+@pytest.fixture(scope="module")
+def swept(folder, tmp_path_factory):
+    """A sweep of 16 runs on eight devices, what it found, and how often a step was compiled."""
+    workdir = tmp_path_factory.mktemp("sweep") / "grid"
+    trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
+    compiled = []
+    train = Together._train
+
+    def counted(self: Together) -> jax.stages.Compiled:
+        compiled.append(train(self))
+        return compiled[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Together, "_train", counted)
+        found = sweep(trials, original(folder), workdir)
+    return workdir, found, compiled
+
+
+@pytest.mark.slow
+def test_one_shape_is_compiled_once_and_no_device_waits_for_another(swept) -> None:
+    _, _, compiled = swept
+    assert len(compiled) == 1
+    text = compiled[0].as_text()
+    assert not [name for name in ("all-reduce", "all-gather", "collective-permute") if name in text]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 6, 11])
+def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> None:
+    workdir, found, _ = swept
+    run = found["runs"][number]
+    rate = dict([run["point"].split("=")])["learning_rate"]
+    fields = {**QUICK, "optimizer.learning_rate": rate, "seed": run["seed"]}
+    Run(toys.configuration("class", folder, **fields), tmp_path / "alone").train()
+    lines = [line for path in sorted((workdir / "waves").iterdir()) for line in metrics(path)]
+    for split in ("train", "heldout"):
+        alone = [line["loss"] for line in metrics(tmp_path / "alone") if line["split"] == split]
+        own = [line["loss"] for line in lines if line["split"] == f"{run['name']}/{split}"]
+        np.testing.assert_allclose(own, alone, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_nothing_has_failed(swept) -> None:
+    _, found, _ = swept
+    failed = {point["point"]: point["failed"] for point in found["points"]}
+    assert failed["learning_rate=1e-30"] == 4 and failed["learning_rate=8e-3"] == 0
+
+
+@pytest.mark.slow
+def test_the_best_run_opens_with_nothing_else(swept, folder) -> None:
+    workdir, found, _ = swept
+    best = next(run for run in found["runs"] if run["name"] == found["best"])
+    assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in found["runs"])
+    (answer,) = Predictor(workdir / "best").answers([toys.GLAD * 3], 1)
+    assert answer["label"] in toys.NAMES.values()
+    config = toys.configuration("class", folder, init=workdir / "best")
+    scores = evaluate(config, workdir / "best").scores
+    assert scores["accuracy"] == pytest.approx(best["scores"]["accuracy"])
+    assert scores["loss"] == pytest.approx(best["scores"]["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_its_page_has_a_dot_for_each_run(swept) -> None:
+    workdir, found, _ = swept
+    text = write_report(workdir).read_text()
+    assert text.count('<circle class="train shown"') == len(found["runs"]) == 16
+    assert found["best"] in text
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_repeated_and_another_grid_is_refused(swept, folder) -> None:
+    workdir, found, _ = swept
+    trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
+    assert sweep(trials, original(folder), workdir) == found
+    with pytest.raises(InputError, match="holds a sweep of other runs"):
+        sweep(trials[:-1], original(folder), workdir)
+
+
+@pytest.mark.slow
+def test_killed_twice_it_comes_to_the_same_table(folder, tmp_path) -> None:
+    fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
+    command = ["sweep", *toys.arguments("class", folder, **fields)]
+    command += ["--grid", f"optimizer.learning_rate={','.join(RATES[:3])}", "--seeds", "4"]
+    for seen in ("step 4/8", "8 of 12 runs done"):
+        process = Command(*command, "--workdir", tmp_path / "killed")
+        for line in process.stderr:
+            if seen in line:
+                break
+        process.kill()
+        process.wait()
+    said = []
+    for name in ("killed", "undisturbed"):
+        process = Command(*command, "--workdir", tmp_path / name)
+        said.append(process.communicate()[0].splitlines()[:-1])
+        assert process.poll() == 0
+    killed, undisturbed = (
+        (tmp_path / name / "sweep.json").read_bytes() for name in ("killed", "undisturbed")
+    )
+    assert killed == undisturbed and said[0] == said[1]
+    assert said[0][0].startswith("accuracy")
