@@ -56,6 +56,8 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Sentences]]:
       InputError: a file is missing, or not what the configuration says.
     """
     data = config.data
+    if not 0 <= data["skip_bad"] < 1:
+        raise InputError(f"data.skip_bad={data['skip_bad']} must be from 0 to below 1.")
     if data["glue"] and not data[split]:
         return _read_glue(config, split)
     if data["dir"].startswith(TFDS):
