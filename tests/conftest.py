@@ -109,6 +109,43 @@ def laptop(tmp_path) -> Laptop:
     return laptop
 
 
+@pytest.fixture
+def compilations():
+    """The programs that JAX has compiled since the test began, as a list that grows."""
+    import jax
+
+    found: list[str] = []
+
+    def listen(event: str, *_: object, **__: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def refused(capsys, compilations):
+    """Runs a command and returns the sentence that it is refused with."""
+    from bertjax.cli.main import main
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()  # what earlier commands said
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse's way
+            status = stop.code
+        error = capsys.readouterr().err
+        assert status == 2, error
+        assert not compilations
+        lines = error.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("bertjax: "), error
+        return lines[0].removeprefix("bertjax: ")
+
+    return run
+
+
 def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Runs the command line in a process of its own, on one device, and returns what it gave."""
     return subprocess.run(

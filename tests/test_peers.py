@@ -4,6 +4,7 @@ BERTJAX_PEERS holds interpreters, separated by colons, of environments with torc
 `transformers` each; the tests run with every one of them.
 """
 
+import dataclasses
 import itertools
 import json
 import lzma
@@ -13,14 +14,19 @@ import subprocess
 
 import numpy as np
 import pytest
+from conftest import sample_pieces
 from models import draw_model
+from safetensors.numpy import load_file
 
 from bertjax.formats import huggingface
+from bertjax.formats.opening import read_model
 from bertjax.formats.tensors import Model
+from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Model as Network
 from bertjax.model.heads import Pooler
 from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
 pytestmark = pytest.mark.skipif(
@@ -48,6 +54,9 @@ def outputs(model: Model, ids: list[int]) -> dict[str, np.ndarray]:
     if "span" in params:
         logits = hidden @ params["span"]["kernel"] + params["span"]["bias"]
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
+    for head in {"classifier", "choice"} & params.keys():
+        pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
+        return {"logits": pooled @ params[head]["kernel"] + params[head]["bias"]}
     if "mlm" not in params:
         pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
         return {"last_hidden_state": hidden, "pooler_output": pooled}
@@ -60,6 +69,16 @@ def outputs(model: Model, ids: list[int]) -> dict[str, np.ndarray]:
         "prediction_logits": found["mlm_logits"],
         "seq_relationship_logits": found["nsp_logits"][:, 0],
     }
+
+
+def ask(python: str, folder: pathlib.Path, kind: str, *more: object) -> dict:
+    """What a peer says of the model in a folder, where `lines.txt` are too."""
+    script = pathlib.Path(__file__).with_name("peer.py")
+    arguments = [script, folder, kind, folder / "lines.txt", folder / "found.json", *more]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([python, *arguments], check=True, env=environment)
+    found: dict = json.loads((folder / "found.json").read_text())
+    return found
 
 
 @pytest.mark.slow
@@ -80,11 +99,7 @@ def test_an_exported_directory_opens_as_it_is(
     model = draw_model(CONFIG, tokenizer, *heads)
     huggingface.write(model, tmp_path)
     (tmp_path / "lines.txt").write_text("\n".join(lines), "utf-8")
-    script = pathlib.Path(__file__).with_name("peer.py")
-    arguments = [script, tmp_path, kind, tmp_path / "lines.txt", tmp_path / "found.json"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([python, *arguments], check=True, env=environment)
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = ask(python, tmp_path, kind)
     assert (found["missing"], found["unexpected"]) == ([], [])
     assert found["class"] == ("BertModel" if kind == "AutoModel" else kind)
     ids = [tokenizer.encode(line) for line in lines]
@@ -92,3 +107,101 @@ def test_an_exported_directory_opens_as_it_is(
     ours = outputs(model, [tokenizer.cls_id, *ids[0][:20], tokenizer.sep_id])
     for name, values in ours.items():
         np.testing.assert_allclose(values, found["outputs"][name], atol=2e-5, err_msg=name)
+
+
+SMALL = BertConfig(128, 2, 64, 2, max_positions=64)
+TEXT = "ba doki lu menos ra ."
+NAMES = ("glad", "odd, or so", "ünzufrieden")
+# Class, labels, what is said, `problem_type`.
+CLASSIFIERS = [
+    ("AutoModelForSequenceClassification", NAMES, "class", "single_label_classification"),
+    ("AutoModelForSequenceClassification", NAMES, "labels", "multi_label_classification"),
+    ("AutoModelForSequenceClassification", (), "number", "regression"),
+    ("AutoModelForMultipleChoice", (), "class", None),
+]
+
+
+def same_model(ours: Model, theirs: Model) -> None:
+    assert (ours.labels, ours.target) == (theirs.labels, theirs.target)
+    for (name, one), (other, two) in zip(
+        named_leaves(ours.params), named_leaves(theirs.params), strict=True
+    ):
+        assert name == other and np.asarray(one).tobytes() == np.asarray(two).tobytes(), name
+
+
+def same_outputs(model: Model, found: dict) -> None:
+    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
+    ids = tokenizer.encode(TEXT)
+    assert found["ids"] == [ids]
+    for name, values in outputs(model, [tokenizer.cls_id, *ids, tokenizer.sep_id]).items():
+        np.testing.assert_allclose(values, found["outputs"][name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PEERS)
+@pytest.mark.parametrize(("kind", "labels", "target", "problem"), CLASSIFIERS)
+def test_a_classifier_goes_there_and_back_with_its_labels(
+    kind: str, labels: tuple, target: str, problem: str | None, python: str, tmp_path
+) -> None:
+    head = "choice" if "Choice" in kind else "classifier"
+    count = 0 if head == "choice" else max(1, len(labels))
+    config = dataclasses.replace(SMALL, num_labels=count)
+    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
+    drawn = draw_model(config, tokenizer, "pooler", head)
+    model = dataclasses.replace(drawn, labels=labels, target=target)
+    huggingface.write(model, tmp_path)
+    (tmp_path / "lines.txt").write_text(TEXT)
+    found = ask(python, tmp_path, kind, tmp_path / "theirs")
+    assert (found["missing"], found["unexpected"]) == ([], [])
+    assert found["class"] == kind.replace("AutoModel", "Bert")
+    assert found["problem_type"] == problem
+    if head == "classifier":
+        expected = labels or ("LABEL_0",)
+        assert found["labels"] == [*expected]
+        assert found["numbers"] == {label: i for i, label in enumerate(expected)}
+    same_outputs(model, found)
+    same_model(model, read_model(tmp_path / "theirs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PEERS)
+@pytest.mark.parametrize(
+    ("kind", "fields", "labels", "target"),
+    [
+        ("BertForSequenceClassification", {}, ("LABEL_0", "LABEL_1"), "class"),
+        ("BertForSequenceClassification", {"num_labels": 1}, (), "number"),
+        (
+            "BertForSequenceClassification",
+            {"num_labels": 3, "problem_type": "multi_label_classification"},
+            ("LABEL_0", "LABEL_1", "LABEL_2"),
+            "labels",
+        ),
+        (
+            "BertForSequenceClassification",
+            {"id2label": {str(i): str(11 - i) for i in range(12)}},
+            tuple(str(11 - i) for i in range(12)),
+            "class",
+        ),
+        ("BertForMultipleChoice", {}, (), "class"),
+    ],
+)
+def test_theirs_open_here_and_are_written_as_they_were(
+    kind: str, fields: dict, labels: tuple, target: str, python: str, tmp_path
+) -> None:
+    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
+    huggingface.write(draw_model(SMALL, tokenizer), tmp_path)
+    (tmp_path / "lines.txt").write_text(TEXT)
+    small = huggingface.describe_config(SMALL) | fields
+    found = ask(python, tmp_path, kind, tmp_path / "theirs", json.dumps(small))
+    model = read_model(tmp_path / "theirs")
+    assert (model.labels, model.target, model.left_out) == (labels, target, ())
+    same_outputs(model, found)
+    (tmp_path / "again").mkdir()
+    huggingface.write(model, tmp_path / "again")
+    theirs, again = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "again")
+    )
+    assert theirs.keys() == again.keys()
+    for name, array in theirs.items():
+        assert array.tobytes() == again[name].tobytes(), name
+    same_model(model, read_model(tmp_path / "again"))

@@ -20,7 +20,7 @@ from bertjax.runs.evaluate import evaluate
 from bertjax.runs.start import Start
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
-from bertjax.training.config import Config
+from bertjax.training.config import Config, load_config
 from data_pipelines.errors import InputError
 
 LABELS = ("glad", "odd, or so", "sad")
@@ -208,6 +208,44 @@ def test_labels_are_compared_by_name_whatever_the_order_of_the_rows(folder, tmp_
     assert task.examples.targets["label"].values.tolist() == [
         *reversed(other.examples.targets["label"].values.tolist())
     ]
+
+
+def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
+    """Every label of the file is, whichever part of it has the only example."""
+    toys.write_data(tmp_path)
+    for path in tmp_path.glob("dev.*"):
+        path.unlink()
+    rows = [f"rare {i},do {i}\n" for i in range(40)]
+    with open(tmp_path / "train.csv", "a") as file:
+        file.writelines(rows)
+    task = task_of(toys.configuration("class", tmp_path, data__dev=""))
+    assert len(task.labels) == 3 + 40
+    (held_out,) = task.evaluation_sets()
+    only = {label for label in held_out.data.values if label.startswith("rare")}
+    assert only and not only & {task.labels[i] for i in task.examples.targets["label"].values}
+    assert len(held_out.data) + len(task.examples) == 340
+
+
+def test_a_file_needs_no_directory(tmp_path) -> None:
+    toys.write_data(tmp_path)
+    files = {"data__train": str(tmp_path / "train.csv"), "data__dev": "", "data__dir": ""}
+    task = task_of(toys.configuration("class", tmp_path, **files))
+    assert 0 < len(task.evaluation_sets()[0].data) == 300 - len(task.examples)
+
+
+def test_of_a_task_of_glue_nothing_is_held_out_of_a_file_of_another_name(tmp_path) -> None:
+    lines = ["index\tquestion\tsentence\tlabel"]
+    lines += [f"{i}\tba {i}\tdo\t{'not_' * (i % 2)}entailment" for i in range(50)]
+    (tmp_path / "QNLI").mkdir()
+    for name in ("other", "dev"):
+        (tmp_path / "QNLI" / f"{name}.tsv").write_text("\n".join(lines))
+    toys.TOKENIZER.save(tmp_path)
+    file = f"{toys.EXPERIMENTS / 'glue.py'}:task=qnli,data={tmp_path},smoke"
+    fields = {"data.vocab": tmp_path / "vocab.txt", "data.train": "QNLI/other.tsv"}
+    fields["model.vocab_size"] = 128
+    given = {name: str(value) for name, value in fields.items()}
+    task = task_of(load_config(file, given, registry.data_fields()))
+    assert len(task.examples) == 50 and len(task.evaluation_sets()[0].data) == 50
 
 
 @pytest.mark.parametrize("kind", toys.KINDS)

@@ -22,11 +22,10 @@ SCALE = [GLAD, SAD, ODD, "do", "lu"]  # of numbers, the word for each
 KINDS = ("class", "labels", "number", "choice")
 FIELDS = {
     "seq_len": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
-    "checkpoint_every": "100%",
-    "model.num_layers": 1, "model.hidden_size": 64, "model.num_heads": 4,
-    "model.vocab_size": 128, "model.max_positions": 64, "model.dtype": "float32",
-    "model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "optimizer.learning_rate": 4e-3,
-    "optimizer.warmup": 20,
+    "checkpoint_every": "100%", "model.num_layers": 1, "model.hidden_size": 64,
+    "model.num_heads": 4, "model.vocab_size": 128, "model.max_positions": 64,
+    "model.dtype": "float32", "model.hidden_dropout": 0.0, "model.attention_dropout": 0.0,
+    "optimizer.learning_rate": 4e-3, "optimizer.warmup": 20,
 }  # fmt: skip
 OPTIONS = {
     "class": "label=mood,train=train.csv,dev=dev.csv",

@@ -1,13 +1,18 @@
 """Fill [MASK]s, answer questions, or say the class of texts, as JSON lines."""
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import as_json, output, read_lines
 from data_pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from data_pipelines.finetuning.table import Row
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
@@ -58,9 +63,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _read(path: str) -> Iterator[str]:
-    """The lines of a file; the rows of a table as JSON objects."""
+    """The lines of a file; the rows of a table as JSON objects, each as the line that it is on."""
     from data_pipelines.finetuning.table import is_table, read_table
 
-    if not is_table(path):
-        return read_lines(path)
-    return (json.dumps(row.values) for row in read_table(path))
+    return _placed(read_table(path)) if is_table(path) else read_lines(path)
+
+
+def _placed(rows: Iterable["Row"]) -> Iterator[str]:
+    line = 1
+    for row in rows:
+        number = int(row.place.rpartition(" ")[2])
+        yield from itertools.repeat("", number - line)
+        # What JSON has no word for, such as a date, is text.
+        yield json.dumps(row.values, default=str)
+        line = number + 1

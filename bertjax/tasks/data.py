@@ -73,6 +73,8 @@ def find_tables(config: Config, split: str) -> list[tuple[str, epath.Path]]:
     data = config.data
     if data[split]:
         return find_files(config, split, "")
+    if split == "dev" and data["train"] and not data["dir"]:
+        return []
     if not data["dir"]:
         raise InputError("data.dir is empty: name the directory that holds the task's files.")
     directory = epath.Path(data["dir"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -185,8 +186,8 @@ def label_text(value: Any) -> str:
     return str(value).strip()
 
 
-def label_names(data: Sentences) -> tuple[str, ...]:
-    """The names of all classes or labels of a data set, in an order that its rows do not decide.
+def label_names(data: Sentences, *others: Sentences) -> tuple[str, ...]:
+    """The names of all classes or labels of data sets, in an order that their rows do not decide.
 
     By size where all are whole numbers, else by their text.
 
@@ -194,7 +195,7 @@ def label_names(data: Sentences) -> tuple[str, ...]:
       InputError: there are not two.
     """
     found: set[str] = set()
-    for value in data.values or ():
+    for value in itertools.chain.from_iterable(each.values or () for each in (data, *others)):
         found.update(value if isinstance(value, tuple) else (value,))
     if len(found) < 2:
         only = f"all have {min(found)!r}" if found else "there is no label at all"

@@ -56,17 +56,23 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Sentences]]:
       InputError: a file is missing, or not what the configuration says.
     """
     data = config.data
+    if not 0 <= data["skip_bad"] < 1:
+        raise InputError(f"data.skip_bad={data['skip_bad']} must be from 0 to below 1.")
     if data["glue"] and not data[split]:
         return _read_glue(config, split)
     if data["dir"].startswith(TFDS):
         part = data[split] or TFDS_SPLITS[split]
         return [(split, _read(config, data["dir"], part))]
-    paths = find_tables(config, split)
-    if split == "dev" and not paths:
-        return [(split, _halves(config)[1])]
-    if split == "train" and not data["dev"] and not find_tables(config, "dev"):
-        return [(split, _halves(config)[0])]
-    return [(name, _read(config, str(path))) for name, path in paths]
+    if holds_out(config):
+        return [(split, _halves(config)[split == "dev"])]
+    return [(name, _read(config, str(path))) for name, path in find_tables(config, split)]
+
+
+def holds_out(config: Config) -> bool:
+    """Whether the sets are parts of the training file, for want of a file to evaluate on."""
+    data = config.data
+    named = data["dev"] or data["glue"] or data["dir"].startswith(TFDS)
+    return not named and not find_tables(config, "dev")
 
 
 def _read_glue(config: Config, split: str) -> list[tuple[str, Sentences]]:

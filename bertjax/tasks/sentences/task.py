@@ -19,7 +19,7 @@ from bertjax.tasks.data import tokenizer_of
 from bertjax.tasks.finetuning import show_examples
 from bertjax.tasks.sentences import page
 from bertjax.tasks.sentences.sets import Labelled, answer
-from bertjax.tasks.sentences.sources import FIELDS, columns_of, read_sets
+from bertjax.tasks.sentences.sources import FIELDS, columns_of, holds_out, read_sets
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import Encoded, check_long_text, encode
@@ -123,7 +123,12 @@ class Task(finetuning.Task):
         if columns_of(self.config).target == "number":
             return ()
         known = find_labels(init) if init else ()
-        own = find_glue(data["glue"]).labels if data["glue"] else label_names(self._train)
+        if data["glue"]:
+            own = find_glue(data["glue"]).labels
+        else:
+            # Chance may hold out all examples of a rare label.
+            held_out = read_sets(self.config, "dev") if holds_out(self.config) else []
+            own = label_names(self._train, *(each for _, each in held_out))
         return known if set(known) == set(own) else own
 
     @functools.cached_property
