@@ -212,7 +212,7 @@ DRAWINGS = {
         draw_pairs,
         exact_masks=True,
         section=1 << 12,
-        chunk=1 << 14,
+        chunk=1 << 17,
         full=0.965,
         spare=0.01,
         packs_anew=False,
