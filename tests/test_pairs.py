@@ -77,11 +77,12 @@ def test_each_piece_of_a_document_comes_once_and_in_order(documents, seq_len, sh
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
-def test_every_b_begins_with_a_sentence(documents, seq_len, short, seed, longest):
+def test_b_begins_with_a_sentence_where_a_ends_with_one(documents, seq_len, short, seed, longest):
     """Random or not: else the place of a cut would tell the label."""
     shard = make_shard(documents)
     pairs = draw(shard, seq_len, short, seed, longest)
-    assert np.isin(pairs.b_start, shard.sentences).all()
+    ends = np.isin(pairs.a_start + pairs.a_length, shard.sentences)
+    assert np.isin(pairs.b_start, shard.sentences)[ends].all()
 
 
 @given(corpora, seq_lens, shorts, seeds)
@@ -94,11 +95,14 @@ def test_where_there_is_room_for_all_only_whole_sentences_are_taken(
         assert np.isin(edge, shard.sentences).all()
 
 
-@given(corpora, seq_lens, shorts, seeds)
+@given(corpora, st.integers(20, 80), shorts, seeds)
 def test_a_stump_of_a_sentence_makes_no_true_pair(documents, seq_len, short, seed):
+    """But for a sentence that stands alone and is cut in two."""
     shard = make_shard(documents)
     pairs = draw(shard, seq_len, short, seed)
     pairs = pairs.take(pairs.is_random == 0)
+    halves = ~np.isin(pairs.b_start, shard.sentences)
+    pairs = pairs.take(~halves)
     for start, length in ((pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)):
         cut = ~np.isin(start, shard.sentences) | ~np.isin(start + length, shard.sentences)
         ends = np.searchsorted(shard.sentences, [start, start + length - 1], "right")
@@ -150,10 +154,22 @@ def test_a_document_of_one_sentence_gives_one_random_pair():
     assert pairs.a_length.tolist() == [5, 6, 7]
 
 
+def test_the_halves_of_a_sentence_that_fills_a_row_are_a_pair_or_not_by_a_coin():
+    """A stops inside a sentence and B begins inside one, whatever the label."""
+    shard = make_shard([[24]] * 2000)
+    pairs = draw(shard, 32, short=0.0)
+    cut = pairs.take(~np.isin(pairs.a_start + pairs.a_length, shard.sentences))
+    assert len(cut) == 2000 and (cut.a_length == 12).all() and (cut.b_length == 12).all()
+    assert not np.isin(cut.b_start, shard.sentences).any()
+    assert cut.is_random.mean() == pytest.approx(0.5, abs=0.03)
+
+
 def test_a_sentence_longer_than_a_row_is_gone_through():
-    pairs = draw(make_shard([[100], [80]]), 64, short=0.0)
-    assert pairs.a_length.tolist() == [31, 31, 38, 31, 31, 18]
-    assert (pairs.lengths == 64)[pairs.a_length < 38].all()
+    shard = make_shard([[100], [80]])
+    pairs = draw(shard, 64, short=0.0)
+    own = pairs.a_length + np.where(pairs.is_random, 0, pairs.b_length)
+    np.testing.assert_array_equal(ranges(pairs.a_start, own), shard.tokens)
+    assert (pairs.lengths == 64).sum() >= 3
 
 
 def test_a_random_b_stops_where_its_document_ends():

@@ -11,8 +11,9 @@ The sampling of the paper (section A.2), of which nothing is cut away. For each 
 4. With probability one half, B is random: sentences of another document from a uniform one on,
    until A and B reach the target, the room is full or that document ends; the rest of the chunk
    goes back and starts the next one. Otherwise B is the rest of the chunk.
-5. If the chunk is a single sentence, A is all of it, or what fills half of the room if that leaves
-   B less than a third, and B is random.
+5. If the chunk is a single sentence, A is all of it and B is random; but if that leaves B less than
+   a third of the room, its halves are two sentences to steps 3 and 4. A random B then begins with
+   half a sentence too: the place of a cut must not tell the label.
 6. A pair that fills more than half of a row and leaves a hole makes the room of a later chunk, one
    that has several sentences: both will share a row.
 
@@ -144,15 +145,14 @@ def _draw_of_document(
         if holes and uniform() < 0.5 and len(_ends(offsets, start, holes[-1], holes[-1])) > 1:
             wanted = most = holes.pop()
         *ends, stop = _ends(offsets, start, wanted, most)
-        if ends:
-            split = ends[int(uniform() * len(ends))]
-            is_random = uniform() < 0.5
-        else:
-            split = stop if 3 * (stop - start) <= 2 * most else start + (most + 1) // 2
-            is_random = True
+        if not ends and 3 * (stop - start) > 2 * most:
+            ends = [(start + stop + 1) // 2]
+        split = ends[int(uniform() * len(ends))] if ends else stop
+        is_random = not ends or uniform() < 0.5
         a = split - start
         if is_random:
-            begin, stop, other = _other(shard, document, wanted - a, uniform)
+            is_cut = offsets[bisect_left(offsets, split)] != split
+            begin, stop, other = _other(shard, document, wanted - a, is_cut, uniform)
             b = min(stop - begin, most - a)
             drawn += (start, a, document, begin, b, other, 1)
             start = split
@@ -193,14 +193,19 @@ def _ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
 
 
 def _other(
-    shard: Shard, document: int, wanted: int, uniform: Callable[[], float]
+    shard: Shard, document: int, wanted: int, is_cut: bool, uniform: Callable[[], float]
 ) -> tuple[int, int, int]:
-    """Sentences that reach `wanted` pieces, at least one: from, to, and of which other document."""
+    """Sentences that reach `wanted` pieces, at least one: from, to, and of which other document.
+
+    Of the first one the second half, if it `is_cut`.
+    """
     other = int(uniform() * (len(shard.documents) - 2))
     other += other >= document
     begin, end = int(shard.documents[other]), int(shard.documents[other + 1])
     first = begin + int(uniform() * (end - begin))
     start = int(shard.sentences[first])
+    if is_cut:
+        start += int(shard.sentences[first + 1] - start) // 2
     last = bisect_left(shard.sentences, start + max(wanted, 1), first, end)
     return start, int(shard.sentences[last]), other
 
