@@ -141,11 +141,22 @@ def test_a_chunk_of_several_sentences_is_continued_half_of_the_time():
     assert len(pairs) == continued + 2 * (40_000 - continued)
 
 
-def test_a_random_b_is_uniform_over_the_other_documents_and_their_sentences():
-    shard = make_shard([[3], [2, 2], [1, 1, 1, 1]])
-    pairs = again_and_again(shard, 8, 40_000)
-    starts = np.bincount(pairs.b_start, minlength=11)[shard.sentences[1:-1]] / len(pairs)
-    np.testing.assert_allclose(starts, [1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8], atol=0.01)
+def test_a_random_b_is_uniform_over_the_sentences_of_all_other_documents():
+    shard = make_shard([[2, 2], [3], [2, 2], [1, 1, 1, 1]])
+    which = np.repeat([1], 40_000)
+    pairs = draw_pairs(Sections.of(shard, None), which, 8, 0.0, generator(3))
+    starts = np.bincount(pairs.b_start, minlength=15)[shard.sentences[:-1]] / len(pairs)
+    np.testing.assert_allclose(starts, np.array([1, 1, 0, 1, 1, 1, 1, 1, 1]) / 8, atol=0.01)
+
+
+def test_the_length_of_a_pair_does_not_tell_its_label():
+    """Of documents shorter than a row, beside others that could fill it."""
+    shard = make_shard([[10] * 4] * 100 + [[10] * 100] * 4)
+    which = np.repeat(np.arange(100), 100)
+    pairs = draw_pairs(Sections.of(shard, None), which, 128, 0.0, generator(5))
+    first = pairs.take(np.isin(pairs.a_start, shard.sentences[shard.documents]))
+    random, true = (first.take(first.is_random == label).lengths.mean() for label in (1, 0))
+    assert random == pytest.approx(true, rel=0.05)
 
 
 def test_a_document_of_one_sentence_gives_one_random_pair():

@@ -8,17 +8,20 @@ The sampling of the paper (section A.2), of which nothing is cut away. For each 
    cut off and begins the next chunk.
 3. A is the first sentences of the chunk, their number uniform among those that leave a B. What a
    cut left of a sentence is no A or B by itself if it is shorter than `STUMP`.
-4. With probability one half, B is random: sentences of another document from a uniform one on,
-   until A and B reach the target, the room is full or that document ends; the rest of the chunk
-   goes back and starts the next one. Otherwise B is the rest of the chunk.
-5. If the chunk is a single sentence, A is all of it and B is random; but if that leaves B less than
-   a third of the room, its halves are two sentences to steps 3 and 4. A random B then begins with
-   half a sentence too: the place of a cut must not tell the label.
+4. B is the rest of the chunk. But with probability one half it is random: sentences from one on
+   that is uniform among those of all other documents, until they are as long as the rest, which
+   goes back and starts the next chunk, or the room is full or that document ends.
+5. If the chunk is a single sentence, A is all of it and B is random, until both reach the target;
+   but if that leaves B less than a third of the room, the halves of the sentence are two to steps 3
+   and 4. A random B then begins with half a sentence too: the place of a cut must not tell the
+   label.
 6. A pair that fills more than half of a row and leaves a hole makes the room of a later chunk, one
    that has several sentences: both will share a row.
 
 (The original cuts pieces from both ends of the longer segment until all fits. They are lost, a
-tenth of the text in each pass, and of a long sentence always the same.)
+tenth of the text in each pass, and of a long sentence always the same. It also draws the document
+of a random B first, which reads short documents more often than long ones, and fills the row with
+it also where a true B could not: lengths would tell the label.)
 
 A single segment is a chunk of exactly the target, with room for seq_len - 2 pieces; the first one
 of a document is of uniform length among those that do not make them more, so that each pass cuts
@@ -152,7 +155,8 @@ def _draw_of_document(
         a = split - start
         if is_random:
             is_cut = offsets[bisect_left(offsets, split)] != split
-            begin, stop, other = _other(shard, document, wanted - a, is_cut, uniform)
+            least = stop - split or wanted - a
+            begin, stop, other = _other(shard, document, least, is_cut, uniform)
             b = min(stop - begin, most - a)
             drawn += (start, a, document, begin, b, other, 1)
             start = split
@@ -199,10 +203,12 @@ def _other(
 
     Of the first one the second half, if it `is_cut`.
     """
-    other = int(uniform() * (len(shard.documents) - 2))
-    other += other >= document
-    begin, end = int(shard.documents[other]), int(shard.documents[other + 1])
-    first = begin + int(uniform() * (end - begin))
+    begin, end = int(shard.documents[document]), int(shard.documents[document + 1])
+    first = int(uniform() * (len(shard.sentences) - 1 - (end - begin)))
+    if first >= begin:
+        first += end - begin
+    other = int(np.searchsorted(shard.documents, first, "right")) - 1
+    end = int(shard.documents[other + 1])
     start = int(shard.sentences[first])
     if is_cut:
         start += int(shard.sentences[first + 1] - start) // 2
