@@ -86,7 +86,11 @@ def old_corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sections a document and several chunks a shard, as in a large corpus."""
     for version, section in ((1, None), (2, 150)):
-        drawing = dataclasses.replace(DRAWINGS[version], chunk=1000, section=section)
+        drawing = dataclasses.replace(
+            DRAWINGS[version],
+            chunk=lambda seq_len: 1000,
+            section=lambda seq_len, section=section: section,
+        )
         monkeypatch.setitem(DRAWINGS, version, drawing)
 
 
@@ -425,7 +429,7 @@ def test_heldout_data_is_all_held_out_documents_and_no_other(corpus):
 
 def test_no_heldout_text_is_left_out_or_repeated(tmp_path, monkeypatch):
     """In rows with room for whole documents nothing is cut, so that all own text can be counted."""
-    small = dataclasses.replace(DRAWINGS[2], chunk=5000)
+    small = dataclasses.replace(DRAWINGS[2], chunk=lambda seq_len: 5000)
     monkeypatch.setitem(DRAWINGS, 2, small)
     corpus = write_corpus(tmp_path, heldout=1)
     data = PretrainingData(corpus, options(seq_len=1024, short_seq_prob=0), "heldout")

@@ -108,7 +108,8 @@ class CorpusRows:
             self._sections = dict(zip(needed, pool.map(self._open, needed), strict=True))
 
         places = 2 * len(own)  # where each stream is, and where it will be
-        chunks = rows_in_flight * options.seq_len // self._drawing.chunk
+        self._chunk_tokens = self._drawing.chunk(options.seq_len)
+        chunks = rows_in_flight * options.seq_len // self._chunk_tokens
         self._order = streams.Memo(self._make_order, places)
         self._plan = streams.Memo(self._make_plan, places if self._training else len(self._infos))
         self._chunk = streams.Memo(self._make_chunk, places + chunks)
@@ -188,12 +189,12 @@ class CorpusRows:
 
     def _open(self, shard: int) -> Sections:
         opened = read_shard(self._corpus.directory, self._infos[shard])
-        return Sections.of(opened, self._drawing.section)
+        return Sections.of(opened, self._drawing.section(self._options.seq_len))
 
     def _cut(self, shard: int, *key: int | str) -> list[np.ndarray]:
         """The shuffled sections of a shard in chunks."""
         sections = self._sections[shard]
-        return sections.cut(streams.permutation(len(sections), *key), self._drawing.chunk)
+        return sections.cut(streams.permutation(len(sections), *key), self._chunk_tokens)
 
     def _make_plan(self, epoch: int, shard: int) -> streams.Plan:
         """The chunks of a shard, and how many rows each is to have."""

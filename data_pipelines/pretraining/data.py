@@ -188,8 +188,8 @@ class PretrainingData:
         Streams begin their passes, and most of their chunks, in the same step, which would take as
         long as many others.
         """
-        own, size = self._own_streams(), self._rows_of_stream
-        lasts = self._drawing.chunk // (2 * size * self.options.seq_len)  # the smallest, about
+        own, size, seq_len = self._own_streams(), self._rows_of_stream, self.options.seq_len
+        lasts = self._drawing.chunk(seq_len) // (2 * size * seq_len)  # the smallest, about
         turns = max(1, min(len(own), lasts))
         for stream in own[step % turns :: turns]:
             counts = zip(*self._mixture.count(stream, (step + 1) * size, turns * size), strict=True)
