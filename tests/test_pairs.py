@@ -109,6 +109,25 @@ def test_a_stump_of_a_sentence_makes_no_true_pair(documents, seq_len, short, see
         assert (length >= STUMP)[cut & (ends[0] == ends[1])].all()
 
 
+@given(corpora, st.integers(70, 120), shorts, seeds)
+def test_no_stump_is_left_at_the_end_of_a_document(documents, seq_len, short, seed):
+    """It would stand alone, and always before a random B."""
+    shard = make_shard(documents)
+    pairs = draw(shard, seq_len, short, seed)
+    inside = ~np.isin(pairs.a_start, shard.sentences)
+    last = pairs.a_start + pairs.a_length == shard.sentences[shard.documents][pairs.a_document + 1]
+    assert (pairs.a_length >= STUMP)[inside & last].all()
+
+
+@pytest.mark.parametrize(("last", "left"), [(5, 0), (9, 9)])
+def test_a_rest_too_short_to_stand_alone_is_taken_or_left_its_sentence(last, left):
+    """In room for 125 pieces."""
+    shard = make_shard([[20] * 6 + [last]] * 2)
+    firsts = [draw(shard, 128, short=0.0, seed=seed).take(slice(1)) for seed in range(50)]
+    ends = {int(p.b_start[0] + p.b_length[0]) for p in firsts if not p.is_random[0]}
+    assert ends == {120 + last - left}
+
+
 def test_a_long_document_fills_every_row():
     pairs = draw(make_shard([[25] * 400, [25] * 400]), 128, short=0.0)
     follows = pairs.is_random == 0

@@ -5,7 +5,8 @@ The sampling of the paper (section A.2), of which nothing is cut away. For each 
 1. The target is the room for text, seq_len - 3 pieces; with probability `short_seq_prob` it is a
    uniform integer from 2 to that.
 2. Sentences form a chunk until it reaches the target or the document ends. What passes the room is
-   cut off and begins the next chunk.
+   cut off and begins the next chunk. If that leaves the document less than `STUMP`, the chunk takes
+   it too, or, where there is no room, leaves its last sentence.
 3. A is the first sentences of the chunk, their number uniform among those that leave a B. What a
    cut left of a sentence is no A or B by itself if it is shorter than `STUMP`.
 4. B is the rest of the chunk. But with probability one half it is random: sentences from one on
@@ -189,6 +190,12 @@ def _ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
     """Where the A of a chunk that begins at `start` can end, and at last where the chunk does."""
     stop = offsets[bisect_left(offsets, min(start + target, offsets[-1]))]
     stop = min(stop, start + room)
+    if 0 < (end := offsets[-1]) - stop < STUMP:
+        before = offsets[bisect_left(offsets, stop) - 1]
+        if end - start <= room:
+            stop = end
+        elif before > start:
+            stop = before
     first = bisect_right(offsets, start)
     last = bisect_left(offsets, stop)
     first += offsets[first] - start < STUMP and offsets[first - 1] != start
