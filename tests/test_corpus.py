@@ -261,6 +261,35 @@ def test_an_empty_output_is_used(tmp_path: pathlib.Path) -> None:
     read_manifest(tmp_path / "out")
 
 
+def test_a_second_preparation_of_the_same_output_is_refused(tmp_path, monkeypatch) -> None:
+    """And leaves the first alone, whatever it is given."""
+    source, out = small(tmp_path / "a.txt"), tmp_path / "out"
+    other = small(tmp_path / "b.txt", documents=50)
+    real, refused = Spool.complete, []
+
+    def complete(self) -> None:
+        with pytest.raises(InputError, match="out is being prepared by another process") as error:
+            prepare([other], TOKENIZER, out, workers=1)
+        refused.append(error)
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "complete", complete)
+        prepare([source], TOKENIZER, out, workers=1)
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
+    assert refused and content(out) == content(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt", "out", "whole"]
+
+
+def test_an_output_can_be_prepared_after_one_that_was_refused_or_killed(tmp_path) -> None:
+    source, out = small(tmp_path / "a.txt"), tmp_path / "out"
+    (tmp_path / "out.partial.lock").touch()  # nobody holds it
+    with pytest.raises(InputError, match="shards=21 is too many"):
+        prepare([source], TOKENIZER, out, workers=1, held_out=0, shards=21)
+    prepare([source], TOKENIZER, out, workers=1, held_out=0)
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "out"]
+
+
 # What survives
 
 PREPARE = """

@@ -12,7 +12,6 @@ import functools
 import itertools
 import json
 import logging
-import os
 import pathlib
 import shutil
 import tempfile
@@ -35,7 +34,6 @@ from data_pipelines.corpus.documents import (
 )
 from data_pipelines.corpus.filters import KEEP_ALL, Filters
 from data_pipelines.corpus.records import (
-    MANIFEST,
     Manifest,
     ShardInfo,
     ShardWriter,
@@ -44,6 +42,7 @@ from data_pipelines.corpus.records import (
     write_manifest,
 )
 from data_pipelines.corpus.spool import Position, Spool
+from data_pipelines.corpus.stage import stage_for
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
 from data_pipelines.paths import is_remote
@@ -54,7 +53,6 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 log = logging.getLogger(__name__)
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
-_PARTIAL = ".partial"
 
 
 def prepare(
@@ -90,9 +88,9 @@ def prepare(
       progress: where to show how it goes.
 
     Raises:
-      InputError: unusable inputs or options, or an output that already holds something.
+      InputError: unusable inputs or options, or an output that already holds something or that
+        another process is preparing.
     """
-    check_output(output)
     options = checked_options(inputs, reading, held_out, dedup, shards, filters)
     sources = resolve(inputs)
     dtype = token_dtype(len(tokenizer.pieces))
@@ -153,19 +151,6 @@ def checked_options(
         "shards": shards,
         **dataclasses.asdict(filters),
     }
-
-
-def check_output(output: epath.PathLike) -> None:
-    """Refuse an output that holds something (InputError)."""
-    output = epath.Path(output)
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; choose another output directory.")
-    unfinished = is_remote(output) and not (output / MANIFEST).exists()
-    if output.is_dir() and not unfinished and any(output.iterdir()):
-        held = "a finished corpus" if (output / MANIFEST).exists() else "other files"
-        raise InputError(
-            f"{output} already holds {held}; choose another output or delete it first."
-        )
 
 
 # ---------------------------------------------------------------- documents to ids
@@ -248,29 +233,6 @@ def finish(
 
 
 # ---------------------------------------------------------------- files
-
-
-@contextlib.contextmanager
-def stage_for(output: epath.Path, resumes: bool = False) -> Iterator[epath.Path]:
-    """Where to write what shall be `output`: it appears when the block ends, and only then.
-
-    With `resumes`, what an earlier try left there is still there, but after bad input.
-    """
-    if is_remote(output):
-        output.mkdir(parents=True, exist_ok=True)
-        yield output
-        return
-    stage = output.with_name(output.name + _PARTIAL)
-    if stage.exists() and not resumes:
-        stage.rmtree()  # of a preparation that was killed
-    stage.mkdir(parents=True, exist_ok=True)
-    try:
-        yield stage
-        os.replace(stage, output)
-    except BaseException as error:
-        if not resumes or isinstance(error, InputError):
-            stage.rmtree()
-        raise
 
 
 @contextlib.contextmanager
