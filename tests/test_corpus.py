@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -222,7 +223,7 @@ def test_options_that_cannot_work(
     options = {"held_out": 0, **options}
     with pytest.raises(InputError, match=complaint):
         prepare([source], TOKENIZER, tmp_path / "out", workers=1, **options)  # type: ignore[arg-type]
-    assert os.listdir(tmp_path) == ["a.txt"]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -385,6 +386,43 @@ def test_a_preparation_that_is_killed_goes_on_to_the_same_bytes(
     assert "goes on after 3,300 documents" in caplog.text
     assert [source for source, _ in reads] == [str(more)]  # what is done is not read again
     assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+class Killed(BaseException):
+    """Where a process ends, whatever it was about to do."""
+
+
+@pytest.mark.parametrize("options", [{}, {"dedup": True}])
+def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
+    tmp_path: pathlib.Path, monkeypatch, options
+) -> None:
+    """At the end, when the corpus is there, or at the start, as that of other options."""
+    source, out = small(tmp_path / "a.txt"), tmp_path / "out"
+    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
+    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
+
+    def half(path, *_: object, **__: object) -> None:
+        for payload in sorted(pathlib.Path(path).rglob("*.payload"))[:2]:
+            payload.unlink()
+            deleted.append(payload)
+        if deleted:
+            raise Killed
+
+    deleted: list[pathlib.Path] = []
+
+    if options:  # there is a spool, of others
+        with monkeypatch.context() as patch:
+            interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
+            with pytest.raises(OSError, match="disk full"):
+                prepare([source], TOKENIZER, out, workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Killed):
+            prepare([source], TOKENIZER, out, workers=1, **options)
+    if not out.exists():
+        prepare([source], TOKENIZER, out, workers=1)
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
+    assert content(out) == content(tmp_path / "whole")
 
 
 def test_what_other_input_left_is_not_gone_on_with(tmp_path: pathlib.Path, monkeypatch) -> None:

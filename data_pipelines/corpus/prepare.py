@@ -12,9 +12,6 @@ import functools
 import itertools
 import json
 import logging
-import pathlib
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -42,10 +39,9 @@ from data_pipelines.corpus.records import (
     write_manifest,
 )
 from data_pipelines.corpus.spool import Position, Spool
-from data_pipelines.corpus.stage import stage_for
+from data_pipelines.corpus.stage import spool_beside, stage_for
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
-from data_pipelines.paths import is_remote
 from data_pipelines.text.sentences import RULES
 from data_pipelines.text.sources import AS_IT_IS, BUILTIN, TFDS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -71,9 +67,9 @@ def prepare(
     """Make a corpus directory: shards of train and held-out documents, tokenizer and manifest.
 
     With equal inputs and options the files are equal to the byte, whatever `workers` is. Work in
-    progress is in `OUTPUT.partial`, which becomes `output` when all is done; a preparation that was
-    killed goes on from there. (Remote file systems cannot rename a directory: there the manifest,
-    written last, is what makes it a corpus, and a preparation begins anew.)
+    progress is in `OUTPUT.partial`, from where a preparation that was killed goes on. (Remote file
+    systems cannot rename a directory: there the manifest, written last, is what makes it a corpus,
+    and a preparation begins anew.)
 
     Args:
       inputs: what `sources` describes.
@@ -96,9 +92,7 @@ def prepare(
     dtype = token_dtype(len(tokenizer.pieces))
     meter = _Meter(progress)
     identity = json.dumps([options, tokenizer.fingerprint(), [_stamp(s) for s in sources]])
-    with stage_for(epath.Path(output), resumes=True) as stage, _scratch(stage) as scratch:
-        for leftover in [path for path in stage.iterdir() if path.name != scratch.name]:
-            leftover.unlink()
+    with stage_for(epath.Path(output), resumes=True) as stage, spool_beside(stage) as scratch:
         spool = Spool(scratch, identity, index_dtype(filters))
         for index in spool.indexes():
             meter.add(index)
@@ -106,19 +100,20 @@ def prepare(
             log.info("goes on after %s", meter)
         positions: deque[Position] = deque()
         batches = _batches(sources, reading, spool.position, positions)
-        for index, payload in ordered_map(
-            functools.partial(_encoder, tokenizer, filters), batches, workers
-        ):
-            meter.add(index)
-            spool.append(index, payload, positions.popleft())
+        make = functools.partial(_encoder, tokenizer, filters)
+        try:
+            for index, payload in ordered_map(make, batches, workers):
+                meter.add(index)
+                spool.append(index, payload, positions.popleft())
+        except InputError:
+            spool.delete()
+            raise
         spool.complete()
         meter.end()
         index = np.concatenate([np.zeros(0, index_dtype(filters)), *spool.indexes()])
         members = assign_shards(index, held_out, dedup, shards, filters)
         infos = _write_shards(stage, dtype, members, len(index), spool)
-        manifest = finish(stage, tokenizer, options, infos, count(index, members, filters))
-        shutil.rmtree(scratch)
-        return manifest
+        return finish(stage, tokenizer, options, infos, count(index, members, filters))
 
 
 def _stamp(source: str) -> list[str | int]:
@@ -232,17 +227,7 @@ def finish(
     return manifest
 
 
-# ---------------------------------------------------------------- files
-
-
-@contextlib.contextmanager
-def _scratch(stage: epath.Path) -> Iterator[pathlib.Path]:
-    """Where the spool is: a local directory, of which only that of a local stage stays."""
-    if is_remote(stage):
-        with tempfile.TemporaryDirectory() as directory:
-            yield pathlib.Path(directory) / "spool"
-    else:
-        yield pathlib.Path(stage) / "spool"
+# ---------------------------------------------------------------- progress
 
 
 class _Meter:

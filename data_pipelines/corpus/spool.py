@@ -43,9 +43,9 @@ class Spool:
         self._directory = directory
         mark = directory / _IDENTITY
         if not mark.exists() or mark.read_text() != identity:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.delete()
             directory.mkdir(parents=True)
-            mark.write_text(identity)
+            _write(mark, identity.encode())
         self._count = 0
         self.position = Position()
         while self._file(self._count, "json").exists():
@@ -73,6 +73,11 @@ class Spool:
         self.position = self._next
         self._count += 1
         self._new()
+
+    def delete(self) -> None:
+        """Deletes the directory; first what would have another try believe in the rest."""
+        (self._directory / _IDENTITY).unlink(missing_ok=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def indexes(self) -> Iterator[np.ndarray]:
         """The index of each complete segment, in order."""

@@ -1,8 +1,14 @@
-"""Where a corpus is made before it is one: a directory beside it, of one process at a time."""
+"""Where a corpus is made before it is one: `OUTPUT.partial`, which one process has at a time.
+
+In it are the stage, whose files become the corpus all at once, and the spool, which is deleted
+after that: a preparation that is killed at any moment has either the spool or the corpus.
+"""
 
 import contextlib
 import fcntl
 import os
+import pathlib
+import tempfile
 from collections.abc import Iterator
 from typing import IO
 
@@ -17,9 +23,9 @@ _PARTIAL = ".partial"
 
 @contextlib.contextmanager
 def stage_for(output: epath.Path, resumes: bool = False) -> Iterator[epath.Path]:
-    """Where to write what shall be `output`: it appears when the block ends, and only then.
+    """An empty directory for what shall be `output`: it appears when the block ends, and only then.
 
-    With `resumes`, what an earlier try left there is still there, but after bad input.
+    With `resumes`, what an earlier try left in the spool is still there.
 
     Raises:
       InputError: `output` already holds something, or another process is preparing it.
@@ -27,21 +33,37 @@ def stage_for(output: epath.Path, resumes: bool = False) -> Iterator[epath.Path]
     if is_remote(output):
         check_output(output)
         output.mkdir(parents=True, exist_ok=True)
+        for leftover in output.iterdir():
+            leftover.unlink()
         yield output
         return
-    stage = output.with_name(output.name + _PARTIAL)
-    with _locked(output, stage.with_name(f"{stage.name}.lock")):
+    work = output.with_name(output.name + _PARTIAL)
+    with _locked(output, work.with_name(f"{work.name}.lock")):
         check_output(output)
-        if stage.exists() and not resumes:
-            stage.rmtree()  # of a preparation that was killed
-        stage.mkdir(parents=True, exist_ok=True)
+        stage = work / "corpus"
+        for leftover in (stage, *([] if resumes else [work])):
+            if leftover.exists():
+                leftover.rmtree()
+        stage.mkdir(parents=True)
         try:
             yield stage
-            os.replace(stage, output)
-        except BaseException as error:
-            if not resumes or isinstance(error, InputError):
-                stage.rmtree()
+        except BaseException:
+            stage.rmtree()
+            if not any(work.iterdir()):
+                work.rmdir()
             raise
+        os.replace(stage, output)
+        work.rmtree()
+
+
+@contextlib.contextmanager
+def spool_beside(stage: epath.Path) -> Iterator[pathlib.Path]:
+    """Where the spool is: a local directory, of which only that of a local stage stays."""
+    if is_remote(stage):
+        with tempfile.TemporaryDirectory() as directory:
+            yield pathlib.Path(directory) / "spool"
+    else:
+        yield pathlib.Path(stage).with_name("spool")
 
 
 def check_output(output: epath.Path) -> None:
