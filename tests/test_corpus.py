@@ -425,6 +425,39 @@ def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
     assert content(out) == content(tmp_path / "whole")
 
 
+def cut(path: pathlib.Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def change(path: pathlib.Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("kind", ["payload", "index", "json"])
+@pytest.mark.parametrize("damage", [pathlib.Path.unlink, cut, change])
+def test_a_damaged_spool_is_gone_on_with_from_where_it_is_whole(
+    tmp_path: pathlib.Path, monkeypatch, kind: str, damage
+) -> None:
+    source, out = tmp_path / "a.txt", tmp_path / "out"
+    source.write_text(sample_text(seed=2, documents=200))
+    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
+    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
+    with monkeypatch.context() as patch:
+        interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
+        with pytest.raises(OSError, match="disk full"):
+            prepare([str(source)], TOKENIZER, out, workers=1)
+    damage(tmp_path / "out.partial" / "spool" / f"000003.{kind}")
+    completed = []
+    real = Spool.complete
+    monkeypatch.setattr(Spool, "complete", lambda self: completed.append(self._count) or real(self))
+    prepare([str(source)], TOKENIZER, out, workers=1)
+    assert completed[0] == 3
+    prepare([str(source)], TOKENIZER, tmp_path / "whole", workers=1)
+    assert content(out) == content(tmp_path / "whole")
+
+
 def test_what_other_input_left_is_not_gone_on_with(tmp_path: pathlib.Path, monkeypatch) -> None:
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text(sample_text(seed=2, documents=200))
