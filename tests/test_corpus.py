@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +20,10 @@ import zstandard
 from conftest import process_environment, sample_pieces, sample_text
 from pyarrow import parquet
 
-from data_pipelines.corpus import prepare as corpus
-from data_pipelines.corpus import spool
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.corpus.records import MANIFEST, Manifest, ShardWriter, read_manifest, read_shard
+from data_pipelines.corpus.records import MANIFEST, Manifest, read_manifest, read_shard
 from data_pipelines.corpus.spool import Spool
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import read_source
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -343,131 +339,3 @@ def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.
     prepare([small(tmp_path / "a.txt")], TOKENIZER, out, workers=1, held_out=0)
     assert read_manifest(out).totals["documents"] == 40
     assert not (tmp_path / "out.partial").exists()
-
-
-def interrupted(monkeypatch, owner: type, name: str, calls: int, error: BaseException):
-    """Lets a method be called so often, and then not."""
-    real, left = getattr(owner, name), itertools.count(calls, -1)
-
-    def method(self, *arguments):
-        if next(left) <= 0:
-            raise error
-        return real(self, *arguments)
-
-    monkeypatch.setattr(owner, name, method)
-
-
-def test_a_preparation_that_is_killed_goes_on_to_the_same_bytes(
-    text: pathlib.Path, tmp_path: pathlib.Path, monkeypatch, caplog
-) -> None:
-    more = tmp_path / "more.txt"
-    more.write_text(sample_text(seed=5, documents=300))
-    inputs = [str(text), str(more)]
-    monkeypatch.setattr(corpus, "_BATCH", 1 << 12)
-    monkeypatch.setattr(spool, "_SEGMENT", 1 << 15)
-    prepare(inputs, TOKENIZER, tmp_path / "whole", workers=1, dedup=True)
-    for owner, name, calls in (
-        (Spool, "append", 3),  # before anything is kept
-        (Spool, "append", 30),
-        (Spool, "append", 100),
-        (Spool, "complete", 1),
-        (ShardWriter, "append_flat", 5),
-        (ShardWriter, "close", 1),
-    ):
-        with monkeypatch.context() as patch:
-            interrupted(patch, owner, name, calls, KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                prepare(inputs, TOKENIZER, tmp_path / "out", workers=1, dedup=True)
-        assert not (tmp_path / "out").exists()
-    reads = []
-    with monkeypatch.context() as patch, caplog.at_level("INFO"):
-        patch.setattr(corpus, "read_source", lambda *a: reads.append(a) or read_source(*a))
-        prepare(inputs, TOKENIZER, tmp_path / "out", workers=2, dedup=True)
-    assert "goes on after 3,300 documents" in caplog.text
-    assert [source for source, _ in reads] == [str(more)]  # what is done is not read again
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
-
-
-class Killed(BaseException):
-    """Where a process ends, whatever it was about to do."""
-
-
-@pytest.mark.parametrize("options", [{}, {"dedup": True}])
-def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
-    tmp_path: pathlib.Path, monkeypatch, options
-) -> None:
-    """At the end, when the corpus is there, or at the start, as that of other options."""
-    source, out = small(tmp_path / "a.txt"), tmp_path / "out"
-    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
-    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
-
-    def half(path, *_: object, **__: object) -> None:
-        for payload in sorted(pathlib.Path(path).rglob("*.payload"))[:2]:
-            payload.unlink()
-            deleted.append(payload)
-        if deleted:
-            raise Killed
-
-    deleted: list[pathlib.Path] = []
-
-    if options:  # there is a spool, of others
-        with monkeypatch.context() as patch:
-            interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
-            with pytest.raises(OSError, match="disk full"):
-                prepare([source], TOKENIZER, out, workers=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", half)
-        with pytest.raises(Killed):
-            prepare([source], TOKENIZER, out, workers=1, **options)
-    if not out.exists():
-        prepare([source], TOKENIZER, out, workers=1)
-    prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
-    assert content(out) == content(tmp_path / "whole")
-
-
-def cut(path: pathlib.Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def change(path: pathlib.Path) -> None:
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    path.write_bytes(damaged)
-
-
-@pytest.mark.parametrize("kind", ["payload", "index", "json"])
-@pytest.mark.parametrize("damage", [pathlib.Path.unlink, cut, change])
-def test_a_damaged_spool_is_gone_on_with_from_where_it_is_whole(
-    tmp_path: pathlib.Path, monkeypatch, kind: str, damage
-) -> None:
-    source, out = tmp_path / "a.txt", tmp_path / "out"
-    source.write_text(sample_text(seed=2, documents=200))
-    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
-    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
-    with monkeypatch.context() as patch:
-        interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
-        with pytest.raises(OSError, match="disk full"):
-            prepare([str(source)], TOKENIZER, out, workers=1)
-    damage(tmp_path / "out.partial" / "spool" / f"000003.{kind}")
-    completed = []
-    real = Spool.complete
-    monkeypatch.setattr(Spool, "complete", lambda self: completed.append(self._count) or real(self))
-    prepare([str(source)], TOKENIZER, out, workers=1)
-    assert completed[0] == 3
-    prepare([str(source)], TOKENIZER, tmp_path / "whole", workers=1)
-    assert content(out) == content(tmp_path / "whole")
-
-
-def test_what_other_input_left_is_not_gone_on_with(tmp_path: pathlib.Path, monkeypatch) -> None:
-    source, out = tmp_path / "a.txt", tmp_path / "out"
-    source.write_text(sample_text(seed=2, documents=200))
-    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
-    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
-    with monkeypatch.context() as patch:
-        interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
-        with pytest.raises(OSError, match="disk full"):
-            prepare([str(source)], TOKENIZER, out, workers=1)
-    source.write_text(sample_text(seed=3, documents=200))
-    prepare([str(source)], TOKENIZER, out, workers=1)
-    prepare([str(source)], TOKENIZER, tmp_path / "whole", workers=1)
-    assert content(out) == content(tmp_path / "whole")

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Sequence
 
@@ -37,11 +38,8 @@ class Filters:
     def __post_init__(self) -> None:
         if self.shortest < 1:
             raise InputError(f"shortest is {self.shortest} pieces; choose 1 or more.")
-        for asked, library in (
-            (self.languages, "py3langid"),
-            (self.near_dedup, "datasketch"),
-        ):
-            if asked and importlib.util.find_spec(library) is None:
+        for library in self._needed():
+            if importlib.util.find_spec(library) is None:
                 raise InputError(f"{library} is missing; pip install 'bertjax[filters]'.")
         if self.languages:
             known = _languages()
@@ -50,6 +48,15 @@ class Filters:
                     raise InputError(
                         f"language {code!r} is unknown; choose of {', '.join(sorted(known))}."
                     )
+
+    def _needed(self) -> list[str]:
+        asked = (self.languages, "py3langid"), (self.near_dedup, "datasketch")
+        return [library for use, library in asked if use]
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """The versions of those that decide what is kept."""
+        return {library: importlib.metadata.version(library) for library in self._needed()}
 
     def foreign(self, documents: Sequence[str]) -> np.ndarray:
         """Whether each document is in another language than those that are kept, bool [d]."""

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from etils import epath
 
 from data_pipelines.corpus.bulk import BulkEncoder, grouped
 from data_pipelines.corpus.documents import (
+    LONGEST,
     Members,
     assign_shards,
     count,
@@ -31,6 +33,7 @@ from data_pipelines.corpus.documents import (
 )
 from data_pipelines.corpus.filters import KEEP_ALL, Filters
 from data_pipelines.corpus.records import (
+    VERSION,
     Manifest,
     ShardInfo,
     ShardWriter,
@@ -42,6 +45,7 @@ from data_pipelines.corpus.spool import Position, Spool
 from data_pipelines.corpus.stage import spool_beside, stage_for
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
+from data_pipelines.paths import is_remote
 from data_pipelines.text.sentences import RULES
 from data_pipelines.text.sources import AS_IT_IS, BUILTIN, TFDS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -91,7 +95,7 @@ def prepare(
     sources = resolve(inputs)
     dtype = token_dtype(len(tokenizer.pieces))
     meter = _Meter(progress)
-    identity = json.dumps([options, tokenizer.fingerprint(), [_stamp(s) for s in sources]])
+    identity = _identity(sources, reading, tokenizer, filters)
     with stage_for(epath.Path(output), resumes=True) as stage, spool_beside(stage) as scratch:
         spool = Spool(scratch, identity, index_dtype(filters))
         for index in spool.indexes():
@@ -116,12 +120,24 @@ def prepare(
         return finish(stage, tokenizer, options, infos, count(index, members, filters))
 
 
+def _identity(
+    sources: Sequence[str], reading: Reading, tokenizer: Tokenizer, filters: Filters
+) -> str:
+    """Of what decides the spool: not of what is decided from its index alone."""
+    how = [VERSION, RULES, LONGEST, dataclasses.asdict(reading), tokenizer.fingerprint()]
+    told = [filters.languages, filters.near_dedup, filters.libraries]
+    return json.dumps([*how, *told, [_stamp(source) for source in sources]])
+
+
 def _stamp(source: str) -> list[str | int]:
     """What changes when a file does."""
     if source == BUILTIN or source.startswith(TFDS):
         return [source]
-    found = epath.Path(source).stat()
-    return [source, found.length, int(found.mtime)]
+    if is_remote(source):
+        found = epath.Path(source).stat()
+        return [source, found.length, int(found.mtime)]
+    local = os.stat(source)
+    return [source, local.st_size, local.st_mtime_ns]
 
 
 def checked_options(
