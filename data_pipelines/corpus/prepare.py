@@ -153,6 +153,13 @@ def checked_options(
         raise InputError(f"held_out is {held_out}; choose a share from 0 (none) to below 1.")
     if shards is not None and shards < 1:
         raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
+    if "+" in filters.languages:
+        log.warning(
+            "languages=%s go into one corpus, where a random next sentence may be of another "
+            "language than the first, which tells it: prepare a directory for each, and join them "
+            'by "+" where they are trained on',
+            filters.languages,
+        )
     return {
         "inputs": list(inputs),
         **dataclasses.asdict(reading),
