@@ -5,6 +5,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -15,6 +16,12 @@ from data_pipelines.errors import InputError
 # runs, every second pair is found, of those that share 85% nearly all (Lee et al. 2022, and
 # the corpora made since).
 BANDS, _VALUES, _RUN = 14, 8, 5
+# Of scripts without spaces (Thai, Lao, Burmese, Khmer, kana, Han) a word is a character.
+_UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
+    r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _TOLD = 1000  # characters that tell a document's language
 
 
@@ -91,7 +98,7 @@ def _hash(content: bytes) -> bytes:
 def _minhash(text: str) -> np.ndarray:
     from datasketch import MinHash
 
-    words = text.lower().split()
+    words = _WORD.findall(text.lower())
     runs: Iterable[str] = (
         " ".join(words[i : i + _RUN]) for i in range(max(1, len(words) - _RUN + 1))
     )
