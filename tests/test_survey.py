@@ -83,8 +83,17 @@ def test_the_command_and_the_page_say_the_same(corpus, tmp_path, capsys) -> None
     assert "text seen in a pass" in page and "How documents begin" in page
 
 
-def test_what_is_no_corpus_is_refused(tmp_path, capsys) -> None:
+def test_what_is_no_corpus_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="is not a finished corpus"):
         survey(tmp_path)
-    assert main(["inspect", "--corpus", str(tmp_path), "--config.steps=3"]) == 2
-    assert "--config.* are of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", ["--config.steps=3", "--steps=1", "--start=0", "--hosts=1", "--save=x", "--params"]
+)
+def test_what_is_of_a_run_is_refused(tmp_path, capsys, given) -> None:
+    assert main(["inspect", "--corpus", str(tmp_path), given]) == 2
+    sentence = capsys.readouterr().err
+    assert (
+        f"{given.partition('=')[0].replace('.steps', '.*')} is of a run: leave it out" in sentence
+    )
