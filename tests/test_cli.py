@@ -273,6 +273,10 @@ TEXT = ["--input", "text.txt"]
         (["inspect", *SMOKE, "--save", "lost/x.npz"], "lie in lost, which is no directory"),
         (["preflight", *SMOKE, "--topology", "cpu:1", "--json", "folder"], "is a directory"),
         (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "text.txt is a file"),
+        (
+            ["vocab", *TEXT, "*.txt", "--smoothing", "0.7", "--output", "vocab.txt"],
+            "text.txt is an input 2 times",
+        ),
         (["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"], "lies in text.txt"),
         (["prepare", *TEXT, "--vocab", "lost", "--output", "x"], "there is no vocabulary at lost"),
         (["convert", "--to", "hf", "folder", "text.txt/x"], "text.txt is a file"),

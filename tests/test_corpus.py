@@ -20,13 +20,10 @@ import zstandard
 from conftest import process_environment, sample_pieces, sample_text
 from pyarrow import parquet
 
-from data_pipelines.corpus import prepare as corpus
-from data_pipelines.corpus import spool
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.corpus.records import MANIFEST, Manifest, ShardWriter, read_manifest, read_shard
+from data_pipelines.corpus.records import MANIFEST, Manifest, read_manifest, read_shard
 from data_pipelines.corpus.spool import Spool
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import read_source
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -222,7 +219,7 @@ def test_options_that_cannot_work(
     options = {"held_out": 0, **options}
     with pytest.raises(InputError, match=complaint):
         prepare([source], TOKENIZER, tmp_path / "out", workers=1, **options)  # type: ignore[arg-type]
-    assert os.listdir(tmp_path) == ["a.txt"]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -259,6 +256,35 @@ def test_an_empty_output_is_used(tmp_path: pathlib.Path) -> None:
     (tmp_path / "out").mkdir()
     prepare([small(tmp_path / "a.txt")], TOKENIZER, tmp_path / "out", workers=1, held_out=0)
     read_manifest(tmp_path / "out")
+
+
+def test_a_second_preparation_of_the_same_output_is_refused(tmp_path, monkeypatch) -> None:
+    """And leaves the first alone, whatever it is given."""
+    source, out = small(tmp_path / "a.txt"), tmp_path / "out"
+    other = small(tmp_path / "b.txt", documents=50)
+    real, refused = Spool.complete, []
+
+    def complete(self) -> None:
+        with pytest.raises(InputError, match="out is being prepared by another process") as error:
+            prepare([other], TOKENIZER, out, workers=1)
+        refused.append(error)
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "complete", complete)
+        prepare([source], TOKENIZER, out, workers=1)
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
+    assert refused and content(out) == content(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt", "out", "whole"]
+
+
+def test_an_output_can_be_prepared_after_one_that_was_refused_or_killed(tmp_path) -> None:
+    source, out = small(tmp_path / "a.txt"), tmp_path / "out"
+    (tmp_path / "out.partial.lock").touch()  # nobody holds it
+    with pytest.raises(InputError, match="shards=21 is too many"):
+        prepare([source], TOKENIZER, out, workers=1, held_out=0, shards=21)
+    prepare([source], TOKENIZER, out, workers=1, held_out=0)
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "out"]
 
 
 # What survives
@@ -313,61 +339,3 @@ def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.
     prepare([small(tmp_path / "a.txt")], TOKENIZER, out, workers=1, held_out=0)
     assert read_manifest(out).totals["documents"] == 40
     assert not (tmp_path / "out.partial").exists()
-
-
-def interrupted(monkeypatch, owner: type, name: str, calls: int, error: BaseException):
-    """Lets a method be called so often, and then not."""
-    real, left = getattr(owner, name), itertools.count(calls, -1)
-
-    def method(self, *arguments):
-        if next(left) <= 0:
-            raise error
-        return real(self, *arguments)
-
-    monkeypatch.setattr(owner, name, method)
-
-
-def test_a_preparation_that_is_killed_goes_on_to_the_same_bytes(
-    text: pathlib.Path, tmp_path: pathlib.Path, monkeypatch, caplog
-) -> None:
-    more = tmp_path / "more.txt"
-    more.write_text(sample_text(seed=5, documents=300))
-    inputs = [str(text), str(more)]
-    monkeypatch.setattr(corpus, "_BATCH", 1 << 12)
-    monkeypatch.setattr(spool, "_SEGMENT", 1 << 15)
-    prepare(inputs, TOKENIZER, tmp_path / "whole", workers=1, dedup=True)
-    for owner, name, calls in (
-        (Spool, "append", 3),  # before anything is kept
-        (Spool, "append", 30),
-        (Spool, "append", 100),
-        (Spool, "complete", 1),
-        (ShardWriter, "append_flat", 5),
-        (ShardWriter, "close", 1),
-    ):
-        with monkeypatch.context() as patch:
-            interrupted(patch, owner, name, calls, KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                prepare(inputs, TOKENIZER, tmp_path / "out", workers=1, dedup=True)
-        assert not (tmp_path / "out").exists()
-    reads = []
-    with monkeypatch.context() as patch, caplog.at_level("INFO"):
-        patch.setattr(corpus, "read_source", lambda *a: reads.append(a) or read_source(*a))
-        prepare(inputs, TOKENIZER, tmp_path / "out", workers=2, dedup=True)
-    assert "goes on after 3,300 documents" in caplog.text
-    assert [source for source, _ in reads] == [str(more)]  # what is done is not read again
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
-
-
-def test_what_other_input_left_is_not_gone_on_with(tmp_path: pathlib.Path, monkeypatch) -> None:
-    source, out = tmp_path / "a.txt", tmp_path / "out"
-    source.write_text(sample_text(seed=2, documents=200))
-    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
-    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
-    with monkeypatch.context() as patch:
-        interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
-        with pytest.raises(OSError, match="disk full"):
-            prepare([str(source)], TOKENIZER, out, workers=1)
-    source.write_text(sample_text(seed=3, documents=200))
-    prepare([str(source)], TOKENIZER, out, workers=1)
-    prepare([str(source)], TOKENIZER, tmp_path / "whole", workers=1)
-    assert content(out) == content(tmp_path / "whole")

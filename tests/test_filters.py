@@ -35,6 +35,18 @@ def test_near_copies_share_a_band_and_others_do_not() -> None:
     assert repeated(bands).tolist() == [False] * 10 + [True] * 10
 
 
+def altered(text: str, every: int) -> str:
+    return "".join("x" if i % every == every // 2 else c for i, c in enumerate(text))
+
+
+@pytest.mark.parametrize("first", ["ก", "ກ", "က", "ក", "あ", "一", "𠀀"])
+def test_near_copies_are_found_in_scripts_without_spaces(first: str) -> None:
+    draw = np.random.Generator(np.random.Philox(key=4)).random
+    texts = ["".join(chr(ord(first) + int(40 * x)) for x in draw(400)) for _ in range(10)]
+    bands = Filters(near_dedup=True).bands([*texts, *(altered(text, 100) for text in texts)])
+    assert repeated(bands).tolist() == [False] * 10 + [True] * 10
+
+
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_the_first_of_those_that_share_a_band_is_kept(rows: list[list[int]]) -> None:
     bands = np.array(rows, np.uint64)
@@ -74,3 +86,20 @@ def test_a_missing_library_is_named(fields, monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"is missing; pip install 'bertjax\[filters\]'"):
         Filters(**fields)
+
+
+@pytest.mark.parametrize(("languages", "warned"), [("en", False), ("en+de", True)])
+def test_several_languages_in_one_corpus_are_warned_of(
+    tmp_path, caplog, languages: str, warned: bool
+) -> None:
+    source = tmp_path / "a.txt"
+    source.write_text("\n\n".join([ENGLISH, GERMAN, ENGLISH + ENGLISH]))
+    prepare(
+        [str(source)],
+        TOKENIZER,
+        tmp_path / "out",
+        workers=1,
+        held_out=0,
+        filters=Filters(languages=languages),
+    )
+    assert ("prepare a directory for each, and join them" in caplog.text) == warned

@@ -77,11 +77,12 @@ def test_each_piece_of_a_document_comes_once_and_in_order(documents, seq_len, sh
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
-def test_every_b_begins_with_a_sentence(documents, seq_len, short, seed, longest):
+def test_b_begins_with_a_sentence_where_a_ends_with_one(documents, seq_len, short, seed, longest):
     """Random or not: else the place of a cut would tell the label."""
     shard = make_shard(documents)
     pairs = draw(shard, seq_len, short, seed, longest)
-    assert np.isin(pairs.b_start, shard.sentences).all()
+    ends = np.isin(pairs.a_start + pairs.a_length, shard.sentences)
+    assert np.isin(pairs.b_start, shard.sentences)[ends].all()
 
 
 @given(corpora, seq_lens, shorts, seeds)
@@ -94,15 +95,37 @@ def test_where_there_is_room_for_all_only_whole_sentences_are_taken(
         assert np.isin(edge, shard.sentences).all()
 
 
-@given(corpora, seq_lens, shorts, seeds)
+@given(corpora, st.integers(20, 80), shorts, seeds)
 def test_a_stump_of_a_sentence_makes_no_true_pair(documents, seq_len, short, seed):
+    """But for a sentence that stands alone and is cut in two."""
     shard = make_shard(documents)
     pairs = draw(shard, seq_len, short, seed)
     pairs = pairs.take(pairs.is_random == 0)
+    halves = ~np.isin(pairs.b_start, shard.sentences)
+    pairs = pairs.take(~halves)
     for start, length in ((pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)):
         cut = ~np.isin(start, shard.sentences) | ~np.isin(start + length, shard.sentences)
         ends = np.searchsorted(shard.sentences, [start, start + length - 1], "right")
         assert (length >= STUMP)[cut & (ends[0] == ends[1])].all()
+
+
+@given(corpora, st.integers(70, 120), shorts, seeds)
+def test_no_stump_is_left_at_the_end_of_a_document(documents, seq_len, short, seed):
+    """It would stand alone, and always before a random B."""
+    shard = make_shard(documents)
+    pairs = draw(shard, seq_len, short, seed)
+    inside = ~np.isin(pairs.a_start, shard.sentences)
+    last = pairs.a_start + pairs.a_length == shard.sentences[shard.documents][pairs.a_document + 1]
+    assert (pairs.a_length >= STUMP)[inside & last].all()
+
+
+@pytest.mark.parametrize(("last", "left"), [(5, 0), (9, 9)])
+def test_a_rest_too_short_to_stand_alone_is_taken_or_left_its_sentence(last, left):
+    """In room for 125 pieces."""
+    shard = make_shard([[20] * 6 + [last]] * 2)
+    firsts = [draw(shard, 128, short=0.0, seed=seed).take(slice(1)) for seed in range(50)]
+    ends = {int(p.b_start[0] + p.b_length[0]) for p in firsts if not p.is_random[0]}
+    assert ends == {120 + last - left}
 
 
 def test_a_long_document_fills_every_row():
@@ -137,11 +160,22 @@ def test_a_chunk_of_several_sentences_is_continued_half_of_the_time():
     assert len(pairs) == continued + 2 * (40_000 - continued)
 
 
-def test_a_random_b_is_uniform_over_the_other_documents_and_their_sentences():
-    shard = make_shard([[3], [2, 2], [1, 1, 1, 1]])
-    pairs = again_and_again(shard, 8, 40_000)
-    starts = np.bincount(pairs.b_start, minlength=11)[shard.sentences[1:-1]] / len(pairs)
-    np.testing.assert_allclose(starts, [1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8], atol=0.01)
+def test_a_random_b_is_uniform_over_the_sentences_of_all_other_documents():
+    shard = make_shard([[2, 2], [3], [2, 2], [1, 1, 1, 1]])
+    which = np.repeat([1], 40_000)
+    pairs = draw_pairs(Sections.of(shard, None), which, 8, 0.0, generator(3))
+    starts = np.bincount(pairs.b_start, minlength=15)[shard.sentences[:-1]] / len(pairs)
+    np.testing.assert_allclose(starts, np.array([1, 1, 0, 1, 1, 1, 1, 1, 1]) / 8, atol=0.01)
+
+
+def test_the_length_of_a_pair_does_not_tell_its_label():
+    """Of documents shorter than a row, beside others that could fill it."""
+    shard = make_shard([[10] * 4] * 100 + [[10] * 100] * 4)
+    which = np.repeat(np.arange(100), 100)
+    pairs = draw_pairs(Sections.of(shard, None), which, 128, 0.0, generator(5))
+    first = pairs.take(np.isin(pairs.a_start, shard.sentences[shard.documents]))
+    random, true = (first.take(first.is_random == label).lengths.mean() for label in (1, 0))
+    assert random == pytest.approx(true, rel=0.05)
 
 
 def test_a_document_of_one_sentence_gives_one_random_pair():
@@ -150,10 +184,22 @@ def test_a_document_of_one_sentence_gives_one_random_pair():
     assert pairs.a_length.tolist() == [5, 6, 7]
 
 
+def test_the_halves_of_a_sentence_that_fills_a_row_are_a_pair_or_not_by_a_coin():
+    """A stops inside a sentence and B begins inside one, whatever the label."""
+    shard = make_shard([[24]] * 2000)
+    pairs = draw(shard, 32, short=0.0)
+    cut = pairs.take(~np.isin(pairs.a_start + pairs.a_length, shard.sentences))
+    assert len(cut) == 2000 and (cut.a_length == 12).all() and (cut.b_length == 12).all()
+    assert not np.isin(cut.b_start, shard.sentences).any()
+    assert cut.is_random.mean() == pytest.approx(0.5, abs=0.03)
+
+
 def test_a_sentence_longer_than_a_row_is_gone_through():
-    pairs = draw(make_shard([[100], [80]]), 64, short=0.0)
-    assert pairs.a_length.tolist() == [31, 31, 38, 31, 31, 18]
-    assert (pairs.lengths == 64)[pairs.a_length < 38].all()
+    shard = make_shard([[100], [80]])
+    pairs = draw(shard, 64, short=0.0)
+    own = pairs.a_length + np.where(pairs.is_random, 0, pairs.b_length)
+    np.testing.assert_array_equal(ranges(pairs.a_start, own), shard.tokens)
+    assert (pairs.lengths == 64).sum() >= 3
 
 
 def test_a_random_b_stops_where_its_document_ends():

@@ -151,6 +151,13 @@ def test_rows_worth_keeping_are_full_on_average(drawing):
     assert filled[: kept + 1].mean() < drawing.full or kept == len(filled)
 
 
+@pytest.mark.parametrize("seq_len", [8, 32, 128, 512, 4096])
+def test_sections_are_of_many_rows_and_chunks_of_many_sections(seq_len):
+    section, chunk = NEW.section(seq_len), NEW.chunk(seq_len)
+    assert section >= max(4096, 32 * seq_len) and section % seq_len == 0
+    assert chunk >= max(8 * section, 1024 * seq_len)
+
+
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
 def test_rows_are_full_though_all_text_is_in_them(objective):
     sections = Sections.of(make_shard(3, 3000), None)

@@ -178,10 +178,13 @@ def test_what_is_not_compressed_is_named(tmp_path: pathlib.Path, suffix: str) ->
         read(str(path))
 
 
+@pytest.mark.parametrize("zeros", [8, 200_000])
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
-def test_compressed_files_may_be_concatenated(tmp_path: pathlib.Path, suffix: str) -> None:
+def test_compressed_files_may_be_concatenated_and_padded(
+    tmp_path: pathlib.Path, suffix: str, zeros: int
+) -> None:
     path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(COMPRESS[suffix](b"one ") + COMPRESS[suffix](b"two") + b"\0" * 8)
+    path.write_bytes(COMPRESS[suffix](b"one ") + COMPRESS[suffix](b"two") + b"\0" * zeros)
     assert read(str(path)) == [["one two"]]
 
 

@@ -1,9 +1,12 @@
 """What a corpus holds, and what becomes of it in rows, is told before it is trained on."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from bertjax.cli.main import main
+from bertjax.reports import corpus as corpus_report
 from bertjax.reports.corpus import describe
 from bertjax.reports.run import write_report
 from data_pipelines.corpus.records import read_manifest, read_shard
@@ -51,6 +54,22 @@ def test_scripts_are_those_of_the_letters(found) -> None:
     assert found.scripts == (("Latin", 1.0),)
 
 
+@pytest.mark.parametrize(
+    ("scripts", "warning"),
+    [
+        ((("Latin", 0.96), ("Cyrillic", 0.04)), None),
+        ((("Hiragana", 0.5), ("Han", 0.3), ("Katakana", 0.18), ("Latin", 0.02)), None),
+        ((("Latin", 0.9), ("Cyrillic", 0.1)), "text is in Latin and Cyrillic: if these are"),
+    ],
+)
+def test_a_second_script_is_warned_of(found, monkeypatch, scripts, warning) -> None:
+    found = dataclasses.replace(found, scripts=scripts)
+    monkeypatch.setattr(corpus_report, "survey", lambda directory: found)
+    lines = [line for line in describe("") if "warning" in line]
+    assert len(lines) == (warning is not None) and all(warning in line for line in lines)
+    assert ("directory for each" in corpus_report.render(found.directory, "x")) == bool(lines)
+
+
 def test_the_command_and_the_page_say_the_same(corpus, tmp_path, capsys) -> None:
     assert main(["inspect", "--corpus", str(corpus)]) == 0
     text = capsys.readouterr().out
@@ -64,8 +83,17 @@ def test_the_command_and_the_page_say_the_same(corpus, tmp_path, capsys) -> None
     assert "text seen in a pass" in page and "How documents begin" in page
 
 
-def test_what_is_no_corpus_is_refused(tmp_path, capsys) -> None:
+def test_what_is_no_corpus_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="is not a finished corpus"):
         survey(tmp_path)
-    assert main(["inspect", "--corpus", str(tmp_path), "--config.steps=3"]) == 2
-    assert "--config.* are of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", ["--config.steps=3", "--steps=1", "--start=0", "--hosts=1", "--save=x", "--params"]
+)
+def test_what_is_of_a_run_is_refused(tmp_path, capsys, given) -> None:
+    assert main(["inspect", "--corpus", str(tmp_path), given]) == 2
+    sentence = capsys.readouterr().err
+    assert (
+        f"{given.partition('=')[0].replace('.steps', '.*')} is of a run: leave it out" in sentence
+    )

@@ -15,18 +15,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     add_config(parser, what)
     what.add_argument("--corpus", metavar="DIR", help="what `bertjax prepare` wrote")
-    parser.add_argument("--steps", type=int, default=1)
-    parser.add_argument("--start", type=int, default=0, help="first step")
-    parser.add_argument("--hosts", type=int, default=1)
-    parser.add_argument("--host", type=int, default=0)
-    parser.add_argument("--save", metavar="FILE.npz", help="arrays [steps, rows, ...] instead")
-    parser.add_argument("--params", action="store_true", help="table of parameters instead")
+    run = [
+        parser.add_argument("--steps", type=int, help="that are shown (1)"),
+        parser.add_argument("--start", type=int, help="first step (0)"),
+        parser.add_argument("--hosts", type=int, help="that share the batches (1)"),
+        parser.add_argument("--host", type=int, help="whose rows are shown (0)"),
+        parser.add_argument("--save", metavar="FILE.npz", help="arrays [steps, rows, ...] instead"),
+        parser.add_argument(
+            "--params", action="store_true", default=None, help="table of parameters instead"
+        ),
+    ]
+    parser.set_defaults(of_a_run=[action.dest for action in run])
 
 
 def run(args: argparse.Namespace) -> None:
     if args.corpus:
-        if args.rest:
-            raise InputError("--config.* are of a run: leave them out where --corpus is looked at.")
+        given = [f"--{name}" for name in args.of_a_run if getattr(args, name) is not None]
+        if args.rest or given:
+            what = given[0] if given else "--config.*"
+            raise InputError(f"{what} is of a run: leave it out where --corpus is looked at.")
         from bertjax.reports.corpus import describe
 
         for line in describe(args.corpus):
@@ -34,15 +41,19 @@ def run(args: argparse.Namespace) -> None:
         return
     from bertjax.runs.inspection import parameter_table, save_batches, show_batches
 
-    if args.start < 0:
-        raise InputError(f"--start={args.start} is no step: count them from 0.")
+    start, steps, hosts, host = (
+        default if given is None else given
+        for given, default in ((args.start, 0), (args.steps, 1), (args.hosts, 1), (args.host, 0))
+    )
+    if start < 0:
+        raise InputError(f"--start={start} is no step: count them from 0.")
     pass_over_absent_tpu()
     config = load(args)
     if args.params:
         print(parameter_table(config))
     elif args.save:
         check_output(args.save)
-        save_batches(config, args.start, args.steps, args.hosts, args.host, args.save)
+        save_batches(config, start, steps, hosts, host, args.save)
     else:
-        for text in show_batches(config, args.start, args.steps, args.hosts, args.host):
+        for text in show_batches(config, start, steps, hosts, host):
             print(text)

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from data_pipelines.text.sources import read_documents
+    from data_pipelines.text.sources import read_documents, resolve
     from data_pipelines.vocabulary.counting import sampled
     from data_pipelines.vocabulary.training import train_vocabulary
 
@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
     how, share = reading(args), share_of("--sample", args.sample)
     if not 0 < share <= 1:
         raise InputError(f"--sample={args.sample} is no share to count; give one up to 100%.")
+    resolve(args.input)  # all together: none may be named twice
     # Without smoothing all inputs are one corpus.
     groups = [[given] for given in args.input] if args.smoothing != 1 else [args.input]
     corpora = [

@@ -11,6 +11,8 @@ from data_pipelines.pretraining.survey import QUANTILES, Survey, survey, unevenn
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, names of columns, lines
 _MOST_SCRIPTS = 8
+_MUCH = 0.05  # share of the pieces from which on a script may be that of a language
+_KANA = "Hiragana", "Katakana", "Katakana-Hiragana"
 
 
 def describe(directory: epath.PathLike) -> Iterator[str]:
@@ -31,6 +33,8 @@ def describe(directory: epath.PathLike) -> Iterator[str]:
         for line in (columns, *lines):
             first, *others = (f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True))
             yield "  " + "  ".join([f"{line[0]:{len(first)}}", *others])
+    for warning in _warnings(found):
+        yield f"\nwarning: {warning}"
     for text in found.texts:
         yield f"\n{text}"
 
@@ -49,6 +53,7 @@ def render(directory: epath.Path, name: str) -> str:
     ]
     body = [
         f"<header><h1>{escape(name)}</h1>\n{tiles(large)}{facts(_facts(found))}</header>\n",
+        *(f"<p>{escape(warning)}</p>\n" for warning in _warnings(found)),
         *(section(title, _html(columns, lines)) for title, columns, lines in _tables(found)),
         section("How documents begin", "".join(f"<p>{escape(text)}</p>\n" for text in found.texts)),
     ]
@@ -117,6 +122,19 @@ def _tables(found: Survey) -> Iterator[Table]:
             for r in found.rows
         ],
     )
+
+
+def _warnings(found: Survey) -> Iterator[str]:
+    scripts = dict(found.scripts)
+    if kana := sum(scripts.pop(name, 0) for name in _KANA):  # Japanese writes in all three
+        scripts["Han"] = scripts.get("Han", 0) + kana
+    many = [name for name, share in scripts.items() if share > _MUCH]
+    if len(many) > 1:
+        yield (
+            f"the text is in {' and '.join(many)}: if these are languages, a random next sentence "
+            "may be of another one than the first, which tells it; prepare a directory for each, "
+            'and join them by "+" where they are trained on'
+        )
 
 
 def _html(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -20,7 +20,7 @@ from data_pipelines.corpus.documents import (
     unpack,
 )
 from data_pipelines.corpus.filters import KEEP_ALL, Filters
-from data_pipelines.corpus.prepare import check_output, checked_options, finish, stage_for
+from data_pipelines.corpus.prepare import checked_options, finish
 from data_pipelines.corpus.records import (
     Manifest,
     ShardInfo,
@@ -29,6 +29,7 @@ from data_pipelines.corpus.records import (
     shard_name,
     token_dtype,
 )
+from data_pipelines.corpus.stage import stage_for
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import AS_IT_IS, Reading, read_source, resolve
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -76,7 +77,6 @@ def prepare_with_beam(
     Raises:
       InputError: unusable options or output. What a worker refuses is the runner's error to raise.
     """
-    check_output(output)
     options = checked_options(inputs, reading, held_out, dedup, shards, filters)
     dtype = token_dtype(len(tokenizer.pieces))
     sources = list(enumerate(resolve(inputs)))

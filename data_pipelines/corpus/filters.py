@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,6 +16,12 @@ from data_pipelines.errors import InputError
 # runs, every second pair is found, of those that share 85% nearly all (Lee et al. 2022, and
 # the corpora made since).
 BANDS, _VALUES, _RUN = 14, 8, 5
+# Of scripts without spaces (Thai, Lao, Burmese, Khmer, kana, Han) a word is a character.
+_UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
+    r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _TOLD = 1000  # characters that tell a document's language
 
 
@@ -37,11 +45,8 @@ class Filters:
     def __post_init__(self) -> None:
         if self.shortest < 1:
             raise InputError(f"shortest is {self.shortest} pieces; choose 1 or more.")
-        for asked, library in (
-            (self.languages, "py3langid"),
-            (self.near_dedup, "datasketch"),
-        ):
-            if asked and importlib.util.find_spec(library) is None:
+        for library in self._needed():
+            if importlib.util.find_spec(library) is None:
                 raise InputError(f"{library} is missing; pip install 'bertjax[filters]'.")
         if self.languages:
             known = _languages()
@@ -50,6 +55,15 @@ class Filters:
                     raise InputError(
                         f"language {code!r} is unknown; choose of {', '.join(sorted(known))}."
                     )
+
+    def _needed(self) -> list[str]:
+        asked = (self.languages, "py3langid"), (self.near_dedup, "datasketch")
+        return [library for use, library in asked if use]
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """The versions of those that decide what is kept."""
+        return {library: importlib.metadata.version(library) for library in self._needed()}
 
     def foreign(self, documents: Sequence[str]) -> np.ndarray:
         """Whether each document is in another language than those that are kept, bool [d]."""
@@ -84,7 +98,7 @@ def _hash(content: bytes) -> bytes:
 def _minhash(text: str) -> np.ndarray:
     from datasketch import MinHash
 
-    words = text.lower().split()
+    words = _WORD.findall(text.lower())
     runs: Iterable[str] = (
         " ".join(words[i : i + _RUN]) for i in range(max(1, len(words) - _RUN + 1))
     )

@@ -13,9 +13,6 @@ import itertools
 import json
 import logging
 import os
-import pathlib
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +23,7 @@ from etils import epath
 
 from data_pipelines.corpus.bulk import BulkEncoder, grouped
 from data_pipelines.corpus.documents import (
+    LONGEST,
     Members,
     assign_shards,
     count,
@@ -35,7 +33,7 @@ from data_pipelines.corpus.documents import (
 )
 from data_pipelines.corpus.filters import KEEP_ALL, Filters
 from data_pipelines.corpus.records import (
-    MANIFEST,
+    VERSION,
     Manifest,
     ShardInfo,
     ShardWriter,
@@ -44,6 +42,7 @@ from data_pipelines.corpus.records import (
     write_manifest,
 )
 from data_pipelines.corpus.spool import Position, Spool
+from data_pipelines.corpus.stage import spool_beside, stage_for
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
 from data_pipelines.paths import is_remote
@@ -54,7 +53,6 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 log = logging.getLogger(__name__)
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
-_PARTIAL = ".partial"
 
 
 def prepare(
@@ -73,9 +71,9 @@ def prepare(
     """Make a corpus directory: shards of train and held-out documents, tokenizer and manifest.
 
     With equal inputs and options the files are equal to the byte, whatever `workers` is. Work in
-    progress is in `OUTPUT.partial`, which becomes `output` when all is done; a preparation that was
-    killed goes on from there. (Remote file systems cannot rename a directory: there the manifest,
-    written last, is what makes it a corpus, and a preparation begins anew.)
+    progress is in `OUTPUT.partial`, from where a preparation that was killed goes on. (Remote file
+    systems cannot rename a directory: there the manifest, written last, is what makes it a corpus,
+    and a preparation begins anew.)
 
     Args:
       inputs: what `sources` describes.
@@ -90,17 +88,15 @@ def prepare(
       progress: where to show how it goes.
 
     Raises:
-      InputError: unusable inputs or options, or an output that already holds something.
+      InputError: unusable inputs or options, or an output that already holds something or that
+        another process is preparing.
     """
-    check_output(output)
     options = checked_options(inputs, reading, held_out, dedup, shards, filters)
     sources = resolve(inputs)
     dtype = token_dtype(len(tokenizer.pieces))
     meter = _Meter(progress)
-    identity = json.dumps([options, tokenizer.fingerprint(), [_stamp(s) for s in sources]])
-    with stage_for(epath.Path(output), resumes=True) as stage, _scratch(stage) as scratch:
-        for leftover in [path for path in stage.iterdir() if path.name != scratch.name]:
-            leftover.unlink()
+    identity = _identity(sources, reading, tokenizer, filters)
+    with stage_for(epath.Path(output), resumes=True) as stage, spool_beside(stage) as scratch:
         spool = Spool(scratch, identity, index_dtype(filters))
         for index in spool.indexes():
             meter.add(index)
@@ -108,27 +104,40 @@ def prepare(
             log.info("goes on after %s", meter)
         positions: deque[Position] = deque()
         batches = _batches(sources, reading, spool.position, positions)
-        for index, payload in ordered_map(
-            functools.partial(_encoder, tokenizer, filters), batches, workers
-        ):
-            meter.add(index)
-            spool.append(index, payload, positions.popleft())
+        make = functools.partial(_encoder, tokenizer, filters)
+        try:
+            for index, payload in ordered_map(make, batches, workers):
+                meter.add(index)
+                spool.append(index, payload, positions.popleft())
+        except InputError:
+            spool.delete()
+            raise
         spool.complete()
         meter.end()
         index = np.concatenate([np.zeros(0, index_dtype(filters)), *spool.indexes()])
         members = assign_shards(index, held_out, dedup, shards, filters)
         infos = _write_shards(stage, dtype, members, len(index), spool)
-        manifest = finish(stage, tokenizer, options, infos, count(index, members, filters))
-        shutil.rmtree(scratch)
-        return manifest
+        return finish(stage, tokenizer, options, infos, count(index, members, filters))
+
+
+def _identity(
+    sources: Sequence[str], reading: Reading, tokenizer: Tokenizer, filters: Filters
+) -> str:
+    """Of what decides the spool: not of what is decided from its index alone."""
+    how = [VERSION, RULES, LONGEST, dataclasses.asdict(reading), tokenizer.fingerprint()]
+    told = [filters.languages, filters.near_dedup, filters.libraries]
+    return json.dumps([*how, *told, [_stamp(source) for source in sources]])
 
 
 def _stamp(source: str) -> list[str | int]:
     """What changes when a file does."""
     if source == BUILTIN or source.startswith(TFDS):
         return [source]
-    found = epath.Path(source).stat()
-    return [source, found.length, int(found.mtime)]
+    if is_remote(source):
+        found = epath.Path(source).stat()
+        return [source, found.length, int(found.mtime)]
+    local = os.stat(source)
+    return [source, local.st_size, local.st_mtime_ns]
 
 
 def checked_options(
@@ -144,6 +153,13 @@ def checked_options(
         raise InputError(f"held_out is {held_out}; choose a share from 0 (none) to below 1.")
     if shards is not None and shards < 1:
         raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
+    if "+" in filters.languages:
+        log.warning(
+            "languages=%s go into one corpus, where a random next sentence may be of another "
+            "language than the first, which tells it: prepare a directory for each, and join them "
+            'by "+" where they are trained on',
+            filters.languages,
+        )
     return {
         "inputs": list(inputs),
         **dataclasses.asdict(reading),
@@ -153,19 +169,6 @@ def checked_options(
         "shards": shards,
         **dataclasses.asdict(filters),
     }
-
-
-def check_output(output: epath.PathLike) -> None:
-    """Refuse an output that holds something (InputError)."""
-    output = epath.Path(output)
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; choose another output directory.")
-    unfinished = is_remote(output) and not (output / MANIFEST).exists()
-    if output.is_dir() and not unfinished and any(output.iterdir()):
-        held = "a finished corpus" if (output / MANIFEST).exists() else "other files"
-        raise InputError(
-            f"{output} already holds {held}; choose another output or delete it first."
-        )
 
 
 # ---------------------------------------------------------------- documents to ids
@@ -247,40 +250,7 @@ def finish(
     return manifest
 
 
-# ---------------------------------------------------------------- files
-
-
-@contextlib.contextmanager
-def stage_for(output: epath.Path, resumes: bool = False) -> Iterator[epath.Path]:
-    """Where to write what shall be `output`: it appears when the block ends, and only then.
-
-    With `resumes`, what an earlier try left there is still there, but after bad input.
-    """
-    if is_remote(output):
-        output.mkdir(parents=True, exist_ok=True)
-        yield output
-        return
-    stage = output.with_name(output.name + _PARTIAL)
-    if stage.exists() and not resumes:
-        stage.rmtree()  # of a preparation that was killed
-    stage.mkdir(parents=True, exist_ok=True)
-    try:
-        yield stage
-        os.replace(stage, output)
-    except BaseException as error:
-        if not resumes or isinstance(error, InputError):
-            stage.rmtree()
-        raise
-
-
-@contextlib.contextmanager
-def _scratch(stage: epath.Path) -> Iterator[pathlib.Path]:
-    """Where the spool is: a local directory, of which only that of a local stage stays."""
-    if is_remote(stage):
-        with tempfile.TemporaryDirectory() as directory:
-            yield pathlib.Path(directory) / "spool"
-    else:
-        yield pathlib.Path(stage) / "spool"
+# ---------------------------------------------------------------- progress
 
 
 class _Meter:

@@ -1,8 +1,9 @@
 """Tokenised documents on the disk, in the order of the input, until it is known which go where.
 
 A spool is a directory of segments. Each has the payload and the index of consecutive documents (see
-`documents.INDEX`), and at last a file that says how far in the input it reaches: with it the
-segment is complete. A preparation that was killed goes on behind the last complete segment.
+`documents.INDEX`), and at last a file that says how far in the input it reaches, with the sizes and
+checksums of the other two: if they are so, the segment is complete. A preparation that was killed
+goes on behind the complete segments that it begins with.
 """
 
 import io
@@ -10,12 +11,14 @@ import json
 import os
 import pathlib
 import shutil
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 _IDENTITY = "identity.json"
+_CONTENT = ("payload", "index")
 _SEGMENT = 1 << 24  # bytes of text, about: what is lost in a kill, and held at once
 
 
@@ -28,6 +31,8 @@ class Position(NamedTuple):
 
 class Spool:
     """Segments in a directory; those that another input or other options made are deleted.
+
+    So are those from the first damaged one on.
 
     Args:
       directory: made if it does not exist.
@@ -43,14 +48,17 @@ class Spool:
         self._directory = directory
         mark = directory / _IDENTITY
         if not mark.exists() or mark.read_text() != identity:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.delete()
             directory.mkdir(parents=True)
-            mark.write_text(identity)
+            _write(mark, identity.encode())
         self._count = 0
         self.position = Position()
-        while self._file(self._count, "json").exists():
-            self.position = Position(*json.loads(self._file(self._count, "json").read_text()))
+        while position := self._end_of(self._count):
+            self.position = position
             self._count += 1
+        for path in sorted(directory.glob("[0-9]*")):
+            if int(path.name.partition(".")[0]) >= self._count:
+                path.unlink()
         self._new()
 
     def append(self, index: np.ndarray, payload: bytes, position: Position) -> None:
@@ -67,12 +75,20 @@ class Spool:
         """Makes sure that what was added stays; called at the end, for the last segment."""
         if self._next == self.position:
             return
-        _write(self._file(self._count, "payload"), self._payload.getbuffer())
-        _write(self._file(self._count, "index"), self._index.getbuffer())
-        _write(self._file(self._count, "json"), json.dumps(self._next).encode())
+        sums = []
+        for kind, buffer in zip(_CONTENT, (self._payload, self._index), strict=True):
+            content = buffer.getbuffer()
+            _write(self._file(self._count, kind), content)
+            sums.append(_sum(content))
+        _write(self._file(self._count, "json"), json.dumps([self._next, sums]).encode())
         self.position = self._next
         self._count += 1
         self._new()
+
+    def delete(self) -> None:
+        """Deletes the directory; first what would have another try believe in the rest."""
+        (self._directory / _IDENTITY).unlink(missing_ok=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def indexes(self) -> Iterator[np.ndarray]:
         """The index of each complete segment, in order."""
@@ -84,12 +100,26 @@ class Spool:
         for segment in range(self._count):
             yield memoryview(self._file(segment, "payload").read_bytes())
 
+    def _end_of(self, segment: int) -> Position | None:
+        """How far in the input a segment reaches; None if it is not complete."""
+        try:
+            position, sums = json.loads(self._file(segment, "json").read_text())
+            found = [_sum(self._file(segment, kind).read_bytes()) for kind in _CONTENT]
+            return Position(*position) if sums == found else None
+        except (OSError, ValueError, TypeError):
+            return None
+
     def _new(self) -> None:
         self._payload, self._index, self._bytes = io.BytesIO(), io.BytesIO(), 0
         self._next = self.position
 
     def _file(self, segment: int, kind: str) -> pathlib.Path:
         return self._directory / f"{segment:06d}.{kind}"
+
+
+def _sum(content: bytes | memoryview) -> list[int]:
+    """Size and CRC-32."""
+    return [len(content), zlib.crc32(content)]
 
 
 def _write(path: pathlib.Path, content: bytes | memoryview) -> None:

@@ -2,9 +2,14 @@
 
 A stream is an endless sequence of rows from some of the corpus's shards; see `streams`. Held-out
 data is one stream with an end.
+
+Streams that have no shards of their own are siblings: they share those of a group. Each begins at a
+place of its own in the pass, where another one's part of it ends, and reads on from there. So they
+pass over all text together, and a batch has rows from all over the shards.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -66,9 +71,8 @@ class CorpusRows:
 
     Args:
       corpus: whose rows they are.
-      streams: how many there are, a divisor of the training shards; 1 for held-out data.
+      streams: how many there are; 1 for held-out data.
       own: the streams that are to be read.
-      readers: places in each stream that are read by turns.
       rows_in_flight: about how many rows are made at the same time.
       share: gives all hosts the `size` integers that a function gives on the first one.
 
@@ -82,13 +86,14 @@ class CorpusRows:
         options: PretrainingOptions,
         streams_: int,
         own: Iterable[int],
-        readers: int,
         rows_in_flight: int,
         share: Share,
     ) -> None:
-        self._corpus, self._options, self._streams = corpus, options, streams_
+        self._corpus, self._options = corpus, options
         self._training = corpus.split == "train"
         self._drawing, self._infos = corpus.drawing, corpus.infos
+        self._groups = math.gcd(streams_, len(self._infos)) if self._training else 1
+        self._siblings = streams_ // self._groups
         own = sorted(own)
         least = 2 if options.objective == "mlm_nsp" else 1
         for info in self._infos:
@@ -97,12 +102,14 @@ class CorpusRows:
                     f"{corpus.directory / info.name} holds {info.documents} document, and a random "
                     "second sentence must come from another one; prepare more text or fewer shards."
                 )
-        needed = list(itertools.chain.from_iterable(map(self._shards_of, own)))
+        groups = sorted({stream // self._siblings for stream in own})
+        needed = list(itertools.chain.from_iterable(map(self._shards_of, groups)))
         with ThreadPoolExecutor(options.threads) as pool:
             self._sections = dict(zip(needed, pool.map(self._open, needed), strict=True))
 
-        places = 2 * len(own) * readers
-        chunks = rows_in_flight * options.seq_len // self._drawing.chunk
+        places = 2 * len(own)  # where each stream is, and where it will be
+        self._chunk_tokens = self._drawing.chunk(options.seq_len)
+        chunks = rows_in_flight * options.seq_len // self._chunk_tokens
         self._order = streams.Memo(self._make_order, places)
         self._plan = streams.Memo(self._make_plan, places if self._training else len(self._infos))
         self._chunk = streams.Memo(self._make_chunk, places + chunks)
@@ -114,21 +121,16 @@ class CorpusRows:
             self._shard_rows = [self._plan(0, shard).ends[-1] for shard in range(len(self._infos))]
         self.rows_per_epoch = sum(self._shard_rows)
 
-    def rows_of(self, stream: int) -> int:
-        """Rows of one pass over a stream's shards."""
-        return self._order(0, stream).ends[-1]
+    def rows_of(self, group: int) -> int:
+        """Rows of one pass over a group's shards: of a stream without siblings, one pass of it."""
+        return self._order(0, group).ends[-1]
 
     def parts(self, stream: int, start: int, count: int) -> Iterator[Part]:
         """Rows start .. start + count - 1 of a stream."""
-        rows_per_epoch = self.rows_of(stream)
         width = self._options.draws
         while count:
-            epoch, row = divmod(start, rows_per_epoch)
-            order = self._order(epoch, stream)
-            at, first, _ = order.find(row)
-            shard, row = order.items[at], row - first
-            chunk, first, end = self._plan(epoch, shard).find(row)
-            found, row = min(count, end - row), row - first
+            epoch, shard, chunk, row, left = self._find(stream, start)
+            found = min(count, left)
             pairs, row_of = self._chunk(epoch, shard, chunk)
             drawn = slice(*row_of.searchsorted((row, row + found)))
             rng = streams.generator(*self._key(epoch, shard, chunk, "masks"), skip=row * width)
@@ -141,6 +143,32 @@ class CorpusRows:
             start += found
             count -= found
 
+    def prepare(self, stream: int, start: int, stop: int) -> None:
+        """Makes what takes long of rows start .. stop - 1 of a stream."""
+        while start < stop:
+            *chunk, _, left = self._find(stream, start)
+            self._chunk(*chunk)
+            start += left
+
+    def _find(self, stream: int, start: int) -> tuple[int, int, int, int, int]:
+        """Epoch, shard and chunk of a row of a stream, which row it is there, and those left there.
+
+        A pass of R rows has a part for each of S siblings, part p being rows R p // S and on. In
+        epoch e sibling i reads part (i + e) mod S: so it goes round and round, and never in one
+        epoch where another one does.
+        """
+        group, turn = divmod(stream, self._siblings)
+        rows = self.rows_of(group)
+        at = rows * turn // self._siblings + start  # rounds of the pass behind one another
+        part = (self._siblings * (at + 1) - 1) // rows
+        epoch, row = part - turn, at % rows
+        order = self._order(epoch, group)
+        which, first, _ = order.find(row)
+        shard, row = order.items[which], row - first
+        chunk, first, end = self._plan(epoch, shard).find(row)
+        left = min(end - row, rows * (part + 1) // self._siblings - at)
+        return epoch, shard, chunk, row - first, left
+
     def _key(self, epoch: int, *rest: int | str) -> tuple[int | str, ...]:
         """What randomness depends on. Held-out data does not depend on the seed."""
         if not self._training:
@@ -149,24 +177,24 @@ class CorpusRows:
         name = (self._corpus.name,) if self._corpus.name else ()
         return "train", self._options.seed, *name, epoch % repeats if repeats else epoch, *rest
 
-    def _shards_of(self, stream: int) -> range:
-        return range(stream, len(self._infos), self._streams)
+    def _shards_of(self, group: int) -> range:
+        return range(group, len(self._infos), self._groups)
 
-    def _make_order(self, epoch: int, stream: int) -> streams.Plan:
-        """The shards of a stream in the order in which an epoch reads them."""
-        shards = self._shards_of(stream)
-        order = streams.permutation(len(shards), *self._key(epoch, stream, "shards"))
+    def _make_order(self, epoch: int, group: int) -> streams.Plan:
+        """The shards of a group in the order in which an epoch reads them."""
+        shards = self._shards_of(group)
+        order = streams.permutation(len(shards), *self._key(epoch, group, "shards"))
         items = [shards[i] for i in order]
         return streams.Plan(items, list(itertools.accumulate(self._shard_rows[i] for i in items)))
 
     def _open(self, shard: int) -> Sections:
         opened = read_shard(self._corpus.directory, self._infos[shard])
-        return Sections.of(opened, self._drawing.section)
+        return Sections.of(opened, self._drawing.section(self._options.seq_len))
 
     def _cut(self, shard: int, *key: int | str) -> list[np.ndarray]:
         """The shuffled sections of a shard in chunks."""
         sections = self._sections[shard]
-        return sections.cut(streams.permutation(len(sections), *key), self._drawing.chunk)
+        return sections.cut(streams.permutation(len(sections), *key), self._chunk_tokens)
 
     def _make_plan(self, epoch: int, shard: int) -> streams.Plan:
         """The chunks of a shard, and how many rows each is to have."""

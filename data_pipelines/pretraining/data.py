@@ -32,7 +32,8 @@ class PretrainingData:
     Training data is endless. Its rows come from S streams, each of which fills an equal block of
     every global batch. S divides the batch: it is the largest divisor up to 16, or that leaves each
     stream at least 16 rows. A stream reads shards of its own from each corpus, or, of a corpus that
-    has fewer, shares them with its neighbours. So a host opens only the shards whose rows it has.
+    has fewer, a part of its own of what its neighbours read too. So a host opens only the shards
+    whose rows it has.
     Held-out data is a finite set of rows of one corpus, the same whatever the seed, the batch size
     and the hosts: each pair once, and a last batch that is filled up with rows of weight 0.
 
@@ -90,17 +91,10 @@ class PretrainingData:
         self._first, self._last = host * rows, (host + 1) * rows
         share = share or (lambda make, size: make())
         in_flight = options.threads * rows
-        self._sources: list[CorpusRows] = []
-        self._siblings: list[int] = []  # streams that share one of the corpus's
-        for corpus in corpora:
-            of_corpus = math.gcd(self.streams, len(corpus.infos)) if self._training else 1
-            siblings = self.streams // of_corpus
-            own = {stream // siblings for stream in self._own_streams()}
-            readers = siblings if len(corpora) > 1 else 1
-            self._sources.append(
-                CorpusRows(corpus, options, of_corpus, own, readers, in_flight, share)
-            )
-            self._siblings.append(siblings)
+        own = self._own_streams()
+        self._sources = [
+            CorpusRows(corpus, options, self.streams, own, in_flight, share) for corpus in corpora
+        ]
         sizes = [source.rows_per_epoch for source in self._sources]
         self.rows_per_epoch = sum(sizes)
         self._mixture = Mixture(
@@ -127,6 +121,8 @@ class PretrainingData:
         parts: list[Part] = []
         for corpus, stream, start, count in spans:
             parts += self._sources[corpus].parts(stream, start, count)
+        if self._training:
+            self._prepare_later(step)
         return make_rows(parts, rows, self.options, self._drawing, self.tokenizer)
 
     def dataset(self, start: int = 0, stop: int | None = None) -> "tf.data.Dataset":
@@ -174,22 +170,7 @@ class PretrainingData:
         return range(self._first // size, -(-self._last // size))
 
     def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
-        """This host's rows of a step: corpus, stream of that corpus, first row, and how many.
-
-        Spans that follow one another in a corpus's stream are one.
-        """
-        found: tuple[int, int, int, int] | None = None
-        for span in self._short_spans(step):
-            if found and (*found[:2], found[2] + found[3]) == span[:3]:
-                found = (*found[:3], found[3] + span[3])
-                continue
-            if found:
-                yield found
-            found = span
-        if found:
-            yield found
-
-    def _short_spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
+        """This host's rows of a step: corpus, stream, first row of it there, and how many."""
         size = self._rows_of_stream
         for stream in self._own_streams():
             counts = zip(*self._mixture.count(stream, step * size, size), strict=True)
@@ -199,19 +180,21 @@ class PretrainingData:
                 left = int(min(count, self._last - row)) - skipped
                 row += int(count)
                 if left > 0:
-                    yield from self._span(corpus, stream, int(before) + skipped, left)
+                    yield corpus, stream, int(before) + skipped, left
 
-    def _span(
-        self, corpus: int, stream: int, start: int, count: int
-    ) -> Iterator[tuple[int, int, int, int]]:
-        """Siblings take turns in the rows of the corpus's stream, as many as a step has of each."""
-        siblings, size = self._siblings[corpus], self._rows_of_stream
-        of_corpus, turn = divmod(stream, siblings)
-        while count:
-            block, row = divmod(start, size)
-            some = min(count, size - row)
-            yield corpus, of_corpus, (block * siblings + turn) * size + row, some
-            start, count = start + some, count - some
+    def _prepare_later(self, step: int) -> None:
+        """Makes chunks that later steps need, of some streams in each step.
+
+        Streams begin their passes, and most of their chunks, in the same step, which would take as
+        long as many others.
+        """
+        own, size, seq_len = self._own_streams(), self._rows_of_stream, self.options.seq_len
+        lasts = self._drawing.chunk(seq_len) // (2 * size * seq_len)  # the smallest, about
+        turns = max(1, min(len(own), lasts))
+        for stream in own[step % turns :: turns]:
+            counts = zip(*self._mixture.count(stream, (step + 1) * size, turns * size), strict=True)
+            for source, (before, count) in zip(self._sources, counts, strict=True):
+                source.prepare(stream, int(before), int(before + count))
 
 
 def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:

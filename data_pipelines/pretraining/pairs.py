@@ -5,19 +5,24 @@ The sampling of the paper (section A.2), of which nothing is cut away. For each 
 1. The target is the room for text, seq_len - 3 pieces; with probability `short_seq_prob` it is a
    uniform integer from 2 to that.
 2. Sentences form a chunk until it reaches the target or the document ends. What passes the room is
-   cut off and begins the next chunk.
+   cut off and begins the next chunk. If that leaves the document less than `STUMP`, the chunk takes
+   it too, or, where there is no room, leaves its last sentence.
 3. A is the first sentences of the chunk, their number uniform among those that leave a B. What a
    cut left of a sentence is no A or B by itself if it is shorter than `STUMP`.
-4. With probability one half, B is random: sentences of another document from a uniform one on,
-   until A and B reach the target, the room is full or that document ends; the rest of the chunk
-   goes back and starts the next one. Otherwise B is the rest of the chunk.
-5. If the chunk is a single sentence, A is all of it, or what fills half of the room if that leaves
-   B less than a third, and B is random.
+4. B is the rest of the chunk. But with probability one half it is random: sentences from one on
+   that is uniform among those of all other documents, until they are as long as the rest, which
+   goes back and starts the next chunk, or the room is full or that document ends.
+5. If the chunk is a single sentence, A is all of it and B is random, until both reach the target;
+   but if that leaves B less than a third of the room, the halves of the sentence are two to steps 3
+   and 4. A random B then begins with half a sentence too: the place of a cut must not tell the
+   label.
 6. A pair that fills more than half of a row and leaves a hole makes the room of a later chunk, one
    that has several sentences: both will share a row.
 
 (The original cuts pieces from both ends of the longer segment until all fits. They are lost, a
-tenth of the text in each pass, and of a long sentence always the same.)
+tenth of the text in each pass, and of a long sentence always the same. It also draws the document
+of a random B first, which reads short documents more often than long ones, and fills the row with
+it also where a true B could not: lengths would tell the label.)
 
 A single segment is a chunk of exactly the target, with room for seq_len - 2 pieces; the first one
 of a document is of uniform length among those that do not make them more, so that each pass cuts
@@ -144,15 +149,15 @@ def _draw_of_document(
         if holes and uniform() < 0.5 and len(_ends(offsets, start, holes[-1], holes[-1])) > 1:
             wanted = most = holes.pop()
         *ends, stop = _ends(offsets, start, wanted, most)
-        if ends:
-            split = ends[int(uniform() * len(ends))]
-            is_random = uniform() < 0.5
-        else:
-            split = stop if 3 * (stop - start) <= 2 * most else start + (most + 1) // 2
-            is_random = True
+        if not ends and 3 * (stop - start) > 2 * most:
+            ends = [(start + stop + 1) // 2]
+        split = ends[int(uniform() * len(ends))] if ends else stop
+        is_random = not ends or uniform() < 0.5
         a = split - start
         if is_random:
-            begin, stop, other = _other(shard, document, wanted - a, uniform)
+            is_cut = offsets[bisect_left(offsets, split)] != split
+            least = stop - split or wanted - a
+            begin, stop, other = _other(shard, document, least, is_cut, uniform)
             b = min(stop - begin, most - a)
             drawn += (start, a, document, begin, b, other, 1)
             start = split
@@ -185,6 +190,12 @@ def _ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
     """Where the A of a chunk that begins at `start` can end, and at last where the chunk does."""
     stop = offsets[bisect_left(offsets, min(start + target, offsets[-1]))]
     stop = min(stop, start + room)
+    if 0 < (end := offsets[-1]) - stop < STUMP:
+        before = offsets[bisect_left(offsets, stop) - 1]
+        if end - start <= room:
+            stop = end
+        elif before > start:
+            stop = before
     first = bisect_right(offsets, start)
     last = bisect_left(offsets, stop)
     first += offsets[first] - start < STUMP and offsets[first - 1] != start
@@ -193,14 +204,21 @@ def _ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
 
 
 def _other(
-    shard: Shard, document: int, wanted: int, uniform: Callable[[], float]
+    shard: Shard, document: int, wanted: int, is_cut: bool, uniform: Callable[[], float]
 ) -> tuple[int, int, int]:
-    """Sentences that reach `wanted` pieces, at least one: from, to, and of which other document."""
-    other = int(uniform() * (len(shard.documents) - 2))
-    other += other >= document
-    begin, end = int(shard.documents[other]), int(shard.documents[other + 1])
-    first = begin + int(uniform() * (end - begin))
+    """Sentences that reach `wanted` pieces, at least one: from, to, and of which other document.
+
+    Of the first one the second half, if it `is_cut`.
+    """
+    begin, end = int(shard.documents[document]), int(shard.documents[document + 1])
+    first = int(uniform() * (len(shard.sentences) - 1 - (end - begin)))
+    if first >= begin:
+        first += end - begin
+    other = int(np.searchsorted(shard.documents, first, "right")) - 1
+    end = int(shard.documents[other + 1])
     start = int(shard.sentences[first])
+    if is_cut:
+        start += int(shard.sentences[first + 1] - start) // 2
     last = bisect_left(shard.sentences, start + max(wanted, 1), first, end)
     return start, int(shard.sentences[last]), other
 

@@ -177,8 +177,10 @@ class Drawing:
       version: of the corpus.
       draw_pairs: that of `pairs`, or the one of `truncation`.
       exact_masks: whether masking by words always meets its count (see `masking.choose`).
-      section: tokens of a document that are drawn together at most, about; None for all.
-      chunk: tokens that are drawn and packed together, about: more packs better, but takes longer.
+      section: tokens of a document that are drawn together at most, about, for rows of so many
+        pieces; None for all. A true B ends with its section: many rows make that rare.
+      chunk: tokens that are drawn and packed together, about, for such rows: more packs better and
+        mixes documents more, but takes longer.
       full: share of real pieces that packed rows aim at.
       spare: how many more rows an epoch has than its text is expected to fill: what is drawn anew
         to fill them is drawn twice, and what finds no row waits for the next epoch.
@@ -189,8 +191,8 @@ class Drawing:
     version: int
     draw_pairs: Callable[..., Pairs]
     exact_masks: bool
-    section: int | None
-    chunk: int
+    section: Callable[[int], int | None]
+    chunk: Callable[[int], int]
     full: float
     spare: float
     packs_anew: bool
@@ -201,8 +203,8 @@ DRAWINGS = {
         1,
         draw_truncated_pairs,
         exact_masks=False,
-        section=None,
-        chunk=1 << 18,
+        section=lambda seq_len: None,
+        chunk=lambda seq_len: 1 << 18,
         full=0.985,
         spare=0.0,
         packs_anew=True,
@@ -211,8 +213,8 @@ DRAWINGS = {
         2,
         draw_pairs,
         exact_masks=True,
-        section=1 << 12,
-        chunk=1 << 14,
+        section=lambda seq_len: max(1 << 12, 32 * seq_len),
+        chunk=lambda seq_len: max(1 << 15, 1024 * seq_len),
         full=0.965,
         spare=0.01,
         packs_anew=False,

@@ -100,7 +100,7 @@ def _in_rows(
 ) -> RowsSurvey:
     options = PretrainingOptions(seq_len, 1)
     # Each shard is a stream of its own, so that others stay closed.
-    source = CorpusRows(corpus, options, len(corpus.infos), which, 1, 1, lambda make, size: make())
+    source = CorpusRows(corpus, options, len(corpus.infos), which, 1, lambda make, size: make())
     seen = [np.zeros(len(shard.tokens), bool) for shard in shards]
     shares = []
     rows = pieces = pairs = random = 0

@@ -99,15 +99,19 @@ def _decompressed(
 ) -> Iterator[bytes]:
     decompressor = new_decompressor()
     for block in blocks:
-        while block:
+        while True:
+            if not decompressor:  # compressed files may be concatenated, or padded with zeros
+                block = block.lstrip(b"\0")
+            if not block:
+                break
             decompressor = decompressor or new_decompressor()
             try:
                 yield decompressor.decompress(block)
             except Exception as error:  # each library has its own
                 raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
             block = b""
-            if decompressor.eof:  # compressed files may be concatenated, or padded with zeros
-                block, decompressor = decompressor.unused_data.lstrip(b"\0"), None
+            if decompressor.eof:
+                block, decompressor = decompressor.unused_data, None
     if decompressor:
         raise InputError(f"{path} is cut short; fetch it again.")
 

@@ -1,0 +1,208 @@
+"""A preparation goes on from what an earlier try has read, if it would read the same."""
+
+import importlib.metadata
+import itertools
+import os
+import pathlib
+import shutil
+
+import pytest
+from conftest import sample_pieces, sample_text
+
+from data_pipelines.corpus import prepare as corpus
+from data_pipelines.corpus import spool
+from data_pipelines.corpus.filters import Filters
+from data_pipelines.corpus.prepare import prepare
+from data_pipelines.corpus.records import ShardWriter
+from data_pipelines.corpus.spool import Spool
+from data_pipelines.errors import InputError
+from data_pipelines.text.sources import Reading, read_source
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many batches and segments."""
+    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
+    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
+
+
+@pytest.fixture
+def source(tmp_path: pathlib.Path) -> str:
+    path = tmp_path / "a.txt"
+    path.write_text(sample_text(seed=2, documents=200))
+    return str(path)
+
+
+def content(directory: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def interrupted(monkeypatch, owner: type, name: str, calls: int, error: BaseException):
+    """Lets a method be called so often, and then not."""
+    real, left = getattr(owner, name), itertools.count(calls, -1)
+
+    def method(self, *arguments):
+        if next(left) <= 0:
+            raise error
+        return real(self, *arguments)
+
+    monkeypatch.setattr(owner, name, method)
+
+
+def read_all(monkeypatch, source: str, out: pathlib.Path, **options) -> None:
+    """A try that ends when all is read and no shard is written yet."""
+    with monkeypatch.context() as patch:
+        interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
+        with pytest.raises(OSError, match="disk full"):
+            prepare([source], TOKENIZER, out, workers=1, **options)
+
+
+def test_a_preparation_that_is_killed_goes_on_to_the_same_bytes(
+    source: str, tmp_path: pathlib.Path, monkeypatch, caplog
+) -> None:
+    more = tmp_path / "more.txt"
+    more.write_text(sample_text(seed=5, documents=40))
+    inputs = [source, str(more)]
+    prepare(inputs, TOKENIZER, tmp_path / "whole", workers=1, dedup=True)
+    for owner, name, calls in (
+        (Spool, "append", 3),  # before anything is kept
+        (Spool, "append", 20),
+        (Spool, "append", 60),
+        (Spool, "complete", 1),
+        (ShardWriter, "append_flat", 3),
+        (ShardWriter, "close", 1),
+    ):
+        with monkeypatch.context() as patch:
+            interrupted(patch, owner, name, calls, KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                prepare(inputs, TOKENIZER, tmp_path / "out", workers=1, dedup=True)
+        assert not (tmp_path / "out").exists()
+    reads = []
+    with monkeypatch.context() as patch, caplog.at_level("INFO"):
+        patch.setattr(corpus, "read_source", lambda *a: reads.append(a) or read_source(*a))
+        prepare(inputs, TOKENIZER, tmp_path / "out", workers=2, dedup=True)
+    assert "goes on after 240 documents" in caplog.text
+    assert [source for source, _ in reads] == [str(more)]  # what is done is not read again
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+class Killed(BaseException):
+    """Where a process ends, whatever it was about to do."""
+
+
+@pytest.mark.parametrize("options", [{}, {"reading": Reading(skip_bad=0.1)}])
+def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
+    source: str, tmp_path: pathlib.Path, monkeypatch, options
+) -> None:
+    """At the end, when the corpus is there, or at the start, as that of other options."""
+    out = tmp_path / "out"
+
+    def half(path, *_: object, **__: object) -> None:
+        for payload in sorted(pathlib.Path(path).rglob("*.payload"))[:2]:
+            payload.unlink()
+            deleted.append(payload)
+        if deleted:
+            raise Killed
+
+    deleted: list[pathlib.Path] = []
+
+    if options:  # there is a spool, of others
+        read_all(monkeypatch, source, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Killed):
+            prepare([source], TOKENIZER, out, workers=1, **options)
+    if not out.exists():
+        prepare([source], TOKENIZER, out, workers=1)
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
+    assert content(out) == content(tmp_path / "whole")
+
+
+def cut(path: pathlib.Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def change(path: pathlib.Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("kind", ["payload", "index", "json"])
+@pytest.mark.parametrize("damage", [pathlib.Path.unlink, cut, change])
+def test_a_damaged_spool_is_gone_on_with_from_where_it_is_whole(
+    source: str, tmp_path: pathlib.Path, monkeypatch, kind: str, damage
+) -> None:
+    out = tmp_path / "out"
+    read_all(monkeypatch, source, out)
+    damage(tmp_path / "out.partial" / "spool" / f"000003.{kind}")
+    completed = []
+    real = Spool.complete
+    monkeypatch.setattr(Spool, "complete", lambda self: completed.append(self._count) or real(self))
+    prepare([source], TOKENIZER, out, workers=1)
+    assert completed[0] == 3
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
+    assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"held_out": 0.3}, {"dedup": True}, {"shards": 4}, {"filters": Filters(shortest=50)}],
+)
+def test_what_is_decided_when_all_is_read_may_change(
+    source, tmp_path: pathlib.Path, monkeypatch, caplog, options
+) -> None:
+    out = tmp_path / "out"
+    read_all(monkeypatch, source, out)
+    with caplog.at_level("INFO"):
+        prepare([source], TOKENIZER, out, workers=1, **options)
+    assert "goes on after 200 documents" in caplog.text
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1, **options)
+    assert content(out) == content(tmp_path / "whole")
+
+
+def test_what_was_read_is_there_after_a_refusal_at_the_end(source, tmp_path, caplog) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="shards=101 is too many"):
+        prepare([source], TOKENIZER, out, workers=1, held_out=0, shards=101)
+    with caplog.at_level("INFO"):
+        prepare([source], TOKENIZER, out, workers=1, held_out=0, shards=100)
+    assert "goes on after 200 documents" in caplog.text
+
+
+def later(source: str, monkeypatch) -> None:
+    """Other text of the same length, written in the same second."""
+    before = os.stat(source)
+    path = pathlib.Path(source)
+    path.write_text(path.read_text().replace("ba", "do"))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns // 10**9 * 10**9 + 1))
+
+
+def newer_library(source: str, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2038.1")
+
+
+def newer_program(source: str, monkeypatch) -> None:
+    monkeypatch.setattr(corpus, "VERSION", 3)
+
+
+def other_sentences(source: str, monkeypatch) -> None:
+    monkeypatch.setattr(corpus, "LONGEST", 32)
+
+
+@pytest.mark.parametrize("change", [later, newer_library, newer_program, other_sentences])
+def test_what_would_be_read_otherwise_is_read_anew(
+    source, tmp_path, monkeypatch, caplog, change
+) -> None:
+    out, filters = tmp_path / "out", Filters(near_dedup=True)
+    os.utime(source, ns=(0, 1_800_000_000 * 10**9))
+    read_all(monkeypatch, source, out, filters=filters)
+    change(source, monkeypatch)
+    with caplog.at_level("INFO"):
+        prepare([source], TOKENIZER, out, workers=1, filters=filters)
+    assert "goes on" not in caplog.text
+    prepare([source], TOKENIZER, tmp_path / "whole", workers=1, filters=filters)
+    assert content(out) == content(tmp_path / "whole")
