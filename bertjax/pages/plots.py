@@ -128,9 +128,9 @@ def _figure(title: str, axes: tuple[str, str], parts: Sequence[str]) -> str:
 
 STYLE = """
 svg circle.shown { visibility: visible; stroke-width: .8; fill-opacity: .75; }
-.matrix td { text-align: center; padding: 6px 10px; }
-.matrix td.hit { background: color-mix(in srgb, var(--good) var(--share), transparent); }
-.matrix td.miss { background: color-mix(in srgb, var(--bad) var(--share), transparent); }
+.matrix th, .matrix td { text-align: center; padding: 6px 10px; }
+.matrix td.hit { background: color-mix(in srgb, var(--good) calc(.7 * var(--share)), transparent); }
+.matrix td.miss { background: color-mix(in srgb, var(--bad) calc(.7 * var(--share)), transparent); }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 36px 24px; }
 @media (max-width: 760px) { .pair { grid-template-columns: 1fr; } }
 """

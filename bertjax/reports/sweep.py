@@ -78,7 +78,8 @@ def _points(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(score: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    names = [score, *(name for name in runs[0]["scores"] if name != score)]
+    # A loss of one term is that term.
+    names = [score, *(n for n in runs[0]["scores"] if n != score and not n.endswith("_loss"))]
     rows = [
         (
             run["name"],
