@@ -12,25 +12,26 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 def shapes_of(config: BertConfig) -> dict[str, Any]:
-    """The parameters of pre-training, and of the heads that are fine-tuned, as shapes."""
+    """The parameters of pre-training, and of a span head, as shapes."""
     ids = np.zeros((1, 8), np.int32)
     names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
     batch, init = dict.fromkeys(names, ids), Network(config, ("mlm", "nsp")).init
     variables = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
-    sizes = {"span": 2, "classifier": max(config.num_labels, 1), "choice": 1}
-    tuned = {
-        head: {
-            "kernel": jax.ShapeDtypeStruct((config.hidden_size, size), "float32"),
-            "bias": jax.ShapeDtypeStruct((size,), "float32"),
-        }
-        for head, size in sizes.items()
-    }
-    return variables["params"] | tuned
+    return variables["params"] | {"span": _linear(config, 2)}
+
+
+def _linear(config: BertConfig, size: int) -> dict[str, Any]:
+    shapes = {"kernel": (config.hidden_size, size), "bias": (size,)}
+    return {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
 
 
 def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> Model:
     """Random arrays for the encoder and some heads."""
     random, shapes = np.random.default_rng(0), shapes_of(config)
+    shapes |= {
+        "choice": _linear(config, 1),
+        "classifier": _linear(config, max(config.num_labels, 1)),
+    }
 
     def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
         mean = float(path[-1].key == "scale")

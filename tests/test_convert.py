@@ -65,7 +65,10 @@ def assert_same(a: Model, b: Model) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [(), ("pooler",), ("mlm",), ("span",), ("pooler", "mlm", "nsp")])
+@pytest.mark.parametrize(
+    "heads",
+    [(), ("pooler",), ("mlm",), ("span",), ("pooler", "mlm", "nsp"), ("pooler", "classifier")],
+)
 @pytest.mark.parametrize(
     "way", [("bertjax", "hf", "bertjax"), ("tf1", "bertjax", "hf", "tf1"), ("hf", "tf1")], ids=str
 )
