@@ -1,11 +1,12 @@
 """What `transformers` makes of an exported directory; runs in an environment of its own.
 
-PYTHON tests/peer.py DIRECTORY CLASS LINES OUTPUT [THEIRS [FIELDS]]
+PYTHON tests/peer.py DIRECTORY CLASS LINES OUTPUT [THEIRS [FIELDS]] [, DIRECTORY ...]
 
 It writes the model as its own to THEIRS, if that is given: with FIELDS, a JSON object, a random one
-of their configuration, with the tokenizer of DIRECTORY.
+of their configuration, with the tokenizer of DIRECTORY. A comma begins another model.
 """
 
+import itertools
 import json
 import sys
 
@@ -14,7 +15,12 @@ import transformers
 
 
 def main() -> None:
-    _, directory, kind, lines, output, *theirs = sys.argv
+    for separates, given in itertools.groupby(sys.argv[1:], ",".__eq__):
+        if not separates:
+            describe(*given)
+
+
+def describe(directory: str, kind: str, lines: str, output: str, *theirs: str) -> None:
     if len(theirs) > 1:
         torch.manual_seed(0)
         config = transformers.BertConfig(**json.loads(theirs[1]))

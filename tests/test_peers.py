@@ -71,14 +71,14 @@ def outputs(model: Model, ids: list[int]) -> dict[str, np.ndarray]:
     }
 
 
-def ask(python: str, folder: pathlib.Path, kind: str, *more: object) -> dict:
-    """What a peer says of the model in a folder, where `lines.txt` are too."""
-    script = pathlib.Path(__file__).with_name("peer.py")
-    arguments = [script, folder, kind, folder / "lines.txt", folder / "found.json", *more]
+def ask(python: str, *questions: tuple) -> list[dict]:
+    """What a peer says of models, each a folder, where `lines.txt` are too, a class, and more."""
+    arguments = [pathlib.Path(__file__).with_name("peer.py")]
+    for folder, kind, *more in questions:
+        arguments += [folder, kind, folder / "lines.txt", folder / "found.json", *more, ","]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([python, *arguments], check=True, env=environment)
-    found: dict = json.loads((folder / "found.json").read_text())
-    return found
+    return [json.loads((folder / "found.json").read_text()) for folder, *_ in questions]
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_an_exported_directory_opens_as_it_is(
     model = draw_model(CONFIG, tokenizer, *heads)
     huggingface.write(model, tmp_path)
     (tmp_path / "lines.txt").write_text("\n".join(lines), "utf-8")
-    found = ask(python, tmp_path, kind)
+    (found,) = ask(python, (tmp_path, kind))
     assert (found["missing"], found["unexpected"]) == ([], [])
     assert found["class"] == ("BertModel" if kind == "AutoModel" else kind)
     ids = [tokenizer.encode(line) for line in lines]
@@ -110,6 +110,7 @@ def test_an_exported_directory_opens_as_it_is(
 
 
 SMALL = BertConfig(128, 2, 64, 2, max_positions=64)
+SMALL_TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 TEXT = "ba doki lu menos ra ."
 NAMES = ("glad", "odd, or so", "ünzufrieden")
 # Class, labels, what is said, `problem_type`.
@@ -130,78 +131,88 @@ def same_model(ours: Model, theirs: Model) -> None:
 
 
 def same_outputs(model: Model, found: dict) -> None:
-    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
-    ids = tokenizer.encode(TEXT)
+    ids = SMALL_TOKENIZER.encode(TEXT)
     assert found["ids"] == [ids]
-    for name, values in outputs(model, [tokenizer.cls_id, *ids, tokenizer.sep_id]).items():
+    ours = outputs(model, [SMALL_TOKENIZER.cls_id, *ids, SMALL_TOKENIZER.sep_id])
+    for name, values in ours.items():
         np.testing.assert_allclose(values, found["outputs"][name], atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("python", PEERS)
-@pytest.mark.parametrize(("kind", "labels", "target", "problem"), CLASSIFIERS)
-def test_a_classifier_goes_there_and_back_with_its_labels(
-    kind: str, labels: tuple, target: str, problem: str | None, python: str, tmp_path
-) -> None:
+# Class, fields of their configuration, labels, what is said.
+THEIRS = [
+    ("BertForSequenceClassification", {}, ("LABEL_0", "LABEL_1"), "class"),
+    ("BertForSequenceClassification", {"num_labels": 1}, (), "number"),
+    (
+        "BertForSequenceClassification",
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+        ("LABEL_0", "LABEL_1", "LABEL_2"),
+        "labels",
+    ),
+    (
+        "BertForSequenceClassification",
+        {"id2label": {str(i): str(11 - i) for i in range(12)}},
+        tuple(str(11 - i) for i in range(12)),
+        "class",
+    ),
+    ("BertForMultipleChoice", {}, (), "class"),
+]
+
+
+def ours_of(kind: str, labels: tuple, target: str) -> Model:
     head = "choice" if "Choice" in kind else "classifier"
     count = 0 if head == "choice" else max(1, len(labels))
     config = dataclasses.replace(SMALL, num_labels=count)
-    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
-    drawn = draw_model(config, tokenizer, "pooler", head)
-    model = dataclasses.replace(drawn, labels=labels, target=target)
-    huggingface.write(model, tmp_path)
-    (tmp_path / "lines.txt").write_text(TEXT)
-    found = ask(python, tmp_path, kind, tmp_path / "theirs")
+    drawn = draw_model(config, SMALL_TOKENIZER, "pooler", head)
+    return dataclasses.replace(drawn, labels=labels, target=target)
+
+
+@pytest.fixture(scope="module", params=PEERS)
+def asked(request, tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict]]:
+    """Of each case the folder, and what the peer says of it, all in one process."""
+    questions = {}
+    for number, (kind, labels, target, _) in enumerate(CLASSIFIERS):
+        folder = tmp_path_factory.mktemp("ours")
+        huggingface.write(ours_of(kind, labels, target), folder)
+        questions[f"ours {number}"] = folder, kind, folder / "theirs"
+    for number, (kind, fields, *_) in enumerate(THEIRS):
+        folder = tmp_path_factory.mktemp("theirs")
+        huggingface.write(draw_model(SMALL, SMALL_TOKENIZER), folder)
+        given = json.dumps(huggingface.describe_config(SMALL) | fields)
+        questions[f"theirs {number}"] = folder, kind, folder / "theirs", given
+    for folder, *_ in questions.values():
+        (folder / "lines.txt").write_text(TEXT)
+    found = ask(request.param, *questions.values())
+    folders = [folder / "theirs" for folder, *_ in questions.values()]
+    return dict(zip(questions, zip(folders, found, strict=True), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(len(CLASSIFIERS)))
+def test_a_classifier_goes_there_and_back_with_its_labels(case: int, asked) -> None:
+    kind, labels, target, problem = CLASSIFIERS[case]
+    model, (theirs, found) = ours_of(kind, labels, target), asked[f"ours {case}"]
     assert (found["missing"], found["unexpected"]) == ([], [])
     assert found["class"] == kind.replace("AutoModel", "Bert")
     assert found["problem_type"] == problem
-    if head == "classifier":
+    if "classifier" in model.params:
         expected = labels or ("LABEL_0",)
         assert found["labels"] == [*expected]
         assert found["numbers"] == {label: i for i, label in enumerate(expected)}
     same_outputs(model, found)
-    same_model(model, read_model(tmp_path / "theirs"))
+    same_model(model, read_model(theirs))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("python", PEERS)
-@pytest.mark.parametrize(
-    ("kind", "fields", "labels", "target"),
-    [
-        ("BertForSequenceClassification", {}, ("LABEL_0", "LABEL_1"), "class"),
-        ("BertForSequenceClassification", {"num_labels": 1}, (), "number"),
-        (
-            "BertForSequenceClassification",
-            {"num_labels": 3, "problem_type": "multi_label_classification"},
-            ("LABEL_0", "LABEL_1", "LABEL_2"),
-            "labels",
-        ),
-        (
-            "BertForSequenceClassification",
-            {"id2label": {str(i): str(11 - i) for i in range(12)}},
-            tuple(str(11 - i) for i in range(12)),
-            "class",
-        ),
-        ("BertForMultipleChoice", {}, (), "class"),
-    ],
-)
-def test_theirs_open_here_and_are_written_as_they_were(
-    kind: str, fields: dict, labels: tuple, target: str, python: str, tmp_path
-) -> None:
-    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
-    huggingface.write(draw_model(SMALL, tokenizer), tmp_path)
-    (tmp_path / "lines.txt").write_text(TEXT)
-    small = huggingface.describe_config(SMALL) | fields
-    found = ask(python, tmp_path, kind, tmp_path / "theirs", json.dumps(small))
-    model = read_model(tmp_path / "theirs")
+@pytest.mark.parametrize("case", range(len(THEIRS)))
+def test_theirs_open_here_and_are_written_as_they_were(case: int, asked, tmp_path) -> None:
+    _, _, labels, target = THEIRS[case]
+    theirs, found = asked[f"theirs {case}"]
+    model = read_model(theirs)
     assert (model.labels, model.target, model.left_out) == (labels, target, ())
     same_outputs(model, found)
-    (tmp_path / "again").mkdir()
-    huggingface.write(model, tmp_path / "again")
-    theirs, again = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "again")
-    )
-    assert theirs.keys() == again.keys()
-    for name, array in theirs.items():
-        assert array.tobytes() == again[name].tobytes(), name
-    same_model(model, read_model(tmp_path / "again"))
+    huggingface.write(model, tmp_path)
+    before, after = (load_file(path / "model.safetensors") for path in (theirs, tmp_path))
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert array.tobytes() == after[name].tobytes(), name
+    same_model(model, read_model(tmp_path))
