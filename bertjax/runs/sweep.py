@@ -297,19 +297,16 @@ def summary(
 def _claim(workdir: epath.Path, trials: Sequence[Trial]) -> None:
     """Makes the workdir this sweep's, or sees that it is."""
     path, names = workdir / "trials.json", [trial.name for trial in trials]
-    if path.exists():
-        if json.loads(path.read_text()) != names:
-            raise InputError(
-                f"{workdir} holds a sweep of other runs: use another --workdir, or its grid and "
-                "seeds."
-            )
-        return
-    if workdir.exists() and any(workdir.iterdir()):
-        raise InputError(f"{workdir} holds something that is no sweep: use another --workdir.")
-    if hosts.is_first():
+    if (workdir / "run.json").exists():
+        raise InputError(f"{workdir} holds a run and no sweep: use another --workdir.")
+    if hosts.is_first() and not path.exists():
         workdir.mkdir(parents=True, exist_ok=True)
         _write(path, names)
     hosts.wait_for_all("sweep")
+    if json.loads(path.read_text()) != names:
+        raise InputError(
+            f"{workdir} holds a sweep of other runs: use another --workdir, or its grid and seeds."
+        )
 
 
 def _write(path: epath.Path, content: Any) -> None:
