@@ -1,5 +1,6 @@
 """Sentences and multiple choice go through the one loop, from files to answers."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -284,6 +285,15 @@ def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -
     mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
     assert scores["accuracy"] == pytest.approx(mean)
     assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
+
+
+@pytest.mark.slow
+def test_nothing_to_train_on_is_needed_to_be_evaluated(trained, folder, tmp_path) -> None:
+    (tmp_path / "test.csv").write_text((folder / "dev.csv").read_text())
+    config = toys.configuration("class", folder, init=trained("class"))
+    data = {**config.data, "dir": str(tmp_path), "train": "", "dev": "test.csv"}
+    alone = evaluate(dataclasses.replace(config, data=data), trained("class"))
+    assert alone.scores == evaluate(config, trained("class")).scores
 
 
 @pytest.mark.slow

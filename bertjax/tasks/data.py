@@ -8,6 +8,7 @@ from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import SUFFIXES
 from data_pipelines.paths import is_remote
+from data_pipelines.text.sources import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 # The fields of `data` that are read here.
@@ -80,11 +81,7 @@ def find_tables(config: Config, split: str) -> list[tuple[str, epath.Path]]:
     directory = epath.Path(data["dir"])
     if not directory.is_dir():
         raise InputError(f"data.dir={directory} is no directory: name the one with the files.")
-    found = [
-        path
-        for path in sorted(directory.iterdir())
-        if path.name.partition(".")[0] in _STEMS[split] and {*_suffixes(path)} & {*SUFFIXES}
-    ]
+    found = _called(directory, split)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InputError(f"{directory} has {names}: choose one with data.{split}=FILE.")
@@ -94,6 +91,23 @@ def find_tables(config: Config, split: str) -> list[tuple[str, epath.Path]]:
             "data.train=FILE."
         )
     return [(split, path) for path in found]
+
+
+def has_training_table(config: Config) -> bool:
+    """Whether there is something to train on, and not to evaluate on alone."""
+    data = config.data
+    if data["train"] or data["dir"].startswith(TFDS):
+        return True
+    directory = epath.Path(data["dir"])
+    return bool(data["dir"]) and directory.is_dir() and bool(_called(directory, "train"))
+
+
+def _called(directory: epath.Path, split: str) -> list[epath.Path]:
+    return [
+        path
+        for path in sorted(directory.iterdir())
+        if path.name.partition(".")[0] in _STEMS[split] and {*_suffixes(path)} & {*SUFFIXES}
+    ]
 
 
 def _suffixes(path: epath.Path) -> list[str]:

@@ -15,7 +15,7 @@ from bertjax.formats.opening import find_labels
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import EvaluationSet, HostBatch, Opened
-from bertjax.tasks.data import tokenizer_of
+from bertjax.tasks.data import has_training_table, tokenizer_of
 from bertjax.tasks.finetuning import show_examples
 from bertjax.tasks.sentences import page
 from bertjax.tasks.sentences.sets import Labelled, answer
@@ -117,7 +117,7 @@ class Task(finetuning.Task):
 
     def _find_labels(self) -> tuple[str, ...]:
         """Those that training gives, in the order of the model that the run begins with, if that
-        has the same; of an evaluation, which begins with what it evaluates, the model's.
+        has the same; that model's where there is nothing to train on.
         """
         data, init = self.config.data, self.config.init
         if columns_of(self.config).target == "number":
@@ -125,6 +125,8 @@ class Task(finetuning.Task):
         known = find_labels(init) if init else ()
         if data["glue"]:
             own = find_glue(data["glue"]).labels
+        elif known and not has_training_table(self.config):
+            own = known
         else:
             # Chance may hold out all examples of a rare label.
             held_out = read_sets(self.config, "dev") if holds_out(self.config) else []
