@@ -29,7 +29,16 @@ from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 # Minutes each, most of them in processes of their own.
-LONGEST = ["hosts", "storage", "preflight", "resume", "train", "squad_task", "meshes"]
+LONGEST = [
+    "hosts",
+    "storage",
+    "preflight",
+    "resume",
+    "train",
+    "squad_task",
+    "sentence_task",
+    "meshes",
+]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

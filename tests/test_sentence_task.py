@@ -4,11 +4,11 @@ import dataclasses
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 import toys
 from models import draw_model
+from processes import run
 from remains import metrics
 
 from bertjax.cli.main import main
@@ -43,7 +43,9 @@ def trained(folder, tmp_path_factory):
     def of(kind: str) -> pathlib.Path:
         if kind not in found:
             found[kind] = tmp_path_factory.mktemp(kind) / "run"
-            Run(toys.configuration(kind, folder), found[kind]).train()
+            # In a process of one device: of eight on two cores, steps wait for each other too long.
+            done = run("train", "--workdir", found[kind], *toys.arguments(kind, folder))
+            assert done.returncode == 0, done.stderr
         return found[kind]
 
     return of
@@ -85,7 +87,7 @@ def test_it_scores_the_same_wherever_it_is_opened(kind, trained, exported, folde
     for path in (trained(kind), exported(kind)):
         found = evaluate(toys.configuration(kind, folder, path), path)
         for name, value in found.scores.items():
-            assert value == pytest.approx(while_training[name], abs=2e-6), name
+            assert value == pytest.approx(while_training[name], abs=1e-5), name
     entries = found.files["predictions"]
     assert len(entries) == 60
     if kind == "class":
@@ -170,12 +172,12 @@ def test_one_goes_on_from_a_classifier_if_its_labels_are_the_same(
     own = read_model(begin).params["classifier"]
     cases = [("class", {}, True), ("labels", {}, True), ("number", {}, False)]
     for kind, overrides, kept in cases:
-        run = Run(toys.configuration(kind, folder, begin, **overrides), tmp_path / kind)
+        new = Run(toys.configuration(kind, folder, begin, **overrides), tmp_path / kind)
         start = Start(begin)
-        start.check(run.config.model, run.programs.params, run.task.labels)
-        params = start.fill(run.task.objective.init_params(jax.random.key(0)))
-        same = leaves(params["classifier"]) == leaves(own)
-        assert same == kept, kind
+        start.check(new.config.model, new.programs.params, new.task.labels)
+        found = start.given(new.programs.params)
+        same = "classifier" in found and leaves(found["classifier"]) == leaves(own)
+        assert same == kept and {"encoder", "pooler"} <= found.keys(), kind
 
 
 def published(path: pathlib.Path, labels: tuple[str, ...]) -> pathlib.Path:
