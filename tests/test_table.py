@@ -163,7 +163,11 @@ def test_a_field_may_be_as_long_as_a_book(tmp_path) -> None:
         ("t.jsonl", "\n\n", "has no rows"),
         ("t.parquet", "text,label", r"t\.parquet is damaged"),
         ("t.arrow", "text,label", r"t\.arrow is damaged"),
-        ("t.parquet.gz", gzip.compress(b"PAR1", mtime=0), r"t\.parquet\.gz is compressed: .* unpack it"),
+        (
+            "t.parquet.gz",
+            gzip.compress(b"PAR1", mtime=0),
+            r"t\.parquet\.gz is compressed: .* unpack it",
+        ),
         ("t.csv", b"PAR1\x15", "is Parquet, so give it .* ends in .parquet"),
         ("t.csv", gzip.compress(b"a,b", mtime=0), "it is compressed, so let its name end in .gz"),
         ("t.xlsx", "", "is no table by its name: let it end in .csv, .tsv, .jsonl or .parquet"),
