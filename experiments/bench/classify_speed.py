@@ -40,8 +40,10 @@ def texts_of(data: str, column: str) -> list[str]:
 
 def bertjax_work(checkpoint: str, data: str, column: str) -> Callable[[], list[str]]:
     """A function that gives the label of each text."""
+    from bertjax.cli.devices import pass_over_absent_tpu
     from bertjax.runs.predict import Predictor
 
+    pass_over_absent_tpu()
     predictor = Predictor(checkpoint)
     lines = [json.dumps({column: text}) for text in texts_of(data, column)]
     return lambda: [answer["label"] for answer in predictor.answers(lines, TOGETHER)]
@@ -118,9 +120,12 @@ def main() -> None:
         bertjax = [sys.executable, "-m", "bertjax"]
         convert = [*bertjax, "convert", "--to", "hf", args.checkpoint, str(exported)]
         subprocess.run(convert, check=True, env=environment())
-        from bertjax.runs.start import Start
+        from bertjax.tasks import registry
+        from bertjax.training.checkpoint import find_checkpoint
+        from bertjax.training.config import read_config
 
-        seq_len = Start(args.checkpoint).config().seq_len
+        file = find_checkpoint(args.checkpoint) / "config.json"
+        seq_len = read_config(file, registry.data_fields()).seq_len
         (exported / "bench.json").write_text(json.dumps(seq_len))
         rest = ["--data", args.data, "--text", args.text, f"--cores={args.cores}"]
         commands = {OURS: [sys.executable, __file__, "--checkpoint", args.checkpoint, "--work=0"]}

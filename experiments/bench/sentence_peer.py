@@ -164,6 +164,9 @@ def main() -> None:
     parser.add_argument("--only", choices=["ours", "theirs"])
     args, rest = parser.parse_known_args()
 
+    from bertjax.cli.devices import pass_over_absent_tpu
+
+    pass_over_absent_tpu()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     args.output.mkdir(parents=True, exist_ok=True)
     options = [str(args.cores), str(args.pad), str(args.sorted)]
