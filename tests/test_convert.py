@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from etils import epath
 from goldens import make_encoder_outputs
 from models import draw_model, shapes_of
 
@@ -22,6 +23,8 @@ from bertjax.model.heads import Model as Network
 from bertjax.model.heads import Pooler
 from bertjax.runs.convert import convert
 from bertjax.runs.predict import Predictor
+from bertjax.training.checkpoint import FILES
+from bertjax.training.integrity import finish
 from data_pipelines.vocabulary.specials import SPECIALS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -228,6 +231,24 @@ def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
     assert word.dtype == np.float32
     before = draw().params["encoder"]["embeddings"]["word"]
     np.testing.assert_array_equal(word, before.astype(dtype).astype(np.float32))
+
+
+def test_what_a_task_of_glue_says_of_a_text_is_kept(tmp_path) -> None:
+    model = dataclasses.replace(draw("pooler", "classifier"), target="number", labels=())
+    write_hf(model, tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "own", "hf", "bertjax")
+
+    def describe(path: epath.Path) -> None:
+        said = json.loads((path / "config.json").read_text())
+        said["data"] |= {"glue": "stsb", "target": "class"}  # as `experiments/glue.py` leaves it
+        (path / "config.json").write_text(json.dumps(said))
+
+    (tmp_path / "own" / FILES).unlink()
+    finish(epath.Path(tmp_path / "own"), describe)
+    convert(tmp_path / "own", tmp_path / "again", "bertjax", "hf")
+    assert read_model(tmp_path / "again").target == "number"
+    said = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert said["problem_type"] == "regression"
 
 
 @pytest.mark.parametrize(

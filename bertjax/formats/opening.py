@@ -19,6 +19,7 @@ from bertjax.training.checkpoint import (
 )
 from bertjax.training.config import read_model_config
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.glue import find_glue
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")
@@ -112,12 +113,13 @@ def _read_own(path: epath.Path) -> Model:
     path = find_checkpoint(path)
     config, params = read_model_config(path / "config.json"), saved_params(path)
     data = json.loads((path / "config.json").read_text()).get("data", {})
+    glue = data.get("glue")
     return Model(
         config,
         load_params(path, params),
         load_tokenizer(path),
         labels=read_labels(path),
-        target=data.get("target", "class"),
+        target=find_glue(glue).target if glue else data.get("target", "class"),
     )
 
 

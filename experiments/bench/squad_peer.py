@@ -15,7 +15,6 @@ be the interpreter of another environment.
 """
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import sys
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.bench.peer import optimizer_of, recipe_of
 from experiments.bench.turns import Cost, cost_of
 
 
@@ -54,20 +54,11 @@ def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
     import torch
     import transformers
 
-    settings = json.loads((directory / "settings.json").read_text())
-    torch.manual_seed(settings["seed"])
+    recipe = json.loads((directory / "recipe.json").read_text())
+    torch.manual_seed(recipe["seed"])
     torch.set_num_threads(threads)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(init).float().train()
-    named = list(model.named_parameters())
-    plain = [p for name, p in named if "LayerNorm" in name or "bias" in name]
-    rest = [p for name, p in named if not ("LayerNorm" in name or "bias" in name)]
-    groups = [
-        {"params": rest, "weight_decay": settings["weight_decay"]},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    betas = settings["b1"], settings["b2"]
-    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=settings["eps"], fused=True)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, settings["rates"].__getitem__)
+    optimizer, rates = optimizer_of(model, recipe)
 
     def inputs_of(batch: dict[str, np.ndarray], cells: Sequence[Cell]) -> dict[str, Any]:
         length = max(len(cell.columns) for cell in cells)
@@ -95,7 +86,7 @@ def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
             loss = out.loss * (len(group) / len(cells))
             loss.backward()
             recent.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip_norm"])
         optimizer.step()
         rates.step()
         optimizer.zero_grad(set_to_none=True)
@@ -139,20 +130,13 @@ def train_theirs(
     from bertjax.runs import inspection
     from bertjax.tasks import registry
     from bertjax.training.config import load_config
-    from bertjax.training.optimizer import make_schedule
 
     config = load_config(spec, parse_overrides(rest), registry.data_fields(), find_model)
     task = registry.find(config.task)(config)
     config = config.resolve(task.examples_per_epoch)
-    optimizer, steps = config.optimizer_config(), int(config.steps)
-    schedule = make_schedule(optimizer)
-    settings = dataclasses.asdict(optimizer) | {
-        "seed": config.seed,
-        "rates": [float(schedule(step)) for step in range(steps + 1)],
-    }
     directory.mkdir(parents=True)
-    (directory / "settings.json").write_text(json.dumps(settings))
-    inspection.save_batches(config, 0, steps, 1, 0, directory / "train.npz")
+    (directory / "recipe.json").write_text(json.dumps(recipe_of(config)))
+    inspection.save_batches(config, 0, int(config.steps), 1, 0, directory / "train.npz")
     (held_out,) = task.evaluation_sets()
     batches = list(held_out.batches())
     arrays: dict[str, Any] = {name: np.stack([b[name] for b in batches]) for name in batches[0]}
