@@ -1,6 +1,7 @@
 """Pack the answers of runs to GLUE's tests as its server takes them."""
 
 import argparse
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -34,22 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.runs.predict import Predictor
-    from bertjax.tasks.sentences.submission import answer_by_majority, answer_tests, archive
+    from bertjax.tasks.sentences.submission import archive
 
     check_output(args.output)
     pass_over_absent_tpu()
     keep_compiled()
     files: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for source in [*args.majority, *args.checkpoint]:
-        if source in args.majority:
-            answers = answer_by_majority(source, args.data)
-        else:
-            answers = answer_tests(Predictor(source), args.data)
+    for source, answers in _answers(args):
         for file, content in answers.items():
             if file in files:
                 raise InputError(f"{sources[file]} and {source} both answer {file}: give one.")
             files[file], sources[file] = content, source
             print(f"{file}: {len(content.splitlines()) - 1:,} answers by {source}", flush=True)
     epath.Path(args.output).write_bytes(archive(files))
+
+
+def _answers(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
+    from bertjax.runs.predict import Predictor
+    from bertjax.tasks.sentences.submission import answer_by_majority, answer_tests
+
+    for name in args.majority:
+        yield f"--majority {name}", answer_by_majority(name, args.data)
+    for path in args.checkpoint:
+        yield path, answer_tests(Predictor(path), args.data)
