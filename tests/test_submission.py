@@ -116,7 +116,7 @@ def test_labels_are_said_by_name_whatever_their_order_in_the_model(glue) -> None
 
 
 def test_a_task_is_answered_by_its_majority(glue) -> None:
-    header, *rows = rows_of(answer_by_majority("wnli", str(glue))["WNLI"])
+    _, *rows = rows_of(answer_by_majority("wnli", str(glue))["WNLI"])
     assert rows == [[str(i), "1"] for i in range(COUNT)]
     with pytest.raises(InputError, match="numbers and no classes"):
         answer_by_majority("stsb", str(glue))
