@@ -12,7 +12,7 @@ many pieces; with --sorted a step goes through it in groups of like length whose
 the step's. Both are scored once, at the end, by bertjax.
 
 Seeds count from the configuration's. DIR gets a file of one line of JSON for each seed of each
-contestant; what is there is not repeated, so that a series may be made in several sittings, and
+contestant; what is there is not repeated, so that a series may be made in several goes, and
 other ways to pad may be added to it. Times are of whole processes: of bertjax's, reading,
 tokenising and compiling are part, of the peer's none of it. Examples a second are those of training
 alone, after the first `log_every` steps. PYTHON needs torch and transformers (extra [bench]); it
