@@ -1,6 +1,6 @@
 """Runs of a sweep are trained together, are what they are alone, and survive being killed."""
 
-import math
+import json
 import pathlib
 from collections.abc import Mapping
 
@@ -14,6 +14,7 @@ from processes import Command
 from remains import metrics
 
 from bertjax.cli.sweep import table
+from bertjax.errors import RunError
 from bertjax.reports.run import write_report
 from bertjax.runs.evaluate import evaluate
 from bertjax.runs.grid import Trial, make_trials, of_one_shape
@@ -115,11 +116,32 @@ def test_failed_runs_are_counted_and_left_out_of_means(folder) -> None:
 
 
 def test_a_point_of_which_all_runs_failed_has_no_mean(folder) -> None:
-    trials = trials_of(folder, [], 1)
-    results = {trials[0].name: {"scores": {"accuracy": math.nan}, "failed": True}}
+    trials = trials_of(folder, ["batch_size=8,16"], 1)
+    results = {
+        trial.name: {"scores": {"accuracy": score}, "failed": score is None}
+        for trial, score in zip(trials, (None, 0.5), strict=True)
+    }
     found = summary(trials, results, "accuracy")
-    assert found["points"][0]["mean"] is None
+    assert found["points"][0]["mean"] is None and found["best"] == trials[1].name
     assert table(found).splitlines()[1].split()[-4:] == ["-"] * 4
+
+
+def test_a_sweep_of_which_every_run_diverged_says_so(folder) -> None:
+    trials = trials_of(folder, [], 2)
+    results = {trial.name: {"scores": {"accuracy": None}, "failed": True} for trial in trials}
+    with pytest.raises(RunError, match="no run has a finite accuracy"):
+        summary(trials, results, "accuracy")
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_stops_no_other(folder, tmp_path) -> None:
+    trials = trials_of(folder, ["optimizer.learning_rate=1e38,8e-3"], 1)
+    found = sweep(trials, original(folder), tmp_path / "grid")
+    assert [run["failed"] for run in found["runs"]] == [True, False]
+    assert found["runs"][0]["scores"]["loss"] is None
+    assert json.loads((tmp_path / "grid" / "sweep.json").read_text()) == found
+    assert found["best"] == trials[1].name
+    assert write_report(tmp_path / "grid").exists()
 
 
 @pytest.fixture(scope="module")

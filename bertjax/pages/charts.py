@@ -65,11 +65,7 @@ def chart(
     def y(value: float) -> float:
         return bottom - (bottom - top) * axis.place(value)
 
-    parts = [
-        f'<path class="grid" d="M{left} {y(tick):.1f}H{right}"/>'
-        f'<text class="value" x="{left - 9}" y="{y(tick) + 4:.1f}">{label}</text>'
-        for tick, label in zip(axis.ticks, tick_labels(axis, share), strict=True)
-    ]
+    parts = rulings(axis, y, left, right, share)
     parts += [
         f'<text x="{x(step):.1f}" y="{height - 6}">{rounded(step)}</text>'
         for step in linear_ticks(0, max(last, 1), 8 if wide else 5)
@@ -94,6 +90,15 @@ def chart(
         f'data-left="{left}" data-right="{right}" data-last="{last}">{"".join(parts)}'
         f'<path class="guide" d="M0 {top}V{bottom}"/></svg></div></figure>\n'
     )
+
+
+def rulings(axis: Axis, y: Place, left: float, right: float, share: bool) -> list[str]:
+    """A line across the drawing at each tick of a vertical axis, its label before it."""
+    return [
+        f'<path class="grid" d="M{left} {y(tick):.1f}H{right}"/>'
+        f'<text class="value" x="{left - 9}" y="{y(tick) + 4:.1f}">{label}</text>'
+        for tick, label in zip(axis.ticks, tick_labels(axis, share), strict=True)
+    ]
 
 
 def _curve(

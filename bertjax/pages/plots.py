@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from bertjax.pages.charts import number, tick_labels, value_axis
+from bertjax.pages.charts import number, rulings, tick_labels, value_axis
 
 _WIDTH, _HEIGHT = 528, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, _WIDTH - 16, 8, _HEIGHT - 42
@@ -38,11 +38,7 @@ def scatter(
     def y(value: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * up.place(value)
 
-    parts = [
-        f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{_RIGHT}"/>'
-        f'<text class="value" x="{_LEFT - 9}" y="{y(tick) + 4:.1f}">{label}</text>'
-        for tick, label in zip(up.ticks, tick_labels(up, share), strict=True)
-    ]
+    parts = rulings(up, y, _LEFT, _RIGHT, share)
     parts += [
         f'<text x="{x(tick):.1f}" y="{_BOTTOM + 18}">{label}</text>'
         for tick, label in zip(across.ticks, tick_labels(across, share), strict=True)
@@ -67,11 +63,7 @@ def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str) -> str:
     def y(value: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * up.place(value)
 
-    parts = [
-        f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{_RIGHT}"/>'
-        f'<text class="value" x="{_LEFT - 9}" y="{y(tick) + 4:.1f}">{label}</text>'
-        for tick, label in zip(up.ticks, tick_labels(up, False), strict=True)
-    ]
+    parts = rulings(up, y, _LEFT, _RIGHT, False)
     for i, (name, values) in enumerate(groups.items()):
         middle = _LEFT + wide * (i + 0.5)
         parts.append(f'<text x="{middle:.1f}" y="{_BOTTOM + 18}">{escape(name)}</text>')

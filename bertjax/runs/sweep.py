@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import make_evaluators
@@ -83,6 +84,9 @@ class Wave(Run):
             for number in range(len(self.trials))
         ]
         return _mean(self._own)
+
+    def _check_finite(self, step: int, values: dict[str, float]) -> None:
+        """A run that diverges is told in the end, and stops no other."""
 
     def _evaluator(self) -> Callable[[list[Any]], Evaluation | None]:
         assert isinstance(self.programs, Together)
@@ -239,14 +243,17 @@ def _finish(
     """Notes what became of a wave's runs, and keeps the best of all so far."""
     scores = wave.results()
     results = {
-        trial.name: {"scores": own, "failed": _failed(wave.task, own)}
+        trial.name: {
+            # JSON knows no number that is not finite.
+            "scores": {k: v if math.isfinite(v) else None for k, v in own.items()},
+            "failed": _failed(wave.task, own),
+        }
         for trial, own in zip(wave.trials, scores, strict=True)
     }
     merits = [merit(headline, own) for own in scores]
     number = int(np.argmax(merits))
-    if merits[number] > max(
-        (merit(headline, r["scores"]) for r in before.values()), default=-math.inf
-    ):
+    earlier = [_merit(headline, each["scores"]) for each in before.values()]
+    if merits[number] > max(earlier, default=-math.inf):
         wave.write_best(number, original, workdir / BEST)
     if hosts.is_first():
         _write(wave.workdir / _DONE_FILE, results)
@@ -256,6 +263,10 @@ def _finish(
 
 def _failed(task: Task, scores: Mapping[str, float]) -> bool:
     return not math.isfinite(scores.get("loss", math.nan)) or task.failed(scores)
+
+
+def _merit(name: str, scores: Mapping[str, float | None]) -> float:
+    return merit(name, {key: value for key, value in scores.items() if value is not None})
 
 
 def _headline(task: Task, config: Config) -> str:
@@ -270,7 +281,7 @@ def summary(
     trials: Sequence[Trial], results: Mapping[str, Mapping[str, Any]], headline: str
 ) -> dict[str, Any]:
     """What `sweep.json` holds. Means are over the runs that did not fail, which are counted."""
-    merits = {name: merit(headline, each["scores"]) for name, each in results.items()}
+    merits = {name: _merit(headline, each["scores"]) for name, each in results.items()}
     points = []
     for at in dict.fromkeys(trial.at for trial in trials):
         own = [results[trial.name] for trial in trials if trial.at == at]
@@ -291,6 +302,8 @@ def summary(
         for trial in trials
     ]
     best = max(merits, key=lambda name: merits[name])
+    if merits[best] == -math.inf:
+        raise RunError(f"no run has a finite {headline}: lower optimizer.learning_rate.")
     return {"score": headline, "points": points, "best": best, "runs": runs}
 
 
@@ -311,5 +324,5 @@ def _claim(workdir: epath.Path, trials: Sequence[Trial]) -> None:
 
 def _write(path: epath.Path, content: Any) -> None:
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1, allow_nan=True))
+    partial.write_text(json.dumps(content, indent=1, allow_nan=False))
     partial.replace(path)

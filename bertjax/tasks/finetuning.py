@@ -1,5 +1,6 @@
 """What the tasks have in common that learn from examples, and not from running text."""
 
+import abc
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from bertjax.model import flops
 from bertjax.tasks import contract
-from bertjax.tasks.contract import EvaluationSet, HostBatch, bucket
+from bertjax.tasks.contract import HostBatch, bucket
 from bertjax.training import objective
 from bertjax.training.config import Config, MeshConfig
 from data_pipelines.finetuning.rows import (
@@ -47,13 +48,13 @@ class Objective(objective.Objective):
         self.rows = self.rounded(config.batch_size, config.accumulation)
 
     @property
+    @abc.abstractmethod
     def row(self) -> Shape:
         """What one row holds at most."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def targets(self) -> Mapping[str, Target]:
         """What is learned, of no examples: names, kinds and types."""
-        raise NotImplementedError
 
     @property
     def eval_rows(self) -> int:
@@ -84,9 +85,9 @@ class Task(contract.Task):
         self.config, self.hosts, self.host = config, hosts, host
 
     @property
+    @abc.abstractmethod
     def examples(self) -> Examples:
         """The training data, which no evaluation reads."""
-        raise NotImplementedError
 
     def reseeded(self, config: Config) -> "Task":
         self.examples  # noqa: B018 (made once, for all)
@@ -117,9 +118,6 @@ class Task(contract.Task):
     def train_batches(self, start: int, stop: int) -> Iterable[HostBatch]:
         for step in range(start, stop):
             yield own_rows(self._batches.batch(step), self.hosts, self.host)
-
-    def evaluation_sets(self) -> Sequence[EvaluationSet]:
-        raise NotImplementedError
 
 
 class Laid:
