@@ -10,6 +10,8 @@ phase    1: rows of 128 pieces; 2: rows of 512, from phase 1's checkpoint (init=
 recipe   paper: 256 rows a step, 1M steps (Devlin et al. 2019, A.2)
          slides: 131,072 pieces a step, 1M steps (its authors' slides)
          lamb: 65,536 and 32,768 rows a step, 8,601 steps (You et al. 2020)
+objective  mlm_nsp: masked pieces and next sentences; mlm: masked pieces alone; left_to_right: the
+         next piece, by a model that sees none behind it
 data     a directory that `bertjax prepare` wrote
 smoke    shrinks all of it to a minute on a CPU
 """
@@ -66,6 +68,7 @@ def get_config(
     model: str = "base",
     phase: int = 1,
     recipe: str = "paper",
+    objective: str = "mlm_nsp",
     data: str = "",
     init: str = "",
     smoke: bool = False,
@@ -94,12 +97,16 @@ def get_config(
             "num_layers": layers,
             "hidden_size": hidden,
             "num_heads": hidden // 64,
+            "causal": objective == "left_to_right",
             "dtype": "bfloat16",
         },
         "optimizer": given["optimizer"],
         "data": {
             "dir": data,
-            "max_predictions": SHAPES[phase]["max_predictions"],
+            "objective": objective,
+            "max_predictions": (
+                None if objective == "left_to_right" else SHAPES[phase]["max_predictions"]
+            ),
         },
     }
     return ConfigDict(_smoke(config) if smoke else config)
@@ -108,7 +115,8 @@ def get_config(
 def _smoke(config: dict) -> dict:
     model = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
     optimizer = {"learning_rate": 1e-3, "warmup": 2, "decay_steps": 0}
-    data = {"max_predictions": config["data"]["max_predictions"] // 4}
+    most = config["data"]["max_predictions"]
+    data = {"max_predictions": most and most // 4}
     return config | {
         "steps": 20,
         "batch_size": 8,

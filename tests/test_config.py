@@ -20,6 +20,7 @@ from bertjax.training.config import (
     parse_config,
     read_config,
 )
+from bertjax.training.durations import TICKS
 from data_pipelines.errors import InputError
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -144,14 +145,22 @@ def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
     ("raw", "message"),
     [
         ({"steps": "soon"}, "steps='soon' is no duration"),
-        ({"steps": "10%"}, "cannot be a share of itself"),
+        ({"steps": "10%"}, "steps='10%' is a share of no known number: give steps or epochs"),
         ({"steps": 0}, "steps=0 comes to 0 steps; the least is 1"),
         ({"steps": 10, "log_every": 0}, "log_every=0 comes to 0 steps"),
-        ({"log_every": "5 minutes"}, "log_every='5 minutes' is a time, as checkpoint_every alone"),
+        ({"log_every": "5 minutes"}, "log_every='5 minutes' is a time, as steps, eval_every"),
         ({"checkpoint_every": "0 hours"}, "checkpoint_every='0 hours' is no time at all"),
         ({"steps": 10, "log_every": "0%"}, "log_every='0%' comes to 0 steps"),
         ({"steps": 10, "optimizer": {"warmup": 11}}, "warm-up of 11"),
         ({"steps": 10, "optimizer": {"decay_steps": 9}}, "decay_steps=9"),
+        ({"steps": "0 hours"}, "steps='0 hours' is no time at all"),
+        ({"steps": "2h", "optimizer": {"warmup": 100}}, "warmup=100 is no part of a run that the"),
+        ({"steps": "2h", "log_every": "1%"}, "log_every='1%' is a share of no known number"),
+        (
+            {"steps": "2h", "batch_growth": 4},
+            "batch_growth=4 counts steps and steps='2h' is",
+        ),
+        ({"steps": 10, "batch_growth": 3}, "batch_growth=3 must be a power of 2"),
     ],
 )
 def test_a_duration_that_cannot_be_is_refused(raw: dict, message: str) -> None:
@@ -163,8 +172,21 @@ def test_a_duration_that_cannot_be_is_refused(raw: dict, message: str) -> None:
     ("every", "seconds"), [("30 minutes", 1800), ("1 hour", 3600), ("0.5 hours", 1800), (5, None)]
 )
 def test_checkpoints_may_have_a_time(every: int | str, seconds: float | None) -> None:
-    config = parse(checkpoint_every=every).resolve()
-    assert config.checkpoint_every == every and config.checkpoint_seconds == seconds
+    config = parse(checkpoint_every=every, eval_every=every).resolve()
+    assert config.checkpoint_every == config.eval_every == every
+    assert config.seconds("checkpoint_every") == config.seconds("eval_every") == seconds
+    assert config.resolve() == config
+
+
+def test_a_run_that_the_clock_ends_has_shares_of_its_time() -> None:
+    optimizer = {"warmup": "10%", "schedule": "wsd", "cooldown": "30 minutes"}
+    config = parse(steps="2h", eval_every="5%", checkpoint_every="10 minutes", optimizer=optimizer)
+    config = config.resolve()
+    assert (config.budget, config.total_steps) == (7200, None)
+    assert (config.seconds("eval_every"), config.seconds("checkpoint_every")) == (360, 600)
+    found = config.optimizer_config()
+    assert (found.warmup_steps, found.cooldown_steps) == (TICKS // 10, TICKS // 4)
+    assert found.total_steps == TICKS
     assert config.resolve() == config
 
 
@@ -192,10 +214,8 @@ def test_every_recipe_is_a_configuration(recipe: str, phase: int, smoke: str, mo
 
 
 def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
-    from bertjax.training.optimizer import make_schedule
-
     first, second = (load(f"phase={phase},data=x").resolve() for phase in (1, 2))
-    end = make_schedule(first.optimizer_config())(first.steps)
+    end = first.optimizer_config().rates()(first.steps)
     assert float(end) == pytest.approx(second.optimizer.learning_rate, rel=1e-5)
 
 
@@ -303,6 +323,7 @@ MADE = BertConfig(
     scan_layers=True,
     remat=True,
     causal=True,
+    bilstm=True,
     num_labels=7,
 )
 

@@ -46,6 +46,10 @@ def model_card(model: Model, source: epath.Path, scores: Mapping[str, float]) ->
     return "\n".join(lines)
 
 
+def _steps(steps: int | str) -> str:
+    return steps if isinstance(steps, str) else f"{steps:,}"
+
+
 def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
     """A table of the run, and its scores on held-out data if there are any."""
     if not (source / "run.json").exists():
@@ -55,7 +59,7 @@ def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
     rows: list[tuple[str, Any]] = [
         ("task", config["task"]),
         ("data", f"{config['data']['dir']} ({run['data_fingerprint'][:12]})"),
-        ("steps", f"{run['step']:,} of {config['steps']:,}"),
+        ("steps", f"{run['step']:,} of {_steps(config['steps'])}"),
         ("rows a step", f"{config['batch_size']:,} of {config['seq_len']} pieces"),
         ("optimizer", f"{optimizer['name']}, learning rate {optimizer['learning_rate']:g}"),
         ("seed", config["seed"]),

@@ -112,6 +112,11 @@ def read_labels(said: Mapping[str, Any], count: int = 2) -> tuple[str, ...]:
 def write(model: Model, path: epath.Path) -> None:
     """Writes a directory that `AutoModel` and `AutoTokenizer` open."""
     head = model.head
+    if head and head.pooled and model.config.causal:
+        raise InputError(
+            f"{head.architecture} reads [CLS], and the left-to-right model in hand the last piece "
+            "of a text: leave its head out, or keep it in bertjax."
+        )
     name = head.architecture if head else "BertModel"
     tensors = model.tensors("hf")
     if name == "BertModel":  # which alone does without the prefix

@@ -17,6 +17,14 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 
+# What tells masked pieces tells the next one where an encoder sees nothing behind it.
+LEFT_TO_RIGHT = dataclasses.replace(
+    HEADS["mlm"],
+    architecture="BertLMHeadModel",
+    pipeline="text-generation",
+    auto_class="AutoModelForCausalLM",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
@@ -41,7 +49,8 @@ class Model:
     @property
     def head(self) -> Head | None:
         """The head that says of what class the model is; None for the encoder alone."""
-        return next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
+        found = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
+        return LEFT_TO_RIGHT if self.config.causal and found == HEADS["mlm"] else found
 
     def tensors(self, style: str) -> dict[str, np.ndarray]:
         """The arrays under their names in a style, "hf" or "tf1".
@@ -50,6 +59,10 @@ class Model:
           InputError: a head is not known, and would be lost.
         """
         check_known(self.params, "the model")
+        if "bilstm" in self.params:
+            raise InputError(
+                "the model has a BiLSTM, which no other format has: leave it in bertjax's own."
+            )
         return {
             tensor.name(style): tensor.turned(_get(self.params, tensor), style)
             for tensor in tensors(self.config.num_layers, self.params)

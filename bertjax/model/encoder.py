@@ -28,8 +28,9 @@ class BertConfig:
     and loops over it, which compiles faster, and otherwise the loop is unrolled, which runs faster;
     `remat` recomputes each block in the backward pass instead of keeping what it produced (on CPUs
     that saves memory only with `scan_layers`); with `causal` a piece sees only itself and what
-    stands before it; `num_labels` is how many outputs a head has whose task does not fix them, 0
-    where there is none. Raises InputError for a shape that cannot be.
+    stands before it; with `bilstm` heads read a BiLSTM on the encoder's vectors, as wide as these
+    (a baseline of the paper, section 5.1); `num_labels` is how many outputs a head has whose task
+    does not fix them, 0 where there is none. Raises InputError for a shape that cannot be.
     """
 
     vocab_size: int = 30522
@@ -48,6 +49,7 @@ class BertConfig:
     scan_layers: bool = False
     remat: bool = False
     causal: bool = False
+    bilstm: bool = False
     num_labels: int = 0
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model import losses
+from bertjax.model.bilstm import BiLSTM
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm
 from bertjax.model.layers import ACTIVATIONS
@@ -26,6 +27,12 @@ Batch = Mapping[str, Array]
 def gather(hidden: Array, positions: Array) -> Array:
     """The vectors of `hidden` [B, T, H] at `positions` int32 [B, N]: [B, N, H]."""
     return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+
+
+def last_positions(pack_ids: Array, count: int) -> Array:
+    """Where each of `count` examples of a row ends, int32 [B, K], from its `pack_ids` [B, T]."""
+    own = pack_ids[:, None] == jnp.arange(1, count + 1)[:, None]
+    return jnp.max(jnp.where(own, jnp.arange(pack_ids.shape[1], dtype=jnp.int32), 0), axis=-1)
 
 
 @jax.custom_vjp
@@ -116,8 +123,9 @@ class Head:
     Attributes:
       name: of its parameters; what it gives is called `NAME_logits`.
       module: from the model's configuration a module that is called with the vectors of all pieces
-        [B, T, H], or if `pooled` with the pooled vectors of the batch's `cls_positions` [B, K, H],
-        the batch, and the word embeddings [V, H].
+        [B, T, H], or if `pooled` with the pooled vectors of the batch's `cls_positions` [B, K, H]
+        (of a causal encoder of the examples' last pieces), the batch, and the word embeddings
+        [V, H].
       sums: (logits, batch) -> its loss, `NAME_loss`, and what else it reports.
       names: for each of its modules the path here, at Hugging Face and in TF1, and the kind, as in
         `bertjax.formats.names`.
@@ -142,7 +150,7 @@ class Head:
 
 
 HEADS: dict[str, Head] = {}
-BODY = ("encoder", "pooler")  # the parts of a model that are no heads
+BODY = ("encoder", "pooler", "bilstm")  # the parts of a model that are no heads
 
 
 def register(head: Head) -> Head:
@@ -269,8 +277,13 @@ class Model(nn.Module):
         names = ("token_ids", "type_ids", "pack_ids", "positions")
         hidden = encoder(*(batch[name] for name in names), deterministic=deterministic)
         heads = [HEADS[name] for name in self.heads]
+        if self.config.bilstm:
+            hidden = BiLSTM(self.config.hidden_size // 2, name="bilstm")(hidden, batch["pack_ids"])
         if any(head.pooled for head in heads):
-            pooled = Pooler(self.config, name="pooler")(gather(hidden, batch["cls_positions"]))
+            positions = batch["cls_positions"]
+            if self.config.causal:  # where [CLS] sees nothing but itself
+                positions = last_positions(batch["pack_ids"], positions.shape[1])
+            pooled = Pooler(self.config, name="pooler")(gather(hidden, positions))
         outputs = {}
         for head in heads:
             vectors = pooled if head.pooled else hidden

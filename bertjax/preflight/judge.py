@@ -94,12 +94,19 @@ def preflight(
         hbm_limit_bytes=topology.chip.hbm if topology.chip else None,
         parameter_bytes=shard_bytes(programs.params),
         optimizer_bytes=optimizer,
-        steps=int(config.steps),
+        steps=_steps(config, train),
         remat=config.model.remat,
         attention=str(programs.attention()),
         train=train,
         **others,
     )
+
+
+def _steps(config: Config, train: Judged) -> int:
+    """Of the run; where the clock ends it, as many as the estimate gives it."""
+    if config.total_steps is not None:
+        return config.total_steps
+    return int((config.budget or 0) / (train.estimated_step_seconds or math.inf))
 
 
 def _judge(

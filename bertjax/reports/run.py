@@ -47,7 +47,16 @@ RUNNING = {
     "mfu": Metric("Model FLOP utilisation", share=True, floor=0),
 }
 # Told by another curve, or as good as constant.
-NOT_DRAWN = {"step", "split", "epoch", "examples", "pieces_per_second", "mlm_perplexity", "fill"}
+NOT_DRAWN = {
+    "step",
+    "split",
+    "epoch",
+    "examples",
+    "pieces_per_second",
+    "mlm_perplexity",
+    "fill",
+    "budget",
+}
 NOTE = (
     '<p class="aside">Over the steps of the run. Where a curve has many points, the faint line is '
     "as logged and the strong one the median of its neighbourhood.</p>\n"
@@ -153,6 +162,9 @@ def _state(entries: Sequence[Entry], steps: Any) -> tuple[str, str]:
                 title = _metric(key).title.lower()
                 return "failed", f"Diverged at step {entry['step']:,}: {title} {number(value)}"
     last = _last(entries)
+    share = next((entry["budget"] for entry in reversed(entries) if "budget" in entry), None)
+    if share is not None and share < 1:
+        return "unfinished", f"At step {last:,}, {share:.0%} of {steps}"
     if not isinstance(steps, int) or last >= steps:
         return "finished", f"Finished, {last:,} steps"
     return "unfinished", f"At step {last:,} of {steps:,}, {last / steps:.0%}"

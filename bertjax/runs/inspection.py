@@ -41,7 +41,7 @@ def save_batches(
 
 def _open(config: Config, hosts: int, host: int) -> Task:
     task = registry.find(config.task)(config, hosts, host)
-    task.prepare(int(config.resolve(task.examples_per_epoch).steps))
+    task.prepare(config.resolve(task.examples_per_epoch).total_steps)
     return task
 
 

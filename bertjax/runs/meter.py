@@ -32,7 +32,8 @@ class Meter:
         step: int,
         runs: int = 1,
     ) -> None:
-        self._step, self._feed = step, feed
+        self._step, self._feed, self._growth = step, feed, config.growth
+        # Of a step that is as large as the last one.
         self._flops = runs * objective.step_flops()
         self._pieces = runs * objective.rows * config.seq_len
         self._sequences = runs * config.batch_size
@@ -53,7 +54,8 @@ class Meter:
         Args:
           values: the means of these steps.
         """
-        now, steps = time.perf_counter(), step - self._step
+        now, rows = time.perf_counter(), self._growth.rows(step) - self._growth.rows(self._step)
+        steps = rows / self._growth.sizes[-1]
         seconds = now - self._began
         rates = {
             "sequences_per_second": steps * self._sequences / seconds,

@@ -81,7 +81,7 @@ class Writers:
     def __init__(
         self,
         workdir: epath.PathLike,
-        total_steps: int,
+        total_steps: int | None,
         *,
         start_step: int = 0,
         active: bool = True,
@@ -243,7 +243,7 @@ class Events:
 class Progress:
     """One line redrawn in a terminal, plain lines elsewhere, each with what a person watches."""
 
-    def __init__(self, total_steps: int, stream: TextIO) -> None:
+    def __init__(self, total_steps: int | None, stream: TextIO) -> None:
         self._total = total_steps
         self._stream = stream
         self._redraws = stream.isatty()
@@ -253,12 +253,13 @@ class Progress:
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         if "/" in split:  # of one of several runs, which would be too many lines
             return
-        place = f"step {step:,}/{self._total:,}"
+        place = f"step {step:,}" + (f"/{self._total:,}" if self._total else "")
         if split != "train":
             name = {"heldout": "held-out"}.get(split, split)
             self.note("  ".join([place, name, *map(_shown, metrics, metrics.values())]))
             return
-        parts = [f"{place} {step / self._total:4.0%}"]
+        share = step / self._total if self._total else metrics.get("budget") or 0
+        parts = [f"{place} {share:4.0%}"]
         watched = ("loss", "mlm_accuracy", "nsp_accuracy", "sequences_per_second", "mfu")
         parts += [_shown(name, metrics[name]) for name in watched if metrics.get(name) is not None]
         line = "  ".join([*parts, *self._remaining(step)])
@@ -292,7 +293,7 @@ class Progress:
         if self._first is None:
             self._first = (step, now)
         first_step, first_time = self._first
-        if step <= first_step or step >= self._total:
+        if not self._total or step <= first_step or step >= self._total:
             return []
         seconds = (now - first_time) / (step - first_step) * (self._total - step)
         return [f"{duration(seconds)} left"]

@@ -140,7 +140,7 @@ class Wave(Run):
         hosts.wait_for_all("best")
 
         def describe(directory: epath.Path) -> None:
-            write_description(directory, config, self.task, self.steps, scores)
+            write_description(directory, config, self.task, int(self.config.steps), scores)
 
         write_params(draft, params, describe)
         if hosts.is_first():
@@ -207,7 +207,7 @@ def _compiled(group: Sequence[Trial], together: int) -> tuple[Task, Together, in
 
 def _prepared(task: Task, config: Config) -> Task:
     own = task.reseeded(config)
-    own.prepare(int(config.steps))
+    own.prepare(config.total_steps)
     return own
 
 

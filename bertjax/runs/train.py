@@ -20,6 +20,7 @@ from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.runs import workdirs
+from bertjax.runs.budget import Budget
 from bertjax.runs.cadence import Cadence
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import check_tokenizer, make_evaluator
@@ -32,6 +33,7 @@ from bertjax.tasks.contract import Evaluation, HostBatch, Task
 from bertjax.training.checkpoint import Checkpoints, has_checkpoint
 from bertjax.training.config import Config
 from bertjax.training.programs import Programs
+from bertjax.training.schedules import Plan
 from bertjax.training.step import Sums, TrainState, means
 from data_pipelines.errors import InputError
 
@@ -69,7 +71,7 @@ class Run:
         self.task = self._open(source)
         config = dataclasses.replace(self.task.config, init=config.init)
         self.config = config = config.resolve(self.task.examples_per_epoch)
-        self.steps = int(config.steps)
+        self.steps = config.total_steps
         self.programs = self._plan()
         self.programs.check_rows(train=True)
         if config.keep_best and not self.task.evaluation_sets():
@@ -116,7 +118,9 @@ class Run:
     def _train(self, lease: Lease) -> None:
         state = self._first_state()
         first = int(state.step)
-        if first >= self.steps:
+        seconds = self.config.budget
+        self._budget = Budget(self.workdir, seconds, first) if seconds is not None else None
+        if first and self._is_last(first):
             _log.info("%s is trained to its last step, %d.", self.workdir, first)
             return
         with (
@@ -142,44 +146,51 @@ class Run:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
         _log.info("attention: %s.", self.programs.attention())
-        train_step, constants = self.programs.train(), self.programs.constants()
+        growth, budget = config.growth, self._budget
+        train_step = self._train_step(first)
+        constants = fixed = self.programs.constants()
         evaluate = self._evaluator()
         hosts.wait_for_all("compiled")  # each at its own pace
         meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
-        cadence = Cadence(config)
+        saving, evaluating = (Cadence(config, f"{name}_every") for name in ("checkpoint", "eval"))
+        plan: Plan | None = None
         pending: tuple[int, Sums] | None = None
 
-        def log_pending() -> None:
+        def log_pending(done: int) -> None:
             nonlocal pending
             if pending is not None:
                 step, window = pending
                 pending = None
                 values = self._means(window)
-                progress = {
-                    "learning_rate": float(self.programs.schedule(step - 1)),
-                    "epoch": step * config.batch_size / self.task.examples_per_epoch,
-                }
                 rates = meter.read(step, values)
-                self._write(writers, step, "train", values | progress | rates)
+                self._write(writers, step, "train", values | self._progress(step) | rates)
                 self._check_finite(step, values)
+                if budget:
+                    budget.look(done)
 
         with stop_signals() as stop:
             for step, batch in enumerate(feed, first + 1):
                 lease.check()
                 self.checkpoints.check()
                 profiler.before(step - 1, state)
+                if growth.size(step - 1) != growth.size(max(step - 2, first)):
+                    with meter.pause():
+                        train_step = self._train_step(step - 1)
+                if budget and plan != budget.plan(step - 1):
+                    plan = budget.plan(step - 1)
+                    constants = self.programs.planned(fixed, plan)
                 state, window = train_step(state, batch, constants)
                 profiler.after(step, state)
                 feed.working = window
-                log_pending()  # the devices are at work on the new step meanwhile
-                last, stopping = step == self.steps, stop(step)
+                log_pending(step)  # the devices are at work on the new step meanwhile
+                last, stopping = self._is_last(step), stop(step)
                 if last or step % int(config.log_every) == 0:
                     pending = (step, window)
-                evaluates = last or step % int(config.eval_every) == 0
-                saves = cadence.due(step) or last or stopping
+                evaluates = evaluating.due(step) or last
+                saves = saving.due(step) or last or stopping
                 if not (evaluates or saves):
                     continue
-                log_pending()
+                log_pending(step)
                 # Waits for the steps that the devices are still at, whose time counts.
                 self._check_finite(step, self._means(window))
                 with meter.pause():
@@ -199,6 +210,24 @@ class Run:
     def _batches(self, start: int) -> Iterable[HostBatch]:
         """This host's rows of the batches of all steps from `start` on."""
         return self.task.train_batches(start, self.steps)
+
+    def _train_step(self, step: int) -> jax.stages.Compiled:
+        """The program of the step after `step` others."""
+        config = self.config
+        if config.batch_growth == 1:
+            return self.programs.train()
+        return self.programs.train(config.growth.size(step))
+
+    def _is_last(self, step: int) -> bool:
+        return self._budget.is_over(step) if self._budget else step == self.steps
+
+    def _progress(self, step: int) -> dict[str, float]:
+        """How far the run is after a step, and the rate of that step."""
+        budget, before = self._budget, step - 1
+        rate = self.programs.schedule(budget.plan(before).at(before) if budget else before)
+        epoch = self.config.growth.rows(step) / self.task.examples_per_epoch
+        share = {"budget": budget.share(step)} if budget else {}
+        return {"learning_rate": float(rate), "epoch": epoch} | share
 
     def _means(self, window: Sums) -> dict[str, float]:
         return means(jax.device_get(window))

@@ -69,7 +69,7 @@ def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> N
     (directory / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
     run = {
         "step": step,
-        "rows": step * config.batch_size,  # the data position: rows read since step 0
+        "rows": config.growth.rows(step),  # the data position: rows read since step 0
         "data_fingerprint": task.data_fingerprint,
         "bertjax": bertjax.__version__,
         "jax": jax.__version__,

@@ -126,14 +126,14 @@ class Task(abc.ABC):
         """Whether scores are those of a run that has learned nothing."""
         return False
 
-    def prepare(self, steps: int) -> None:  # noqa: B027 (most have their rows by then)
+    def prepare(self, steps: int | None) -> None:  # noqa: B027 (most have their rows by then)
         """Called once before training: a task that chooses its rows gives its objective those that
-        so many steps need.
+        so many steps need; None where the clock ends the run.
         """
 
     @abc.abstractmethod
-    def train_batches(self, start: int, stop: int) -> Iterable[HostBatch]:
-        """This host's rows of the global batches of steps start..stop-1."""
+    def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
+        """This host's rows of the global batches of steps start..stop-1, or of all from `start`."""
 
     @abc.abstractmethod
     def evaluation_sets(self) -> Sequence[EvaluationSet]:

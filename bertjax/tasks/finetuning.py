@@ -2,6 +2,7 @@
 
 import abc
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -14,6 +15,7 @@ from bertjax.tasks import contract
 from bertjax.tasks.contract import HostBatch, bucket
 from bertjax.training import objective
 from bertjax.training.config import Config, MeshConfig
+from data_pipelines.errors import InputError
 from data_pipelines.finetuning.rows import (
     Examples,
     Shape,
@@ -39,7 +41,7 @@ class Objective(objective.Objective):
       GROUPED: whether several examples are one question.
     """
 
-    UNREAD = frozenset({"eval_batches"})
+    UNREAD = frozenset({"eval_batches", "batch_growth"})
     GROUPED: ClassVar[bool] = False
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
@@ -95,8 +97,13 @@ class Task(contract.Task):
         other.config, other.objective = config, copy.copy(self.objective)
         return other
 
-    def prepare(self, steps: int) -> None:
+    def prepare(self, steps: int | None) -> None:
         config = self.config
+        if steps is None:
+            raise InputError(
+                f"steps={config.steps!r} is a time and task={config.task} learns from examples, "
+                "which it must count: give steps or epochs."
+            )
         self._batches = TrainingBatches(
             self.examples,
             config.order_seed,
@@ -115,8 +122,8 @@ class Task(contract.Task):
     def data_fingerprint(self) -> str:
         return self.examples.digest()
 
-    def train_batches(self, start: int, stop: int) -> Iterable[HostBatch]:
-        for step in range(start, stop):
+    def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
+        for step in itertools.count(start) if stop is None else range(start, stop):
             yield own_rows(self._batches.batch(step), self.hosts, self.host)
 
 

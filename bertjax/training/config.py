@@ -6,38 +6,32 @@ and gives a frozen `Config`; a field that no one reads is an error.
 
 import ast
 import dataclasses
-import difflib
 import json
-import math
 import re
-import types
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from etils import epath
 
 from bertjax.model.encoder import BertConfig
+from bertjax.training import durations
 from bertjax.training.config_file import run_file
+from bertjax.training.durations import SECONDS, TICKS, Duration, is_share
+from bertjax.training.fields import build, coerce, unknown
 from bertjax.training.optimizer import OptimizerConfig
 from data_pipelines.errors import InputError
+from data_pipelines.growth import Growth
 from data_pipelines.paths import check_file
-
-# A number of steps, or text: "3 epochs", "5000 examples", "10%" (of all steps), "200 steps"; for
-# checkpoints also "30 minutes", "2 hours".
-Duration = int | str
 
 # What defines a model, and what goes on from it cannot change; the other fields of BertConfig say
 # how it is trained and computed.
 MODEL_FIELDS = ["vocab_size", "num_layers", "hidden_size", "num_heads", "intermediate_size"]
 MODEL_FIELDS += ["max_positions", "type_vocab_size", "activation", "layer_norm_eps", "causal"]
+MODEL_FIELDS += ["bilstm"]
 LEAST_EVERY = 10  # steps between what is to happen every so many percent of a run
 
 # Fields that runs of older versions have and that opening their checkpoints does not need.
 RETIRED = {"model.dropout_rng"}
-_UNITS = "%|percent|steps?|epochs?|examples?|minutes?|hours?"
-_DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
-_SECONDS = {"minute": 60, "hour": 3600}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +56,7 @@ class OptimizerSection:
     warmup: Duration = "1%"
     decay_steps: Duration = 0
     schedule: str = "linear"
+    cooldown: Duration = 0
     weight_decay: float = 0.01
     b1: float = 0.9
     b2: float = 0.999
@@ -79,14 +74,16 @@ class Config:
       task: name in `bertjax.tasks.registry`.
       seed: decides initial parameters, data order, masks and dropout.
       data_seed: decides the order of data, and masks, in its place where it is given.
-      steps: updates of the parameters in the whole run.
+      steps: updates of the parameters in the whole run; a time, such as "2 hours", ends it, and
+        moves its schedule, by the clock (see `bertjax.runs.budget`).
       batch_size: rows a step, over all hosts, devices and accumulation.
+      batch_growth: a power of 2; so much smaller are the first batches (see `Growth`).
       seq_len: pieces a row, T.
       packing: several pairs a row.
       accumulation: parts that each batch is computed in, one after the other.
       log_every, checkpoint_every, eval_every: how often each happens, besides at the last step; in
-        percent, at most every 10 steps (`LEAST_EVERY`). Whether it is time for a checkpoint, where
-        that is minutes or hours, is asked whenever metrics are logged.
+        percent, at most every 10 steps (`LEAST_EVERY`). Whether it is time for a checkpoint or an
+        evaluation, where that is minutes or hours, is asked whenever metrics are logged.
       eval_batch_size: rows of each batch of held-out data, over all hosts; 0 for those of a step,
         but no more than memory takes without a thought.
       eval_batches: batches of held-out data in an evaluation; 0 for all.
@@ -104,6 +101,7 @@ class Config:
     data_seed: int | None = None
     steps: Duration = 1_000_000
     batch_size: int = 256
+    batch_growth: int = 1
     seq_len: int = 128
     packing: bool = True
     accumulation: int = 1
@@ -124,7 +122,7 @@ class Config:
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "seq_len", "accumulation", "keep"):
+        for name in ("batch_size", "seq_len", "batch_growth", "accumulation", "keep"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1.")
         for name in ("eval_batches", "eval_batch_size"):
@@ -139,6 +137,16 @@ class Config:
             raise InputError(
                 f"batch_size={self.batch_size} is not a multiple of accumulation="
                 f"{self.accumulation}: change one of them."
+            )
+        if self.batch_growth & (self.batch_growth - 1) or self.batch_size % self.batch_growth:
+            raise InputError(
+                f"batch_growth={self.batch_growth} must be a power of 2 that batch_size="
+                f"{self.batch_size} is a multiple of."
+            )
+        if self.batch_growth > 1 and self.budget is not None:
+            raise InputError(
+                f"batch_growth={self.batch_growth} counts steps and steps={self.steps!r} is a "
+                "time: give a number of steps."
             )
         if not 0 <= self.reinit_layers <= self.model.num_layers:
             raise InputError(
@@ -168,16 +176,34 @@ class Config:
         return self.seed if self.data_seed is None else self.data_seed
 
     @property
-    def checkpoint_seconds(self) -> float | None:
-        """From one checkpoint to the next where `checkpoint_every` is a time; else None."""
-        number, unit = _parse("checkpoint_every", self.checkpoint_every)
-        return number * _SECONDS[unit] if unit in _SECONDS else None
+    def growth(self) -> Growth:
+        """The rows of each step of a resolved configuration."""
+        return Growth(self.batch_size, self.batch_growth, self.total_steps or 1)
+
+    @property
+    def budget(self) -> float | None:
+        """Seconds after which the run ends, where `steps` is a time; else None."""
+        number, unit = durations.parse("steps", self.steps)
+        return number * SECONDS[unit] if unit in SECONDS else None
+
+    @property
+    def total_steps(self) -> int | None:
+        """Those of a resolved configuration; None where the clock ends the run."""
+        return None if self.budget is not None else int(self.steps)
+
+    def seconds(self, name: str) -> float | None:
+        """Those of `eval_every` or `checkpoint_every`, where that is a time; else None."""
+        number, unit = durations.parse(name, getattr(self, name))
+        if unit == "%" and self.budget:
+            return number / 100 * self.budget
+        return number * SECONDS[unit] if unit in SECONDS else None
 
     @property
     def counts_epochs(self) -> bool:
         """Whether a duration can only be resolved with data."""
         durations = [self.steps, self.log_every, self.checkpoint_every, self.eval_every]
-        durations += [self.keep_every, self.optimizer.warmup, self.optimizer.decay_steps]
+        durations += [self.keep_every, self.optimizer.warmup, self.optimizer.cooldown]
+        durations.append(self.optimizer.decay_steps)
         return any(isinstance(value, str) and "epoch" in value for value in durations)
 
     def resolve(self, rows_per_epoch: int | None = None) -> "Config":
@@ -189,79 +215,66 @@ class Config:
           InputError: a duration cannot be read, or comes to no step at all.
         """
 
-        def steps_of(name: str, value: Duration, total: int | None, least: int) -> int:
-            steps = _steps(name, value, self.batch_size, rows_per_epoch, total)
-            if steps < least:
-                raise InputError(f"{name}={value!r} comes to {steps} steps; the least is {least}.")
-            return steps
+        sizes = Growth(self.batch_size, self.batch_growth).sizes
+        batch_size = sum(sizes) / len(sizes)
 
-        total = steps_of("steps", self.steps, None, 1)
-        warmup = steps_of("optimizer.warmup", self.optimizer.warmup, total, 0)
-        decay = steps_of("optimizer.decay_steps", self.optimizer.decay_steps or total, total, total)
+        def steps_of(name: str, value: Duration, total: int | None, least: int) -> int:
+            found = durations.steps(name, value, batch_size, rows_per_epoch, total)
+            if found < least:
+                raise InputError(f"{name}={value!r} comes to {found} steps; the least is {least}.")
+            return found
+
         least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_every": 0}
-        if self.checkpoint_seconds is not None:
-            if not self.checkpoint_seconds:
-                raise InputError(f"checkpoint_every={self.checkpoint_every!r} is no time at all.")
-            del least["checkpoint_every"]
+        for name in ("checkpoint_every", "eval_every"):
+            seconds = self.seconds(name)
+            if seconds is not None:
+                if not seconds:
+                    raise InputError(f"{name}={getattr(self, name)!r} is no time at all.")
+                del least[name]
+        optimizer, total = self.optimizer, None
+        if self.budget is None:
+            total = steps_of("steps", self.steps, None, 1)
+            decay = optimizer.decay_steps or total
+            optimizer = dataclasses.replace(
+                optimizer,
+                warmup=steps_of("optimizer.warmup", optimizer.warmup, total, 0),
+                cooldown=steps_of("optimizer.cooldown", optimizer.cooldown, total, 0),
+                decay_steps=steps_of("optimizer.decay_steps", decay, total, total),
+            )
         every: dict[str, Any] = {}
         for name, low in least.items():
             value = getattr(self, name)
-            steps = steps_of(name, value, total, low)
+            found = steps_of(name, value, total, low)
             # A hundredth of a short run is no time at all.
-            every[name] = max(steps, LEAST_EVERY) if steps and _is_share(value) else steps
-        optimizer = dataclasses.replace(self.optimizer, warmup=warmup, decay_steps=decay)
-        resolved = dataclasses.replace(self, steps=total, optimizer=optimizer, **every)
+            every[name] = max(found, LEAST_EVERY) if found and is_share(value) else found
+        steps = self.steps if total is None else total
+        resolved = dataclasses.replace(self, steps=steps, optimizer=optimizer, **every)
         resolved.optimizer_config()
         return resolved
 
     def optimizer_config(self) -> OptimizerConfig:
-        """The optimizer of a resolved configuration."""
+        """The optimizer of a resolved configuration, in `TICKS` where the clock ends the run."""
         fields = dataclasses.asdict(self.optimizer)
-        warmup, total = int(fields.pop("warmup")), int(fields.pop("decay_steps"))
-        fields |= {"warmup_steps": warmup, "total_steps": total}
-        return OptimizerConfig(num_layers=self.model.num_layers, **fields)
+        parts = {name: fields.pop(name) for name in ("warmup", "cooldown", "decay_steps")}
+        if self.budget is not None:
+            if not self.budget:
+                raise InputError(f"steps={self.steps!r} is no time at all.")
+            parts = {
+                name: durations.ticks(f"optimizer.{name}", value, self.budget)
+                for name, value in parts.items()
+            }
+            parts["decay_steps"] = parts["decay_steps"] or TICKS
+        return OptimizerConfig(
+            num_layers=self.model.num_layers,
+            warmup_steps=int(parts["warmup"]),
+            cooldown_steps=int(parts["cooldown"]),
+            total_steps=int(parts["decay_steps"]),
+            **fields,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, for config.json."""
         return dataclasses.asdict(self)
-
-
-def _steps(
-    name: str, value: Duration, batch_size: int, rows_per_epoch: int | None, total: int | None
-) -> int:
-    number, unit = _parse(name, value)
-    if unit in _SECONDS:
-        raise InputError(
-            f"{name}={value!r} is a time, as checkpoint_every alone may be: count steps."
-        )
-    if unit == "step":
-        return int(number)
-    if unit == "example":
-        return math.ceil(number / batch_size)
-    if unit == "epoch":
-        if rows_per_epoch is None:
-            raise InputError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
-        return math.ceil(number * rows_per_epoch / batch_size)
-    if total is None:
-        raise InputError(f"{name}={value!r} cannot be a share of itself: give steps or epochs.")
-    return math.ceil(number / 100 * total)
-
-
-def _parse(name: str, value: Duration) -> tuple[float, str]:
-    """A duration as a number of a unit."""
-    if isinstance(value, int):
-        return value, "step"
-    match = _DURATION.fullmatch(value)
-    if not match:
-        raise InputError(
-            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples' or '10%'."
-        )
-    return float(match[1]), match[2].rstrip("s")
-
-
-def _is_share(value: Duration) -> bool:
-    """Whether a duration that can be read is in percent."""
-    return isinstance(value, str) and ("%" in value or "percent" in value)
 
 
 def load_config(
@@ -305,9 +318,11 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
     defaults = data_fields[task]
     for name, value in given.items():
         if name not in defaults:
-            raise InputError(_unknown(f"data.{name}", [f"data.{known}" for known in defaults]))
-        given[name] = _coerce(f"data.{name}", value, _type_of_default(defaults[name]))
-    config = _build(Config, raw, "")
+            raise InputError(unknown(f"data.{name}", [f"data.{known}" for known in defaults]))
+        default = defaults[name]
+        kind = int | None if default is None else type(default)
+        given[name] = coerce(f"data.{name}", value, kind)
+    config = build(Config, raw)
     return dataclasses.replace(config, data={**defaults, **given})
 
 
@@ -318,7 +333,7 @@ def read_config(path: Any, data_fields: Mapping[str, Mapping[str, Any]]) -> Conf
 
 def read_model_config(path: epath.Path) -> BertConfig:
     """The model in a config.json that a run or checkpoint holds, of whichever task."""
-    model: BertConfig = _build(BertConfig, _read_json(path)["model"], "model.")
+    model: BertConfig = build(BertConfig, _read_json(path)["model"], "model.", Config)
     return model
 
 
@@ -345,52 +360,3 @@ def _override(raw: dict[str, Any], name: str, text: str) -> None:
         if not isinstance(raw, dict):
             raise InputError(f"{name}: {section} is a value, not a section.")
     raw[field] = value
-
-
-def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
-    """An instance of the dataclass from a mapping, nested dataclasses included."""
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for name, value in raw.items():
-        if name not in hints:
-            raise InputError(_unknown(prefix + name, _all_fields(Config)))
-        hint = hints[name]
-        if dataclasses.is_dataclass(hint):
-            if not isinstance(value, Mapping):
-                raise InputError(f"{prefix}{name}={value!r} must be a section with fields.")
-            values[name] = _build(typing.cast(type, hint), value, f"{prefix}{name}.")
-        else:
-            values[name] = _coerce(prefix + name, value, hint)
-    return cls(**values)
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"{name} is no field of the configuration: did you mean {nearest[0]}?"
-
-
-def _all_fields(cls: type, prefix: str = "") -> list[str]:
-    names = []
-    for name, hint in typing.get_type_hints(cls).items():
-        names.append(prefix + name)
-        if dataclasses.is_dataclass(hint):
-            names += _all_fields(typing.cast(type, hint), f"{prefix}{name}.")
-    return names
-
-
-def _type_of_default(default: Any) -> Any:
-    return int | None if default is None else type(default)
-
-
-def _coerce(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type that the field has; integers serve where floats are wanted."""
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if int in allowed and isinstance(value, float) and value.is_integer():
-        return int(value)
-    fits = any(type(value) is kind for kind in allowed)  # bool is no int here
-    if not fits:
-        kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
-        raise InputError(f"{name}={value!r} is a {type(value).__name__}: it must be {kinds}.")
-    return value

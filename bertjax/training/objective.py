@@ -67,6 +67,10 @@ class Objective(abc.ABC):
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Name -> shape of the arrays of a global batch of so many rows."""
 
+    def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The same of a batch of held-out data."""
+        return self.batch_shapes(self.eval_rows)
+
     @abc.abstractmethod
     def forward_flops(self, rows: int) -> float:
         """Model operations of a forward pass over so many rows."""

@@ -17,10 +17,10 @@ import optax
 
 from bertjax.mesh.sharding import parameter_name
 from bertjax.training.muon import scale_by_muon
+from bertjax.training.schedules import SCHEDULES, make_schedule
 from data_pipelines.errors import InputError
 
 NAMES = ("adamw", "adam_original", "lamb", "muon")
-SCHEDULES = ("linear", "linear_original")
 
 _LAYER_NORM_OR_BIAS = re.compile(r"(^|/)\w*norm\w*/|bias$", re.IGNORECASE)
 _STACKED = re.compile(r"(^|/)blocks/")
@@ -38,11 +38,13 @@ class OptimizerConfig:
                        LayerNorm and biases;
       "muon"           for small budgets: Muon for the matrices of the blocks (Jordan et al. 2024),
                        "adamw" for all else, both at the same rate and decay.
-    `schedule`, both linear from 0 to `learning_rate` over `warmup_steps`, then linear to 0 at
-    `total_steps`:
-      "linear"           continuous: the decay starts from the full rate;
-      "linear_original"  the decay is measured from step 0, as BERT was trained, so at the end of
-                         warm-up the rate drops by the share warmup_steps / total_steps.
+    `schedule`, all from 0 to `learning_rate` over `warmup_steps`:
+      "linear"           linear up, and linear down to 0 at `total_steps`;
+      "linear_original"  the same, the decay measured from step 0, as BERT was trained, so at the
+                         end of warm-up the rate drops by the share warmup_steps / total_steps;
+      "one_cycle"        half a cosine up, and half a cosine down to 0 (Smith and Topin 2019);
+      "wsd"              warm-up, stable, decay: linear up, then the full rate, and over the last
+                         `cooldown_steps` down to 0 by 1 - sqrt (Hägele et al. 2024, section 4.1).
     `weight_decay` applies to everything but LayerNorm and biases; `clip_norm` is the largest
     global norm a gradient keeps. A block learns at `layer_decay` times the rate of what stands on
     it, the heads and the pooler at the full rate and the embeddings at the lowest (Zhang et al.
@@ -55,6 +57,7 @@ class OptimizerConfig:
     warmup_steps: int = 10_000
     total_steps: int = 1_000_000
     schedule: str = "linear"
+    cooldown_steps: int = 0
     weight_decay: float = 0.01
     b1: float = 0.9
     b2: float = 0.999
@@ -96,6 +99,26 @@ class OptimizerConfig:
                 f"a warm-up of {self.warmup_steps} steps does not fit a run of {self.total_steps}: "
                 "use from 0 to one step less than the run has"
             )
+        if self.cooldown_steps and self.schedule != "wsd":
+            raise InputError(
+                f"optimizer.cooldown is of schedule=wsd and the schedule is {self.schedule}: leave "
+                "it out"
+            )
+        if not 0 <= self.cooldown_steps <= self.total_steps - self.warmup_steps:
+            raise InputError(
+                f"a cool-down of {self.cooldown_steps} steps does not fit the "
+                f"{self.total_steps - self.warmup_steps} after the warm-up: use at most these"
+            )
+
+    def rates(self) -> optax.Schedule:
+        """The learning rate by the number of updates before; see `make_schedule`."""
+        return make_schedule(
+            self.schedule,
+            self.learning_rate,
+            self.warmup_steps,
+            self.total_steps,
+            self.cooldown_steps,
+        )
 
 
 def is_decayed(name: str) -> bool:
@@ -140,26 +163,6 @@ def _by_name(rule: Callable[[str], bool], params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: rule(parameter_name(path)), params)
 
 
-def make_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """The learning rate, float32 [], at the update that comes after `step` updates (int32 []).
-
-    Rate(0) is 0 where there is a warm-up, as in the original, so the first update only fills the
-    moments; rate(warmup_steps) is the peak; rate(total_steps), which no update uses, is 0.
-    """
-    warmup, total = config.warmup_steps, config.total_steps
-    decay_start = 0 if config.schedule == "linear_original" else warmup
-
-    # Both subtractions are between integers: joined from optax's linear schedules, the first and
-    # the last rates of a long run would come from 1 - 0.999999 in float32, wrong by some percent.
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(step)
-        rising = step / max(warmup, 1)
-        falling = jnp.maximum(total - step, 0) / (total - decay_start)
-        return config.learning_rate * jnp.where(step < warmup, rising, falling)
-
-    return schedule
-
-
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The whole update: clipping, moments, decay, LAMB's trust ratio, times minus the rate.
 
@@ -177,12 +180,22 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         moments,
         optax.add_decayed_weights(config.weight_decay, decayed),
         optax.stateless(scale_by_layer) if config.name == "lamb" else optax.identity(),
-        optax.scale_by_learning_rate(make_schedule(config)),
+        optax.scale_by_learning_rate(config.rates()),
     ]
     # Left out where it would do nothing: each one has its place in the states that are saved.
     if config.layer_decay < 1 or config.frozen_layers:
         transformations.append(scale_by_depth(config))
     return optax.chain(*transformations)
+
+
+def scaled(optimizer: optax.GradientTransformation, rate: Any) -> optax.GradientTransformation:
+    """An optimizer of rate 1, at another, which may be an argument of the program."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(lambda leaf: rate * leaf, updates), state
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 class Moments(NamedTuple):

@@ -5,12 +5,14 @@ All three from shapes alone, with the same mesh, gathering and compiler's option
 what is run.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -34,8 +36,9 @@ from bertjax.training.optimizer import (
     OptimizerConfig,
     hold_frozen,
     make_optimizer,
-    make_schedule,
+    scaled,
 )
+from bertjax.training.schedules import Plan
 from bertjax.training.step import TrainState, init_state, make_train_step
 from data_pipelines.errors import InputError
 
@@ -92,22 +95,33 @@ class Programs:
           InputError: rows do not divide over the devices.
         """
         objective, parts = self._objective, row_parts(self.mesh)
-        accumulation = self._config.accumulation
-        if train and objective.rows % (parts * accumulation):
-            raise InputError(
-                f"batch_size={objective.rows} does not divide over {parts} devices x accumulation="
-                f"{accumulation}: make it a multiple of {parts * accumulation}."
-            )
+        for rows in self._sizes if train else ():
+            accumulation = self._accumulation(rows)
+            if rows % (parts * accumulation):
+                raise InputError(
+                    f"batch_size={rows} does not divide over {parts} devices x accumulation="
+                    f"{accumulation}: make it a multiple of {parts * accumulation}."
+                )
         if objective.eval_rows % parts:
             raise InputError(
                 f"{objective.eval_rows} rows of held-out data do not divide over {parts} devices: "
                 "make eval_batch_size a multiple of that."
             )
 
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Rows of the batches of training."""
+        growing = self._config.batch_growth > 1
+        return self._config.growth.sizes if growing else (self._objective.rows,)
+
+    def _accumulation(self, rows: int) -> int:
+        """Parts of a batch of so many rows, each no larger than those of the largest."""
+        return max(1, self._config.accumulation * rows // self._objective.rows)
+
     @functools.cached_property
     def schedule(self) -> optax.Schedule:
         """Learning rate of an update, from the number of updates before it."""
-        return make_schedule(self._config.optimizer_config())
+        return self._config.optimizer_config().rates()
 
     @functools.cached_property
     def state(self) -> TrainState:
@@ -135,6 +149,21 @@ class Programs:
         """What does not learn, on the devices."""
         return jax.device_put(self._objective.constants(), _shardings(self._constants))
 
+    def planned(self, constants: Any, plan: Plan) -> Any:
+        """The constants of a train step that follows a plan."""
+        values = (
+            np.asarray(value, leaf.dtype) for value, leaf in zip(plan, self._plan, strict=True)
+        )
+        return {"fixed": constants, "plan": jax.device_put(Plan(*values), self._whole)}
+
+    @functools.cached_property
+    def _plan(self) -> Plan:
+        scalars = Plan(
+            *(jax.ShapeDtypeStruct((), kind) for kind in (jnp.int32, jnp.int32, jnp.float32))
+        )
+        plan: Plan = with_shardings(scalars, self._whole)
+        return plan
+
     def attention(self) -> Way:
         """How each layer of the train step attends; known without tracing it."""
         config, objective = self._config, self._objective
@@ -144,27 +173,42 @@ class Programs:
         with jax.set_mesh(self.mesh):
             return choose(jax.ShapeDtypeStruct(shape, config.model.dtype))
 
-    def train(self) -> jax.stages.Compiled:
-        """The train step: (state, batch, constants) -> (state, window); see `make_train_step`."""
+    def train(self, rows: int | None = None) -> jax.stages.Compiled:
+        """The train step: (state, batch, constants) -> (state, window); see `make_train_step`.
+
+        Where the clock ends the run, its constants are what `planned` gives.
+
+        Args:
+          rows: of the batch, where batches grow; None for the last and largest.
+        """
         config = self._config
+        rows = rows or self._objective.rows
+        given = self._constants
+        if config.budget is not None:
+            given = {"fixed": given, "plan": self._plan}
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
+            optimizer = self._optimizer
+            if config.budget is not None:
+                plan, constants = constants["plan"], constants["fixed"]
+                optimizer = scaled(optimizer, self.schedule(plan.at(state.step)))
+
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 params = hold_frozen(params, config.optimizer_config())
                 return self._objective.sums(self._apply(params, batch, key, constants), batch)
 
             step = make_train_step(
                 loss,
-                self._optimizer,
+                optimizer,
                 seed_key=jax.random.key(config.seed),
-                accumulation=config.accumulation,
+                accumulation=self._accumulation(rows),
                 log_every=int(config.log_every),
             )
             return step(state, batch)
 
-        shapes = self._objective.batch_shapes(self._objective.rows)
+        shapes = self._objective.batch_shapes(rows)
         out = _shardings(self.state), None
-        return self._compile(train_step, self.state, shapes, out, donate_argnums=0)
+        return self._compile(train_step, self.state, shapes, out, constants=given, donate_argnums=0)
 
     def evaluate(self) -> jax.stages.Compiled:
         """(params, batch, constants) -> sums over the batch, and the outputs that a task asks for.
@@ -177,7 +221,7 @@ class Programs:
             kept = {name: outputs[name] for name in self._objective.outputs}
             return self._objective.sums(outputs, batch), kept
 
-        shapes = self._objective.batch_shapes(self._objective.eval_rows)
+        shapes = self._objective.eval_shapes()
         return self._compile(eval_step, self.params, shapes, self._whole, self.heldout_rows)
 
     def predict(self, shapes: Shapes) -> jax.stages.Compiled:
@@ -201,9 +245,11 @@ class Programs:
         shapes: Shapes,
         out: Any,
         rows: NamedSharding | None = None,
+        constants: Any = None,
         **options: Any,
     ) -> jax.stages.Compiled:
-        arguments = (first, with_shardings(dict(shapes), rows or self.rows), self._constants)
+        batch = with_shardings(dict(shapes), rows or self.rows)
+        arguments = (first, batch, self._constants if constants is None else constants)
         jitted = jax.jit(
             function,
             in_shardings=tuple(map(_shardings, arguments)),
@@ -228,7 +274,13 @@ class Programs:
         return optax.partition({True: optimizer, False: optax.set_to_zero()}, labels)
 
     def _optimizer_config(self) -> OptimizerConfig:
-        return self._config.optimizer_config()
+        found = self._config.optimizer_config()
+        if self._config.budget is None:
+            return found
+        # The rate comes with the plan.
+        return dataclasses.replace(
+            found, schedule="wsd", learning_rate=1.0, warmup_steps=0, cooldown_steps=0
+        )
 
     def _init(self, given: Any) -> TrainState:
         return self._init_of(self._config.seed, given)

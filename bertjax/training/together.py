@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.mesh.allocator import keep_freed_memory
@@ -22,7 +21,7 @@ from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import AXES, with_shardings
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.optimizer import OptimizerConfig, hold_frozen
+from bertjax.training.optimizer import OptimizerConfig, hold_frozen, scaled
 from bertjax.training.programs import Programs
 from bertjax.training.step import Sums, TrainState, make_train_step
 
@@ -107,7 +106,7 @@ class Together(Programs):
         """All runs begin with the same, whole on every device."""
         return with_shardings(self._one, self._whole)
 
-    def train(self) -> jax.stages.Compiled:
+    def train(self, rows: int | None = None) -> jax.stages.Compiled:
         """The train step: (state, batch, constants) -> (state, window).
 
         The arrays of a batch are [R, B, ...], the window's [R].
@@ -124,7 +123,7 @@ class Together(Programs):
 
             step = make_train_step(
                 loss,
-                _scaled(self._optimizer, rate),
+                scaled(self._optimizer, rate),
                 seed_key=jax.random.key(seed),
                 accumulation=config.accumulation,
                 log_every=int(config.log_every),
@@ -173,7 +172,7 @@ class Together(Programs):
             specs = (_EACH, _ALL, _ALL)
             return self._on_devices(device, specs)(params, batch, constants["fixed"])
 
-        shapes = objective.batch_shapes(objective.eval_rows)
+        shapes = objective.eval_shapes()
         return self._compile(eval_step, self.params, shapes, self._whole, self.heldout_rows)
 
     @functools.cached_property
@@ -217,16 +216,6 @@ class Together(Programs):
 def rounded_up(runs: int, devices: int) -> int:
     """So many runs, or as few more as give every device as many."""
     return -(-runs // devices) * devices
-
-
-def _scaled(optimizer: optax.GradientTransformation, rate: Any) -> optax.GradientTransformation:
-    """An optimizer of rate 1, at another."""
-
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = optimizer.update(grads, state, params)
-        return jax.tree.map(lambda leaf: rate * leaf, updates), state
-
-    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _place(array: Any, target: jax.ShapeDtypeStruct) -> jax.Array:

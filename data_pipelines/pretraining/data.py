@@ -15,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.growth import Growth
 from data_pipelines.pretraining.corpus_rows import Corpus, CorpusRows, Share
 from data_pipelines.pretraining.mixture import Mixture, shares
 from data_pipelines.pretraining.rows import Part, PretrainingOptions, make_rows
@@ -45,8 +46,10 @@ class PretrainingData:
         rows h * batch_size / hosts and on.
       share: gives all hosts the `size` integers that a function gives on the first one. Without
         it each host calls the function, which opens shards of the first stream.
+      growth: of batches that grow to `options.batch_size`; those of hosts do likewise.
 
     Attributes:
+      growth: as given; the steps of the run may be told later.
       corpora: by name, which is the last part of the directory's.
       tokenizer: the one that the corpora were prepared with.
       shares: of the rows, that each corpus has, by name.
@@ -66,15 +69,17 @@ class PretrainingData:
         hosts: int = 1,
         host: int = 0,
         share: Share | None = None,
+        growth: Growth | None = None,
     ) -> None:
         if split not in ("train", "heldout"):
             raise ValueError(f"split={split!r} is unknown; choose train or heldout.")
         if not 0 <= host < hosts:
             raise InputError(f"host={host} is none of {hosts} hosts; count them from 0.")
-        if options.batch_size % hosts:
+        self.growth = growth or Growth(options.batch_size)
+        if (smallest := self.growth.sizes[0]) % hosts:
             raise InputError(
-                f"batch_size={options.batch_size} cannot be shared by {hosts} hosts; make it a "
-                f"multiple of {hosts}."
+                f"batch_size={smallest} cannot be shared by {hosts} hosts; make it a multiple of "
+                f"{hosts}."
             )
         self.options, self.split = options, split
         self.hosts, self.host = hosts, host
@@ -86,9 +91,7 @@ class PretrainingData:
         self.tokenizer = corpora[0].tokenizer
         self._drawing = max((corpus.drawing for corpus in corpora), key=lambda d: d.version)
         self.streams = self._count_streams(corpora)
-        self._rows_of_stream = options.batch_size // self.streams
         rows = options.batch_size // hosts
-        self._first, self._last = host * rows, (host + 1) * rows
         share = share or (lambda make, size: make())
         in_flight = options.threads * rows
         own = self._own_streams()
@@ -112,11 +115,11 @@ class PretrainingData:
         """
         if step < 0 or (self.steps is not None and step >= self.steps):
             raise IndexError(f"step {step} is none of the {self.steps} steps of {self.split} data")
-        rows = self._last - self._first
+        rows = self.growth.size(step) // self.hosts
         if self._training:
             spans: Iterable[tuple[int, int, int, int]] = self._spans(step)
         else:
-            start = step * self.options.batch_size + self._first
+            start = step * self.options.batch_size + self.host * rows
             spans = [(0, 0, start, min(rows, max(0, self.rows_per_epoch - start)))]
         parts: list[Part] = []
         for corpus, stream, start, count in spans:
@@ -137,11 +140,13 @@ class PretrainingData:
             tf.config.set_visible_devices([], "GPU")
         like = self.options.empty_rows(self.options.batch_size // self.hosts)
         dtypes = [array.dtype for array in like.values()]
+        # Batches that grow have no one number of rows.
+        rows = None if len(self.growth.sizes) > 1 else self.options.batch_size // self.hosts
 
         def make(step: Any) -> dict[str, Any]:
             arrays = tf.numpy_function(lambda s: list(self.batch(int(s)).values()), [step], dtypes)
             return {
-                name: tf.ensure_shape(array, like[name].shape)
+                name: tf.ensure_shape(array, (rows, *like[name].shape[1:]))
                 for name, array in zip(like, arrays, strict=True)
             }
 
@@ -155,7 +160,7 @@ class PretrainingData:
 
     def _count_streams(self, corpora: Sequence[Corpus]) -> int:
         """S: hosts share the streams of a batch, but each stream takes time in every batch."""
-        batch = self.options.batch_size
+        batch = self.growth.sizes[0]
         if not self._training:
             return 1
         if self._drawing.version == 1 and len(corpora) == 1:
@@ -166,18 +171,23 @@ class PretrainingData:
     def _own_streams(self) -> range:
         if not self._training:
             return range(1)
-        size = self._rows_of_stream
-        return range(self._first // size, -(-self._last // size))
+        first, last = self.host * self.streams, (self.host + 1) * self.streams
+        return range(first // self.hosts, -(-last // self.hosts))
 
     def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
         """This host's rows of a step: corpus, stream, first row of it there, and how many."""
-        size = self._rows_of_stream
+        size, position = (
+            rows // self.streams for rows in (self.growth.size(step), self.growth.rows(step))
+        )
+        first, last = (
+            host * self.growth.size(step) // self.hosts for host in (self.host, self.host + 1)
+        )
         for stream in self._own_streams():
-            counts = zip(*self._mixture.count(stream, step * size, size), strict=True)
+            counts = zip(*self._mixture.count(stream, position, size), strict=True)
             row = stream * size  # of the global batch; corpora follow one another within a stream
             for corpus, (before, count) in enumerate(counts):
-                skipped = max(0, self._first - row)
-                left = int(min(count, self._last - row)) - skipped
+                skipped = max(0, first - row)
+                left = int(min(count, last - row)) - skipped
                 row += int(count)
                 if left > 0:
                     yield corpus, stream, int(before) + skipped, left
@@ -188,11 +198,15 @@ class PretrainingData:
         Streams begin their passes, and most of their chunks, in the same step, which would take as
         long as many others.
         """
-        own, size, seq_len = self._own_streams(), self._rows_of_stream, self.options.seq_len
+        own, seq_len = self._own_streams(), self.options.seq_len
+        size, position = (
+            rows // self.streams
+            for rows in (self.growth.size(step + 1), self.growth.rows(step + 1))
+        )
         lasts = self._drawing.chunk(seq_len) // (2 * size * seq_len)  # the smallest, about
         turns = max(1, min(len(own), lasts))
         for stream in own[step % turns :: turns]:
-            counts = zip(*self._mixture.count(stream, (step + 1) * size, turns * size), strict=True)
+            counts = zip(*self._mixture.count(stream, position, turns * size), strict=True)
             for source, (before, count) in zip(self._sources, counts, strict=True):
                 source.prepare(stream, int(before), int(before + count))
 

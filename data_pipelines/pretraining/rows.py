@@ -24,12 +24,14 @@ from data_pipelines.pretraining.sections import Sections
 from data_pipelines.pretraining.truncation import draw_truncated_pairs
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-OBJECTIVES = ("mlm_nsp", "mlm")
+OBJECTIVES = ("mlm_nsp", "mlm", "left_to_right")
 LEAST_KEPT = 0.9  # of the rows that best fit gives; the others' text waits for the next epoch
 SHARES = ("mask_share", "keep_share", "random_share")
+MASKED = ("masking", "mask_prob", *SHARES, "random_pieces")  # options that say how text is masked
 
 # The arrays of a batch: type, and the axis beside that of the rows: T pieces, M masked slots or
-# K pairs (1 without packing).
+# K pairs (1 without packing). Of objective "left_to_right" the masked slots are all pieces but the
+# last of each segment, none of them is hidden, and the targets are the pieces that follow.
 BATCH = {
     "token_ids": (np.int32, "T"),  # 0 where padded
     "type_ids": (np.int32, "T"),  # 0 for sentence A, 1 for B
@@ -52,7 +54,8 @@ class PretrainingOptions:
       seq_len: T, pieces in a row.
       batch_size: rows of the global batch.
       packing: several pairs to a row; False is the classical one.
-      objective: "mlm_nsp" is sentence pairs, "mlm" single segments without NSP.
+      objective: "mlm_nsp" is sentence pairs, "mlm" single segments without NSP, "left_to_right"
+        such segments of which each piece tells the next, as an ordinary language model.
       across_documents: of objective "mlm": the segments of a row attend to one another, and their
         positions go on from one to the next (RoBERTa's full sentences), instead of each standing
         for itself.
@@ -108,6 +111,13 @@ class PretrainingOptions:
         self._one_of("objective", OBJECTIVES)
         self._one_of("masking", masking.MASKINGS)
         self._one_of("random_pieces", ("real", "all"))
+        if self.objective == "left_to_right":
+            for name in ("max_predictions", *MASKED):
+                if (value := getattr(self, name)) != getattr(PretrainingOptions, name):
+                    raise InputError(
+                        f"{name}={value} is of masks, which objective=left_to_right has not; leave "
+                        "it out."
+                    )
         for name in ("short_seq_prob", "mask_prob", *SHARES):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise InputError(f"{name}={value} is no probability; give one from 0 to 1.")
@@ -155,6 +165,8 @@ class PretrainingOptions:
         slots = self.max_predictions or min(
             self.seq_len, 4 * math.ceil(math.ceil(self.mask_prob * self.seq_len) / 4)
         )
+        if self.objective == "left_to_right":
+            slots = self.seq_len
         pairs = self.pairs_per_row or (max(1, self.seq_len // 16) if self.packing else 1)
         return RowShape(self.seq_len, slots, pairs)
 
@@ -279,6 +291,8 @@ def rows_to_keep(
 
 
 def _predictions(pairs: Pairs, options: PretrainingOptions) -> np.ndarray:
+    if options.objective == "left_to_right":
+        return pairs.lengths - 1
     text = pairs.a_length + pairs.b_length
     return masking.prediction_counts(pairs.lengths, text, options.mask_prob, options.row.slots)
 
@@ -319,6 +333,9 @@ def make_rows(
     text = np.concatenate([part.tokens[at] for part, at in zip(parts, sources, strict=True)])
     cells, runs = lay_out(text, pairs, row, batch, tokenizer.cls_id, tokenizer.sep_id)
 
+    if options.objective == "left_to_right":
+        _tell_next(batch)
+        return batch
     length, slots, _ = dataclasses.astuple(options.row)
     if options.across_documents:
         batch["pack_ids"] = np.minimum(batch["pack_ids"], 1)
@@ -342,6 +359,16 @@ def make_rows(
     batch["mlm_targets"][row, slot] = targets
     batch["mlm_weights"][row, slot] = 1
     return batch
+
+
+def _tell_next(batch: dict[str, np.ndarray]) -> None:
+    """Makes each piece but the last of a segment tell the one that follows."""
+    pack_ids = batch["pack_ids"]
+    row, column = np.nonzero((pack_ids[:, :-1] > 0) & (pack_ids[:, :-1] == pack_ids[:, 1:]))
+    slot = np.arange(len(row)) - np.searchsorted(row, row)
+    batch["mlm_positions"][row, slot] = column
+    batch["mlm_targets"][row, slot] = batch["token_ids"][row, column + 1]
+    batch["mlm_weights"][row, slot] = 1
 
 
 def render_row(batch: dict[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:

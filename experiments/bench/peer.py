@@ -12,14 +12,12 @@ Window = list[float]  # of a run: its last step, its mean loss, and examples/s
 
 def recipe_of(config: "Config") -> dict[str, Any]:
     """What a peer must know of a resolved run, for JSON: seed, dropout, optimizer and all rates."""
-    from bertjax.training.optimizer import make_schedule
-
     optimizer = config.optimizer_config()
     if optimizer.name != "adamw" or optimizer.layer_decay < 1 or optimizer.frozen_layers:
         sys.exit("the peer has but AdamW, with one rate for all layers: leave out what differs.")
     if config.reinit_layers:
         sys.exit("the peer begins with all layers of init: leave reinit_layers out.")
-    schedule = make_schedule(optimizer)
+    schedule = optimizer.rates()
     return dataclasses.asdict(optimizer) | {
         "seed": config.seed,
         "batch_size": config.batch_size,

@@ -1,0 +1,121 @@
+"""What a pre-trained model says of a line: its [MASK]s filled, or how it goes on."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.tasks.contract import HostBatch, Opened, bucket
+from data_pipelines.errors import InputError
+from data_pipelines.pretraining.packing import RowShape, pack
+from data_pipelines.vocabulary.tokenization import Tokenizer
+
+_BEST = 5  # pieces reported for each mask
+_NEW = 32  # pieces that a line is gone on with, at most
+
+
+def fill(opened: Opened, numbered: Sequence[tuple[int, str]]) -> Iterator[dict[str, Any]]:
+    """The answers to lines, each with its number; those that fit share a row."""
+    tokenizer, most = opened.tokenizer, opened.config.model.max_positions
+    lines = [_masked(text, number, tokenizer, most) for number, text in numbered]
+    masks = [np.flatnonzero(ids == tokenizer.mask_id) for ids in lines]
+    batch, places = _lay(lines, masks, most)
+    (outputs,) = opened.run([batch])
+    for (_, text), ids, (row, slots) in zip(numbered, lines, places, strict=True):
+        logits = outputs["mlm_logits"][row, slots, : len(tokenizer.pieces)]
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        likely = powers / powers.sum(axis=-1, keepdims=True)
+        best = np.argsort(-likely, axis=-1, kind="stable")[:, :_BEST]
+        filled = ids.copy()
+        filled[ids == tokenizer.mask_id] = best[:, 0]
+        yield {
+            "text": text,
+            "filled": tokenizer.decode(filled[1:-1].tolist()),
+            "masks": [
+                [
+                    {"piece": tokenizer.pieces[i], "probability": round(float(chances[i]), 6)}
+                    for i in order
+                ]
+                for chances, order in zip(likely, best, strict=True)
+            ],
+        }
+
+
+def _masked(text: str, number: int, tokenizer: Tokenizer, max_positions: int) -> np.ndarray:
+    """The pieces of a line, int32, with the special ones."""
+    parts = [tokenizer.encode(part) for part in text.split("[MASK]")]
+    if len(parts) == 1:
+        raise InputError(f"line {number} has no [MASK]: write one where a piece is to be found.")
+    ids = [tokenizer.cls_id, *parts[0]]
+    for part in parts[1:]:
+        ids += [tokenizer.mask_id, *part]
+    ids.append(tokenizer.sep_id)
+    if len(ids) > max_positions:
+        raise InputError(
+            f"line {number} has {len(ids)} pieces and the model takes {max_positions}: shorten it."
+        )
+    return np.array(ids, np.int32)
+
+
+def _lay(
+    lines: Sequence[np.ndarray], asked: Sequence[np.ndarray], max_positions: int
+) -> tuple[HostBatch, list[tuple[int, slice]]]:
+    """A batch of lines packed into rows, and where each has what it is asked: row and slots.
+
+    Lengths and slots are powers of two, so that few shapes are compiled.
+
+    Args:
+      asked: of each line, which of its pieces are asked for, ascending.
+    """
+    lengths, counts = (np.array(list(map(len, each))) for each in (lines, asked))
+    length = min(max(16, bucket(lengths.max())), max_positions)
+    row_of = pack(lengths, counts, RowShape(length, length, length))
+    rows = int(row_of.max()) + 1
+    slots = bucket(int(np.bincount(row_of, counts).max()))
+    pieces = ("token_ids", "type_ids", "pack_ids", "positions")
+    batch = {name: np.zeros((rows, length), np.int32) for name in pieces}
+    batch["mlm_positions"] = np.zeros((rows, slots), np.int32)
+    batch["cls_positions"] = np.zeros((rows, 1), np.int32)
+    pairs, column, slot = (np.zeros(rows, np.int64) for _ in range(3))
+    places = []
+    for row, ids, which in zip(row_of.tolist(), lines, asked, strict=True):
+        cells = slice(column[row], column[row] + len(ids))
+        pairs[row] += 1
+        batch["token_ids"][row, cells] = ids
+        batch["pack_ids"][row, cells] = pairs[row]
+        batch["positions"][row, cells] = np.arange(len(ids))
+        own = slice(slot[row], slot[row] + len(which))
+        batch["mlm_positions"][row, own] = column[row] + which
+        places.append((row, own))
+        column[row], slot[row] = cells.stop, own.stop
+    return batch, places
+
+
+def go_on(opened: Opened, numbered: Sequence[tuple[int, str]]) -> Iterator[dict[str, Any]]:
+    """How lines, each with its number, go on: up to 32 pieces, or to the end of a sentence."""
+    tokenizer, most = opened.tokenizer, opened.config.model.max_positions
+    lines = [
+        np.array([tokenizer.cls_id, *tokenizer.encode(text)], np.int32) for _, text in numbered
+    ]
+    for (number, _), ids in zip(numbered, lines, strict=True):
+        if len(ids) >= most:
+            raise InputError(
+                f"line {number} has {len(ids)} pieces and the model takes {most}: shorten it."
+            )
+    texts = [text for _, text in numbered]
+    begun = [len(ids) for ids in lines]
+    unfinished = list(range(len(lines)))
+    for _ in range(_NEW):
+        if not unfinished:
+            break
+        some = [lines[i] for i in unfinished]
+        batch, places = _lay(some, [np.array([len(ids) - 1]) for ids in some], most)
+        (outputs,) = opened.run([batch])
+        for i, (row, slots) in zip(list(unfinished), places, strict=True):
+            best = int(outputs["mlm_logits"][row, slots.start, : len(tokenizer.pieces)].argmax())
+            if best != tokenizer.sep_id:
+                lines[i] = np.append(lines[i], np.int32(best))
+            if best == tokenizer.sep_id or len(lines[i]) == most:
+                unfinished.remove(i)
+    for text, ids, first in zip(texts, lines, begun, strict=True):
+        yield {"text": text, "continued": tokenizer.decode(ids[first:].tolist())}

@@ -1,0 +1,82 @@
+"""How long things last, and how often they happen: steps, epochs, examples, shares, or times."""
+
+import math
+import re
+
+from data_pipelines.errors import InputError
+
+# A number of steps, or text: "3 epochs", "5000 examples", "10%" (of the run), "200 steps"; of the
+# run itself, evaluations and checkpoints also "30 minutes", "2 hours".
+Duration = int | str
+
+TICKS = 1_000_000  # that a run which ends by the clock is divided into
+SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+_UNITS = "%|percent|steps?|epochs?|examples?|seconds?|minutes?|hours?|h"
+_DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
+
+
+def parse(name: str, value: Duration) -> tuple[float, str]:
+    """A duration as a number of a unit: "step", "epoch", "example", "%" or one of `SECONDS`.
+
+    Raises:
+      InputError: the value of the field `name` is none.
+    """
+    if isinstance(value, int):
+        return value, "step"
+    match = _DURATION.fullmatch(value)
+    if not match:
+        raise InputError(
+            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples' or '10%'."
+        )
+    unit = {"percent": "%", "h": "hour"}.get(match[2], match[2].rstrip("s"))
+    return float(match[1]), unit
+
+
+def is_share(value: Duration) -> bool:
+    """Whether a duration that can be read is in percent."""
+    return isinstance(value, str) and ("%" in value or "percent" in value)
+
+
+def steps(
+    name: str, value: Duration, batch_size: float, rows_per_epoch: int | None, total: int | None
+) -> int:
+    """A duration in steps.
+
+    Args:
+      batch_size: examples of a step, on average.
+      rows_per_epoch: examples of a pass over the data; None where it is not known.
+      total: steps of the run; None for the run itself, or where the clock ends it.
+    Raises:
+      InputError: it is no number of steps.
+    """
+    number, unit = parse(name, value)
+    if unit in SECONDS:
+        raise InputError(
+            f"{name}={value!r} is a time, as steps, eval_every and checkpoint_every alone may be: "
+            "count steps."
+        )
+    if unit == "step":
+        return int(number)
+    if unit == "example":
+        return math.ceil(number / batch_size)
+    if unit == "epoch":
+        if rows_per_epoch is None:
+            raise InputError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
+        return math.ceil(number * rows_per_epoch / batch_size)
+    if total is None:
+        raise InputError(f"{name}={value!r} is a share of no known number: give steps or epochs.")
+    return math.ceil(number / 100 * total)
+
+
+def ticks(name: str, value: Duration, budget: float) -> int:
+    """A part of a run of `budget` seconds in `TICKS` of it.
+
+    Raises:
+      InputError: it is neither a share nor a time, nor 0.
+    """
+    number, unit = parse(name, value)
+    if unit in SECONDS:
+        return round(number * SECONDS[unit] / budget * TICKS)
+    if unit == "%" or not number:
+        return round(number / 100 * TICKS)
+    raise InputError(f"{name}={value!r} is no part of a run that the clock ends: give '10%'.")

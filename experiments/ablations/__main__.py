@@ -1,0 +1,145 @@
+"""The paper's ablations by one command: pre-trains what is missing, fine-tunes, and tabulates.
+
+    python -m experiments.ablations TABLE --output DIR --corpus CORPUS --size SIZE --steps N \
+      --task NAME=DATA [--task ...] [--seeds N] [--recipe NAME] [--pretrain FIELD=VALUE ...] \
+      [--finetune NAME.FIELD=VALUE ...]
+
+TABLE is objectives, masking, sizes or steps. NAME is a task of `tables.TASKS`, DATA its directory.
+Everything it does is a `bertjax` command, printed before it runs; each resumes by itself, so the
+same line again goes on after whatever ended it, and more tasks, seeds or tables may be added to the
+same DIR. Models that tables share are pre-trained once. On a pod it is run on every host, as
+`bertjax train` is. DIR/TABLE.json, .md and .html have the scores, mean and standard deviation over
+the seeds, with the held-out perplexity beside them; nothing is chosen among runs.
+"""
+
+import argparse
+import pathlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from experiments.ablations.results import Row, read_row, write_results
+from experiments.ablations.tables import TABLES, TASKS, Variant
+
+MILESTONES = "0.1,0.2,0.4,0.7,1"
+
+
+def bertjax(verb: str, *arguments: str) -> None:
+    """Runs a verb to its end; ends with its status if it fails."""
+    print(f"$ bertjax {shlex.join([verb, *arguments])}", flush=True)
+    status = subprocess.run([sys.executable, "-m", "bertjax", verb, *arguments]).returncode
+    if status:
+        sys.exit(status)
+
+
+def overrides(fields: Mapping[str, str]) -> list[str]:
+    return [f"--config.{name}={value}" for name, value in fields.items()]
+
+
+def pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    """NAME=VALUE as a dictionary."""
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            sys.exit(f"{option} {each} has no '=': write NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+class Ablation:
+    """One table.
+
+    Args:
+      args: of the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._shares = sorted(float(share) for share in args.milestones.split(","))
+        self.table = TABLES[args.table](args.sizes.split(","), self._shares)
+        self._tasks = pairs(args.task, "--task")
+        for name in self._tasks:
+            if name not in TASKS:
+                sys.exit(f"--task {name} is unknown: choose among {', '.join(TASKS)}.")
+        self._finetune = pairs(args.finetune, "--finetune")
+
+    def run(self) -> list[Row]:
+        """Trains what is not trained; a row for each variant."""
+        rows = []
+        for variant in self.table.variants:
+            model = self._pretrain(variant)
+            sweeps = {name: self._fine_tune(variant, model, name) for name in self._tasks}
+            rows.append(read_row(variant, self._workdir(variant), model, sweeps))
+        return rows
+
+    def _workdir(self, variant: Variant) -> pathlib.Path:
+        return self._args.output / "pretraining" / variant.pretraining
+
+    def _pretrain(self, variant: Variant) -> pathlib.Path:
+        """The checkpoint that the variant is."""
+        args, workdir, own = self._args, self._workdir(variant), pairs(self._args.pretrain, "")
+        options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
+        spec = ",".join(f"{name}={value}" for name, value in {**options, **variant.options}.items())
+        every = round(args.steps * self._least())
+        fields = {
+            "steps": str(args.steps),
+            "keep_every": str(every),
+            "checkpoint_every": str(every),
+        }
+        fields |= {**own, **variant.fields}
+        config = ["--config", f"experiments/pretrain.py:{spec}"]
+        bertjax("train", "--workdir", str(workdir), *config, *overrides(fields))
+        return workdir / "checkpoints" / f"{round(args.steps * variant.share):08}"
+
+    def _least(self) -> float:
+        """The share of the steps of which every milestone is a multiple."""
+        return next(
+            1 / parts
+            for parts in range(1, 1001)
+            if all(abs(share * parts - round(share * parts)) < 1e-9 for share in self._shares)
+        )
+
+    def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
+        """The workdir of the restarts of a task."""
+        args, task = self._args, TASKS[name]
+        parts = [variant.pretraining, f"{variant.share:g}", *variant.finetuning.values(), name]
+        workdir = args.output / "finetuning" / "-".join(parts)
+        joint = "" if task.config.endswith(":") else ","
+        spec = f"{task.config}{joint}init={model},data={self._tasks[name]}"
+        own = {
+            field.partition(".")[2]: value
+            for field, value in self._finetune.items()
+            if field.partition(".")[0] in (name, "all")
+        }
+        fields = overrides({**task.fields, **variant.finetuning, **own})
+        if not (workdir / "sweep.json").exists():
+            seeds = f"--seeds={args.seeds}"
+            bertjax("sweep", "--config", spec, "--workdir", str(workdir), seeds, *fields)
+        return workdir
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("table", choices=sorted(TABLES))
+    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--size", default="mini")
+    parser.add_argument("--sizes", default="2-128,4-256,6-384", help="of the table of sizes")
+    parser.add_argument("--milestones", default=MILESTONES, help="shares of the steps")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--recipe", default="paper")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--task", action="append", default=[], metavar="NAME=DATA")
+    parser.add_argument("--pretrain", action="append", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--finetune", action="append", default=[], metavar="NAME.FIELD=VALUE")
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    ablation = Ablation(args)
+    rows = ablation.run()
+    print(write_results(args.output / args.table, ablation.table.caption, rows))
+
+
+if __name__ == "__main__":
+    main()

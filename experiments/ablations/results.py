@@ -1,0 +1,96 @@
+"""What came of an ablation: read from its runs, written as JSON, Markdown and a page."""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from bertjax.pages.page import page, section, table
+from bertjax.pages.plots import STYLE, strips
+from bertjax.runs.metrics import read_metrics
+from experiments.ablations.tables import TASKS, Variant
+
+Scores = Mapping[str, Sequence[float]]  # "task score" -> of each seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A variant.
+
+    Attributes:
+      perplexity: of held-out text, at the step that the model was taken.
+      failed: runs that learned nothing, which count all the same.
+    """
+
+    name: str
+    perplexity: float
+    scores: Scores
+    failed: int
+
+
+def read_row(
+    variant: Variant,
+    workdir: pathlib.Path,
+    model: pathlib.Path,
+    sweeps: Mapping[str, pathlib.Path],
+) -> Row:
+    """The scores of a variant from its pre-training and the sweeps of its tasks."""
+    step = int(model.name)
+    heldout = [m for m in read_metrics(workdir) if m["split"] == "heldout" and m["step"] <= step]
+    scores, failed = {}, 0
+    for name, sweep in sweeps.items():
+        runs = json.loads((sweep / "sweep.json").read_text())["runs"]
+        failed += sum(run["failed"] for run in runs)
+        for score in TASKS[name].scores:
+            scores[f"{name} {score}"] = [run["scores"][score] for run in runs]
+    return Row(variant.name, heldout[-1]["mlm_perplexity"], scores, failed)
+
+
+def write_results(stem: pathlib.Path, caption: str, rows: Sequence[Row]) -> str:
+    """Writes STEM.json, STEM.md and STEM.html; returns the Markdown."""
+    stem.with_suffix(".json").write_text(
+        json.dumps(
+            {"caption": caption, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1
+        )
+    )
+    names = list(rows[0].scores)
+    head = ["", "held-out perplexity", *names, "failed"]
+    cells = [
+        [
+            row.name,
+            f"{row.perplexity:.2f}",
+            *(_spread(row.scores[name]) for name in names),
+            str(row.failed),
+        ]
+        for row in rows
+    ]
+    lines = [caption, "", _line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
+    text = "\n".join([*lines, *map(_line, cells), ""])
+    stem.with_suffix(".md").write_text(text)
+    charts = "".join(
+        strips(name, {str(i): row.scores[name] for i, row in enumerate(rows, 1)}, "")
+        for name in names
+    )
+    parts = [
+        f"<style>{STYLE}</style>\n<header><h1>Ablation: {escape(stem.name)}</h1>"
+        f"<p>{escape(caption)}</p></header>",
+        section("Scores, mean and standard deviation over the seeds", table(head, cells)),
+        section(
+            "Every run",
+            f'<div class="pair">{charts}</div>'
+            '<p class="aside">A dot a run, the line their mean; rows are numbered as above.</p>',
+        ),
+    ]
+    stem.with_suffix(".html").write_text(page(stem.name, parts))
+    return text
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.fmean(values):.4f}"
+    return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

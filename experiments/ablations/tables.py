@@ -1,0 +1,127 @@
+"""What the paper's ablations compare (Devlin et al. 2019, section 5, A.3 and C.2), and on what."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A row of a table.
+
+    Attributes:
+      name: as the table has it.
+      options: of `experiments/pretrain.py` that are its own.
+      fields: of the configuration of pre-training, likewise.
+      finetuning: fields of the configuration of every fine-tuning.
+      share: of the steps of pre-training, after which the model is taken.
+    """
+
+    name: str
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    finetuning: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    share: float = 1.0
+
+    @property
+    def pretraining(self) -> str:
+        """The name of its pre-training, which variants of other tables may have too."""
+        own = {**self.options, **{name.split(".")[-1]: v for name, v in self.fields.items()}}
+        return ",".join(f"{name}={value}" for name, value in sorted(own.items())) or "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """What is compared.
+
+    Attributes:
+      caption: what the paper found, in a sentence.
+    """
+
+    caption: str
+    variants: Sequence[Variant]
+
+
+def objectives(sizes: Sequence[str], steps: Sequence[float]) -> Table:
+    """Table 5."""
+    one_way = {"objective": "left_to_right"}
+    return Table(
+        "The paper (table 5): without next sentences QNLI, MNLI and SQuAD lose most; left to right "
+        "everything loses, and a BiLSTM on top mends SQuAD in part.",
+        [
+            Variant("masked pieces and next sentences"),
+            Variant("no next sentences", {"objective": "mlm"}),
+            Variant("left to right, no next sentences", one_way),
+            Variant("the same, with a BiLSTM", one_way, finetuning={"model.bilstm": "True"}),
+        ],
+    )
+
+
+def masking(sizes: Sequence[str], steps: Sequence[float]) -> Table:
+    """Table 8."""
+    mixtures = [(80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)]
+    names = ("mask", "keep", "random")
+    return Table(
+        "The paper (table 8): fine-tuning hardly cares for the mixture, random pieces alone are "
+        "worst, and features suffer from [MASK] alone.",
+        [
+            Variant(
+                f"{mask}% [MASK], {keep}% same, {other}% random",
+                fields={}
+                if (mask, keep, other) == mixtures[0]
+                else {
+                    f"data.{name}_share": str(share / 100)
+                    for name, share in zip(names, (mask, keep, other), strict=True)
+                },
+            )
+            for mask, keep, other in mixtures
+        ],
+    )
+
+
+def sizes(sizes: Sequence[str], steps: Sequence[float]) -> Table:
+    """Table 6."""
+    return Table(
+        "The paper (table 6): larger models are better on every task, small ones too.",
+        [Variant(size, {"model": size}) for size in sizes],
+    )
+
+
+def steps(sizes: Sequence[str], steps: Sequence[float]) -> Table:
+    """Figure 5."""
+    return Table(
+        "The paper (figure 5): scores rise to the last step.",
+        [Variant(f"after {share:.0%} of the steps", share=share) for share in steps],
+    )
+
+
+TABLES: Mapping[str, Callable[[Sequence[str], Sequence[float]], Table]] = {
+    "objectives": objectives,
+    "masking": masking,
+    "sizes": sizes,
+    "steps": steps,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finetuning:
+    """A column, or several.
+
+    Attributes:
+      config: file and options, but for `init` and `data`.
+      scores: those that the table shows.
+      fields: of its configuration.
+    """
+
+    config: str
+    scores: Sequence[str]
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+TASKS: Mapping[str, Finetuning] = {
+    "mrpc": Finetuning("experiments/glue.py:task=mrpc", ("accuracy", "f1")),
+    "stsb": Finetuning("experiments/glue.py:task=stsb", ("pearson", "spearman")),
+    "qnli": Finetuning("experiments/glue.py:task=qnli", ("accuracy",)),
+    "squad": Finetuning("experiments/squad.py:version=1", ("exact", "f1")),
+    "ner": Finetuning("experiments/ner.py:", ("f1",)),
+    "ner-features": Finetuning("experiments/ner.py:features=last_four", ("f1",)),
+}

@@ -1,0 +1,121 @@
+"""A run that ends by the clock."""
+
+import json
+import shutil
+import time
+
+import pytest
+from etils import epath
+from test_train import configure, losses, metrics
+
+from bertjax.runs.budget import FILE, Budget
+from bertjax.runs.train import Run
+from bertjax.training.durations import TICKS
+from data_pipelines.errors import InputError
+
+SECONDS = 1000.0
+
+
+class Clock:
+    """Seconds that pass as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 5.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def follow(
+    budget: Budget, clock: Clock, first: int = 0, stop: int = 10**6, pace: float = 1.0
+) -> list[float]:
+    """The tick of each step from `first` to the last, or to `stop`; steps take `pace` seconds."""
+    ticks, step = [], first
+    while step < stop and not (step and budget.is_over(step)):
+        ticks.append(budget.plan(step).at(step))
+        step += 1
+        clock.now += pace
+        if step % 10 == 0:
+            budget.look(step)
+    return ticks
+
+
+@pytest.mark.parametrize("pace", [0.1, 1.0, 7.0])
+def test_a_run_ends_when_its_time_does(tmp_path, clock, pace) -> None:
+    ticks = follow(Budget(epath.Path(tmp_path), SECONDS, 0), clock, pace=pace)
+    assert len(ticks) * pace == pytest.approx(SECONDS, rel=0.01, abs=pace)
+    assert ticks == sorted(ticks) and ticks[0] == 0
+    assert ticks[-1] == pytest.approx(TICKS, rel=0.01 + 2 * pace / SECONDS)
+
+
+def test_a_machine_that_grows_slow_ends_in_time_all_the_same(tmp_path, clock) -> None:
+    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    follow(budget, clock, stop=400, pace=1.0)
+    before = budget.plan(399).at(399)
+    ticks = follow(budget, clock, first=400, pace=6.0)
+    assert [before, *ticks] == sorted([before, *ticks])  # and no rate goes back
+    assert 400 + len(ticks) * 6 == pytest.approx(SECONDS, abs=15)
+
+
+def test_until_the_first_look_no_time_is_known(tmp_path, clock) -> None:
+    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    assert follow(budget, clock, stop=9) == [0.0] * 9
+    assert not budget.is_over(10**9)
+
+
+def test_what_was_planned_is_followed_again_to_the_same_ticks(tmp_path, clock) -> None:
+    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    ticks = follow(budget, clock, stop=600, pace=1.0)
+    clock.now += 10_000  # while the run is stopped
+    again = Budget(epath.Path(tmp_path), SECONDS, 400)
+    assert follow(again, clock, first=400, stop=600, pace=0.3) == ticks[400:]
+    rest = follow(again, clock, first=600, pace=1.0)
+    assert len(rest) == pytest.approx(400, rel=0.05)
+
+
+def test_plans_are_few(tmp_path, clock) -> None:
+    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    follow(budget, clock, pace=0.01)
+    assert len((tmp_path / FILE).read_text().split("], [")) <= 202
+
+
+def test_a_file_that_no_run_wrote_is_refused(tmp_path) -> None:
+    (tmp_path / FILE).write_text('{"step": 1}')
+    with pytest.raises(InputError, match=r"budget\.json is not what a run wrote"):
+        Budget(epath.Path(tmp_path), SECONDS, 0)
+
+
+@pytest.mark.slow
+def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path) -> None:
+    """Its rate rises and falls, and from its first checkpoint it is trained to the same bytes."""
+    config = configure(
+        corpus,
+        steps="3 seconds",
+        log_every=5,
+        checkpoint_every="25%",
+        eval_every="50%",
+        keep=99,
+        optimizer__warmup="20%",
+    )
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    Run(config, whole).train()
+    train = [m for m in metrics(whole) if m["split"] == "train"]
+    rates = [m["learning_rate"] for m in train]
+    top = rates.index(max(rates))
+    assert 0 < top < len(rates) - 1
+    assert rates[1:top] == sorted(rates[1:top]) and rates[top:] == sorted(rates[top:])[::-1]
+    assert rates[-1] < 0.2 * max(rates) and train[-1]["budget"] == pytest.approx(1, abs=0.01)
+    assert len([m for m in metrics(whole) if m["split"] == "heldout"]) >= 2
+
+    shutil.copytree(whole, again)
+    for path in sorted((again / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(path)
+    Run(config, again).train()
+    planned = json.loads((whole / FILE).read_text())[-1][0]
+    assert json.loads((again / FILE).read_text())[: len(json.loads((whole / FILE).read_text()))]
+    same = [entry for entry in losses(whole) if entry[1] == "train" and entry[0] <= planned]
+    assert same == [e for e in losses(again) if e[1] == "train" and e[0] <= planned]
+    Run(config, again).train()  # which is over
