@@ -148,6 +148,20 @@ def test_every_language_is_a_set_and_some_may_be_chosen(folder) -> None:
     assert [*two] == ["xnli.dev.ur", "xnli.test.ur"]
 
 
+def test_any_table_falls_into_sets_by_a_column(tmp_path) -> None:
+    """Of what is held out for want of a dev file too; training reads no such column."""
+    head, *lines = ["text,label,of", *(f"ba {i},{i % 2},{'xyz'[i % 3]}" for i in range(60))]
+    for name, own in (("train.csv", lines), ("dev.csv", lines[:9])):
+        write(tmp_path / name, head, *own)
+        given = {"data.by": "of", "data.dev_share": "0.5"}
+        spec = f"{toys.EXPERIMENTS / 'classify.py'}:data={tmp_path}"
+        config = load_config(spec, given, registry.data_fields())
+        found = dict(read_sets(config, "dev"))
+        assert [*found] == ["x", "y", "z"]
+        ((_, train),) = read_sets(config, "train")
+        assert len(train) + sum(map(len, found.values())) == (60 if name == "train.csv" else 69)
+
+
 def test_one_chooses_by_english_and_of_a_translation_by_its_language(folder) -> None:
     for options, language, texts in (
         ("mode=zero_shot", "en", 240),
