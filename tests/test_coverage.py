@@ -43,8 +43,8 @@ def test_of_many_texts_some_are_enough() -> None:
     assert measure_loss(tokenizer("ab"), texts[::2] + texts[1::2]).unknown == pytest.approx(1 / 3)
 
 
-# Of real text in XQuAD: what each published vocabulary does not suit.
-UNSUITED = {
+# Of real text in XQuAD: the languages of which each published vocabulary loses a part.
+LOST = {
     "bert-base-uncased": {"ar", "el", "hi", "ro", "th", "tr", "vi", "zh"},
     "bert-base-cased": {"ar", "hi", "th", "vi", "zh"},
     "bert-base-multilingual-cased": set(),
@@ -61,20 +61,20 @@ def passages(data_dir) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", UNSUITED)
-def test_one_sentence_names_the_languages_that_a_vocabulary_does_not_suit(
+@pytest.mark.parametrize("name", LOST)
+def test_one_sentence_names_the_languages_of_which_a_vocabulary_loses_a_part(
     name: str, passages, data_dir, caplog
 ) -> None:
     vocabulary = load_tokenizer(data_dir / "vocab" / f"{name}-vocab.txt")
     with caplog.at_level(logging.WARNING, "bertjax"):
         warn_of_loss(vocabulary, passages)
     told = {each for each in LANGUAGES for line in caplog.messages if f" {each} (" in line}
-    assert told == UNSUITED[name] and len(caplog.messages) == bool(told)
+    assert told == LOST[name] and len(caplog.messages) == bool(told)
     if name == "bert-base-uncased":
         assert "hi (20% of its letters are marks, which are stripped, 1" in caplog.text
         assert "; zh (5" in caplog.text and "take a model that knows such text" in caplog.text
 
 
-def test_text_that_suits_is_not_spoken_of(caplog) -> None:
+def test_text_that_is_whole_is_not_spoken_of(caplog) -> None:
     warn_of_loss(toys.TOKENIZER, {"dev": ["ba do ki", "lu me"], "none": []})
     assert not caplog.messages

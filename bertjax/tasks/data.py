@@ -26,7 +26,7 @@ FIELDS = {
 }
 
 TFDS_SPLITS = {"train": "train", "dev": "validation"}
-LOSS = 0.03  # of a text, beyond which its vocabulary is hardly the right one
+LOSS = 0.03  # of a text, beyond which it is told; of English, nothing is lost
 # What tables are called without their suffix.
 _STEMS = {"train": ("train",), "dev": ("dev", "val", "valid", "validation")}
 
@@ -51,7 +51,7 @@ def tokenizer_of(config: Config) -> Tokenizer:
 
 
 def warn_of_loss(tokenizer: Tokenizer, texts: Mapping[str, Sequence[str]]) -> None:
-    """Tells which data sets, of some names and texts, the vocabulary does not suit.
+    """Tells of which data sets, of some names and texts, the vocabulary loses a part.
 
     Languages and casing that do not go together are seen nowhere else but in poor scores: the
     pieces of a text without its vowels are as good as any.
@@ -68,7 +68,7 @@ def warn_of_loss(tokenizer: Tokenizer, texts: Mapping[str, Sequence[str]]) -> No
             found.append(f"{name} ({', '.join(said)})")
     if found:
         _log.warning(
-            "the vocabulary does not suit %s: take a model that knows such text, and a cased one "
+            "the vocabulary loses part of %s: take a model that knows such text, and a cased one "
             "where marks are stripped.",
             "; ".join(found),
         )
