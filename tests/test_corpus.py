@@ -63,6 +63,16 @@ def small(path: pathlib.Path, documents: int = 40) -> str:
 # What is prepared
 
 
+def test_shards_that_a_long_document_makes_uneven_are_told(tmp_path, caplog):
+    text = tmp_path / "text.txt"
+    words = "ba do ki lu"
+    text.write_text("\n\n".join([f"{words} {n}." for n in range(40)] + [f"{words} no. " * 60]))
+    prepare([str(text)], TOKENIZER, tmp_path / "even", workers=1, held_out=0)
+    assert "leave shards out" not in caplog.text
+    prepare([str(text)], TOKENIZER, tmp_path / "uneven", workers=1, held_out=0, shards=4)
+    assert "as some documents are longer than shards should be" in caplog.text
+
+
 def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     manifest = prepare([str(text)], TOKENIZER, tmp_path / "out", workers=1, held_out=0.1)
     written = text.read_text().strip("\n").split("\n\n")

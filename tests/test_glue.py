@@ -283,5 +283,27 @@ def test_the_catalogue_gives_the_same_as_the_files(name: str) -> None:
             read_glue_tfds(name, source, "test", True)
 
 
+@pytest.mark.slow
+def test_of_xnli_the_catalogue_gives_every_language(tmp_path) -> None:
+    import tensorflow_datasets as tfds
+
+    languages = ["de", "en"]
+    features = {
+        "premise": tfds.features.Translation(languages),
+        "hypothesis": tfds.features.TranslationVariableLanguages(languages),
+        "label": tfds.features.ClassLabel(names=CLASSES["mnli"]),
+    }
+    premise, hypothesis = {"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}
+    whole = {"premise": premise, "hypothesis": hypothesis, "label": 2}
+    records = {"test": [whole], "train": [whole, whole | {"hypothesis": {"de": "nein"}}]}
+    type("Tinyxnli", (tiny_builder(tmp_path),), {"features": features, "records": records})
+    found = read_glue_tfds("mnli", "tfds:tinyxnli", "test", True, "language")
+    assert (found.sets, found.texts, found.pairs) == (languages, ["ja", "yes"], ["nein", "no"])
+    assert found.values == ["contradiction"] * 2
+    assert found.places[1] == "tfds:tinyxnli test record 1 (en)"
+    with pytest.raises(InputError, match=r"train record .: of 'en' there is not every text: leave"):
+        read_glue_tfds("mnli", "tfds:tinyxnli", "train", True, "language")
+
+
 def test_a_source_of_the_catalogue_is_no_path() -> None:
     assert is_tfds("tfds:glue/mrpc") and not is_tfds("glue/mrpc")

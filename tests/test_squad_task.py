@@ -182,7 +182,9 @@ def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys) -
     given = ["--checkpoint", str(workdir), "--output", str(tmp_path)]
     given += arguments(folder, version, data__dev="xx.*.json")
     assert main(["evaluate", *given]) == 0
-    scores = json.loads(capsys.readouterr().out)
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["data", "xx.de", "xx.fr", "mean"]
     assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
     assert scores["f1"] == pytest.approx((scores["xx.de/f1"] + scores["xx.fr/f1"]) / 2)
     assert len(json.loads((tmp_path / "xx.fr.predictions.json").read_text())) == 16

@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int | None:
     if (status := supervise(args)) is not None:
         return status
     from bertjax.mesh import hosts
+    from bertjax.pages.tables import aligned, by_set
     from bertjax.runs.evaluate import evaluate
     from bertjax.tasks.contract import EVALUATION_FILE
 
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int | None:
     keep_compiled()
     found = evaluate(config, *args.checkpoint)
     if hosts.is_first():
-        print(json.dumps(found.scores, indent=1))
+        table = by_set(found.scores)  # of many sets, of which scores.json says all
+        print(aligned(*table) if table.rows else json.dumps(found.scores, indent=1))
         directory = epath.Path(args.output)
         directory.mkdir(parents=True, exist_ok=True)
         about = {"checkpoints": args.checkpoint, "config": config.to_dict()}

@@ -8,6 +8,7 @@ from bertjax.cli.cluster import add_hosts, join, supervise
 from bertjax.cli.configuration import add_config, load
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import check_directory
+from bertjax.pages.tables import aligned
 
 if TYPE_CHECKING:
     from bertjax.training.config import Config
@@ -85,11 +86,4 @@ def table(found: Mapping[str, Any]) -> str:
         )
         for point in found["points"]
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    )
+    return aligned(head, rows)

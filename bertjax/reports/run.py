@@ -16,7 +16,8 @@ from etils import epath
 
 from bertjax.model.heads import HEADS
 from bertjax.pages.charts import Point, chart, number
-from bertjax.pages.page import facts, page, section, tiles
+from bertjax.pages.page import facts, page, section, table, tiles
+from bertjax.pages.tables import by_set
 from bertjax.reports import corpus, sweep
 from bertjax.runs.metrics import duration, metrics_path, read_metrics
 from bertjax.runs.sweep import RESULT_FILE
@@ -131,6 +132,7 @@ def render(name: str, entries: Sequence[Entry], settings: Mapping[str, Any]) -> 
         _header(name, entries, heldout, settings),
         section("What it learnt", _charts(entries, learning)),
         section("How it ran", _charts(entries, list(RUNNING)) + NOTE),
+        section("Data sets", _sets(heldout)),
         section("Held-out evaluations", _evaluations(heldout)),
         section("Configuration", _configuration(settings)),
     ]
@@ -144,6 +146,7 @@ def _header(
     # The last line of what counts most: of the held-out text where there is any.
     final = (heldout or entries)[-1]
     results = [key for key in final if key not in {*NOT_DRAWN, *RUNNING} or "perplexity" in key]
+    results = [key for key in results if "/" not in key]  # of one of several data sets
     shown = tiles((_metric(key).title, _shown(key, final[key])) for key in results)
     where = "On held-out text" if heldout else "In training"
     return (
@@ -250,10 +253,17 @@ def _curves(entries: Sequence[Entry], key: str) -> dict[str, list[Point]]:
     return curves
 
 
+def _sets(heldout: Sequence[Entry]) -> str:
+    """The last scores of each of several data sets."""
+    found = by_set({k: v for k, v in heldout[-1].items() if k != "split"} if heldout else {})
+    return table(*found) if found.rows else ""
+
+
 def _evaluations(heldout: Sequence[Entry]) -> str:
     if not heldout:
         return ""
-    keys = list(dict.fromkeys(key for entry in heldout for key in entry if key != "split"))
+    keys = dict.fromkeys(key for entry in heldout for key in entry if "/" not in key)
+    keys.pop("split", None)
     finite = [e for e in heldout if math.isfinite(e.get("loss") or math.nan)]
     best = min(finite, key=lambda entry: entry["loss"], default=None)
     head = "".join(f"<th>{escape(_metric(key).title)}</th>" for key in keys)

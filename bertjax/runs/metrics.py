@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -20,6 +21,7 @@ from typing import Any, Protocol, Self, TextIO
 import numpy as np
 from etils import epath
 
+from bertjax.pages.tables import aligned, by_set
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
@@ -256,7 +258,11 @@ class Progress:
         place = f"step {step:,}" + (f"/{self._total:,}" if self._total else "")
         if split != "train":
             name = {"heldout": "held-out"}.get(split, split)
-            self.note("  ".join([place, name, *map(_shown, metrics, metrics.values())]))
+            table = by_set(metrics)
+            own = {key: metrics[key] for key in metrics if not (table.rows and "/" in key)}
+            self.note("  ".join([place, name, *map(_shown, own, own.values())]))
+            if table.rows:
+                self.note(textwrap.indent(aligned(*table), "  "))
             return
         share = step / self._total if self._total else metrics.get("budget") or 0
         parts = [f"{place} {share:4.0%}"]

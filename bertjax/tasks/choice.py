@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import Evaluation, EvaluationSet, HostBatch, Opened
-from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of
+from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of, warn_of_loss
 from bertjax.tasks.finetuning import Laid, show_examples
 from bertjax.tasks.sentences import page
 from bertjax.training.config import Config
@@ -58,14 +58,17 @@ class Task(finetuning.Task):
         super().__init__(config, hosts, host, Objective)
         self.tokenizer = tokenizer_of(config)
         row, rows = self.objective.row, self.objective.eval_rows
+        found = read_sets(config, "dev")
+        warn_of_loss(self.tokenizer, {name: data.all_texts for name, data in found})
         self._sets = [
             Questions(name, data, self.tokenizer, config, row, rows, hosts, host)
-            for name, data in read_sets(config, "dev")
+            for name, data in found
         ]
 
     @functools.cached_property
     def examples(self) -> Examples:
         ((name, data),) = read_sets(self.config, "train")
+        warn_of_loss(self.tokenizer, {name: data.all_texts})
         return _encoded(name, data, self.tokenizer, self.config, self.objective.row)
 
     def evaluation_sets(self) -> Sequence[EvaluationSet]:

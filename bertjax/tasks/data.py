@@ -1,5 +1,8 @@
 """Where the data of a fine-tuning task lie, and the tokenizer that reads them."""
 
+import logging
+from collections.abc import Mapping, Sequence
+
 from etils import epath
 
 from bertjax.formats.opening import find_tokenizer
@@ -9,7 +12,10 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import SUFFIXES
 from data_pipelines.paths import is_remote
 from data_pipelines.text.sources import TFDS
+from data_pipelines.vocabulary.coverage import measure_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+
+_log = logging.getLogger("bertjax")
 
 # The fields of `data` that are read here.
 FIELDS = {
@@ -20,6 +26,7 @@ FIELDS = {
 }
 
 TFDS_SPLITS = {"train": "train", "dev": "validation"}
+LOSS = 0.03  # of a text, beyond which it is told; of English, nothing is lost
 # What tables are called without their suffix.
 _STEMS = {"train": ("train",), "dev": ("dev", "val", "valid", "validation")}
 
@@ -41,6 +48,30 @@ def tokenizer_of(config: Config) -> Tokenizer:
         )
     check_vocabulary(config.data["vocab"] or config.init, tokenizer, config.model.vocab_size)
     return tokenizer
+
+
+def warn_of_loss(tokenizer: Tokenizer, texts: Mapping[str, Sequence[str]]) -> None:
+    """Tells of which data sets, of some names and texts, the vocabulary loses a part.
+
+    Languages and casing that do not go together are seen nowhere else but in poor scores: the
+    pieces of a text without its vowels are as good as any.
+    """
+    found = []
+    for name, own in texts.items():
+        loss = measure_loss(tokenizer, own)
+        said = []
+        if loss.stripped > LOSS:
+            said.append(f"{loss.stripped:.0%} of its letters are marks, which are stripped")
+        if loss.unknown > LOSS:
+            said.append(f"{loss.unknown:.0%} of its characters are unknown")
+        if said:
+            found.append(f"{name} ({', '.join(said)})")
+    if found:
+        _log.warning(
+            "the vocabulary loses part of %s: take a model that knows such text, and a cased one "
+            "where marks are stripped.",
+            "; ".join(found),
+        )
 
 
 def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.Path]]:

@@ -39,7 +39,7 @@ LONGEST = 64  # pieces of a sentence
 # A shard is worth a file from so many documents and pieces on. Readers keep every shard open: the
 # number of shards stays well below the usual limit on open files.
 _TRAIN_DOCUMENTS, _TRAIN_PIECES, _HELDOUT_DOCUMENTS, _MOST_SHARDS = 256, 100_000, 16, 256
-_UNEVEN = 0.02  # how many more pieces the largest shard has than the smallest, if we choose
+UNEVEN = 0.02  # how many more pieces the largest shard has than the smallest, if we choose
 
 Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows of its documents
 
@@ -203,7 +203,7 @@ def assign_shards(
     if shards is None:
         worthwhile = int(pieces[train].sum()) // _TRAIN_PIECES
         most = _shard_count(min(len(train) // _TRAIN_DOCUMENTS, worthwhile))
-        dealt = _deal_to_at_most(most, train, pieces, _UNEVEN)
+        dealt = _deal_to_at_most(most, train, pieces, UNEVEN)
     else:
         if 2 * shards > len(train):
             raise InputError(

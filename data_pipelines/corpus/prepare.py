@@ -24,6 +24,7 @@ from etils import epath
 from data_pipelines.corpus.bulk import BulkEncoder, grouped
 from data_pipelines.corpus.documents import (
     LONGEST,
+    UNEVEN,
     Members,
     assign_shards,
     count,
@@ -241,6 +242,15 @@ def finish(
     totals: dict[str, int | float],
 ) -> Manifest:
     """Save the tokenizer and then the manifest, which declares the directory a corpus."""
+    sizes = [info.tokens for info in infos["train"]]
+    if max(sizes) > (1 + UNEVEN) * min(sizes):
+        log.warning(
+            "the shards have from %s to %s pieces, as some documents are longer than shards should "
+            "be: every host will open all of them, and take a random next sentence from few "
+            "documents; leave shards out for as many as can be even",
+            f"{min(sizes):,}",
+            f"{max(sizes):,}",
+        )
     fingerprint = tokenizer.fingerprint()
     manifest = Manifest(
         fingerprint, len(tokenizer.pieces), options, infos["train"], infos["heldout"], totals

@@ -45,6 +45,11 @@ class Choices:
         """Answers of the question that has most."""
         return max(len(question.answers) for question in self.questions)
 
+    @property
+    def all_texts(self) -> list[str]:
+        """The context of each question, and its answers after it."""
+        return [text for each in self.questions for text in (each.context, *each.answers)]
+
 
 def from_rows(name: str, rows: Iterable[Row], labelled: bool) -> Choices:
     """The questions of the rows of a table, each of one of these layouts.

@@ -1,7 +1,12 @@
-"""The tasks of GLUE (Wang et al. 2018) in their published layout, or from TensorFlow Datasets."""
+"""The tasks of GLUE (Wang et al. 2018) in their published layout, or from TensorFlow Datasets.
+
+XNLI (Conneau et al. 2018) is MNLI in fifteen languages and read as that: its own files have MNLI's
+columns and one of the language, its machine translations others, and in TensorFlow Datasets a
+record has the text in every language.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from etils import epath
 
@@ -29,6 +34,8 @@ class GlueTask:
       dev: file without its suffix -> split in TensorFlow Datasets.
       test: name in a submission -> (file, split).
       header: whether the files of the labelled splits have one.
+      translated: columns and label of its machine translations, where there are any.
+      spelt: other ways in which its labels are written.
     """
 
     folder: str
@@ -40,6 +47,8 @@ class GlueTask:
     test: Mapping[str, tuple[str, str]]
     dev: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
     header: bool = True
+    translated: tuple[tuple[str, ...], str] | None = None
+    spelt: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def target(self) -> str:
@@ -99,6 +108,8 @@ GLUE = {
             "AX": ("diagnostic", "test"),
         },
         {"dev_matched": "validation_matched", "dev_mismatched": "validation_mismatched"},
+        translated=(("premise", "hypo"), "label"),
+        spelt={"contradictory": "contradiction"},
     ),
     "qnli": GlueTask(
         "QNLI",
@@ -112,6 +123,7 @@ GLUE = {
     "rte": GlueTask("RTE", _PAIR, "label", _PAIR, _TWO, ("accuracy",), _one("RTE")),
     "wnli": GlueTask("WNLI", _PAIR, "label", _PAIR, _BINARY, ("accuracy",), _one("WNLI")),
 }
+_LANGUAGE = "language"  # XNLI's column, also of what TensorFlow Datasets gives
 # CoLA's labelled files have no header: source, label, the author's mark, sentence.
 _COLA = ("source", "label", "mark", "sentence")
 
@@ -128,14 +140,16 @@ def find_glue(name: str) -> GlueTask:
 
 
 def read_glue(
-    name: str, source: epath.PathLike, labelled: bool, skip_bad: float = 0.0
+    name: str, source: epath.PathLike, labelled: bool, skip_bad: float = 0.0, by: str = ""
 ) -> Sentences:
     """The examples of a file of a task.
 
     Args:
       name: of the task, in `GLUE`.
       labelled: False for test files, whose labels are left aside if there are any.
-      skip_bad: see `read_table`.
+      skip_bad: share of the rows that may be of too few or too many fields, and of those that
+        may be without text; they are left out, and counted.
+      by: the column of the set that an example belongs to, if there are several.
     Raises:
       InputError: the file is not of the task's layout, or a label is none of its.
     """
@@ -144,15 +158,43 @@ def read_glue(
         rows = _without_header(check_file(source), skip_bad)
     else:
         rows = read_table(source, skip_bad)
-    return _checked(task, str(source), rows, task.columns, task.label, labelled)
+    columns, label = task.columns, task.label
+    if task.translated and rows[0].values.keys() >= {*task.translated[0]}:
+        columns, label = task.translated
+    return _checked(task, str(source), rows, columns, label, labelled, skip_bad, by)
 
 
-def read_glue_tfds(name: str, source: str, split: str, labelled: bool) -> Sentences:
+def read_glue_tfds(name: str, source: str, split: str, labelled: bool, by: str = "") -> Sentences:
     """The same from TensorFlow Datasets, `tfds:glue/NAME` or what has its columns."""
     task = find_glue(name)
     # Classes that have numbers here have names there, and the same order.
     rows = read_tfds_table(source, split, ("label",) if task.labels == _BINARY else ())
-    return _checked(task, f"{source} {split}", rows, task.tfds, "label", labelled)
+    if rows and isinstance(rows[0].values.get(task.tfds[0]), Mapping):
+        rows = list(_each_language(rows, task.tfds))
+    return _checked(task, f"{source} {split}", rows, task.tfds, "label", labelled, 0.0, by)
+
+
+def _each_language(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Row]:
+    """A row for each language of records whose texts are in several.
+
+    A text is {LANGUAGE: TEXT}, or {"language": [...], "translation": [...]}.
+    """
+    for row in rows:
+        texts = {}
+        for column in columns:
+            given = row.value(column)
+            if "translation" in given:
+                given = dict(zip(given["language"], given["translation"], strict=True))
+            texts[column] = given
+        languages = [set(given) for given in texts.values()]
+        if odd := sorted(set.union(*languages) - set.intersection(*languages)):
+            raise InputError(
+                f"{row.place}: of {odd[0]!r} there is not every text: leave the record out."
+            )
+        for language in sorted(languages[0]):
+            own = {column: given[language] for column, given in texts.items()}
+            place = f"{row.place} ({language})"
+            yield Row(place, {**row.values, **own, _LANGUAGE: language})
 
 
 def is_tfds(source: epath.PathLike) -> bool:
@@ -188,10 +230,15 @@ def _checked(
     columns: tuple[str, ...],
     label: str,
     labelled: bool,
+    skip_bad: float,
+    by: str,
 ) -> Sentences:
     text, *pair = columns
-    read = Columns((text,), tuple(pair), label, target=task.target)
-    found = from_rows(name, rows, read, labelled)
+    read = Columns((text,), tuple(pair), label, target=task.target, by=by)
+    found = from_rows(name, rows, read, labelled, skip_bad)
+    if found.values and task.spelt:
+        values = [task.spelt.get(value, value) for value in found.values]
+        found = dataclasses.replace(found, values=values)
     for place, value in zip(found.places, found.values or (), strict=False):
         if task.labels and value not in task.labels:
             raise InputError(

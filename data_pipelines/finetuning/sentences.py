@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.rows import Target
-from data_pipelines.finetuning.table import Row
+from data_pipelines.finetuning.table import Row, check_bad
 
 TARGETS = ("class", "labels", "number")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -25,6 +25,7 @@ class Columns:
       text, pair: columns of the first and the second text, joined by spaces where several.
       label: of what is to be said; "" where nothing is.
       id: of a name of its own for each example; "" for none.
+      by: of the set that each example belongs to, such as its language; "" for none.
       target: "class" for one of several, "labels" for any number of several, or a "number".
       separator: between labels where they are text.
     """
@@ -35,6 +36,7 @@ class Columns:
     id: str = ""
     target: str = "class"
     separator: str = ","
+    by: str = ""
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -61,6 +63,7 @@ class Sentences:
       pairs: the second ones; None where there are none.
       values: of each its class, its labels (a tuple) or its number; None where nothing is known.
       ids: their names; None where they have none.
+      sets: what each belongs to, such as its language; None where they are one set.
     """
 
     name: str
@@ -69,9 +72,15 @@ class Sentences:
     pairs: list[str] | None = None
     values: list[Any] | None = None
     ids: list[str] | None = None
+    sets: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def all_texts(self) -> list[str]:
+        """The texts, and the second ones after them."""
+        return self.texts + (self.pairs or [])
 
     def part(self, chosen: Sequence[int]) -> "Sentences":
         """Some of the examples, by their numbers."""
@@ -82,6 +91,25 @@ class Sentences:
         return Sentences(
             self.name, *(take(getattr(self, f.name)) for f in dataclasses.fields(self)[1:])
         )
+
+    def by_set(self, only: Sequence[str] = ()) -> dict[str, "Sentences"]:
+        """The examples of each set, in the order of their names.
+
+        Args:
+          only: names of the sets that are wanted, in their order; all where it is empty.
+        Raises:
+          InputError: there is no such set.
+        """
+        numbers: dict[str, list[int]] = {}
+        for i, name in enumerate(self.sets or ()):
+            numbers.setdefault(name, []).append(i)
+        for name in only:
+            if name not in numbers:
+                raise InputError(
+                    f"{self.name} has nothing of {name!r}, which data.only names, but "
+                    f"{', '.join(sorted(numbers))}: name some of these."
+                )
+        return {name: self.part(numbers[name]) for name in only or sorted(numbers)}
 
     def held_out(self, share: float) -> tuple["Sentences", "Sentences"]:
         """The examples in two parts, the second of about `share` of them.
@@ -105,12 +133,21 @@ class Sentences:
         return self.part(sides[0]), self.part(sides[1])
 
 
-def from_rows(name: str, rows: Iterable[Row], columns: Columns, labelled: bool) -> Sentences:
+def from_rows(
+    name: str,
+    rows: Iterable[Row],
+    columns: Columns,
+    labelled: bool,
+    skip_bad: float | None = None,
+) -> Sentences:
     """The examples of the rows of a table.
 
+    Args:
+      skip_bad: share of the rows that may be without text, and are left out; None where each row
+        needs an answer.
     Raises:
-      InputError: a column is missing, a text is empty, there is no label or not a finite number
-        where one should be, or an id comes twice.
+      InputError: a column is missing, more texts are empty, there is no label or not a finite
+        number where one should be, or an id comes twice.
     """
     found = Sentences(
         name,
@@ -119,9 +156,16 @@ def from_rows(name: str, rows: Iterable[Row], columns: Columns, labelled: bool) 
         [] if columns.pair else None,
         [] if labelled else None,
         [] if columns.id else None,
+        [] if columns.by else None,
     )
     seen: dict[str, str] = {}
+    bad: list[str] = []
     for row in rows:
+        if skip_bad is not None and (column := row.blank((*columns.text, *columns.pair))):
+            bad.append(
+                f"{row.place}: column {column!r} is empty: leave the row out, or write its text"
+            )
+            continue
         found.places.append(row.place)
         found.texts.append(row.text(columns.text))
         if found.pairs is not None:
@@ -134,6 +178,10 @@ def from_rows(name: str, rows: Iterable[Row], columns: Columns, labelled: bool) 
                 raise InputError(f"{row.place}: id {own!r} is that of {seen[own]}: name it apart.")
             seen[own] = row.place
             found.ids.append(own)
+        if found.sets is not None:
+            found.sets.append(row.text((columns.by,)))
+    if skip_bad is not None:
+        check_bad(bad, len(bad) + len(found), skip_bad)
     return found
 
 

@@ -44,6 +44,11 @@ class Questions:
     questions: list[Question]
     version: int
 
+    @property
+    def passages(self) -> list[str]:
+        """Each once."""
+        return list(dict.fromkeys(question.passage for question in self.questions))
+
 
 def read_squad(path: epath.PathLike) -> Questions:
     """Reads a data set, local or remote: in SQuAD's layout, or TriviaQA's own.

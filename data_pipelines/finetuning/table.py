@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from data_pipelines.text.sources import tfds_records
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
 SUFFIXES = (".csv", ".tsv", ".txt", *_JSON, *tables.SUFFIXES)
+_log = logging.getLogger("data_pipelines")
+
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
 
 
@@ -54,6 +57,11 @@ class Row(NamedTuple):
                 )
         return " ".join(parts)
 
+    def blank(self, columns: Sequence[str]) -> str:
+        """The first of some columns that is there and has no text; "" where none is."""
+        values = ((column, self.values.get(column)) for column in columns)
+        return next((name for name, v in values if isinstance(v, str) and not v.strip()), "")
+
     def value(self, column: str) -> Any:
         """The value in a column.
 
@@ -77,7 +85,8 @@ def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
     - `.parquet`, `.arrow`, `.feather`.
 
     Args:
-      skip_bad: share of the rows that may be of too few or too many fields, and are left out.
+      skip_bad: share of the rows that may be of too few or too many fields; they are left out,
+        and counted.
     Raises:
       InputError: there is no such file, it is of none of these, or more of its rows are bad.
     """
@@ -210,14 +219,18 @@ def _delimited(path: epath.Path, delimiter: str, skip_bad: float) -> list[Row]:
 
 
 def check_bad(bad: Sequence[str], total: int, skip_bad: float) -> None:
-    """Refuses more bad rows than may be left out.
+    """Refuses more bad rows than may be left out, and tells of those that are.
 
+    Args:
+      bad: a complaint of each, without its full stop.
     Raises:
-      InputError: it is the first of the complaints `bad`, of `total` rows.
+      InputError: it is the first of the complaints, of `total` rows.
     """
     if len(bad) > math.floor(skip_bad * total):
         more = f" ({len(bad)} of {total} rows are bad)" if len(bad) > 1 else ""
         raise InputError(f"{bad[0]}, or allow bad rows with data.skip_bad{more}.")
+    if bad:
+        _log.warning("%d of %d rows are bad and left out; the first: %s.", len(bad), total, bad[0])
 
 
 def _numbered(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:

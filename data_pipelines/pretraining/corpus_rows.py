@@ -5,7 +5,9 @@ data is one stream with an end.
 
 Streams that have no shards of their own are siblings: they share those of a group. Each begins at a
 place of its own in the pass, where another one's part of it ends, and reads on from there. So they
-pass over all text together, and a batch has rows from all over the shards.
+pass over all text together, and a batch has rows from all over the shards. Streams read as fast as
+one another, so groups hold as much text as one another: a document that is longer than a shard
+should be leaves them large.
 """
 
 import itertools
@@ -32,6 +34,7 @@ from data_pipelines.pretraining.sections import Sections
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 SAMPLE_TOKENS = 1 << 19  # drawn at the start to learn how many rows a token gives
+UNEVEN = 1.02  # the text of one group of shards to that of another, at most
 
 Share = Callable[[Callable[[], tuple[int, ...]], int], tuple[int, ...]]
 
@@ -92,7 +95,7 @@ class CorpusRows:
         self._corpus, self._options = corpus, options
         self._training = corpus.split == "train"
         self._drawing, self._infos = corpus.drawing, corpus.infos
-        self._groups = math.gcd(streams_, len(self._infos)) if self._training else 1
+        self._groups = self._count_groups(streams_) if self._training else 1
         self._siblings = streams_ // self._groups
         own = sorted(own)
         least = 2 if options.objective == "mlm_nsp" else 1
@@ -176,6 +179,17 @@ class CorpusRows:
         repeats = self._options.dupe_factor
         name = (self._corpus.name,) if self._corpus.name else ()
         return "train", self._options.seed, *name, epoch % repeats if repeats else epoch, *rest
+
+    def _count_groups(self, streams_: int) -> int:
+        """As many as streams and shards divide into, and as are even."""
+        most = math.gcd(streams_, len(self._infos))
+        tokens = np.array([info.tokens for info in self._infos])
+        for groups in range(most, 1, -1):
+            if most % groups == 0:
+                sizes = tokens.reshape(-1, groups).sum(axis=0)
+                if not self._drawing.even_groups or sizes.max() <= UNEVEN * sizes.min():
+                    return groups
+        return 1
 
     def _shards_of(self, group: int) -> range:
         return range(group, len(self._infos), self._groups)

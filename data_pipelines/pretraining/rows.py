@@ -198,6 +198,7 @@ class Drawing:
         to fill them is drawn twice, and what finds no row waits for the next epoch.
       packs_anew: whether rows that are wanted beyond those worth keeping are found by packing all
         anew with what is drawn twice, which may put off what was drawn once.
+      even_groups: whether groups of shards must be even (see `corpus_rows`).
     """
 
     version: int
@@ -208,6 +209,7 @@ class Drawing:
     full: float
     spare: float
     packs_anew: bool
+    even_groups: bool
 
 
 DRAWINGS = {
@@ -220,6 +222,7 @@ DRAWINGS = {
         full=0.985,
         spare=0.0,
         packs_anew=True,
+        even_groups=False,
     ),
     2: Drawing(
         2,
@@ -230,6 +233,7 @@ DRAWINGS = {
         full=0.965,
         spare=0.01,
         packs_anew=False,
+        even_groups=True,
     ),
 }
 

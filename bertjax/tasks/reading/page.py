@@ -10,6 +10,7 @@ from html import escape
 from etils import epath
 
 from bertjax.pages.page import facts, page, section, table, tiles
+from bertjax.pages.tables import by_set
 from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.tasks.reading.scoring import f1, score_each
 from data_pipelines.errors import InputError
@@ -113,9 +114,10 @@ def render(name: str, directory: epath.Path, sets: Sequence[tuple[str, Questions
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InputError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
     of_data = " ".join(about["config"]["data"][field] for field in ("dir", "dev"))
+    sets_table = by_set(scores, {"exact": "Exact match", "f1": "F1"})
     body = [
         _header(name, scores, len(judged), [("Model", checkpoints), ("Data", of_data)]),
-        section("Data sets", _sets(scores, [each for each, _ in sets])),
+        section("Data sets", table(*sets_table) if sets_table.rows else ""),
         section("Answers by kind", _kinds(judged)),
         section("Questions by their word", _words(judged)),
     ]
@@ -138,18 +140,6 @@ def _header(
         f"<header><h1>{escape(name)}</h1>\n{tiles([*shown, ('Questions', f'{total:,}')])}"
         f"{facts([*about, ('No answer', odds)])}</header>\n"
     )
-
-
-def _sets(scores: Mapping[str, float], names: Sequence[str]) -> str:
-    """A row for each data set, where there are several."""
-    if len(names) < 2:
-        return ""
-    rows = [
-        (each, *(f"{scores[f'{each}/{metric}']:.1f}" for metric in ("exact", "f1")))
-        for each in names
-    ]
-    mean = ("Mean", *(f"{scores[metric]:.1f}" for metric in ("exact", "f1")))
-    return table(("Data set", "Exact match", "F1"), [*rows, mean])
 
 
 def _kinds(judged: Sequence[Judged]) -> str:

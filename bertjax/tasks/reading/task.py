@@ -11,7 +11,7 @@ from etils import epath
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import HostBatch, Opened
-from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of
+from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of, warn_of_loss
 from bertjax.tasks.reading import page
 from bertjax.tasks.reading.sets import Reading, asked, windows_of
 from bertjax.training.config import Config
@@ -73,14 +73,17 @@ class Task(finetuning.Task):
         super().__init__(config, hosts, host, Objective)
         self.tokenizer = tokenizer_of(config)
         options, row = self.objective.options, self.objective.row
+        found = read_sets(config, "dev")
+        warn_of_loss(self.tokenizer, {name: data.passages for name, data in found})
         self._sets = [
             Reading(name, data, self.tokenizer, options, row, self.objective.eval_rows, hosts, host)
-            for name, data in read_sets(config, "dev")
+            for name, data in found
         ]
 
     @functools.cached_property
     def examples(self) -> Windows:
         ((name, data),) = read_sets(self.config, "train")
+        warn_of_loss(self.tokenizer, {name: data.passages})
         passages = Passages(self.tokenizer)
         return windows_of(name, data, self.tokenizer, self.objective.options, passages)
 

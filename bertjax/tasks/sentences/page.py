@@ -11,6 +11,7 @@ from etils import epath
 
 from bertjax.pages.page import facts, page, section, table, tiles
 from bertjax.pages.plots import STYLE, matrix, scatter
+from bertjax.pages.tables import by_set
 from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.tasks.sentences.scoring import f1_by_class
 from data_pipelines.errors import InputError
@@ -71,16 +72,10 @@ def render(
         f"{facts([('Model', checkpoints), ('Data', of_data)])}</header>\n"
     )
     parts = [f"<style>{STYLE}{_STYLE}</style>\n", header]
-    if len(sets) > 1:
-        parts.append(section("Data sets", _sets(scores, [each for each, _ in sets])))
+    of_sets = by_set(scores, TITLES)
+    parts.append(section("Data sets", table(*of_sets) if of_sets.rows else ""))
     parts += {"number": _numbers, "labels": _labels}.get(target, _classes)(entries, texts, target)
     return page(name, parts)
-
-
-def _sets(scores: Mapping[str, float], names: Sequence[str]) -> str:
-    metrics = [key for key in TITLES if f"{names[0]}/{key}" in scores]
-    rows = [(each, *(f"{scores[f'{each}/{key}']:.4f}" for key in metrics)) for each in names]
-    return table(("Data set", *(TITLES[key] for key in metrics)), rows)
 
 
 def _classes(entries: Sequence[Entry], texts: Sequence[str], target: str) -> list[str]:

@@ -1,5 +1,7 @@
 """Where a task's sentences lie: the files of GLUE, or tables of one's own."""
 
+import dataclasses
+
 from etils import epath
 
 from bertjax.tasks.data import FIELDS as COMMON
@@ -19,10 +21,12 @@ FIELDS = COMMON | {
     "id": "",  # a column that names the examples
     "target": "class",  # one of several, "labels" for any number of several, or a "number"
     "separator": ",",  # between the labels of a text
+    "by": "",  # a column by which a table falls into sets to evaluate on, such as its language
+    "only": "",  # those of them that are read, joined by "+"; "" for all
     "class_weights": "",  # "balanced", or LABEL=WEIGHT,...
     "dev_share": 0.1,  # of the training file, held out where there is no file for that
     "long_text": "head",  # what is kept of it: "head", "tail", "head_tail" or "windows"
-    "skip_bad": 0.0,  # share of the rows that may be of too few or too many fields
+    "skip_bad": 0.0,  # share of the rows that may be of too few or too many fields, or without text
 }
 
 
@@ -50,11 +54,28 @@ def columns_of(config: Config) -> Columns:
 def read_sets(config: Config, split: str) -> list[tuple[str, Sentences]]:
     """Name and sentences of each data set of a split, "train" or "dev"; MNLI has two of the latter.
 
-    Without a file to evaluate on, a share of the training file is held out of it, by its text.
+    Without a file to evaluate on, a share of the training file is held out of it, by its text. Of
+    tables that `data.by` divides, each part is a set to evaluate on.
 
     Raises:
       InputError: a file is missing, or not what the configuration says.
     """
+    data = config.data
+    if data["only"] and not data["by"]:
+        raise InputError(
+            f"data.only={data['only']!r} chooses among sets that nothing names: set data.by=COLUMN."
+        )
+    found = _read_sets(config, split)
+    if split == "train" or not data["by"]:
+        return found
+    return [
+        (part if len(found) == 1 else f"{name}.{part}", own)
+        for name, whole in found
+        for part, own in whole.by_set(as_columns(data["only"])).items()
+    ]
+
+
+def _read_sets(config: Config, split: str) -> list[tuple[str, Sentences]]:
     data = config.data
     if not 0 <= data["skip_bad"] < 1:
         raise InputError(f"data.skip_bad={data['skip_bad']} must be from 0 to below 1.")
@@ -62,10 +83,10 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Sentences]]:
         return _read_glue(config, split)
     if data["dir"].startswith(TFDS):
         part = data[split] or TFDS_SPLITS[split]
-        return [(split, _read(config, data["dir"], part))]
+        return [(split, _read(config, split, data["dir"], part))]
     if holds_out(config):
         return [(split, _halves(config)[split == "dev"])]
-    return [(name, _read(config, str(path))) for name, path in find_tables(config, split)]
+    return [(name, _read(config, split, str(path))) for name, path in find_tables(config, split)]
 
 
 def holds_out(config: Config) -> bool:
@@ -82,7 +103,7 @@ def _read_glue(config: Config, split: str) -> list[tuple[str, Sentences]]:
     for stem, part in files.items():
         name = stem if len(files) > 1 else split
         if data["dir"].startswith(TFDS):
-            found.append((name, read_glue_tfds(data["glue"], data["dir"], part, True)))
+            found.append((name, _read(config, split, data["dir"], part)))
             continue
         if not data["dir"]:
             raise InputError("data.dir is empty: name the directory that holds GLUE's files.")
@@ -90,7 +111,7 @@ def _read_glue(config: Config, split: str) -> list[tuple[str, Sentences]]:
         # The directory of all tasks will do as well.
         if not path.exists():
             path = epath.Path(data["dir"]) / task.folder / f"{stem}.tsv"
-        found.append((name, read_glue(data["glue"], path, True, data["skip_bad"])))
+        found.append((name, _read(config, split, str(path))))
     return found
 
 
@@ -99,14 +120,16 @@ def _halves(config: Config) -> tuple[Sentences, Sentences]:
     share = config.data["dev_share"]
     if not 0 < share < 1:
         raise InputError(f"data.dev_share={share} must lie between 0 and 1.")
-    return _read(config, str(path)).held_out(share)
+    return _read(config, "dev", str(path)).held_out(share)
 
 
-def _read(config: Config, source: str, part: str = "") -> Sentences:
-    data, columns = config.data, columns_of(config)
+def _read(config: Config, split: str, source: str, part: str = "") -> Sentences:
+    """A file, or a part of a source of TensorFlow Datasets."""
+    data, by = config.data, config.data["by"] if split == "dev" else ""
     if data["glue"]:
         if part:
-            return read_glue_tfds(data["glue"], source, part, True)
-        return read_glue(data["glue"], source, True, data["skip_bad"])
+            return read_glue_tfds(data["glue"], source, part, True, by)
+        return read_glue(data["glue"], source, True, data["skip_bad"], by)
     rows = read_tfds_table(source, part) if part else read_table(source, data["skip_bad"])
-    return from_rows(f"{source} {part}".strip(), rows, columns, True)
+    columns = dataclasses.replace(columns_of(config), by=by)
+    return from_rows(f"{source} {part}".strip(), rows, columns, True, data["skip_bad"])

@@ -15,7 +15,7 @@ from bertjax.formats.opening import find_labels
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import EvaluationSet, HostBatch, Opened
-from bertjax.tasks.data import has_training_table, tokenizer_of
+from bertjax.tasks.data import has_training_table, tokenizer_of, warn_of_loss
 from bertjax.tasks.finetuning import show_examples
 from bertjax.tasks.sentences import page
 from bertjax.tasks.sentences.sets import Labelled, answer
@@ -100,6 +100,8 @@ class Task(finetuning.Task):
             first = find_glue(config.data["glue"]).metrics
             self.headline = tuple(dict.fromkeys((*first, *self.headline)))
         row, rows = self.objective.row, self.objective.eval_rows
+        found = read_sets(config, "dev")
+        warn_of_loss(self.tokenizer, {name: data.all_texts for name, data in found})
         self._sets = [
             Labelled(
                 name,
@@ -112,7 +114,7 @@ class Task(finetuning.Task):
                 hosts,
                 host,
             )
-            for name, data in read_sets(config, "dev")
+            for name, data in found
         ]
 
     def _find_labels(self) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ class Task(finetuning.Task):
     @functools.cached_property
     def examples(self) -> Examples:
         data, target = self._train, self.objective.target
+        warn_of_loss(self.tokenizer, {"train": data.all_texts})
         encoded = _encoded("train", data, self.tokenizer, self.config)
         found = make_target(data, self.labels, target)
         spec = self.config.data["class_weights"]

@@ -1,0 +1,42 @@
+"""How much of some texts a tokenizer takes in."""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from data_pipelines.vocabulary.tokenization import Tokenizer
+
+_TEXTS = 200  # that are looked at, evenly spread
+_CHARACTERS = 2000  # of each
+
+
+class Loss(NamedTuple):
+    """What of texts a model does not see.
+
+    Attributes:
+      unknown: share of the characters, of those that are in a piece, that are in an unknown one.
+      stripped: share of the letters and their marks that are marks, where these are taken off:
+        accents, but in many scripts vowels and tones.
+    """
+
+    unknown: float
+    stripped: float
+
+
+def measure_loss(tokenizer: Tokenizer, texts: Sequence[str]) -> Loss:
+    """The loss of texts, from no more of them than tell it."""
+    known = unknown = letters = marks = 0
+    strips = getattr(tokenizer, "strip_accents", False)  # a switch of WordPiece
+    for text in texts[:: -(-len(texts) // _TEXTS) or 1]:
+        text = text[:_CHARACTERS]
+        ids, spans = tokenizer.encode_with_spans(text)
+        for piece, (start, end) in zip(ids, spans, strict=True):
+            if piece == tokenizer.unk_id:
+                unknown += end - start
+            else:
+                known += end - start
+        if strips:
+            kinds = [unicodedata.category(char) for char in unicodedata.normalize("NFD", text)]
+            letters += sum(kind[0] in "LM" for kind in kinds)
+            marks += kinds.count("Mn")
+    return Loss(unknown / max(known + unknown, 1), marks / max(letters, 1))

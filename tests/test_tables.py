@@ -1,0 +1,63 @@
+"""Scores of several data sets are one table, in a terminal and on a page."""
+
+import io
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from bertjax.pages.tables import aligned, by_set
+from bertjax.reports.run import render
+from bertjax.runs.metrics import Progress
+
+SCORES = {
+    "loss": 1.5, "accuracy": 0.5, "f1": 0.4,
+    "de/accuracy": 0.25, "de/f1": 0.3, "de/mse": 4.0, "de/only": 1.0,
+    "a/b.en/accuracy": 0.75, "a/b.en/f1": 0.5, "a/b.en/mse": 2.0,
+}  # fmt: skip
+
+
+def test_a_row_is_a_set_a_column_a_score_that_stands_for_all_and_below_are_the_means() -> None:
+    assert aligned(*by_set(SCORES)).splitlines() == [
+        "data set  accuracy      f1",
+        "de          0.2500  0.3000",
+        "a/b.en      0.7500  0.5000",
+        "mean        0.5000  0.4000",
+    ]
+
+
+def test_a_page_chooses_and_names_its_columns() -> None:
+    table = by_set(SCORES, {"mse": "Squared error", "only": "Of one", "accuracy": "Accuracy"})
+    assert table.head == ("data set", "Squared error", "Accuracy")
+    assert table.rows[-1] == ("mean", "3.00", "0.5000")
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    found = by_set({"f1": None, "a/f1": None, "b/f1": 50.0})
+    assert [row[1] for row in found.rows] == ["-", "50.00", "-"]
+
+
+@pytest.mark.parametrize("scores", [{}, {"loss": 1.0}, {"f1": 1.0, "en/f1": 1.0}])
+def test_one_set_needs_no_table(scores: dict) -> None:
+    assert not by_set(scores).rows
+
+
+@given(st.lists(st.tuples(*[st.text("abé", max_size=9)] * 3), min_size=1, max_size=6))
+def test_lines_end_where_the_head_does(rows: list) -> None:
+    lines = aligned(("", "x" * 9, "y" * 9), rows).split("\n")
+    assert len(lines) == len(rows) + 1 and max(map(len, lines)) == len(lines[0])
+
+
+def test_a_run_tells_its_sets_below_the_line_of_an_evaluation() -> None:
+    stream = io.StringIO()
+    Progress(100, stream).write(50, "heldout", SCORES)
+    line, *table = stream.getvalue().splitlines()
+    assert line == "step 50/100  held-out  loss 1.5  accuracy 50.0%  f1 0.4"
+    assert table == [f"  {each}" for each in aligned(*by_set(SCORES)).splitlines()]
+
+
+def test_the_page_of_a_run_has_the_table_and_no_number_or_column_for_each_set() -> None:
+    page = render("run", [{"step": 50, "split": "heldout", **SCORES}], {})
+    assert "<h2>Data sets</h2>" in page and "<tr><td>mean</td><td>0.5000</td>" in page
+    header, table = page.partition("</header>")[0], page.partition("Held-out evaluations")[2]
+    assert "Accuracy" in header and "de/accuracy" not in (header + table).lower()

@@ -1,0 +1,326 @@
+"""XNLI is read as it is published, scored by language, and chosen by English alone."""
+
+import itertools
+import json
+import pathlib
+import random
+import re
+
+import pytest
+import toys
+from processes import Command
+from remains import metrics
+
+from bertjax.cli.main import main
+from bertjax.tasks import registry
+from bertjax.tasks.sentences.sources import read_sets
+from bertjax.training.config import Config, load_config
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.glue import read_glue
+
+HEADER = [
+    "language", "gold_label", "sentence1_binary_parse", "sentence2_binary_parse",
+    "sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "promptID", "pairID", "genre",
+    "label1", "label2", "label3", "label4", "label5", "sentence1_tokenized", "sentence2_tokenized",
+    "match",
+]  # fmt: skip
+TRANSLATED = "premise\thypo\tlabel"
+WORDS = {"entailment": "ba", "neutral": "ki", "contradiction": "no"}
+OTHER = ("do", "lu", "me", "ra")
+EXPERIMENT = toys.EXPERIMENTS / "xnli.py"
+
+
+def published(language: str, label: str, first: str, second: str) -> str:
+    """A line of dev or test."""
+    own = {
+        "language": language, "gold_label": label, "sentence1": first, "sentence2": second,
+        "promptID": "1", "pairID": "1", "genre": "letters", "label1": "neutral",
+        "sentence1_tokenized": f"{first} .", "sentence2_tokenized": second, "match": "True",
+    }  # fmt: skip
+    return "\t".join(own.get(column, "") for column in HEADER)
+
+
+def write(path: pathlib.Path, *lines: str) -> pathlib.Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def rows(seed: object, count: int) -> list[tuple[str, str, str]]:
+    """Label, premise and hypothesis, which a word tells."""
+    draw = random.Random(str(seed))
+    found = []
+    for _, label in zip(range(count), itertools.cycle(WORDS), strict=False):
+        second = [*draw.choices(OTHER, k=2), WORDS[label], WORDS[label]]
+        draw.shuffle(second)
+        found.append((label, " ".join(draw.choices(OTHER, k=3)), " ".join(second)))
+    return found
+
+
+def abroad(text: str, language: str) -> str:
+    """Greek is as English here, German is not known, Urdu tells neutral from nothing."""
+    if language == "de":
+        return re.sub(r"\w+", "ไทย", text)
+    return text.replace("ki", "do") if language == "ur" else text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    """The archives, unpacked, with a few lines each."""
+    path = tmp_path_factory.mktemp("xnli")
+    toys.TOKENIZER.save(path)
+    for split, languages in (("dev", ("de", "en", "ur")), ("test", ("de", "el", "en", "ur"))):
+        lines = [
+            published(language, label, first, abroad(second, language))
+            for language in languages
+            for label, first, second in rows(split, 30)
+        ]
+        write(path / "XNLI-1.0" / f"xnli.{split}.tsv", "\t".join(HEADER), *lines)
+    english = [
+        published(language, *row) for language in ("de", "el", "ur") for row in rows("test", 30)
+    ]
+    write(path / "XNLI-MT-1.0/xnli/xnli.test.en.tsv", "\t".join(HEADER), *english)
+    train = rows("train", 240)
+    header = ["index", "promptID", "pairID", "sentence1", "sentence2", "label1", "gold_label"]
+    lines = [f"{i}\t1\t1\t{a}\t{b}\tneutral\t{label}" for i, (label, a, b) in enumerate(train)]
+    write(path / "MNLI/train.tsv", "\t".join(header), *lines)
+    spelt = {"contradiction": "contradictory"}
+    lines = [f"{a} .\t{abroad(b, 'ur')}\t{spelt.get(label, label)}" for label, a, b in train]
+    write(path / "XNLI-MT-1.0/multinli/multinli.train.ur.tsv", TRANSLATED, *lines)
+    return path
+
+
+FIELDS = toys.FIELDS | {"steps": 60, "log_every": 30, "eval_every": 30, "checkpoint_every": 30}
+
+
+def arguments(folder: pathlib.Path, options: str, init: object = "", **fields: object) -> list[str]:
+    given = {name.replace("__", "."): value for name, value in fields.items()}
+    own = {k: v for k, v in FIELDS.items() if not (init and k.startswith("model."))}
+    own |= {"model.dtype": "float32"} | ({} if init else {"data.vocab": folder / "vocab.txt"})
+    spec = f"{EXPERIMENT}:data={folder},{options}" + (f",init={init}" if init else "")
+    return ["--config", spec, *(f"--config.{k}={v}" for k, v in (own | given).items())]
+
+
+def configuration(folder: pathlib.Path, options: str, **fields: str) -> Config:
+    given = {name.replace("__", "."): value for name, value in fields.items()}
+    return load_config(f"{EXPERIMENT}:data={folder},{options}", given, registry.data_fields())
+
+
+def sets(folder: pathlib.Path, options: str, split: str = "dev", **fields: str) -> dict:
+    return dict(read_sets(configuration(folder, options, **fields), split))
+
+
+def test_dev_and_test_are_read_as_they_are_published(tmp_path) -> None:
+    lines = [
+        published("en", "neutral", 'He said: "Mum', "''It's''"),
+        published("zh", "neutral", "我", "家"),
+    ]
+    path = write(tmp_path / "xnli.dev.tsv", "\t".join(HEADER), *lines)
+    found = read_glue("mnli", path, True, by="language")
+    assert (found.texts, found.pairs) == (['He said: "Mum', "我"], ["''It's''", "家"])
+    assert (found.values, found.sets) == (["neutral", "neutral"], ["en", "zh"])
+
+
+def test_a_translation_has_its_own_columns_and_a_spelling_of_its_own(folder) -> None:
+    path = folder / "XNLI-MT-1.0/multinli/multinli.train.ur.tsv"
+    found = read_glue("mnli", path, True)
+    assert set(found.values) == set(WORDS) and len(found) == 240
+    assert found.texts[0].endswith(" .") and "ki" not in " ".join(found.pairs)
+
+
+def test_bad_lines_of_a_translation_are_left_out_and_counted(tmp_path, caplog) -> None:
+    lines = ["a\tb\tneutral"] * 17 + ["", "a\tneutral", "a\t \tneutral", "\tb\tneutral"]
+    path = write(tmp_path / "multinli.train.sw.tsv", TRANSLATED, *lines)
+    assert len(read_glue("mnli", path, True, skip_bad=0.2)) == 17
+    ragged, empty = caplog.messages
+    assert f"1 of 20 rows are bad and left out; the first: {path} line 20 has 2 fields" in ragged
+    assert f"2 of 19 rows are bad and left out; the first: {path} line 21: column 'hypo'" in empty
+    for share, line in ((0.0, "line 20 has 2 fields"), (0.06, "line 21: column 'hypo' is empty")):
+        with pytest.raises(InputError, match=rf"{line}.*allow bad rows with data\.skip_bad"):
+            read_glue("mnli", path, True, skip_bad=share)
+
+
+def test_every_language_is_a_set_and_some_may_be_chosen(folder) -> None:
+    found = sets(folder, "test")
+    assert [*found] == ["de", "el", "en", "ur"] and {len(each) for each in found.values()} == {30}
+    assert [*sets(folder, "test,language=ur+el")] == ["ur", "el"]
+    two = sets(folder, "test,language=ur", data__dev="XNLI-1.0/xnli.*.tsv")
+    assert [*two] == ["xnli.dev.ur", "xnli.test.ur"]
+
+
+def test_any_table_falls_into_sets_by_a_column(tmp_path) -> None:
+    """Of what is held out for want of a dev file too; training reads no such column."""
+    head, *lines = ["text,label,of", *(f"ba {i},{i % 2},{'xyz'[i % 3]}" for i in range(60))]
+    for name, own in (("train.csv", lines), ("dev.csv", lines[:9])):
+        write(tmp_path / name, head, *own)
+        given = {"data.by": "of", "data.dev_share": "0.5"}
+        spec = f"{toys.EXPERIMENTS / 'classify.py'}:data={tmp_path}"
+        config = load_config(spec, given, registry.data_fields())
+        found = dict(read_sets(config, "dev"))
+        assert [*found] == ["x", "y", "z"]
+        ((_, train),) = read_sets(config, "train")
+        assert len(train) + sum(map(len, found.values())) == (60 if name == "train.csv" else 69)
+
+
+def test_one_chooses_by_english_and_of_a_translation_by_its_language(folder) -> None:
+    for options, language, texts in (
+        ("mode=zero_shot", "en", 240),
+        ("mode=zero_shot,language=ur", "en", 240),
+        ("mode=translate_test", "en", 240),
+        ("mode=translate_train,language=ur", "ur", 240),
+    ):
+        assert [*sets(folder, options)] == [language]
+        assert len(sets(folder, options, "train")["train"]) == texts
+
+
+def test_translations_may_be_a_file_for_each_language(folder, tmp_path) -> None:
+    for name in ("de", "el"):
+        write(tmp_path / f"test.{name}.tsv", TRANSLATED, "a\tb\tcontradictory", "a\tb\tneutral")
+    fields = {"data__dev": str(tmp_path / "test.*.tsv"), "data__by": ""}
+    found = sets(folder, "mode=translate_test,test", **fields)
+    assert [*found] == ["test.de", "test.el"]
+    assert all(each.values == ["contradiction", "neutral"] for each in found.values())
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory) -> dict[str, pathlib.Path]:
+    """Toys that were trained in English and on a translation."""
+    workdirs = {name: tmp_path_factory.mktemp(name) / "run" for name in ("en", "ur")}
+    modes = {"en": "mode=zero_shot", "ur": "mode=translate_train,language=ur"}
+    commands = [
+        Command("train", "--workdir", path, *arguments(folder, modes[name], keep_best="accuracy"))
+        for name, path in workdirs.items()
+    ]
+    for command in commands:
+        _, said = command.communicate()
+        assert command.poll() == 0, said
+    return workdirs
+
+
+def evaluated(folder, output, options: str, checkpoint, capsys) -> tuple[str, dict]:
+    capsys.readouterr()
+    given = arguments(folder, options, checkpoint)
+    assert main(["evaluate", "--checkpoint", str(checkpoint), "--output", str(output), *given]) == 0
+    return capsys.readouterr().out, json.loads((output / "scores.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"), [("en", "mode=zero_shot"), ("ur", "mode=translate_train,language=ur")]
+)
+def test_a_run_chooses_by_dev_of_its_language_alone(
+    name: str, options: str, folder, trained, tmp_path, capsys
+) -> None:
+    heldout = [line for line in metrics(trained[name]) if line["split"] == "heldout"]
+    assert not any("/" in key for line in heldout for key in line)
+    out, scores = evaluated(folder, tmp_path, options, trained[name], capsys)
+    assert scores["accuracy"] == pytest.approx(max(line["accuracy"] for line in heldout))
+    assert scores["accuracy"] > 0.9 and json.loads(out) == scores
+
+
+@pytest.mark.slow
+def test_languages_are_a_table_in_the_terminal_and_on_the_page(
+    folder, trained, tmp_path, capsys, caplog
+) -> None:
+    out, scores = evaluated(folder, tmp_path, "mode=zero_shot,test", trained["en"], capsys)
+    head, *lines, mean = (line.split() for line in out.splitlines())
+    assert head[:3] == ["data", "set", "accuracy"]
+    assert [line[0] for line in lines] == ["de", "el", "en", "ur"] and mean[0] == "mean"
+    found = {line[0]: float(line[1]) for line in [*lines, mean]}
+    assert found["en"] == found["el"] == pytest.approx(scores["en/accuracy"], abs=1e-4)
+    assert found["en"] > 0.9 and found["de"] == pytest.approx(1 / 3, abs=1e-4)
+    assert found["mean"] == pytest.approx(scores["accuracy"], abs=1e-4)
+    (told,) = [line for line in caplog.messages if "loses part" in line]
+    assert "loses part of de (" in told and " ur (" not in told
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert f"<tr><td>de</td><td>{scores['de/accuracy']:.4f}</td>" in page
+    assert f"<tr><td>mean</td><td>{scores['accuracy']:.4f}</td>" in page
+
+
+@pytest.mark.slow
+def test_translations_into_english_are_scored_by_the_language_they_are_of(
+    folder, trained, tmp_path, capsys
+) -> None:
+    options = "mode=translate_test,test"
+    _, scores = evaluated(folder, tmp_path, options, trained["en"], capsys)
+    found = {name: value for name, value in scores.items() if name.endswith("/accuracy")}
+    assert [*found] == ["de/accuracy", "el/accuracy", "ur/accuracy"]
+    assert min(found.values()) == max(found.values()) > 0.9
+
+
+DEV = "XNLI-1.0/xnli.dev.tsv"
+CASES = {
+    "a mode that is none": ({}, "mode=few_shot", "mode='few_shot' is unknown: choose one of zero"),
+    "a translation into nothing": (
+        {}, "mode=translate_train", "mode=translate_train trains in one language: say which",
+    ),
+    "a translation into two languages": (
+        {}, "mode=translate_train,language=de+ur", "mode=translate_train trains in one language",
+    ),
+    "a language without a translation": (
+        {}, "mode=translate_train,language=fr",
+        "DIR/XNLI-1.0/xnli.dev.tsv has nothing of 'fr', which data.only names, but de, en, ur",
+    ),
+    "no English": (
+        {DEV: ["\t".join(HEADER), published("zh", "neutral", "a", "b")]}, "mode=zero_shot",
+        "DIR/XNLI-1.0/xnli.dev.tsv has nothing of 'en', which data.only names, but zh: name",
+    ),
+    "a language that test has not": (
+        {}, "test,language=en+sw", "DIR/XNLI-1.0/xnli.test.tsv has nothing of 'sw'",
+    ),
+    "no column of languages": (
+        {DEV: [TRANSLATED, "a\tb\tneutral"]}, "mode=zero_shot",
+        f"DIR/{DEV} line 2: there is no column 'language', but 'premise', 'hypo', 'label'",
+    ),
+    "a header in which a column is missing": (
+        {DEV: ["language\tgold_label\tsentence1", "en\tneutral\ta"]}, "mode=zero_shot",
+        f"DIR/{DEV} line 2: there is no column 'sentence2'",
+    ),
+    "a translation's header of other names": (
+        {"MNLI/train.tsv": ["premise\thypothesis\tlabel", "a\tb\tneutral"]}, "mode=zero_shot",
+        "DIR/MNLI/train.tsv line 2: there is no column 'sentence1', but 'premise', 'hypothesis'",
+    ),
+    "a label that is none": (
+        {DEV: ["\t".join(HEADER), published("en", "-", "a", "b")]}, "mode=zero_shot",
+        f"DIR/{DEV} line 2: label '-' is none of contradiction, entailment, neutral: give the fil",
+    ),
+    "a ragged row": (
+        {DEV: ["\t".join(HEADER), published("en", "neutral", "a", "b") + "\tc"]}, "mode=zero_shot",
+        f"DIR/{DEV} line 2 has 20 fields where the header has 19: mend the row, or allow bad rows",
+    ),
+    "a row without a hypothesis": (
+        {DEV: ["\t".join(HEADER), published("en", "neutral", "a", "")]}, "mode=zero_shot",
+        f"DIR/{DEV} line 2: column 'sentence2' is empty: leave the row out, .* data.skip_bad",
+    ),
+    "a row without a language": (
+        {DEV: ["\t".join(HEADER), published("", "neutral", "a", "b")]}, "mode=zero_shot",
+        f"DIR/{DEV} line 2: column 'language' is empty",
+    ),
+    "a header alone": (
+        {DEV: ["\t".join(HEADER)]}, "mode=zero_shot", f"DIR/{DEV} has no rows: give a file with",
+    ),
+    "an empty file": ({DEV: []}, "mode=zero_shot", f"DIR/{DEV} has no rows: give a file with"),
+    "no such file": (
+        {}, "mode=zero_shot,train=MNLI/no.tsv", "there is no file DIR/MNLI/no.tsv: name one that",
+    ),
+    "sets that nothing names": (
+        {}, "mode=zero_shot data.by=", "data.only='en' chooses among sets that nothing names: set",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_as_published_is_refused(case: str, folder, tmp_path, refused) -> None:
+    files, given, complaint = CASES[case]
+    for file in folder.rglob("*.*"):
+        if file.is_file():
+            write(tmp_path / file.relative_to(folder), file.read_text().removesuffix("\n"))
+    for name, lines in files.items():
+        write(tmp_path / name, *lines)
+    options, *fields = given.split()
+    flags = [f"--config.{field}" for field in fields]
+    sentence = refused(
+        "train", "--workdir", tmp_path / "run", *arguments(tmp_path, options), *flags
+    )
+    assert re.match(complaint.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
