@@ -76,7 +76,8 @@ def test_the_checked_batch_has_padding_both_types_and_empty_slots():
 @pytest.mark.slow
 def test_hidden_states_of_every_layer(golden, params):
     names = ("token_ids", "type_ids", "pack_ids", "positions")
-    apply = functools.partial(Encoder(CONFIG).apply, deterministic=True, all_layers=True)
+    chosen = range(CONFIG.num_layers + 1)
+    apply = functools.partial(Encoder(CONFIG).apply, deterministic=True, layers=chosen)
     layers = jax.jit(apply)({"params": params["encoder"]}, *(BATCH[name] for name in names))
     real = BATCH["pack_ids"] > 0
     np.testing.assert_allclose(layers[:, real], golden["hidden"][:, real], atol=1e-5)

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.encoder import BertConfig, Encoder
+from bertjax.model.encoder import BertConfig, Encoder, depths_of
 
 CONFIG = BertConfig(
     vocab_size=120,
@@ -266,12 +268,32 @@ def test_dropout_without_a_key_is_an_error():
 # Layers
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_all_layers_begin_with_the_embeddings_and_end_with_the_last(scan_layers):
+def layers_of(layers: Sequence[int], scan_layers: bool = False) -> jax.stages.Wrapped:
     encoder = Encoder(with_(scan_layers=scan_layers))
-    apply = functools.partial(encoder.apply, deterministic=True, all_layers=True)
-    layers = jax.jit(apply)(params(), *inputs())
-    assert layers.shape == (CONFIG.num_layers + 1, 2, LENGTH, CONFIG.hidden_size)
-    np.testing.assert_allclose(layers[-1], encode(CONFIG, *inputs()), atol=1e-6)
-    np.testing.assert_allclose(layers[0].mean(-1), 0, atol=1e-5)
-    np.testing.assert_allclose(layers[0].std(-1), 1, rtol=1e-3)
+    return jax.jit(functools.partial(encoder.apply, deterministic=True, layers=layers))
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_layers_begin_with_the_embeddings_and_end_with_the_last(scan_layers):
+    found = layers_of(range(CONFIG.num_layers + 1), scan_layers)(params(), *inputs())
+    assert found.shape == (CONFIG.num_layers + 1, 2, LENGTH, CONFIG.hidden_size)
+    np.testing.assert_allclose(found[-1], encode(CONFIG, *inputs()), atol=1e-6)
+    np.testing.assert_allclose(found[0].mean(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(found[0].std(-1), 1, rtol=1e-3)
+    some = layers_of((-2, 0, -3, 1), scan_layers)(params(), *inputs())
+    np.testing.assert_allclose(some, np.asarray(found)[[1, 0, 0, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("layers", [(0,), (1,), (-1,), (0, -2)])
+def test_nothing_is_computed_above_the_topmost_layer(layers, scan_layers):
+    top = max(depths_of(layers, CONFIG.num_layers))
+    program = str(jax.make_jaxpr(layers_of(layers, scan_layers))(params(), *inputs()))
+    loops = re.findall(r" length=(\d+)\s+num_carry=1", program)  # attention's carry nothing
+    assert loops == ([str(top)] if top else [])
+
+
+@pytest.mark.parametrize("layer", [3, -4])
+def test_a_layer_that_the_model_has_not_is_refused(layer):
+    with pytest.raises(ValueError, match=f"no layer {layer} in a model of 2 layers: choose from 0"):
+        depths_of([1, layer], CONFIG.num_layers)

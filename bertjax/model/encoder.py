@@ -5,6 +5,8 @@ each has a leading axis of `num_layers`, whether the program loops over it or is
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -216,22 +218,56 @@ class Encoder(nn.Module):
         positions: Array,
         *,
         deterministic: bool,
-        all_layers: bool = False,
+        layers: Sequence[int] | None = None,
     ) -> Array:
         """The last block's vectors [B, T, H] from four int32 [B, T], in the computation's dtype.
 
-        With `all_layers`, those of every depth [L + 1, B, T, H], the embeddings first. Unless
-        `deterministic`, `apply` must be given `rngs={"dropout": key}`.
+        With `layers`, those of each of them [len(layers), B, T, H]; see `depths_of`. No block above
+        the topmost of them is computed. Unless `deterministic`, `apply` must be given
+        `rngs={"dropout": key}`.
         """
         config = self.config
+        wanted = depths_of([-1] if layers is None else layers, config.num_layers)
+        top = config.num_layers if self.is_initializing() else max(wanted)
         x = self.embeddings(token_ids, type_ids, positions, deterministic=deterministic)
-        blocks = nn.scan(
-            nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=config.num_layers,
-            unroll=1 if config.scan_layers else config.num_layers,
-        )(config, deterministic, keep=all_layers, name="blocks")
-        last, layers = blocks(x, pack_ids)
-        return last if layers is None else jnp.concatenate([x[None], layers])
+        below: list[Array] = [x]  # what is wanted of it; where only the topmost is, no more is kept
+        if top:
+            blocks = nn.scan(
+                nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block,
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=nn.broadcast,
+                length=top,
+                unroll=1 if config.scan_layers else top,
+            )
+            if top < config.num_layers:
+                blocks = nn.map_variables(blocks, "params", lambda params: _lowest(params, top))
+            keep = any(0 < depth < top for depth in wanted)
+            x, kept = blocks(config, deterministic, keep=keep, name="blocks")(x, pack_ids)
+            below += [] if kept is None else list(kept)
+        if layers is None:
+            return x
+        return jnp.stack([x if depth == top else below[depth] for depth in wanted])
+
+
+def depths_of(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """How many blocks lie below what each of some layers gives.
+
+    Args:
+      layers: 0 for the embeddings, 1 for the first block, and so on; -1 for the last one, -2 for
+        the one below it, and so on, as Hugging Face numbers `hidden_states`.
+    Raises:
+      InputError: there is no such layer.
+    """
+    for layer in layers:
+        if not -num_layers - 1 <= layer <= num_layers:
+            raise InputError(
+                f"there is no layer {layer} in a model of {num_layers} layers: choose from 0, its "
+                f"embeddings, to {num_layers}, or from -1, its last, to {-num_layers - 1}."
+            )
+    return tuple(layer % (num_layers + 1) for layer in layers)
+
+
+def _lowest(params: Any, count: int) -> Any:
+    """The parameters of so many of the lowest blocks."""
+    return jax.tree.map(lambda leaf: leaf[:count], params)
