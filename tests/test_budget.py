@@ -34,6 +34,7 @@ def follow(
 ) -> list[float]:
     """The tick of each step from `first` to the last, or to `stop`; steps take `pace` seconds."""
     ticks, step = [], first
+    budget.begin(first)
     while step < stop and not (step and budget.is_over(step)):
         ticks.append(budget.plan(step).at(step))
         step += 1
@@ -45,14 +46,14 @@ def follow(
 
 @pytest.mark.parametrize("pace", [0.1, 1.0, 7.0])
 def test_a_run_ends_when_its_time_does(tmp_path, clock, pace) -> None:
-    ticks = follow(Budget(epath.Path(tmp_path), SECONDS, 0), clock, pace=pace)
+    ticks = follow(Budget(epath.Path(tmp_path), SECONDS), clock, pace=pace)
     assert len(ticks) * pace == pytest.approx(SECONDS, rel=0.01, abs=pace)
     assert ticks == sorted(ticks) and ticks[0] == 0
     assert ticks[-1] == pytest.approx(TICKS, rel=0.01 + 2 * pace / SECONDS)
 
 
 def test_a_machine_that_grows_slow_ends_in_time_all_the_same(tmp_path, clock) -> None:
-    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    budget = Budget(epath.Path(tmp_path), SECONDS)
     follow(budget, clock, stop=400, pace=1.0)
     before = budget.plan(399).at(399)
     ticks = follow(budget, clock, first=400, pace=6.0)
@@ -61,23 +62,23 @@ def test_a_machine_that_grows_slow_ends_in_time_all_the_same(tmp_path, clock) ->
 
 
 def test_until_the_first_look_no_time_is_known(tmp_path, clock) -> None:
-    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    budget = Budget(epath.Path(tmp_path), SECONDS)
     assert follow(budget, clock, stop=9) == [0.0] * 9
     assert not budget.is_over(10**9)
 
 
 def test_what_was_planned_is_followed_again_to_the_same_ticks(tmp_path, clock) -> None:
-    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    budget = Budget(epath.Path(tmp_path), SECONDS)
     ticks = follow(budget, clock, stop=600, pace=1.0)
     clock.now += 10_000  # while the run is stopped
-    again = Budget(epath.Path(tmp_path), SECONDS, 400)
+    again = Budget(epath.Path(tmp_path), SECONDS)
     assert follow(again, clock, first=400, stop=600, pace=0.3) == ticks[400:]
     rest = follow(again, clock, first=600, pace=1.0)
     assert len(rest) == pytest.approx(400, rel=0.05)
 
 
 def test_plans_are_few(tmp_path, clock) -> None:
-    budget = Budget(epath.Path(tmp_path), SECONDS, 0)
+    budget = Budget(epath.Path(tmp_path), SECONDS)
     follow(budget, clock, pace=0.01)
     assert len((tmp_path / FILE).read_text().split("], [")) <= 202
 
@@ -85,7 +86,7 @@ def test_plans_are_few(tmp_path, clock) -> None:
 def test_a_file_that_no_run_wrote_is_refused(tmp_path) -> None:
     (tmp_path / FILE).write_text('{"step": 1}')
     with pytest.raises(InputError, match=r"budget\.json is not what a run wrote"):
-        Budget(epath.Path(tmp_path), SECONDS, 0)
+        Budget(epath.Path(tmp_path), SECONDS)
 
 
 @pytest.mark.slow
@@ -93,8 +94,8 @@ def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path) -> Non
     """Its rate rises and falls, and from its first checkpoint it is trained to the same bytes."""
     config = configure(
         corpus,
-        steps="3 seconds",
-        log_every=5,
+        steps="6 seconds",
+        log_every=2,
         checkpoint_every="25%",
         eval_every="50%",
         keep=99,

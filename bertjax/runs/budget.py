@@ -7,7 +7,8 @@ they are followed, and a run that goes on from a checkpoint follows them as far 
 trained by them is trained again to the same bytes.
 
 Until the first plan is made the run stays at tick 0. What counts is the time in the train loop,
-evaluations and saving with it, and not what passes while a run is stopped.
+evaluations and saving with it, and neither what is compiled before it nor what passes while a run
+is stopped.
 """
 
 import json
@@ -29,18 +30,16 @@ class Budget:
 
     Args:
       seconds: of the whole run.
-      step: at which it goes on.
     Raises:
       InputError: the file in the workdir is not what a run wrote.
     """
 
-    def __init__(self, workdir: epath.Path, seconds: float, step: int) -> None:
+    def __init__(self, workdir: epath.Path, seconds: float) -> None:
         self._path, self._seconds = workdir / FILE, seconds
         self._plans = _read(self._path) or [Plan(0, 0.0, 0.0)]
-        self._begin(step)
 
-    def _begin(self, step: int) -> None:
-        """Sets the clock to what the plans say of a step."""
+    def begin(self, step: int) -> None:
+        """Starts the clock, at what the plans say of the time after `step` updates."""
         passed = self.share(step) * self._seconds
         self._began = time.monotonic() - passed
         self._seen = step, passed  # when the clock was read last for a plan
@@ -63,7 +62,7 @@ class Budget:
     def look(self, step: int) -> None:
         """Makes a new plan for what comes after `step` updates, if it is time; on all hosts."""
         if step <= self._plans[-1].step:  # planned before, by the run that this one goes on from
-            self._begin(step)
+            self.begin(step)
             return
         passed = time.monotonic() - self._began
         (hundredths,) = hosts.from_first(lambda: [int(100 * passed)], 1)

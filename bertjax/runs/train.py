@@ -119,7 +119,7 @@ class Run:
         state = self._first_state()
         first = int(state.step)
         seconds = self.config.budget
-        self._budget = Budget(self.workdir, seconds, first) if seconds is not None else None
+        self._budget = Budget(self.workdir, seconds) if seconds is not None else None
         if first and self._is_last(first):
             _log.info("%s is trained to its last step, %d.", self.workdir, first)
             return
@@ -154,6 +154,8 @@ class Run:
         meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
         saving, evaluating = (Cadence(config, f"{name}_every") for name in ("checkpoint", "eval"))
         plan: Plan | None = None
+        if budget:
+            budget.begin(first)
         pending: tuple[int, Sums] | None = None
 
         def log_pending(done: int) -> None:
@@ -202,7 +204,9 @@ class Run:
                         writers.flush()
                         describe = functools.partial(self._describe, step, found)
                         self.checkpoints.save(self._kept(state), describe)
-                if stopping and not last:
+                if last:  # which batches that the clock ends know nothing of
+                    break
+                if stopping:
                     self.checkpoints.wait()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
         self.checkpoints.wait()
