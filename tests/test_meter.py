@@ -12,6 +12,7 @@ from etils import epath
 
 import bertjax.runs.meter as meter_module
 from bertjax.runs.meter import Meter, Profiler
+from data_pipelines.growth import Growth
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def meter(clock, feed, monkeypatch) -> Meter:
     """Of a run that goes on from step 10; 2 devices of 50 operations a second each."""
     monkeypatch.setattr(meter_module.flops, "peak_flops", lambda kind: 50.0)
     objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
-    config = SimpleNamespace(batch_size=16, seq_len=32)
+    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16))
     mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
     return Meter(objective, config, mesh, feed, step=10)
 
@@ -47,6 +48,15 @@ def test_rates_are_those_of_the_steps_since_the_last_line(meter, clock, feed) ->
     clock.now = 105.0
     again = meter.read(16, {"fill": 1.0})
     assert (again["sequences_per_second"], again["data_wait"]) == (16, 0)
+
+
+def test_steps_of_a_batch_that_grows_count_by_their_rows(clock, feed) -> None:
+    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16, 4, steps=30))
+    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
+    meter = Meter(objective, config, mesh, feed, step=5)
+    clock.now = 104.0
+    assert meter.read(15, {"fill": 1.0})["sequences_per_second"] == (5 * 4 + 5 * 8) / 4
 
 
 def test_time_of_a_pause_does_not_count(meter, clock) -> None:

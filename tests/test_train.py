@@ -212,7 +212,7 @@ def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are
     corpus, monkeypatch
 ) -> None:
     answers = iter([0, 1, 0])
-    cadence = Cadence(configure(corpus, checkpoint_every="30 minutes"))
+    cadence = Cadence(configure(corpus, checkpoint_every="30 minutes"), "checkpoint_every")
     monkeypatch.setattr(hosts, "from_first", lambda make, size: (next(answers),))
     assert [step for step in range(1, 12) if cadence.due(step)] == [6]
     assert next(answers, None) is None
@@ -224,6 +224,26 @@ def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> Non
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["00000003", "00000006", "00000009", "00000012"]
     assert losses(tmp_path) == losses(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer__schedule": "one_cycle", "batch_growth": 2, "batch_size": 16},
+        {"optimizer__schedule": "wsd", "optimizer__cooldown": "50%", "optimizer__name": "muon"},
+    ],
+    ids=["one cycle, a growing batch", "warm-up, stable, decay"],
+)
+def test_every_schedule_goes_on_to_the_last_bit(corpus, tmp_path, monkeypatch, fields) -> None:
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    Run(configure(corpus, **fields), whole).train()
+    with monkeypatch.context() as patch:
+        stop_at(7, patch)
+        with pytest.raises(Stopped):
+            Run(configure(corpus, **fields), again).train()
+    Run(configure(corpus, **fields), again).train()
+    assert losses(again) == losses(whole)
 
 
 @pytest.mark.slow
