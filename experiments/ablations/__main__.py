@@ -9,7 +9,8 @@ Everything it does is a `bertjax` command, printed before it runs; each resumes 
 same line again goes on after whatever ended it, and more tasks, seeds or tables may be added to the
 same DIR. Models that tables share are pre-trained once. On a pod it is run on every host, as
 `bertjax train` is. DIR/TABLE.json, .md and .html have the scores, mean and standard deviation over
-the seeds, with the held-out perplexity beside them; nothing is chosen among runs.
+the seeds, with the held-out perplexity beside them, and say which of the paper's findings show;
+nothing is chosen among runs.
 """
 
 import argparse
@@ -87,6 +88,7 @@ class Ablation:
             "steps": str(args.steps),
             "keep_every": str(every),
             "checkpoint_every": str(every),
+            "eval_every": str(every),
         }
         fields |= {**own, **variant.fields}
         config = ["--config", f"experiments/pretrain.py:{spec}"]
@@ -138,7 +140,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     ablation = Ablation(args)
     rows = ablation.run()
-    print(write_results(args.output / args.table, ablation.table.caption, rows))
+    print(write_results(args.output / args.table, ablation.table, rows))
 
 
 if __name__ == "__main__":

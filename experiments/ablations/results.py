@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from bertjax.pages.page import page, section, table
+from bertjax.pages.page import page, section
+from bertjax.pages.page import table as draw_table
 from bertjax.pages.plots import STYLE, strips
 from bertjax.runs.metrics import read_metrics
-from experiments.ablations.tables import TASKS, Variant
+from experiments.ablations.tables import TASKS, Finding, Table, Variant
 
 Scores = Mapping[str, Sequence[float]]  # "task score" -> of each seed
 
@@ -48,13 +50,35 @@ def read_row(
     return Row(variant.name, heldout[-1]["mlm_perplexity"], scores, failed)
 
 
-def write_results(stem: pathlib.Path, caption: str, rows: Sequence[Row]) -> str:
+def verdicts(finding: Finding, rows: Sequence[Row]) -> list[str]:
+    """Whether a finding shows, in a sentence for each score that it is of.
+
+    It does where the means are further apart than one standard deviation of their difference.
+    """
+    better, worse = rows[finding.better], rows[finding.worse]
+    said = []
+    for name, high in better.scores.items():
+        if finding.tasks and name.split()[0] not in finding.tasks:
+            continue
+        low = worse.scores[name]
+        apart = statistics.fmean(high) - statistics.fmean(low)
+        found = f"{finding.said}: {name} {apart:+.4f}"
+        if len(high) < 2 or len(low) < 2:
+            said.append(f"{found}, of one run each.")
+            continue
+        spread = math.hypot(statistics.stdev(high), statistics.stdev(low))
+        verdict = "shows here" if apart > spread else "does not show here"
+        if apart < -spread:
+            verdict = "is the other way round here"
+        said.append(f"{found} ± {spread:.4f}, {verdict}.")
+    return said
+
+
+def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
     """Writes STEM.json, STEM.md and STEM.html; returns the Markdown."""
-    stem.with_suffix(".json").write_text(
-        json.dumps(
-            {"caption": caption, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1
-        )
-    )
+    found = [line for finding in table.findings for line in verdicts(finding, rows)]
+    content = {"caption": table.caption, "rows": [dataclasses.asdict(row) for row in rows]}
+    stem.with_suffix(".json").write_text(json.dumps(content | {"findings": found}, indent=1))
     names = list(rows[0].scores)
     head = ["", "held-out perplexity", *names, "failed"]
     cells = [
@@ -66,8 +90,9 @@ def write_results(stem: pathlib.Path, caption: str, rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    lines = [caption, "", _line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
-    text = "\n".join([*lines, *map(_line, cells), ""])
+    lines = [table.caption, "", _line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
+    told = ["", "What the paper found:", "", *(f"- {line}" for line in found)]
+    text = "\n".join([*lines, *map(_line, cells), *told, ""])
     stem.with_suffix(".md").write_text(text)
     charts = "".join(
         strips(name, {str(i): row.scores[name] for i, row in enumerate(rows, 1)}, "")
@@ -75,8 +100,9 @@ def write_results(stem: pathlib.Path, caption: str, rows: Sequence[Row]) -> str:
     )
     parts = [
         f"<style>{STYLE}</style>\n<header><h1>Ablation: {escape(stem.name)}</h1>"
-        f"<p>{escape(caption)}</p></header>",
-        section("Scores, mean and standard deviation over the seeds", table(head, cells)),
+        f"<p>{escape(table.caption)}</p></header>",
+        section("Scores, mean and standard deviation over the seeds", draw_table(head, cells)),
+        section("What the paper found", "".join(f"<p>{escape(line)}</p>" for line in found)),
         section(
             "Every run",
             f'<div class="pair">{charts}</div>'

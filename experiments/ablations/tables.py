@@ -1,6 +1,7 @@
 """What the paper's ablations compare (Devlin et al. 2019, section 5, A.3 and C.2), and on what."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 
@@ -30,28 +31,50 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True)
+class Finding:
+    """What the paper found between two rows.
+
+    Attributes:
+      said: in words.
+      better, worse: indices of rows.
+      tasks: in whose scores it showed; none for all.
+    """
+
+    said: str
+    better: int
+    worse: int
+    tasks: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """What is compared.
 
     Attributes:
-      caption: what the paper found, in a sentence.
+      caption: where the paper has it.
     """
 
     caption: str
     variants: Sequence[Variant]
+    findings: Sequence[Finding]
 
 
 def objectives(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     """Table 5."""
     one_way = {"objective": "left_to_right"}
     return Table(
-        "The paper (table 5): without next sentences QNLI, MNLI and SQuAD lose most; left to right "
-        "everything loses, and a BiLSTM on top mends SQuAD in part.",
+        "Objectives of pre-training (table 5 of the paper).",
         [
             Variant("masked pieces and next sentences"),
             Variant("no next sentences", {"objective": "mlm"}),
             Variant("left to right, no next sentences", one_way),
             Variant("the same, with a BiLSTM", one_way, finetuning={"model.bilstm": "True"}),
+        ],
+        [
+            Finding("next sentences help", 0, 1, ("qnli", "squad")),
+            Finding("both directions help", 1, 2),
+            Finding("a BiLSTM on one direction helps where spans are asked for", 3, 2, ("squad",)),
+            Finding("a BiLSTM on one direction harms sentence pairs", 2, 3, ("mrpc", "qnli")),
         ],
     )
 
@@ -61,8 +84,7 @@ def masking(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     mixtures = [(80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)]
     names = ("mask", "keep", "random")
     return Table(
-        "The paper (table 8): fine-tuning hardly cares for the mixture, random pieces alone are "
-        "worst, and features suffer from [MASK] alone.",
+        "What becomes of the pieces to be predicted (table 8 of the paper).",
         [
             Variant(
                 f"{mask}% [MASK], {keep}% same, {other}% random",
@@ -75,22 +97,34 @@ def masking(sizes: Sequence[str], steps: Sequence[float]) -> Table:
             )
             for mask, keep, other in mixtures
         ],
+        [
+            Finding("random pieces alone are the worst", 0, 5),
+            Finding("[MASK] alone harms features", 0, 1, ("ner-features",)),
+        ],
     )
 
 
 def sizes(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     """Table 6."""
     return Table(
-        "The paper (table 6): larger models are better on every task, small ones too.",
+        "Sizes, in layers and units (table 6 of the paper).",
         [Variant(size, {"model": size}) for size in sizes],
+        [
+            Finding(f"{larger} is better than {smaller}", i + 1, i)
+            for i, (smaller, larger) in enumerate(itertools.pairwise(sizes))
+        ],
     )
 
 
 def steps(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     """Figure 5."""
     return Table(
-        "The paper (figure 5): scores rise to the last step.",
+        "Steps of pre-training (figure 5 of the paper).",
         [Variant(f"after {share:.0%} of the steps", share=share) for share in steps],
+        [
+            Finding(f"{later:.0%} of the steps are better than {sooner:.0%}", i + 1, i)
+            for i, (sooner, later) in enumerate(itertools.pairwise(steps))
+        ],
     )
 
 

@@ -1,0 +1,69 @@
+"""The paper's ablations: what is compared, and what is said of it."""
+
+import itertools
+import json
+
+import pytest
+
+from bertjax.tasks import registry
+from bertjax.training.config import load_config
+from experiments.ablations.results import Row, verdicts, write_results
+from experiments.ablations.tables import TABLES, Finding, Table, Variant
+
+SIZES, SHARES = ("2-128", "4-256"), (0.1, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_a_configuration_of_its_own(name) -> None:
+    table = TABLES[name](SIZES, SHARES)
+    runs = [(v.pretraining, v.share, *v.finetuning.items()) for v in table.variants]
+    assert len(set(runs)) == len(runs)
+    for variant in table.variants:
+        options = {"model": "2-128", "recipe": "paper", **variant.options}
+        spec = ",".join(f"{name}={value}" for name, value in options.items())
+        config = load_config(
+            f"experiments/pretrain.py:{spec}", variant.fields, registry.data_fields()
+        )
+        registry.objective(config.resolve())
+
+
+def test_tables_share_the_models_that_are_alike() -> None:
+    plain = [TABLES[name](SIZES, SHARES).variants[0].pretraining for name in TABLES]
+    assert plain == ["plain", "plain", "model=2-128", "plain"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_findings_are_of_rows_that_there_are(name) -> None:
+    table = TABLES[name](SIZES, SHARES)
+    for finding in table.findings:
+        assert finding.better != finding.worse
+        assert {finding.better, finding.worse} <= {*range(len(table.variants))}
+
+
+def rows(high: list[float], low: list[float]) -> list[Row]:
+    return [Row(name, 9.0, {"qnli accuracy": each}, 0) for name, each in (("a", high), ("b", low))]
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "verdict"),
+    [
+        ([0.8, 0.9], [0.5, 0.6], "+0.3000 ± 0.1000, shows here."),
+        ([0.8, 0.9], [0.8, 0.8], "+0.0500 ± 0.0707, does not show here."),
+        ([0.5, 0.6], [0.8, 0.9], "-0.3000 ± 0.1000, is the other way round here."),
+        ([0.8], [0.5], "+0.3000, of one run each."),
+    ],
+)
+def test_a_finding_shows_beyond_the_spread_of_the_seeds(high, low, verdict) -> None:
+    (said,) = verdicts(Finding("a helps", 0, 1), rows(high, low))
+    assert said == f"a helps: qnli accuracy {verdict}"
+    assert verdicts(Finding("a helps", 0, 1, ("squad",)), rows(high, low)) == []
+
+
+def test_a_table_has_every_score_and_nothing_chosen(tmp_path) -> None:
+    table = Table("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
+    text = write_results(tmp_path / "x", table, rows([0.25, 0.75], [0.5, 0.5]))
+    assert "| a | 9.00 | 0.5000 ± 0.3536 | 0 |" in text.splitlines()
+    kept = json.loads((tmp_path / "x.json").read_text())
+    assert kept["rows"][0]["scores"] == {"qnli accuracy": [0.25, 0.75]}
+    lines = itertools.chain(text.splitlines(), (tmp_path / "x.html").read_text().splitlines())
+    assert sum("does not show here" in line for line in lines) == 2
