@@ -18,7 +18,8 @@ from data_pipelines.text.sources import tfds_records
 
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
-SUFFIXES = (".csv", ".tsv", ".txt", *_JSON, *tables.SUFFIXES)
+OBJECTS = (*_JSON, *tables.SUFFIXES)  # whose rows may hold lists
+SUFFIXES = (".csv", ".tsv", ".txt", *OBJECTS)
 _log = logging.getLogger("data_pipelines")
 
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
@@ -91,7 +92,7 @@ def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
       InputError: there is no such file, it is of none of these, or more of its rows are bad.
     """
     path = check_file(path)
-    kind = _kind(path)
+    kind = kind_of(path)
     if kind in tables.SUFFIXES:
         if path.suffix in COMPRESSED:
             raise InputError(f"{path} is compressed: its format does so by itself, so unpack it.")
@@ -111,10 +112,11 @@ def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
 
 def is_table(path: epath.PathLike) -> bool:
     """Whether a file has columns by its name, and is not lines of text or JSON."""
-    return _kind(epath.Path(path)) in (".csv", ".tsv", *tables.SUFFIXES)
+    return kind_of(epath.Path(path)) in (".csv", ".tsv", *tables.SUFFIXES)
 
 
-def _kind(path: epath.Path) -> str:
+def kind_of(path: epath.Path) -> str:
+    """The suffix of a file, that of what is compressed."""
     name = path.name
     for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
