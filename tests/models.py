@@ -31,6 +31,7 @@ def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> 
     shapes |= {
         "choice": _linear(config, 1),
         "classifier": _linear(config, max(config.num_labels, 1)),
+        "tagger": _linear(config, max(config.num_labels, 1)),
     }
 
     def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:

@@ -148,7 +148,7 @@ CASES = {
     "no rows": (
         {"train.csv": "text,label\n"}, "classify", f"{T}.csv has no rows: give a file with exam",
     ),
-    "no file": ({}, "classify", "DIR has no train.csv, .tsv, .jsonl or .parquet: name a file with"),
+    "no file": ({}, "classify", "DIR has no train.csv, .tsv, .txt, .json"),
     "no such file": (
         {"train.csv": CSV}, "classify:train=other.csv",
         "there is no file DIR/other.csv: name one that exists",

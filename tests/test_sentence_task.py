@@ -26,6 +26,8 @@ from data_pipelines.errors import InputError
 
 LABELS = ("glad", "odd, or so", "sad")
 HEADLINE = {"class": "accuracy", "labels": "micro_f1", "number": "pearson", "choice": "accuracy"}
+HEADLINE["tags"] = "f1"
+TAGS = ("O", "B-glad", "I-glad", "B-odd,", "I-odd,")
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +104,9 @@ def test_it_scores_the_same_wherever_it_is_opened(kind, trained, exported, folde
 def test_what_is_exported_is_read_back_byte_for_byte(kind, trained, exported, tmp_path) -> None:
     own, back = read_model(trained(kind)), read_model(exported(kind))
     assert leaves(own.params) == leaves(back.params)
-    expected = LABELS if kind in ("class", "labels") else ()
+    expected = {"class": LABELS, "labels": LABELS, "tags": TAGS}.get(kind, ())
     assert own.labels == back.labels == expected
-    assert own.target == back.target == ("class" if kind == "choice" else kind)
+    assert own.target == back.target == (kind if kind in ("labels", "number") else "class")
     huggingface.write(back, tmp_path)
     weights = [path / "model.safetensors" for path in (exported(kind), tmp_path)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -162,6 +164,26 @@ def test_questions_are_answered_in_either_layout(trained, tmp_path, capsys) -> N
     assert first.pop("probabilities") == pytest.approx(found.pop("probabilities"), abs=1e-5)
     assert first == pytest.approx(found, abs=1e-5)
     assert second["label"] == 0 and len(second["probabilities"]) == 2
+
+
+@pytest.mark.slow
+def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
+    for path in (trained("tags"), exported("tags")):
+        given = "--checkpoint", path, "--text"
+        (found,) = predict(capsys, *given, '{"words": ["ra", "ba", "ki", "me", "no"]}')
+        assert found["tags"] == ["O", "B-glad", "I-glad", "O", "B-odd,"]
+        text = " ra,  (Ba ki) tu? no."
+        (found,) = predict(capsys, *given, text)
+        assert found["text"] == text.strip()
+        said = [
+            (e["text"], e["type"], text.strip()[e["start"] : e["end"]]) for e in found["entities"]
+        ]
+        assert said == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
+    long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # of several windows
+    (found,) = predict(capsys, *given, long, "--all")
+    assert [each["text"] for each in found["entities"]] == ["ba ki", "no"]
+    assert len(found["probabilities"]) == 103
+    assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["probabilities"])
 
 
 @pytest.mark.slow

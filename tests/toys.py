@@ -19,7 +19,7 @@ GLAD, SAD, ODD = "ba", "ki", "no"
 OTHER = ["me", "ra", "si", "tu", "ve"]
 NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma
 SCALE = [GLAD, SAD, ODD, "do", "lu"]  # of numbers, the word for each
-KINDS = ("class", "labels", "number", "choice")
+KINDS = ("class", "labels", "number", "choice", "tags")
 FIELDS = {
     "seq_len": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
     "checkpoint_every": "100%", "model.num_layers": 1, "model.hidden_size": 64,
@@ -32,6 +32,7 @@ OPTIONS = {
     "labels": "label=moods,target=labels,train=train.jsonl,dev=dev.jsonl",
     "number": "text=first,pair=second,label=score,target=number,train=train.tsv,dev=dev.tsv",
     "choice": "train=questions.jsonl,dev=questions-dev.jsonl",
+    "tags": "train=words.conll,dev=words-dev.conll",
 }
 
 
@@ -68,8 +69,24 @@ def write_data(folder: pathlib.Path) -> None:
             right = draw.randrange(len(answers))
             answers[right] = text(GLAD)
             questions.append({"context": text(), "choices": answers, "label": right})
-        name = "questions" if split == "train" else "questions-dev"
-        write_lines(folder / f"{name}.jsonl", questions)
+        end = "" if split == "train" else "-dev"
+        write_lines(folder / f"questions{end}.jsonl", questions)
+        (folder / f"words{end}.conll").write_text("\n".join(tagged(draw) for _ in range(count)))
+
+
+def tagged(draw: random.Random) -> str:
+    """A sentence in columns: GLAD and ODD begin an entity, with which SAD may go on."""
+    words: list[tuple[str, str]] = []
+    for _ in range(draw.randrange(2, 6)):
+        begin = draw.choice([GLAD, ODD, "", ""])
+        if not begin:
+            words.append((draw.choice(OTHER), "O"))
+            continue
+        kind = NAMES[begin][:4]
+        words.append((begin, f"B-{kind}"))
+        words += [(SAD, f"I-{kind}")] * draw.randrange(2)
+        words.append((draw.choice(OTHER), "O"))
+    return "".join(f"{word}\t{tag}\n" for word, tag in words)
 
 
 def rows_of(path: pathlib.Path) -> list[dict]:
@@ -84,9 +101,9 @@ def write_lines(path: pathlib.Path, rows: list[dict]) -> None:
 
 def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: object) -> list[str]:
     """Those that name a configuration; of a model that has a shape and a vocabulary, neither."""
-    file = EXPERIMENTS / ("choice.py" if kind == "choice" else "classify.py")
+    file = EXPERIMENTS / {"choice": "choice.py", "tags": "ner.py"}.get(kind, "classify.py")
     fields: dict[str, object] = dict(FIELDS)
-    if kind == "labels":
+    if kind in ("labels", "tags"):
         fields["steps"] = 160
     if kind == "choice":
         fields |= {"seq_len": 64, "data.longest": 24}

@@ -50,9 +50,12 @@ def run(args: argparse.Namespace) -> int | None:
         directory = epath.Path(args.output)
         directory.mkdir(parents=True, exist_ok=True)
         about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
-        contents = {f"{name}.json": content for name, content in found.files.items()}
-        contents |= {"scores.json": found.scores, EVALUATION_FILE: about}
-        for name, content in contents.items():
+        said = {"scores.json": found.scores, EVALUATION_FILE: about}
+        contents = {
+            name if isinstance(content, str) else f"{name}.json": content
+            for name, content in found.files.items()
+        }
+        for name, content in (contents | said).items():
             with output(str(directory / name)) as sink:
-                sink.write(as_json(content, indent=1))
+                sink.write(content if isinstance(content, str) else as_json(content, indent=1))
     return None

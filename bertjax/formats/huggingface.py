@@ -86,13 +86,14 @@ def read(path: epath.Path) -> Model:
 
 
 def labelled(model: Model, said: Mapping[str, Any], path: epath.Path) -> Model:
-    """The model with what is said of the outputs of its classifier, if it has one."""
-    if "classifier" not in model.params:
+    """The model with what is said of the outputs of its classifier or tagger, if it has one."""
+    head = model.labelled
+    if head is None:
         return model
-    count = int(model.params["classifier"]["bias"].shape[0])
+    count = int(model.params[head]["bias"].shape[0])
     problem = said.get("problem_type")
     target = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
-    target = target or ("number" if count == 1 else "class")
+    target = target or ("number" if count == 1 and head == "classifier" else "class")
     labels = () if target == "number" else read_labels(said, count)
     if target != "number" and len(labels) != count:
         raise InputError(
@@ -132,14 +133,14 @@ def write(model: Model, path: epath.Path) -> None:
 
 
 def _describe_labels(model: Model) -> dict[str, Any]:
-    if "classifier" not in model.params:
+    if model.labelled is None:
         return {}
     labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
+    problem = {"problem_type": _PROBLEMS[model.target]} if model.labelled == "classifier" else {}
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},
-        "problem_type": _PROBLEMS[model.target],
-    }
+    } | problem
 
 
 def parse_config(said: Mapping[str, Any], path: epath.Path) -> BertConfig:

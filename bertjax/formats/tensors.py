@@ -34,8 +34,8 @@ class Model:
       params: nested dictionary of float32 NumPy arrays: "encoder" and the heads there are.
       tokenizer: None where it came without a vocabulary.
       left_out: names of what was not read: heads that bertjax does not have.
-      labels: names of the outputs of a classifier, in the order of their numbers; empty without
-        one, or where it gives a number.
+      labels: names of the outputs of a classifier or tagger, in the order of their numbers; empty
+        without one, or where it gives a number.
       target: what a classifier says of a text: its "class", its "labels" or a "number".
     """
 
@@ -51,6 +51,11 @@ class Model:
         """The head that says of what class the model is; None for the encoder alone."""
         found = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
         return LEFT_TO_RIGHT if self.config.causal and found == HEADS["mlm"] else found
+
+    @property
+    def labelled(self) -> str | None:
+        """The name of the head whose outputs have labels; None without one."""
+        return next((name for name in self.params if name in HEADS and HEADS[name].labelled), None)
 
     def tensors(self, style: str) -> dict[str, np.ndarray]:
         """The arrays under their names in a style, "hf" or "tf1".

@@ -106,7 +106,7 @@ def span(config: BertConfig, name: str) -> Linear:
 
 
 def classifier(config: BertConfig, name: str) -> Linear:
-    """Of pooled vectors: a score for each of `num_labels` classes, or labels, or one number."""
+    """A score for each of `num_labels` classes, labels or tags, or one number."""
     # Without one the model has not this head, and only the names of its arrays are asked for.
     return Linear(config, max(config.num_labels, 1), name=name)
 
@@ -134,6 +134,7 @@ class Head:
       part: what it is called in a table of costs.
       titles: metric -> its title, and a value that its axis always shows.
       dropped: whether dropout comes before it, as before those that are fine-tuned.
+      labelled: whether its outputs are `num_labels` labels that have names.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Head:
     part: str
     titles: Mapping[str, tuple[str, float | None]]
     dropped: bool = False
+    labelled: bool = False
 
 
 HEADS: dict[str, Head] = {}
@@ -241,6 +243,7 @@ register(
         part="classifier",
         titles={"classifier_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
         dropped=True,
+        labelled=True,
     )
 )
 register(
@@ -256,6 +259,22 @@ register(
         part="choice head",
         titles={"choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
         dropped=True,
+    )
+)
+register(
+    Head(
+        name="tagger",
+        module=classifier,
+        sums=losses.tags,
+        pooled=False,
+        names=(("tagger", "classifier", "", "output"),),
+        architecture="BertForTokenClassification",
+        pipeline="token-classification",
+        auto_class="AutoModelForTokenClassification",
+        part="tagger",
+        titles={"tagger_loss": ("Loss", None), "accuracy": ("Accuracy of words", None)},
+        dropped=True,
+        labelled=True,
     )
 )
 

@@ -68,6 +68,12 @@ def labels(logits: Array, batch: Mapping[str, Array]) -> Sums:
     return {"classifier_loss": (jnp.sum(losses * weights), jnp.sum(weights))}
 
 
+def tags(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """ "tagger_loss" and "accuracy" of logits [B, T, C], of the pieces that have tags."""
+    slots = logits, batch["tag_targets"], batch["tag_weights"]
+    return {"tagger_loss": cross_entropy(*slots), "accuracy": accuracy(*slots)}
+
+
 def choices(logits: Array, batch: Mapping[str, Array]) -> Sums:
     """ "choice_loss" and "accuracy" of logits [B, K, 1], one for each answer.
 

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
+import numpy as np
+
 from bertjax.pages.charts import number, rulings, tick_labels, value_axis
 
 _WIDTH, _HEIGHT = 528, 320
+_BINS = 10  # of probabilities
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, _WIDTH - 16, 8, _HEIGHT - 42
 
 
@@ -53,6 +56,21 @@ def scatter(
         for (a, b), radius in zip(points, radii, strict=True)
     ]
     return _figure(title, axes, parts)
+
+
+def calibration(chances: Sequence[float], right: Sequence[bool]) -> str:
+    """How often what is said with some probability is right (Guo et al. 2017)."""
+    sure, correct = np.array(chances), np.array(right)
+    numbers = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    points, sizes, off = [], [], 0.0
+    for each in np.unique(numbers):
+        own = numbers == each
+        x, y, share = (float(np.mean(values)) for values in (sure[own], correct[own], own))
+        points.append((x, y))
+        sizes.append(2 + 8 * share**0.5)
+        off += abs(x - y) * share
+    title = f"Calibration: off by {off:.1%} in the mean"
+    return scatter(title, points, ("probability", "share right"), share=True, sizes=sizes)
 
 
 def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str) -> str:

@@ -17,6 +17,7 @@ from bertjax.formats.tensors import Model
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import HEADS
 from bertjax.runs.description import read_calibration
 from bertjax.tasks import registry
 from bertjax.training.checkpoint import (
@@ -115,14 +116,18 @@ class Start:
         """Refuses to begin a model of another kind, or with parameters of other shapes.
 
         Says which fields differ that may: those are the configuration's, never the start's. A
-        classifier of other labels than these is left out.
+        head of other labels than these is left out.
 
         Raises:
           InputError: naming what differs.
         """
         check_model(self.path, self.model, model)
         if tuple(labels) != self.labels:
-            self._shapes = {n: part for n, part in self._shapes.items() if n != "classifier"}
+            self._shapes = {
+                name: part
+                for name, part in self._shapes.items()
+                if name not in HEADS or not HEADS[name].labelled
+            }
         check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)
         unknown = () if self._published is None else _UNPUBLISHED
         said = [

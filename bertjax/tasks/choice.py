@@ -14,6 +14,7 @@ from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import Evaluation, EvaluationSet, HostBatch, Opened
 from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of, warn_of_loss
+from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid, show_examples
 from bertjax.tasks.sentences import page
 from bertjax.training.config import Config
@@ -26,7 +27,6 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
-PREDICTIONS = "predictions"
 _PIECES = 16  # of an answer, at least, by which a row has places for answers
 _LONGEST = 128  # pieces of an answer with its question
 

@@ -28,7 +28,8 @@ class Evaluation(NamedTuple):
 
     Attributes:
       scores: numbers by their names.
-      files: for each file that goes with them, by its name without `.json`, its content.
+      files: for each file that goes with them, by its name without `.json`, its content; a string
+        is a text, under its whole name.
       calibration: numbers that prediction is to use, such as a threshold; kept in a checkpoint.
     """
 

@@ -96,9 +96,13 @@ def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.
     return [(path.stem, path) for path in paths]
 
 
-def find_tables(config: Config, split: str) -> list[tuple[str, epath.Path]]:
+def find_tables(
+    config: Config, split: str, suffixes: Sequence[str] = SUFFIXES
+) -> list[tuple[str, epath.Path]]:
     """Name and path of each table of a split: those that are named, or the one that is called so.
 
+    Args:
+      suffixes: by one of which a table is known.
     Raises:
       InputError: as `find_files`, there are several to choose from, or none to train on.
     """
@@ -112,32 +116,31 @@ def find_tables(config: Config, split: str) -> list[tuple[str, epath.Path]]:
     directory = epath.Path(data["dir"])
     if not directory.is_dir():
         raise InputError(f"data.dir={directory} is no directory: name the one with the files.")
-    found = _called(directory, split)
+    found = _called(directory, split, suffixes)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InputError(f"{directory} has {names}: choose one with data.{split}=FILE.")
     if split == "train" and not found:
         raise InputError(
-            f"{directory} has no train.csv, .tsv, .jsonl or .parquet: name a file with "
-            "data.train=FILE."
+            f"{directory} has no train{', '.join(suffixes)}: name a file with data.train=FILE."
         )
     return [(split, path) for path in found]
 
 
-def has_training_table(config: Config) -> bool:
+def has_training_table(config: Config, suffixes: Sequence[str] = SUFFIXES) -> bool:
     """Whether there is something to train on, and not to evaluate on alone."""
     data = config.data
     if data["train"] or data["dir"].startswith(TFDS):
         return True
     directory = epath.Path(data["dir"])
-    return bool(data["dir"]) and directory.is_dir() and bool(_called(directory, "train"))
+    return bool(data["dir"]) and directory.is_dir() and bool(_called(directory, "train", suffixes))
 
 
-def _called(directory: epath.Path, split: str) -> list[epath.Path]:
+def _called(directory: epath.Path, split: str, suffixes: Sequence[str]) -> list[epath.Path]:
     return [
         path
         for path in sorted(directory.iterdir())
-        if path.name.partition(".")[0] in _STEMS[split] and {*_suffixes(path)} & {*SUFFIXES}
+        if path.name.partition(".")[0] in _STEMS[split] and {*_suffixes(path)} & {*suffixes}
     ]
 
 

@@ -73,6 +73,15 @@ class Objective(objective.Objective):
         return flops.forward_flops(self.config.model, rows, self.config.seq_len)
 
 
+def check_labels(config: Config) -> None:
+    """Raises InputError where neither data nor the configuration say how many labels there are."""
+    if not config.model.num_labels:
+        raise InputError(
+            "model.num_labels=0 says not how many classes there are, and no data do: set "
+            "--config.model.num_labels."
+        )
+
+
 class Task(contract.Task):
     """A task whose training data are `Examples`, which a subclass has as `examples`."""
 

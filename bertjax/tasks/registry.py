@@ -21,6 +21,7 @@ MODULES = {
     "squad": "bertjax.tasks.reading.task",
     "sentences": "bertjax.tasks.sentences.task",
     "choice": "bertjax.tasks.choice",
+    "tags": "bertjax.tasks.tags.task",
 }
 
 

@@ -1,25 +1,20 @@
 """What a model said of sentences, or chose of answers, as one HTML page: scores and its errors."""
 
 import collections
-import json
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
 
-from bertjax.pages.page import facts, page, section, table, tiles
-from bertjax.pages.plots import STYLE, matrix, scatter
+from bertjax.pages.page import page, section, table
+from bertjax.pages.plots import STYLE, calibration, matrix, scatter
 from bertjax.pages.tables import by_set
-from bertjax.tasks.contract import EVALUATION_FILE
+from bertjax.tasks.evaluations import ERRORS, Entry, read_evaluation
 from bertjax.tasks.sentences.scoring import f1_by_class
-from data_pipelines.errors import InputError
 
 SHOWN = 24  # of the surest errors
 CLASSES = 20  # that a matrix has room for
 PAIRS = 24  # of labels that are taken for each other most often, where there is no matrix
-BINS = 10  # of probabilities
 TITLES = {
     "accuracy": "Accuracy",
     "f1": "F1",
@@ -31,8 +26,6 @@ TITLES = {
     "spearman": "Spearman",
     "mse": "Squared error",
 }
-
-Entry = Mapping[str, Any]  # of predictions.json
 
 
 def render(
@@ -47,31 +40,10 @@ def render(
     Raises:
       InputError: the files are not those of an evaluation of these texts.
     """
-    entries: list[Entry] = []
-    texts: list[str] = []
-    try:
-        about = json.loads((directory / EVALUATION_FILE).read_text())
-        scores = json.loads((directory / "scores.json").read_text())
-        for set_name, own in sets:
-            prefix = f"{set_name}." if len(sets) > 1 else ""
-            found = json.loads((directory / f"{prefix}predictions.json").read_text())
-            if len(found) != len(own):
-                raise InputError(
-                    f"{directory} answers {len(found)} examples and the data have {len(own)}: "
-                    "evaluate again."
-                )
-            entries += found
-            texts += own
-        checkpoints = ", ".join(about["checkpoints"])
-    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
-    of_data = " ".join(filter(None, (about["config"]["data"][field] for field in ("dir", "dev"))))
-    shown = [(title, f"{scores[key]:.4g}") for key, title in TITLES.items() if key in scores]
-    header = (
-        f"<header><h1>{escape(name)}</h1>\n{tiles([*shown, ('Examples', f'{len(entries):,}')])}"
-        f"{facts([('Model', checkpoints), ('Data', of_data)])}</header>\n"
-    )
-    parts = [f"<style>{STYLE}{_STYLE}</style>\n", header]
+    evaluation = read_evaluation(directory, {name: len(own) for name, own in sets})
+    entries, scores = evaluation.predictions, evaluation.scores
+    texts = [text for _, own in sets for text in own]
+    parts = [f"<style>{STYLE}{ERRORS}</style>\n", evaluation.header(name, TITLES, "Examples")]
     of_sets = by_set(scores, TITLES)
     parts.append(section("Data sets", table(*of_sets) if of_sets.rows else ""))
     parts += {"number": _numbers, "labels": _labels}.get(target, _classes)(entries, texts, target)
@@ -84,7 +56,7 @@ def _classes(entries: Sequence[Entry], texts: Sequence[str], target: str) -> lis
     numbers = {name: i for i, name in enumerate(names)}
     mine, right = (np.array([numbers[name] for name in each]) for each in (said, gold))
     chances = [each["probability"] for each in entries]
-    curve = _calibration(chances, [a == b for a, b in zip(said, gold, strict=True)])
+    curve = calibration(chances, [a == b for a, b in zip(said, gold, strict=True)])
     parts = [section("How sure, how right", f'<div class="pair">{curve}</div>')]
     if target != "choice":
         parts.append(section("Labels", _by_label(names, mine, right)))
@@ -133,7 +105,7 @@ def _labels(entries: Sequence[Entry], texts: Sequence[str], target: str) -> list
         )
     ]
     sure = np.where(said, chances, 1 - chances)
-    curve = _calibration(sure.ravel().tolist(), (said == gold).ravel().tolist())
+    curve = calibration(sure.ravel().tolist(), (said == gold).ravel().tolist())
     wrong = sorted(np.argwhere(said != gold).tolist(), key=lambda at: -sure[at[0], at[1]])
     errors = [
         (
@@ -165,24 +137,3 @@ def _numbers(entries: Sequence[Entry], texts: Sequence[str], target: str) -> lis
         section("Said and gold", f'<div class="pair">{plot}</div>'),
         section("Largest errors", table(("Said", "Gold", "Example", "Text"), rows, "errors")),
     ]
-
-
-def _calibration(chances: Sequence[float], right: Sequence[bool]) -> str:
-    """How often what is said with some probability is right (Guo et al. 2017)."""
-    numbers = np.minimum((np.array(chances) * BINS).astype(int), BINS - 1)
-    points, sizes, off = [], [], 0.0
-    for each in np.unique(numbers):
-        own = numbers == each
-        sure, correct = np.mean(np.array(chances)[own]), np.mean(np.array(right)[own])
-        points.append((float(sure), float(correct)))
-        sizes.append(2 + 8 * float(np.sqrt(np.mean(own))))
-        off += float(abs(sure - correct) * np.mean(own))
-    title = f"Calibration: off by {off:.1%} in the mean"
-    return scatter(title, points, ("probability", "share right"), share=True, sizes=sizes)
-
-
-_STYLE = """
-.errors td { white-space: normal; text-align: left; vertical-align: top; }
-.errors th { text-align: left; }
-.errors td:last-child { min-width: 320px; overflow-wrap: anywhere; }
-"""

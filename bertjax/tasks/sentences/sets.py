@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.tasks.contract import Evaluation
+from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid
 from bertjax.tasks.sentences.scoring import score_classes, score_labels, score_numbers
 from data_pipelines.finetuning.encoding import Encoded
@@ -14,8 +15,6 @@ from data_pipelines.finetuning.rows import Shape
 from data_pipelines.finetuning.sentences import Sentences, make_target
 
 _log = logging.getLogger("bertjax")
-
-PREDICTIONS = "predictions"
 
 
 class Labelled(Laid):

@@ -59,11 +59,7 @@ class Objective(finetuning.Objective):
         super().__init__(config, multiple)
         check_long_text(config.data["long_text"], bool(columns.pair))
         self.target = columns.target
-        if not config.model.num_labels:
-            raise InputError(
-                "model.num_labels=0 says not how many classes there are, and no data do: set "
-                "--config.model.num_labels."
-            )
+        finetuning.check_labels(config)
 
     @property
     def row(self) -> Shape:

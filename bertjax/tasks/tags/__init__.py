@@ -1,0 +1,1 @@
+"""Tags of words, such as named entities."""

@@ -1,0 +1,228 @@
+"""Tags of words, such as named entities (paper, section 5.3)."""
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from etils import epath
+
+from bertjax.formats.opening import find_labels
+from bertjax.formats.tensors import Model
+from bertjax.tasks import finetuning
+from bertjax.tasks.contract import EvaluationSet, HostBatch, Opened
+from bertjax.tasks.data import (
+    FIELDS,
+    TFDS_SPLITS,
+    find_tables,
+    has_training_table,
+    tokenizer_of,
+    warn_of_loss,
+)
+from bertjax.tasks.tags import page
+from bertjax.tasks.tags.sets import Sentences, words_of
+from bertjax.training.config import Config
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.rows import Shape, Target
+from data_pipelines.finetuning.schemes import entities
+from data_pipelines.finetuning.table import parse_objects, read_tfds_table
+from data_pipelines.finetuning.tagged import (
+    NAMES,
+    Sentence,
+    Tagged,
+    from_rows,
+    label_names,
+    make_tagged,
+    read_tagged,
+)
+from data_pipelines.finetuning.tagging import Words, tag_target
+from data_pipelines.text.sources import TFDS
+
+_PIECES = 8  # of a sentence, at least, by which a row has places for sentences
+# Words of running text: what stands between spaces, without the punctuation on either side, each
+# mark of which is a word, as is each ideograph.
+_IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_IDEOGRAPHS}]|\w(?:[^\s{_IDEOGRAPHS}]*\w)?|[^\w\s]")
+
+
+class Objective(finetuning.Objective):
+    """The encoder with a score of each tag for each piece."""
+
+    heads = ("tagger",)
+    outputs = ("tagger_logits",)
+
+    def __init__(self, config: Config, multiple: int = 1) -> None:
+        super().__init__(config, multiple)
+        finetuning.check_labels(config)
+
+    @property
+    def row(self) -> Shape:
+        length = self.config.seq_len
+        return Shape(length, max(1, length // _PIECES) if self.config.packing else 1)
+
+    def targets(self) -> Mapping[str, Target]:
+        return tag_target(0, np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+
+class Task(finetuning.Task):
+    """Sentences whose words have tags."""
+
+    DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS | {
+        "mend_tags": False,
+        "context": "sentence",
+        "strict": False,
+    }
+    headline = ("f1", "precision", "recall", "accuracy")
+    objective: Objective
+
+    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        self.config = config
+        self.labels = self._find_labels()
+        model = dataclasses.replace(config.model, num_labels=len(self.labels))
+        config = dataclasses.replace(config, model=model)
+        super().__init__(config, hosts, host, Objective)
+        self.tokenizer = tokenizer_of(config)
+        row, rows = self.objective.row, self.objective.eval_rows
+        found = read_sets(config, "dev")
+        warn_of_loss(self.tokenizer, {name: data.words for name, data in found})
+        self._sets = [
+            Sentences(
+                name,
+                data.sentences,
+                self.tokenizer,
+                config,
+                self.labels,
+                row,
+                rows,
+                hosts,
+                host,
+            )
+            for name, data in found
+        ]
+
+    def _find_labels(self) -> tuple[str, ...]:
+        """Those of the training data, in the order of the model that the run begins with, if that
+        has the same; that model's where there is nothing to train on.
+        """
+        known = find_labels(self.config.init) if self.config.init else ()
+        if known and not has_training_table(self.config, NAMES):
+            return known
+        own = label_names(self._train)
+        return known if set(known) == set(own) else own
+
+    @functools.cached_property
+    def _train(self) -> Tagged:
+        ((_, data),) = read_sets(self.config, "train")
+        return data
+
+    @functools.cached_property
+    def examples(self) -> Words:
+        warn_of_loss(self.tokenizer, {"train": self._train.words})
+        given = self.tokenizer, self.config, self.labels
+        return words_of("train", self._train.sentences, *given)
+
+    def evaluation_sets(self) -> Sequence[EvaluationSet]:
+        return self._sets
+
+    def show(self, batch: HostBatch, row: int) -> str:
+        """A sentence a line, the tag of a word before its first piece where it is not O."""
+        tags, weights = batch["tag_targets"][row], batch["tag_weights"][row]
+        lines = []
+        for slot in range(1, int(batch["pack_ids"][row].max()) + 1):
+            said = []
+            for at in np.flatnonzero(batch["pack_ids"][row] == slot):
+                tag = self.labels[tags[at]] if weights[at] else "O"
+                piece = self.tokenizer.pieces[batch["token_ids"][row, at]]
+                said.append(piece if tag == "O" else f"[{tag}] {piece}")
+            lines.append(" ".join(said))
+        return "\n".join(lines)
+
+    @staticmethod
+    def failed(scores: Mapping[str, float]) -> bool:
+        """Where no entity was found."""
+        return not scores["f1"] > 0
+
+    @staticmethod
+    def of_model(model: Model) -> Mapping[str, Any] | None:
+        return {"seq_len": model.config.max_positions} if "tagger" in model.params else None
+
+    @staticmethod
+    def predict(
+        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """The entities of each line of text, with their characters; of a JSON object with "words"
+        the tag of each.
+        """
+        row = Objective(opened.config).row
+        numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
+        while some := list(itertools.islice(numbered, together)):
+            asked = [_asked(number, line.strip()) for number, line in some]
+            sentences = [sentence for _, sentence, _ in asked]
+            data = opened.tokenizer, opened.config, opened.labels, row
+            tagged = Sentences("input", sentences, *data)
+            logits = [found["tagger_logits"] for found in opened.run(tagged.batches())]
+            for (text, sentence, places), (tags, chances) in zip(
+                asked, tagged.said(logits), strict=True
+            ):
+                found: dict[str, Any] = {"words": list(sentence.words), "tags": tags}
+                if text is not None:
+                    found = {"text": text, "entities": _entities(text, places, tags, chances)}
+                if everything:
+                    names = zip(*([label] * len(tags) for label in opened.labels), strict=True)
+                    found["probabilities"] = [
+                        {n: round(float(p), 6) for n, p in zip(own, each, strict=True)}
+                        for own, each in zip(names, chances, strict=True)
+                    ]
+                yield found
+
+    @staticmethod
+    def report(name: str, config: Config, directory: epath.Path) -> str:
+        sets = {set_name: len(data.sentences) for set_name, data in read_sets(config, "dev")}
+        return page.render(name, directory, sets)
+
+
+def read_sets(config: Config, split: str) -> list[tuple[str, Tagged]]:
+    """Name and sentences of each data set of a split, "train" or "dev".
+
+    Raises:
+      InputError: a file is missing, or not of a layout that is known.
+    """
+    source, mend = config.data["dir"], config.data["mend_tags"]
+    if source.startswith(TFDS):
+        part = config.data[split] or TFDS_SPLITS[split]
+        rows = read_tfds_table(source, part)
+        return [(split, make_tagged(f"{source} {part}", from_rows(source, rows), mend))]
+    return [(name, read_tagged(path, mend)) for name, path in find_tables(config, split, NAMES)]
+
+
+def _asked(number: int, line: str) -> tuple[str | None, Sentence, list[tuple[int, int]]]:
+    """A line's text, None where it gives its words; these, and their characters in the text."""
+    place = f"line {number}"
+    text: Any = line
+    if line.startswith("{"):
+        (row,) = parse_objects("line", ["\n"] * (number - 1) + [line])
+        if "text" not in row.values:
+            (sentence,) = from_rows("line", [row._replace(place=place)])
+            return None, dataclasses.replace(sentence, tags=None), []
+        text = row.values["text"]
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f'{place}: "text" is {text!r}: write some text, or a list "words".')
+    places = [match.span() for match in _WORD.finditer(text)]
+    words = [text[first:last] for first, last in places]
+    return text, Sentence(words, None, [place] * len(words)), places
+
+
+def _entities(
+    text: str, places: Sequence[tuple[int, int]], tags: Sequence[str], chances: np.ndarray
+) -> list[dict[str, Any]]:
+    """Those of a text; the probability of one is that of its least sure word."""
+    found = []
+    for each in entities(tags):
+        start, end = places[each.first][0], places[each.last][1]
+        sure = chances[each.first : each.last + 1].max(axis=-1).min()
+        said = {"text": text[start:end], "type": each.type, "start": start, "end": end}
+        found.append(said | {"probability": round(float(sure), 6)})
+    return found
