@@ -288,7 +288,7 @@ def test_evaluating_another_model_is_refused(
 @pytest.mark.parametrize(
     ("model", "name", "content", "complaint"),
     [
-        ("classifier", "in.jsonl", '{"text"\n', "line 1 is no JSON .*: write an object, or text"),
+        ("classifier", "in.jsonl", '{"text"\n', "line 1 is no JSON .*: write an object"),
         ("classifier", "in.jsonl", '\n{"body": "ba"}\n', "line 2: there is no column 'text'"),
         ("classifier", "in.txt", b"ba\n\xff\n", "in.txt is not UTF-8 .*: convert it first"),
         ("classifier", "in.csv", "text\nba\n ,\n", "in.csv line 3 has 2 fields where the header"),

@@ -179,22 +179,25 @@ def _class_names(source: str) -> dict[str, list[str]]:
 
 
 def parse_objects(name: str, lines: Iterable[str]) -> Iterator[Row]:
-    """A row for each line that is not empty, which is a JSON object.
+    """A row for each line that is not empty; see `parse_object`."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield parse_object(f"{name} line {number}", line)
+
+
+def parse_object(place: str, line: str) -> Row:
+    """The row that a line of JSON is.
 
     Raises:
-      InputError: a line is none.
+      InputError: it is no object.
     """
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        place = f"{name} line {number}"
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{place} is no JSON ({error}): write an object on it.") from None
-        if not isinstance(values, dict):
-            raise InputError(f"{place} is {type(values).__name__} and no JSON object: write one.")
-        yield Row(place, values)
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{place} is no JSON ({error}): write an object on it.") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{place} is {type(values).__name__} and no JSON object: write one.")
+    return Row(place, values)
 
 
 def _delimited(path: epath.Path, delimiter: str, skip_bad: float) -> list[Row]:

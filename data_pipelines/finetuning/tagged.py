@@ -75,7 +75,7 @@ def read_tagged(path: epath.PathLike, mend: bool = False) -> Tagged:
     """
     path = check_file(path)
     if kind_of(path) in OBJECTS:
-        found = from_rows(str(path), read_table(path))
+        found = from_rows(read_table(path))
     else:
         found = list(parse_columns(str(path), read_lines(path, _refuse)))
     return make_tagged(str(path), found, mend)
@@ -167,7 +167,7 @@ def _sentence(name: str, kept: Sequence[tuple[int, list[str]]], document: int) -
     return Sentence([fields[0] for _, fields in kept], tags, places, document)
 
 
-def from_rows(name: str, rows: Iterable[Row]) -> list[Sentence]:
+def from_rows(rows: Iterable[Row]) -> list[Sentence]:
     """The sentences of a table, a row each; "document" may tell its documents apart.
 
     Raises:

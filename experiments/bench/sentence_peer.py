@@ -1,15 +1,15 @@
-"""The same fine-tuning on sentences or choices by bertjax and by `transformers` under PyTorch.
+"""The same fine-tuning on sentences, choices or tags by bertjax and by `transformers`.
 
     python -m experiments.bench.sentence_peer --peer-python PYTHON --output DIR --seeds N \
       [--pad PIECES] [--sorted [QUESTIONS]] \
       --config experiments/glue.py:task=mrpc,init=MODEL,data=GLUE [--config.FIELD=VALUE ...]
 
 MODEL is an encoder in a directory of Hugging Face, the configuration one of `glue.py`,
-`classify.py` (a class or a number) or `choice.py`. Both see the same examples in the same steps and
-take the same rates, decay, clipping and dropout, in float32 on the same cores of the CPU; each
-draws its own head and dropout. The peer pads a step to its longest example, or with --pad to so
-many pieces; with --sorted a step goes through it in groups of like length whose gradients add up to
-the step's. Both are scored once, at the end, by bertjax.
+`classify.py` (a class or a number), `choice.py` or `ner.py`. Both see the same examples in the
+same steps and take the same rates, decay, clipping and dropout, in float32 on the same cores of the
+CPU, the peer under PyTorch; each draws its own head and dropout. The peer pads a step to its
+longest example, or with --pad to so many pieces; with --sorted a step goes through it in groups of
+like length whose gradients add up to the step's. Both are scored once, at the end, by bertjax.
 
 Seeds count from the configuration's. DIR gets a file of one line of JSON for each seed of each
 contestant; what is there is not repeated, so that a series may be made in several goes, and
@@ -73,9 +73,10 @@ def train_theirs(
 
     task = registry.find(config.task)(config)
     config = task.config.resolve(task.examples_per_epoch)
-    kind, steps = getattr(task.objective, "target", "choice"), int(config.steps)
+    head, steps = task.objective.heads[0], int(config.steps)
+    kind = getattr(task.objective, "target", head)
     if kind == "labels":
-        sys.exit("target=labels: the peer knows a class, a number and a choice.")
+        sys.exit("target=labels: the peer knows a class, a number, a choice and tags.")
     recipe = recipe_of(config) | {
         "kind": kind,
         "outputs": 1 if kind == "choice" else config.model.num_labels,
@@ -93,7 +94,7 @@ def train_theirs(
         np.savez(work / f"{name}.npz", allow_pickle=False, **arrays)
     cost = cost_of([python, torch_sentences.__file__, str(work), config.init, *options])
     logits = np.load(work / "logits.npz")["logits"]
-    outputs = [{f"{task.objective.heads[0]}_logits": values} for values in logits]
+    outputs = [{f"{head}_logits": values} for values in logits]
     windows = json.loads((work / "windows.json").read_text())
     return held_out.evaluation({}, outputs).scores, cost, windows
 

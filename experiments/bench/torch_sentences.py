@@ -21,9 +21,11 @@ class Example(NamedTuple):
 
     Attributes:
       place: batch, row and slot.
+      pieces: batch, row and columns.
     """
 
     place: tuple[int, int, int]
+    pieces: tuple[int, int, np.ndarray]
     ids: np.ndarray
     types: np.ndarray
 
@@ -33,10 +35,11 @@ def questions_of(arrays: Mapping[str, np.ndarray], number: int) -> list[list[Exa
     found: dict[tuple[int, int], list[Example]] = {}
     for row, packs in enumerate(arrays["pack_ids"][number]):
         for slot in range(packs.max()):
-            own = packs == slot + 1
-            pieces = (arrays[name][number, row, own] for name in ("token_ids", "type_ids"))
+            pieces = number, row, np.flatnonzero(packs == slot + 1)
+            given = (arrays[name][pieces] for name in ("token_ids", "type_ids"))
             group = arrays["groups"][number, row, slot] if "groups" in arrays else slot
-            found.setdefault((row, int(group)), []).append(Example((number, row, slot), *pieces))
+            example = Example((number, row, slot), pieces, *given)
+            found.setdefault((row, int(group)), []).append(example)
     return list(found.values())
 
 
@@ -62,12 +65,15 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
     recipe = json.loads((directory / "recipe.json").read_text())
     torch.manual_seed(recipe["seed"])
     torch.set_num_threads(threads)
-    name = "choice" if recipe["kind"] == "choice" else "label"
+    name = {"choice": "choice", "tagger": "tag"}.get(recipe["kind"], "label")
     options = {key: value for key, value in recipe.items() if key.endswith("_prob")}
-    kind = transformers.AutoModelForMultipleChoice
-    if name == "label":
-        kind = transformers.AutoModelForSequenceClassification
+    if name != "choice":
         options["num_labels"] = recipe["outputs"]
+    kind = {
+        "choice": transformers.AutoModelForMultipleChoice,
+        "tag": transformers.AutoModelForTokenClassification,
+        "label": transformers.AutoModelForSequenceClassification,
+    }[name]
     model = kind.from_pretrained(init, **options).float().train()
     optimizer, rates = optimizer_of(model, recipe)
 
@@ -76,7 +82,7 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
         length = max(pad, *(len(example.ids) for example in examples))
         fields = ("input_ids", "token_type_ids", "attention_mask")
         inputs = {field: torch.zeros((len(examples), length), dtype=torch.long) for field in fields}
-        for row, (_, ids, types) in enumerate(examples):
+        for row, (_, _, ids, types) in enumerate(examples):
             for field, values in zip(fields, (ids, types, np.ones_like(ids)), strict=True):
                 inputs[field][row, : len(ids)] = torch.from_numpy(values)
         # A question of one answer each: not all have as many.
@@ -84,7 +90,9 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
         return {field: values.view(shape) for field, values in inputs.items()}
 
     def losses_of(logits: Any, sizes: list[int], targets: Any) -> Any:
-        """Of each question."""
+        """Of each question, or of each piece."""
+        if name == "tag":
+            logits = logits.flatten(0, 1)
         if recipe["kind"] == "number":
             return functional.mse_loss(logits[:, 0], targets, reduction="none")
         if name == "choice":
@@ -95,7 +103,18 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
 
     def prepared(arrays: Mapping[str, np.ndarray], step: int) -> list[tuple[Any, ...]]:
         """Inputs, answers of each question, targets, and shares in the loss, of each group."""
-        questions, groups = questions_of(arrays, step), []
+        questions, groups = questions_of(arrays, step), list[tuple[Any, ...]]()
+        if name == "tag":
+            whole = arrays["tag_weights"][step].sum()
+            for group in grouped(questions, alike or len(questions), bool(alike)):
+                inputs = inputs_of(group)
+                targets, weights = (torch.zeros(inputs["input_ids"].shape) for _ in range(2))
+                for row, (example,) in enumerate(group):
+                    size, at = len(example.ids), example.pieces
+                    targets[row, :size] = torch.from_numpy(arrays["tag_targets"][at])
+                    weights[row, :size] = torch.from_numpy(arrays["tag_weights"][at] / whole)
+                groups.append((inputs, [], targets.long().flatten(), weights.flatten()))
+            return groups
         whole = sum(arrays[f"{name}_weights"][each[0].place] for each in questions)
         for group in grouped(questions, alike or len(questions), bool(alike)):
             targets = [arrays[f"{name}_targets"][e.place] for each in group for e in each]
@@ -137,8 +156,12 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
     questions = [each for batch in range(len(logits)) for each in questions_of(arrays, batch)]
     with torch.inference_mode():
         for group in grouped(questions, alike or recipe["batch_size"], bool(alike)):
-            places = [example.place for question in group for example in question]
-            logits[tuple(np.array(places).T)] = model(**inputs_of(group)).logits.numpy()
+            examples = [example for question in group for example in question]
+            for example, found in zip(examples, model(**inputs_of(group)).logits, strict=True):
+                at, size = (
+                    (example.pieces, len(example.ids)) if name == "tag" else (example.place, None)
+                )
+                logits[at] = found[:size].numpy()
     np.savez(directory / "logits.npz", logits=logits)
 
 

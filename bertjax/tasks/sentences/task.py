@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -33,7 +32,7 @@ from data_pipelines.finetuning.sentences import (
     label_names,
     make_target,
 )
-from data_pipelines.finetuning.table import Row
+from data_pipelines.finetuning.table import Row, parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
@@ -231,11 +230,7 @@ def _row(number: int, line: str, columns: Columns) -> Row:
     """A line of input as a row of a table."""
     place = f"line {number}"
     if line.startswith("{"):
-        try:
-            said = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{place} is no JSON ({error}): write an object, or text.") from None
-        return Row(place, said)
+        return parse_object(place, line)
     if columns.pair or len(columns.text) > 1:
         names = (*columns.text, *columns.pair)
         keys = ", ".join(f'"{name}": "..."' for name in names)

@@ -28,7 +28,7 @@ from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.rows import Shape, Target
 from data_pipelines.finetuning.schemes import entities
-from data_pipelines.finetuning.table import parse_objects, read_tfds_table
+from data_pipelines.finetuning.table import parse_object, read_tfds_table
 from data_pipelines.finetuning.tagged import (
     NAMES,
     Sentence,
@@ -194,7 +194,7 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Tagged]]:
     if source.startswith(TFDS):
         part = config.data[split] or TFDS_SPLITS[split]
         rows = read_tfds_table(source, part)
-        return [(split, make_tagged(f"{source} {part}", from_rows(source, rows), mend))]
+        return [(split, make_tagged(f"{source} {part}", from_rows(rows), mend))]
     return [(name, read_tagged(path, mend)) for name, path in find_tables(config, split, NAMES)]
 
 
@@ -203,9 +203,9 @@ def _asked(number: int, line: str) -> tuple[str | None, Sentence, list[tuple[int
     place = f"line {number}"
     text: Any = line
     if line.startswith("{"):
-        (row,) = parse_objects("line", ["\n"] * (number - 1) + [line])
+        row = parse_object(place, line)
         if "text" not in row.values:
-            (sentence,) = from_rows("line", [row._replace(place=place)])
+            (sentence,) = from_rows([row])
             return None, dataclasses.replace(sentence, tags=None), []
         text = row.values["text"]
         if not isinstance(text, str) or not text.strip():
