@@ -7,6 +7,7 @@ import pytest
 
 from bertjax.tasks import registry
 from bertjax.training.config import load_config
+from experiments.ablations import features
 from experiments.ablations.results import Row, verdicts, write_results
 from experiments.ablations.tables import TABLES, Finding, Table, Variant
 
@@ -38,6 +39,15 @@ def test_findings_are_of_rows_that_there_are(name) -> None:
     for finding in table.findings:
         assert finding.better != finding.worse
         assert {finding.better, finding.worse} <= {*range(len(table.variants))}
+
+
+def test_so_are_those_of_features() -> None:
+    found = features.findings()
+    assert {each.better for each in found} | {each.worse for each in found} == {0, 1, 2, 3, 4, 6}
+    assert features.FEATURES.keys() == {
+        *("embeddings", "second_to_last", "last"),
+        *("sum_last_four", "concat_last_four", "sum_all"),
+    }
 
 
 def rows(high: list[float], low: list[float]) -> list[Row]:

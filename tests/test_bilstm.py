@@ -1,4 +1,4 @@
-"""The BiLSTM on top of an encoder."""
+"""What stands between an encoder and a head: a BiLSTM, layers as features."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.bilstm import BiLSTM
+from bertjax.model.bilstm import BiLSTM, Features
+from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import Model
+from data_pipelines.errors import InputError
 
 UNITS, WIDTH = 3, 5
 
@@ -71,3 +74,49 @@ def test_in_bfloat16_it_keeps_its_dtype_and_about_its_values(params) -> None:
     )
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(found, np.float32), exact, atol=0.03)
+
+
+def test_several_layers_become_one_beside_the_other_or_their_mean() -> None:
+    layers = draw(3, 2, 4, WIDTH)
+    beside = Features("concat").apply({}, layers)
+    assert beside.shape == (2, 4, 3 * WIDTH)
+    np.testing.assert_array_equal(beside[..., WIDTH : 2 * WIDTH], layers[1])
+    begun = Features("sum").init(jax.random.key(0), layers)
+    np.testing.assert_allclose(Features("sum").apply(begun, layers), layers.mean(0), rtol=1e-5)
+    weights = {"weights": jnp.array([0.0, -99.0, -99.0]), "factor": jnp.float32(2)}
+    found = Features("sum").apply({"params": weights}, layers)
+    np.testing.assert_allclose(found, 2 * layers[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["", "-2", "1..-1"])
+def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
+    config = BertConfig(32, 2, 8, 2, max_positions=16, num_labels=3, feature_layers=spec, bilstm=4)
+    ids = np.arange(8, dtype=np.int32).reshape(1, 8)
+    names = ("token_ids", "type_ids", "pack_ids", "positions")
+    batch = dict(zip(names, (ids, 0 * ids, 1 + 0 * ids, ids), strict=True))
+    network = Model(config, ("tagger",))
+    params = network.init(jax.random.key(0), batch, deterministic=True)["params"]
+
+    def loss(params: Any) -> Any:
+        rngs = {"dropout": jax.random.key(1)}
+        found = network.apply({"params": params}, batch, deterministic=False, rngs=rngs)
+        return jnp.sum(jnp.square(found["tagger_logits"]))
+
+    gradient = jax.grad(loss)(params)
+    learns = {
+        part: any(jnp.any(leaf) for leaf in jax.tree.leaves(g)) for part, g in gradient.items()
+    }
+    assert learns == {"encoder": not spec, "bilstm": True, "tagger": True}
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("last", "feature_layers='last' must read -1, or -4..-1"),
+        ("-1..-2", "ends below where it begins: turn it round"),
+        ("3", "there is no layer 3 in a model of 2 layers"),
+    ],
+)
+def test_layers_that_are_none_are_refused(spec: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        BertConfig(num_layers=2, feature_layers=spec)

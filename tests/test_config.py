@@ -323,7 +323,9 @@ MADE = BertConfig(
     scan_layers=True,
     remat=True,
     causal=True,
-    bilstm=True,
+    feature_layers="-2",
+    feature_mix="sum",
+    bilstm=32,
     num_labels=7,
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.formats.names import Tensor, parts, tensors
-from bertjax.model.encoder import BertConfig
+from bertjax.model.encoder import BETWEEN, BertConfig
 from bertjax.model.heads import HEADS, Head, check_known
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -64,9 +64,11 @@ class Model:
           InputError: a head is not known, and would be lost.
         """
         check_known(self.params, "the model")
-        if "bilstm" in self.params:
+        between = [n for n in BETWEEN if getattr(self.config, n) != getattr(BertConfig, n)]
+        if between:
             raise InputError(
-                "the model has a BiLSTM, which no other format has: leave it in bertjax's own."
+                f"the model has model.{between[0]}={getattr(self.config, between[0])!r}, which no "
+                "other format has: leave it in bertjax's own."
             )
         return {
             tensor.name(style): tensor.turned(_get(self.params, tensor), style)

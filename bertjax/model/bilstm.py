@@ -1,5 +1,5 @@
-"""A bidirectional LSTM on the vectors of pieces, as the paper puts on frozen or one-way encoders
-(Devlin et al. 2019, sections 5.1 and 5.3).
+"""What the paper puts on frozen or one-way encoders: several layers made one, and a bidirectional
+LSTM (Devlin et al. 2019, sections 5.1 and 5.3).
 """
 
 from typing import Any
@@ -10,6 +10,27 @@ import jax.numpy as jnp
 from jax import Array
 
 _LAYERS = 2
+
+
+class Features(nn.Module):
+    """Vectors of several layers made one.
+
+    Attributes:
+      mix: "concat" for one beside the other, or "sum" for their mean with weights that are learned
+        and add up to 1, times a factor that is learned too (Peters et al. 2018, equation 1).
+    """
+
+    mix: str
+
+    @nn.compact
+    def __call__(self, layers: Array) -> Array:
+        """[B, T, L * H] or [B, T, H] from vectors [L, B, T, H], of their dtype."""
+        count = layers.shape[0]
+        if self.mix == "concat":
+            return jnp.concatenate(list(layers), axis=-1)
+        weights = jax.nn.softmax(self.param("weights", nn.initializers.zeros_init(), (count,)))
+        factor = self.param("factor", nn.initializers.ones_init(), ())
+        return jnp.einsum("lbth,l->bth", layers, (factor * weights).astype(layers.dtype))
 
 
 class BiLSTM(nn.Module):

@@ -5,6 +5,7 @@ each has a leading axis of `num_layers`, whether the program loops over it or is
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ from data_pipelines.errors import InputError
 DTYPES = ("float32", "bfloat16")
 
 
+FEATURE_MIXES = ("concat", "sum")
+BETWEEN = ("feature_layers", "feature_mix", "bilstm")  # what heads read in place of the last layer
+
+
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
     """The shape of a BERT encoder and how it is computed; the defaults are BERT-Base uncased.
@@ -30,9 +35,12 @@ class BertConfig:
     and loops over it, which compiles faster, and otherwise the loop is unrolled, which runs faster;
     `remat` recomputes each block in the backward pass instead of keeping what it produced (on CPUs
     that saves memory only with `scan_layers`); with `causal` a piece sees only itself and what
-    stands before it; with `bilstm` heads read a BiLSTM on the encoder's vectors, as wide as these
-    (a baseline of the paper, section 5.1); `num_labels` is how many outputs a head has whose task
-    does not fix them, 0 where there is none. Raises InputError for a shape that cannot be.
+    stands before it; `feature_layers`, such as "-1" or "-4..-1" (see `depths_of`), freezes the
+    encoder, and heads read these layers of it, one beside the other or, where `feature_mix` is
+    "sum", their weighted sum (the feature-based approach, section 5.3); with `bilstm` units they
+    read a BiLSTM on that (sections 5.1 and 5.3), 0 for none; `num_labels` is how many outputs a
+    head has whose task does not fix them, 0 where there is none. Raises InputError for a shape that
+    cannot be.
     """
 
     vocab_size: int = 30522
@@ -51,7 +59,9 @@ class BertConfig:
     scan_layers: bool = False
     remat: bool = False
     causal: bool = False
-    bilstm: bool = False
+    feature_layers: str = ""
+    feature_mix: str = "concat"
+    bilstm: int = 0
     num_labels: int = 0
 
     def __post_init__(self) -> None:
@@ -60,8 +70,13 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name}={value!r} must be a whole number of at least 1.")
-        if self.num_labels < 0:
-            raise InputError(f"num_labels={self.num_labels} must be at least 0.")
+        for name in ("num_labels", "bilstm"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 0.")
+        if self.bilstm % 2:
+            raise InputError(f"bilstm={self.bilstm} must be even: half of it is of each direction.")
+        if self.feature_layers:
+            parse_layers(self.feature_layers, self.num_layers)
         if self.hidden_size % self.num_heads:
             raise InputError(
                 f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}: "
@@ -73,7 +88,11 @@ class BertConfig:
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}={getattr(self, name)} must be greater than 0.")
-        for name, known in (("activation", ACTIVATIONS), ("dtype", DTYPES)):
+        for name, known in (
+            ("activation", ACTIVATIONS),
+            ("dtype", DTYPES),
+            ("feature_mix", FEATURE_MIXES),
+        ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name}={getattr(self, name)!r} must be {' or '.join(known)}.")
 
@@ -248,6 +267,21 @@ class Encoder(nn.Module):
         if layers is None:
             return x
         return jnp.stack([x if depth == top else below[depth] for depth in wanted])
+
+
+def parse_layers(spec: str, num_layers: int) -> tuple[int, ...]:
+    """The depths of "-1", or of all from the one to the other of "-4..-1"; see `depths_of`.
+
+    Raises:
+      InputError: it names no layers, or such as there are not.
+    """
+    match = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", spec)
+    if not match:
+        raise InputError(f"feature_layers={spec!r} must read -1, or -4..-1.")
+    first, last = depths_of([int(match[1]), int(match[2] or match[1])], num_layers)
+    if first > last:
+        raise InputError(f"feature_layers={spec!r} ends below where it begins: turn it round.")
+    return tuple(range(first, last + 1))
 
 
 def depths_of(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model import losses
-from bertjax.model.bilstm import BiLSTM
+from bertjax.model.bilstm import BiLSTM, Features
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm
+from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm, parse_layers
 from bertjax.model.layers import ACTIVATIONS
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
@@ -152,7 +152,7 @@ class Head:
 
 
 HEADS: dict[str, Head] = {}
-BODY = ("encoder", "pooler", "bilstm")  # the parts of a model that are no heads
+BODY = ("encoder", "pooler", "features", "bilstm")  # the parts of a model that are no heads
 
 
 def register(head: Head) -> Head:
@@ -292,23 +292,31 @@ class Model(nn.Module):
         `batch` holds int32 `token_ids`, `type_ids`, `pack_ids` and `positions` [B, T], and what the
         heads read; what else it holds is left alone.
         """
-        encoder = Encoder(self.config, name="encoder")
-        names = ("token_ids", "type_ids", "pack_ids", "positions")
-        hidden = encoder(*(batch[name] for name in names), deterministic=deterministic)
+        config, encoder = self.config, Encoder(self.config, name="encoder")
+        inputs = [batch[name] for name in ("token_ids", "type_ids", "pack_ids", "positions")]
+        if config.feature_layers:
+            layers = encoder(
+                *inputs,
+                deterministic=True,
+                layers=parse_layers(config.feature_layers, config.num_layers),
+            )
+            hidden = Features(config.feature_mix, name="features")(jax.lax.stop_gradient(layers))
+        else:
+            hidden = encoder(*inputs, deterministic=deterministic)
         heads = [HEADS[name] for name in self.heads]
-        if self.config.bilstm:
-            hidden = BiLSTM(self.config.hidden_size // 2, name="bilstm")(hidden, batch["pack_ids"])
+        if config.bilstm:
+            hidden = BiLSTM(config.bilstm // 2, name="bilstm")(hidden, batch["pack_ids"])
         if any(head.pooled for head in heads):
             positions = batch["cls_positions"]
-            if self.config.causal:  # where [CLS] sees nothing but itself
+            if config.causal:  # where [CLS] sees nothing but itself
                 positions = last_positions(batch["pack_ids"], positions.shape[1])
-            pooled = Pooler(self.config, name="pooler")(gather(hidden, positions))
+            pooled = Pooler(config, name="pooler")(gather(hidden, positions))
         outputs = {}
         for head in heads:
             vectors = pooled if head.pooled else hidden
             if head.dropped and not deterministic:
-                vectors = dropout(vectors, self.config.hidden_dropout, self.make_rng("dropout"))
-            module = head.module(self.config, name=head.name)
+                vectors = dropout(vectors, config.hidden_dropout, self.make_rng("dropout"))
+            module = head.module(config, name=head.name)
             outputs[f"{head.name}_logits"] = module(vectors, batch, encoder.embeddings.word)
         return outputs
 

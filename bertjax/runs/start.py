@@ -16,7 +16,7 @@ from bertjax.formats.opening import find_format, read_labels, read_model
 from bertjax.formats.tensors import Model
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import named_leaves
-from bertjax.model.encoder import BertConfig
+from bertjax.model.encoder import BETWEEN, BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.runs.description import read_calibration
 from bertjax.tasks import registry
@@ -122,6 +122,9 @@ class Start:
           InputError: naming what differs.
         """
         check_model(self.path, self.model, model)
+        if any(getattr(self.model, name) != getattr(model, name) for name in BETWEEN):
+            # Heads that read something else are other heads.
+            self._shapes = {"encoder": self._shapes["encoder"]}
         if tuple(labels) != self.labels:
             self._shapes = {
                 name: part

@@ -49,6 +49,9 @@ class Objective(objective.Objective):
         # As if no two examples shared a row; data tell better.
         self.rows = self.rounded(config.batch_size, config.accumulation)
 
+    def trainable(self, name: str) -> bool:
+        return not (self.config.model.feature_layers and name.startswith("encoder/"))
+
     @property
     @abc.abstractmethod
     def row(self) -> Shape:

@@ -13,7 +13,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.model.encoder import BertConfig
+from bertjax.model.encoder import BETWEEN, BertConfig
 from bertjax.training import durations
 from bertjax.training.config_file import run_file
 from bertjax.training.durations import SECONDS, TICKS, Duration, is_share
@@ -27,7 +27,7 @@ from data_pipelines.paths import check_file
 # how it is trained and computed.
 MODEL_FIELDS = ["vocab_size", "num_layers", "hidden_size", "num_heads", "intermediate_size"]
 MODEL_FIELDS += ["max_positions", "type_vocab_size", "activation", "layer_norm_eps", "causal"]
-MODEL_FIELDS += ["bilstm"]
+MODEL_FIELDS += BETWEEN
 LEAST_EVERY = 10  # steps between what is to happen every so many percent of a run
 
 # Fields that runs of older versions have and that opening their checkpoints does not need.

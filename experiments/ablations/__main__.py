@@ -15,27 +15,14 @@ nothing is chosen among runs.
 
 import argparse
 import pathlib
-import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from experiments.ablations.commands import bertjax, overrides
 from experiments.ablations.results import Row, read_row, write_results
 from experiments.ablations.tables import TABLES, TASKS, Variant
 
 MILESTONES = "0.1,0.2,0.4,0.7,1"
-
-
-def bertjax(verb: str, *arguments: str) -> None:
-    """Runs a verb to its end; ends with its status if it fails."""
-    print(f"$ bertjax {shlex.join([verb, *arguments])}", flush=True)
-    status = subprocess.run([sys.executable, "-m", "bertjax", verb, *arguments]).returncode
-    if status:
-        sys.exit(status)
-
-
-def overrides(fields: Mapping[str, str]) -> list[str]:
-    return [f"--config.{name}={value}" for name, value in fields.items()]
 
 
 def pairs(given: Sequence[str], option: str) -> dict[str, str]:

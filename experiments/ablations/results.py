@@ -22,12 +22,13 @@ class Row:
     """A variant.
 
     Attributes:
-      perplexity: of held-out text, at the step that the model was taken.
+      perplexity: of held-out text, at the step that the model was taken; None where it is no
+        matter.
       failed: runs that learned nothing, which count all the same.
     """
 
     name: str
-    perplexity: float
+    perplexity: float | None
     scores: Scores
     failed: int
 
@@ -84,7 +85,7 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
     cells = [
         [
             row.name,
-            f"{row.perplexity:.2f}",
+            "-" if row.perplexity is None else f"{row.perplexity:.2f}",
             *(_spread(row.scores[name]) for name in names),
             str(row.failed),
         ]

@@ -68,7 +68,7 @@ def objectives(sizes: Sequence[str], steps: Sequence[float]) -> Table:
             Variant("masked pieces and next sentences"),
             Variant("no next sentences", {"objective": "mlm"}),
             Variant("left to right, no next sentences", one_way),
-            Variant("the same, with a BiLSTM", one_way, finetuning={"model.bilstm": "True"}),
+            Variant("the same, with a BiLSTM", one_way, finetuning={"model.bilstm": "768"}),
         ],
         [
             Finding("next sentences help", 0, 1, ("qnli", "squad")),
@@ -157,5 +157,5 @@ TASKS: Mapping[str, Finetuning] = {
     "qnli": Finetuning("experiments/glue.py:task=qnli", ("accuracy",)),
     "squad": Finetuning("experiments/squad.py:version=1", ("exact", "f1")),
     "ner": Finetuning("experiments/ner.py:", ("f1",)),
-    "ner-features": Finetuning("experiments/ner.py:features=last_four", ("f1",)),
+    "ner-features": Finetuning("experiments/ner.py:features=concat_last_four", ("f1",)),
 }
