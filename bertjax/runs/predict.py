@@ -16,43 +16,28 @@ from bertjax.runs.start import Start
 from bertjax.tasks import registry
 from bertjax.tasks.contract import HostBatch, bucket
 from bertjax.training.config import MeshConfig
+from bertjax.training.objective import Objective
 from bertjax.training.programs import Programs, fetched
 
 
-class Predictor:
-    """A model on all devices of this process, ready to answer.
+class Runner:
+    """A model on all devices of this process, that computes batches as they come.
 
     Args:
-      checkpoint: a checkpoint, a workdir, of which it is that of
-        `bertjax.training.checkpoint.find_checkpoint`, or a model of Hugging Face or TF1.
-
-    Attributes:
-      path: of the model.
-      config: of the run that made it, or that could have.
-      tokenizer, labels, calibration: kept with it; see `bertjax.tasks.contract`.
+      objective: which says what is computed.
 
     Raises:
-      InputError: there is none, or it has not the head of its task.
+      InputError: the model lacks what that needs.
     """
 
-    def __init__(self, checkpoint: epath.PathLike) -> None:
-        start = Start(checkpoint)
-        self.path, self.config = start.path, start.config()
-        self.labels, self.calibration = start.labels, start.calibration
-        self.tokenizer = start.tokenizer or find_tokenizer(self.path)
+    def __init__(self, start: Start, objective: Objective) -> None:
         # The mesh of the run need not suit the devices that are here.
-        config = dataclasses.replace(self.config, mesh=MeshConfig())
-        self._programs = Programs(config, registry.objective(config, jax.device_count()))
+        config = dataclasses.replace(objective.config, mesh=MeshConfig())
+        self._programs = Programs(config, objective)
         start.check_whole(config.model, self._programs.params)
         self._params = start.load(self._programs.params)
         self._constants = self._programs.constants()
         self._compiled: dict[Any, jax.stages.Compiled] = {}
-
-    def answers(
-        self, lines: Iterable[str], together: int, everything: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        """An answer to each line of input; see `bertjax.tasks.contract.Task.predict`."""
-        return registry.find(self.config.task).predict(self, lines, together, everything)
 
     def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
         """What the objective's `apply` gives for each batch; one is computed ahead of its use.
@@ -86,3 +71,33 @@ class Predictor:
             self._params, to_global(filled, self._programs.rows), self._constants
         )
         return outputs
+
+
+class Predictor(Runner):
+    """A model of a task, ready to answer.
+
+    Args:
+      checkpoint: a checkpoint, a workdir, of which it is that of
+        `bertjax.training.checkpoint.find_checkpoint`, or a model of Hugging Face or TF1.
+
+    Attributes:
+      path: of the model.
+      config: of the run that made it, or that could have.
+      tokenizer, labels, calibration: kept with it; see `bertjax.tasks.contract`.
+
+    Raises:
+      InputError: there is none, or it has not the head of its task.
+    """
+
+    def __init__(self, checkpoint: epath.PathLike) -> None:
+        start = Start(checkpoint)
+        self.path, self.config = start.path, start.config()
+        self.labels, self.calibration = start.labels, start.calibration
+        self.tokenizer = start.tokenizer or find_tokenizer(self.path)
+        super().__init__(start, registry.objective(self.config, jax.device_count()))
+
+    def answers(
+        self, lines: Iterable[str], together: int, everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """An answer to each line of input; see `bertjax.tasks.contract.Task.predict`."""
+        return registry.find(self.config.task).predict(self, lines, together, everything)

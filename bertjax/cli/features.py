@@ -1,0 +1,88 @@
+"""Writes the vectors that a model has for texts, or for their words or pieces."""
+
+import argparse
+import logging
+import re
+
+from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.files import check_output, read_lines
+from data_pipelines.errors import InputError
+
+ORDER = 78
+EXAMPLE = """bertjax features --checkpoint models/base --input lines.txt --output vectors.npz
+  bertjax features --checkpoint models/base --input lines.txt --output pieces.jsonl \\
+    --of pieces --layers -1,-2,-3,-4"""
+
+_log = logging.getLogger("bertjax")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # Else "--layers -1,-2" would have to be written with "=": only plain numbers may be negative.
+    parser._negative_number_matcher = re.compile(r"-\d[\d,.-]*$")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="a checkpoint or a workdir, or a model of Hugging Face, sentence-transformers or TF1",
+    )
+    parser.add_argument(
+        "--input",
+        required=True,
+        metavar="FILE",
+        help='lines of text, or JSON objects {"text": ...}; - for standard input',
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help=".npz, .jsonl or .parquet; work that was stopped goes on by the same command",
+    )
+    parser.add_argument(
+        "--layers",
+        default="-1",
+        metavar="N,N,...",
+        help="-1 is the last, 0 the embeddings; of a text their mean is taken (%(default)s)",
+    )
+    parser.add_argument(
+        "--of", default="text", help="text, for one vector each; words; pieces (%(default)s)"
+    )
+    parser.add_argument(
+        "--pool",
+        help="mean, cls or max of a text's pieces (mean, or what a model of sentence-transformers "
+        "says)",
+    )
+    parser.add_argument(
+        "--normalize", action="store_true", help="make each text's vector one of length 1"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from bertjax.formats.sentence_transformers import find_recipe
+    from bertjax.runs.features import Features
+    from bertjax.tasks.vectors import Wanted
+
+    try:
+        layers = tuple(int(each) for each in args.layers.split(","))
+    except ValueError:
+        raise InputError(f"--layers {args.layers} must be numbers, such as -1,-2.") from None
+    if args.pool and args.of != "text":
+        raise InputError(
+            f"--pool {args.pool} is for --of text and not for {args.of}: leave it out."
+        )
+    recipe = find_recipe(args.checkpoint)
+    checkpoint, pool, normalize = args.checkpoint, args.pool or "mean", args.normalize
+    fields = {}
+    if recipe:
+        checkpoint = recipe.model
+        fields = {"seq_len": recipe.seq_len} if recipe.seq_len else {}
+        if not args.pool and args.of == "text":
+            pool, normalize = recipe.pool, recipe.normalize or normalize
+            said = ", made one of length 1" if normalize else ""
+            _log.info("%s: a text's vector is the %s of its pieces%s.", checkpoint, pool, said)
+    wanted = Wanted(layers, args.of, pool, normalize, **fields)
+    check_output(args.output)
+    pass_over_absent_tpu()
+    keep_compiled()
+    lines = read_lines(args.input)
+    count = Features(checkpoint, wanted).write(lines, args.output)
+    _log.info("%s: the vectors of %d texts.", args.output, count)

@@ -1,0 +1,183 @@
+"""Files of vectors, written part by part so that work which was stopped goes on.
+
+Parts lie beside the file, in OUTPUT.partial, each whole or not there. When all are there they
+become the file, one after the other, so that memory does not grow with it.
+"""
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+from etils import epath
+
+from data_pipelines.errors import InputError
+
+Part = Mapping[str, Any]
+TEXTS = "texts"  # of a part; see `keep_texts`
+_WHEN = (1980, 1, 1, 0, 0, 0)  # of what a zip file holds, which is to have the same bytes again
+
+
+class Parts:
+    """The parts of a file.
+
+    Args:
+      output: the file, whose suffix says what it is.
+      recipe: whatever decides its content, but the input.
+
+    Raises:
+      InputError: its suffix is not known, it exists, or what lies beside it has another recipe.
+    """
+
+    def __init__(self, output: epath.Path, recipe: Mapping[str, Any]) -> None:
+        self._output, self._folder = output, output.with_name(f"{output.name}.partial")
+        if output.suffix not in WRITERS:
+            raise InputError(f"{output} is to end in {', '.join(WRITERS)}: name such a file.")
+        if output.exists():
+            raise InputError(f"{output} exists: name another file, or remove it.")
+        said = json.dumps(recipe, sort_keys=True, default=str)
+        file = self._folder / "recipe.json"
+        if file.exists() and file.read_text() != said:
+            raise InputError(
+                f"{self._folder} was begun with other arguments or another model: remove it, or "
+                "name another file."
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(said)
+
+    def has(self, number: int, digest: str) -> bool:
+        """Whether a part is there already, made of what has this digest.
+
+        Raises:
+          InputError: it was made of something else.
+        """
+        if not self._path(number).exists():
+            return False
+        with self._path(number).open("rb") as file:
+            before = str(np.load(file)["digest"])
+        if before != digest:
+            raise InputError(
+                f"the input is not what {self._folder} was begun with: remove it, or name another "
+                "file."
+            )
+        return True
+
+    def write(self, number: int, digest: str, part: Part) -> None:
+        """Writes a part: whole, or not at all."""
+        draft = self._folder / "draft"
+        with draft.open("wb") as file:
+            np.savez(file, allow_pickle=False, digest=np.array(digest), **part)
+        draft.replace(self._path(number))
+
+    def finish(self, count: int) -> None:
+        """Makes so many parts the file, and removes them."""
+
+        def read() -> Iterator[dict[str, np.ndarray]]:
+            for number in range(count):
+                with self._path(number).open("rb") as file:
+                    found = np.load(file)
+                    yield {name: found[name] for name in found.files if name != "digest"}
+
+        draft = self._folder / self._output.name
+        with draft.open("wb") as file:
+            WRITERS[self._output.suffix](file, read)
+        draft.replace(self._output)
+        self._folder.rmtree()
+
+    def _path(self, number: int) -> epath.Path:
+        return self._folder / f"{number:08}.npz"
+
+
+def keep_texts(texts: Sequence[str]) -> np.ndarray:
+    """uint8, what a part keeps of them: as an array of text all would be as long as the longest."""
+    return np.frombuffer(json.dumps(texts).encode(), np.uint8)
+
+
+def rows_of(part: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+    """The rows of a part: `text` and `vector`, or `text`, `names` and the `vectors` of each."""
+    texts = json.loads(part[TEXTS].tobytes())
+    if "counts" not in part:
+        for text, vector in zip(texts, part["vectors"], strict=True):
+            yield {"text": text, "vector": vector}
+        return
+    ends = np.cumsum(part["counts"])
+    for text, first, end in zip(texts, ends - part["counts"], ends, strict=True):
+        names = part["names"][first:end].tolist()
+        yield {"text": text, "names": names, "vectors": part["vectors"][first:end]}
+
+
+Reads = Callable[[], Iterator[dict[str, np.ndarray]]]
+
+
+def _write_lines(file: IO[bytes], read: Reads) -> None:
+    for part in read():
+        for row in rows_of(part):
+            said = {
+                name: _rounded(value) if isinstance(value, np.ndarray) else value
+                for name, value in row.items()
+            }
+            text = json.dumps(said, ensure_ascii=False)
+            file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _rounded(array: np.ndarray) -> Any:
+    """Nested lists of the shortest numbers that tell every float32 from its neighbours."""
+    if array.ndim > 1:
+        return [_rounded(each) for each in array]
+    return [float(str(value)) for value in array]
+
+
+def _write_arrays(file: IO[bytes], read: Reads) -> None:
+    """One array for each name, of all parts together, but of texts, which the input has."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, np.dtype] = {}
+    for part in read():
+        for name, array in part.items():
+            if name == TEXTS:
+                continue
+            rows = shapes.get(name, (0,))[0] + len(array)
+            shapes[name] = (rows, *array.shape[1:])
+            dtypes[name] = np.promote_types(dtypes.get(name, array.dtype), array.dtype)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, shape in shapes.items():
+            entry = zipfile.ZipInfo(f"{name}.npy", _WHEN)
+            header = {
+                "descr": np.lib.format.dtype_to_descr(dtypes[name]),
+                "fortran_order": False,
+                "shape": shape,
+            }
+            with archive.open(entry, "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_2_0(member, header)
+                for part in read():
+                    member.write(np.ascontiguousarray(part[name].astype(dtypes[name])).data)
+
+
+def _write_parquet(file: IO[bytes], read: Reads) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    writer = None
+    for part in read():
+        rows = list(rows_of(part))
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+        if "vectors" in columns:
+            columns["vectors"] = [own.reshape(len(own), -1).tolist() for own in columns["vectors"]]
+            kinds = [pyarrow.string(), pyarrow.list_(pyarrow.string())]
+            kinds.append(pyarrow.list_(pyarrow.list_(pyarrow.float32())))
+        else:
+            columns["vector"] = [own.tolist() for own in columns["vector"]]
+            kinds = [pyarrow.string(), pyarrow.list_(pyarrow.float32())]
+        schema = pyarrow.schema(list(zip(columns, kinds, strict=True)))
+        table = pyarrow.table(columns, schema)
+        writer = writer or parquet.ParquetWriter(file, schema)
+        writer.write_table(table)
+    if writer:
+        writer.close()
+
+
+WRITERS: Mapping[str, Callable[[IO[bytes], Reads], None]] = {
+    ".jsonl": _write_lines,
+    ".npz": _write_arrays,
+    ".parquet": _write_parquet,
+}
