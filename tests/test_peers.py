@@ -54,6 +54,8 @@ def outputs(model: Model, ids: list[int]) -> dict[str, np.ndarray]:
     if "span" in params:
         logits = hidden @ params["span"]["kernel"] + params["span"]["bias"]
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
+    if "tagger" in params:
+        return {"logits": hidden @ params["tagger"]["kernel"] + params["tagger"]["bias"]}
     for head in {"classifier", "choice"} & params.keys():
         pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
         return {"logits": pooled @ params[head]["kernel"] + params[head]["bias"]}
@@ -119,6 +121,7 @@ CLASSIFIERS = [
     ("AutoModelForSequenceClassification", NAMES, "labels", "multi_label_classification"),
     ("AutoModelForSequenceClassification", (), "number", "regression"),
     ("AutoModelForMultipleChoice", (), "class", None),
+    ("AutoModelForTokenClassification", ("O", "B-creative-work", "I-creative-work"), "class", None),
 ]
 
 
@@ -155,14 +158,17 @@ THEIRS = [
         "class",
     ),
     ("BertForMultipleChoice", {}, (), "class"),
+    ("BertForTokenClassification", {"id2label": {"0": "O", "1": "I-X"}}, ("O", "I-X"), "class"),
+    ("BertForTokenClassification", {"num_labels": 1}, ("LABEL_0",), "class"),
 ]
 
 
 def ours_of(kind: str, labels: tuple, target: str) -> Model:
-    head = "choice" if "Choice" in kind else "classifier"
+    head = "choice" if "Choice" in kind else "tagger" if "Token" in kind else "classifier"
     count = 0 if head == "choice" else max(1, len(labels))
     config = dataclasses.replace(SMALL, num_labels=count)
-    drawn = draw_model(config, SMALL_TOKENIZER, "pooler", head)
+    heads = [head] if head == "tagger" else ["pooler", head]
+    drawn = draw_model(config, SMALL_TOKENIZER, *heads)
     return dataclasses.replace(drawn, labels=labels, target=target)
 
 
@@ -194,7 +200,7 @@ def test_a_classifier_goes_there_and_back_with_its_labels(case: int, asked) -> N
     assert (found["missing"], found["unexpected"]) == ([], [])
     assert found["class"] == kind.replace("AutoModel", "Bert")
     assert found["problem_type"] == problem
-    if "classifier" in model.params:
+    if model.labelled:
         expected = labels or ("LABEL_0",)
         assert found["labels"] == [*expected]
         assert found["numbers"] == {label: i for i, label in enumerate(expected)}

@@ -5,11 +5,11 @@
 
 MODEL is a directory of sentence-transformers. bertjax writes the vectors of all lines to a file as
 `bertjax features` does; the peer is `SentenceTransformer.encode` with its batches of 32, once of
-the whole list, which it sorts by length, and once of a stream, 32 lines at a time as they come. Each
-works in a process of its own that has done it once before; contestants take turns, and ratios are
-medians over the rounds. The vectors are compared. With --memory the peak of memory of whole
-`bertjax features` processes is told, of a tenth of the lines and of all. PYTHON needs
-sentence-transformers (extra [bench]); it may be the interpreter of another environment.
+the whole list, which it sorts by length, and once of a stream, 32 lines at a time as they come.
+Each works in a process of its own that has done it once before; contestants take turns, and ratios
+are medians over the rounds. The vectors are compared. With --memory the peak of memory of whole
+`bertjax features` processes is told, of a tenth of the lines and of all. PYTHON needs sentence-
+transformers (extra [bench]); it may be the interpreter of another environment.
 """
 
 import argparse
