@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bertjax.model.heads import BODY, HEADS
+from bertjax.model.heads import HEADS
 
 # Modules of the encoder and the pooler: here, at Hugging Face, in TF1, and of which kind; those of
 # heads stand with the heads. {} is the number of a layer.
@@ -64,7 +64,7 @@ class Tensor:
 
 def parts() -> tuple[str, ...]:
     """The encoder, the pooler and every head, as they follow each other in a file."""
-    return (*BODY, *HEADS)
+    return ("encoder", "pooler", *HEADS)
 
 
 def tensors(num_layers: int, wanted: Iterable[str]) -> list[Tensor]:
