@@ -57,6 +57,9 @@ def keep_compiled(workdir: epath.PathLike | None = None) -> None:
             _log.info("%s cannot be written to, so compiled programs are not kept.", place)
             return
     jax.config.update("jax_compilation_cache_dir", place)
+    # By itself JAX keeps what took a second; of small models that is nothing, and what they are
+    # asked takes not much longer.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _is_writable(place: pathlib.Path) -> bool:
