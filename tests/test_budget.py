@@ -1,13 +1,16 @@
 """A run that ends by the clock."""
 
+import itertools
 import json
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 from etils import epath
 from test_train import configure, losses, metrics
 
+from bertjax.runs import budget, cadence
 from bertjax.runs.budget import FILE, Budget
 from bertjax.runs.train import Run
 from bertjax.training.durations import TICKS
@@ -90,12 +93,16 @@ def test_a_file_that_no_run_wrote_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path) -> None:
+def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path, monkeypatch) -> None:
     """Its rate rises and falls, and from its first checkpoint it is trained to the same bytes."""
+    ticking = itertools.count()  # a quarter of a second passes whenever it is asked
+    clock = SimpleNamespace(monotonic=lambda: next(ticking) / 4)
+    for module in (budget, cadence):
+        monkeypatch.setattr(module, "time", clock)
     config = configure(
         corpus,
         steps="6 seconds",
-        log_every=2,
+        log_every=1,
         checkpoint_every="25%",
         eval_every="50%",
         keep=99,
@@ -115,8 +122,9 @@ def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path) -> Non
     for path in sorted((again / "checkpoints").iterdir())[1:]:
         shutil.rmtree(path)
     Run(config, again).train()
-    planned = json.loads((whole / FILE).read_text())[-1][0]
-    assert json.loads((again / FILE).read_text())[: len(json.loads((whole / FILE).read_text()))]
+    plans, followed = (json.loads((path / FILE).read_text()) for path in (whole, again))
+    assert followed[: len(plans)] == plans
+    planned = plans[-1][0]
     same = [entry for entry in losses(whole) if entry[1] == "train" and entry[0] <= planned]
     assert same == [e for e in losses(again) if e[1] == "train" and e[0] <= planned]
     Run(config, again).train()  # which is over

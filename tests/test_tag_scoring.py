@@ -3,13 +3,19 @@
 The goldens are of goldens/make_tag_scores.py.
 """
 
+import json
+
 import numpy as np
 import pytest
+from etils import epath
 from goldens import make_tag_scores as recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertjax.tasks.contract import EVALUATION_FILE
+from bertjax.tasks.tags.page import KINDS, find_errors, render
 from bertjax.tasks.tags.scoring import Count, count_entities, total
+from data_pipelines.errors import InputError
 from data_pipelines.finetuning.schemes import Entity, entities, strict_entities
 
 GOLDEN = np.load(recipe.PATH)
@@ -69,3 +75,34 @@ def test_what_is_said_right_throughout_scores_one_and_nothing_said_none(gold) ->
     assert count.scores()["f1"] == (1 if count.gold else 0)
     nothing = [["O"] * len(tags) for tags in gold]
     assert set(total(count_entities(gold, nothing).values()).scores().values()) == {0}
+
+
+def test_errors_are_told_apart_by_what_is_wrong() -> None:
+    entry = {
+        "words": list("abcdefgh"),
+        "gold": ["B-x", "I-x", "O", "B-y", "O", "B-x", "O", "B-y"],
+        "tags": ["B-y", "I-y", "B-x", "B-y", "I-y", "O", "O", "B-y"],
+        "probabilities": [0.9, 0.6, 0.7, 0.8, 0.5, 0.4, 1.0, 1.0],
+    }
+    found = [(each.kind, each.said, each.gold, each.sure) for each in find_errors(entry)]
+    assert found == [
+        ("type", Entity("y", 0, 1), Entity("x", 0, 1), 0.6),
+        ("invented", Entity("x", 2, 2), None, 0.7),
+        ("boundary", Entity("y", 3, 4), Entity("y", 3, 3), 0.5),
+        ("missed", None, Entity("x", 5, 5), 0.4),
+    ]
+    assert {each[0] for each in found} == KINDS.keys()
+
+
+def test_a_page_has_every_type_and_the_words_around_an_error(tmp_path) -> None:
+    entry = {"words": ["in", "<Rome>", "now"], "gold": ["O", "B-loc", "O"]}
+    entry |= {"tags": ["O", "B-per", "O"], "probabilities": [1.0, 0.75, 1.0]}
+    about = {"checkpoints": ["runs/x"], "config": {"data": {"dir": "ner", "dev": ""}}}
+    files = {"predictions": [entry], "scores": {"f1": 0.0}, EVALUATION_FILE[:-5]: about}
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    text = render("x", epath.Path(tmp_path), {"dev": 1})
+    assert "in &gt;&gt;[&lt;Rome&gt;]&lt;&lt; now" in text
+    assert "<td>loc</td>" in text and "<td>per</td>" in text
+    with pytest.raises(InputError, match="answers 1 examples and the data have 2"):
+        render("x", epath.Path(tmp_path), {"dev": 2})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import draw_model
 
@@ -55,6 +55,7 @@ def alone(text: str, layers: tuple[int, ...] = (-1,)) -> np.ndarray:
 
 
 @pytest.mark.parametrize("how", POOLS)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3))
 def test_a_row_is_pooled_text_by_text(how, lengths) -> None:
     pack_ids = np.repeat(np.arange(len(lengths)) + 1, lengths)

@@ -9,9 +9,7 @@ from bertjax.cli.files import check_output, read_lines
 from data_pipelines.errors import InputError
 
 ORDER = 78
-EXAMPLE = """bertjax features --checkpoint models/base --input lines.txt --output vectors.npz
-  bertjax features --checkpoint models/base --input lines.txt --output pieces.jsonl \\
-    --of pieces --layers -1,-2,-3,-4"""
+EXAMPLE = "bertjax features --checkpoint models/base --input lines.txt --output vectors.npz"
 
 _log = logging.getLogger("bertjax")
 

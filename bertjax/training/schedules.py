@@ -53,7 +53,9 @@ def make_schedule(
         elif name == "one_cycle":
             rising, falling = _half_cosine(rising), _half_cosine(left(step, total - warmup))
         else:
-            falling = 1 - jnp.sqrt(1 - left(step, cooldown)) if cooldown else jnp.ones(())
+            # 1 - sqrt(1 - x), so written that nothing cancels near 0.
+            share = left(step, cooldown)
+            falling = share / (1 + jnp.sqrt(1 - share)) if cooldown else jnp.ones(())
         return peak * jnp.where(step < warmup, rising, falling)
 
     return schedule

@@ -67,9 +67,10 @@ def verdicts(finding: Finding, rows: Sequence[Row]) -> list[str]:
         if len(high) < 2 or len(low) < 2:
             said.append(f"{found}, of one run each.")
             continue
+        by = -apart if finding.less else apart
         spread = math.hypot(statistics.stdev(high), statistics.stdev(low))
-        verdict = "shows here" if apart > spread else "does not show here"
-        if apart < -spread:
+        verdict = "shows here" if by > spread else "does not show here"
+        if by < -spread:
             verdict = "is the other way round here"
         said.append(f"{found} ± {spread:.4f}, {verdict}.")
     return said
@@ -92,7 +93,7 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
         for row in rows
     ]
     lines = [table.caption, "", _line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
-    told = ["", "What the paper found:", "", *(f"- {line}" for line in found)]
+    told = ["", "What was to be found:", "", *(f"- {line}" for line in found)]
     text = "\n".join([*lines, *map(_line, cells), *told, ""])
     stem.with_suffix(".md").write_text(text)
     charts = "".join(
@@ -103,7 +104,7 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
         f"<style>{STYLE}</style>\n<header><h1>Ablation: {escape(stem.name)}</h1>"
         f"<p>{escape(table.caption)}</p></header>",
         section("Scores, mean and standard deviation over the seeds", draw_table(head, cells)),
-        section("What the paper found", "".join(f"<p>{escape(line)}</p>" for line in found)),
+        section("What was to be found", "".join(f"<p>{escape(line)}</p>" for line in found)),
         section(
             "Every run",
             f'<div class="pair">{charts}</div>'

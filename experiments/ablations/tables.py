@@ -38,12 +38,14 @@ class Finding:
       said: in words.
       better, worse: indices of rows.
       tasks: in whose scores it showed; none for all.
+      less: whether less is better.
     """
 
     said: str
     better: int
     worse: int
     tasks: Sequence[str] = ()
+    less: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
