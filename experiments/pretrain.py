@@ -30,12 +30,17 @@ SIZES = {  # layers, hidden size
 }
 
 # Both phases of Adam are one run of a million steps: the rate that phase 1 ends at, a tenth of the
-# way from 0, is where phase 2 begins. LAMB warms up in each phase.
+# way from 0, is where phase 2 begins. Warm-up, of 10,000 steps, and decay, of a million, are told in
+# shares of phase 1, so that they shrink with a run that is shortened. LAMB warms up in each phase.
+_STEPS = {1: 900_000, 2: 100_000}
 _ADAM = {
-    1: {"learning_rate": 1e-4, "warmup": 10_000, "decay_steps": 1_000_000},
+    1: {
+        "learning_rate": 1e-4,
+        "warmup": f"{100 * 10_000 / _STEPS[1]:.9f}%",
+        "decay_steps": f"{100 * 1_000_000 / _STEPS[1]:.9f}%",
+    },
     2: {"learning_rate": 1e-4 * 100_000 / 990_000, "warmup": 0},
 }
-_STEPS = {1: 900_000, 2: 100_000}
 RECIPES = {
     "paper": {
         phase: {"batch_size": 256, "steps": _STEPS[phase], "optimizer": _ADAM[phase]}

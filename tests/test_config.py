@@ -376,3 +376,11 @@ def test_overrides_are_literals_or_text() -> None:
     config = load("data=x", seed="5", packing="false", data__masking="word", steps="3 epochs")
     assert (config.seed, config.packing, config.steps) == (5, False, "3 epochs")
     assert config.data["masking"] == "word"
+
+
+@pytest.mark.parametrize(("given", "warmup", "decay"), [(0, 10_000, 10**6), (9000, 100, 10**4)])
+def test_the_schedule_of_the_paper_shrinks_with_a_run(given, warmup, decay) -> None:
+    overrides = {"steps": str(given)} if given else {}
+    path = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+    config = load_config(f"{path}:model=base", overrides, registry.data_fields()).resolve()
+    assert (config.optimizer.warmup, config.optimizer.decay_steps) == (warmup, decay)
