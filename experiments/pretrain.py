@@ -30,8 +30,8 @@ SIZES = {  # layers, hidden size
 }
 
 # Both phases of Adam are one run of a million steps: the rate that phase 1 ends at, a tenth of the
-# way from 0, is where phase 2 begins. Warm-up, of 10,000 steps, and decay, of a million, are told in
-# shares of phase 1, so that they shrink with a run that is shortened. LAMB warms up in each phase.
+# way from 0, is where phase 2 begins. Warm-up and decay are told in shares of phase 1, so that they
+# shrink with a run that is shortened. LAMB warms up in each phase.
 _STEPS = {1: 900_000, 2: 100_000}
 _ADAM = {
     1: {
