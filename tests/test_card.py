@@ -19,7 +19,9 @@ def checkpoint(workdir: pathlib.Path, step: int) -> epath.Path:
     path.mkdir(parents=True)
     config = Config("squad", steps=100, seed=7, model=CONFIG, data=registry.data_fields()["squad"])
     (path / "config.json").write_text(json.dumps(config.to_dict()))
-    (path / "run.json").write_text(json.dumps({"step": step, "data_fingerprint": "abc" * 9}))
+    run = {"step": step, "data_fingerprint": "abc" * 9}
+    run |= {"about_data": {"wiki": "9 documents; license: CC BY-SA 3.0"}}
+    (path / "run.json").write_text(json.dumps(run))
     return epath.Path(path)
 
 
@@ -33,6 +35,7 @@ def test_a_run_and_its_scores_are_told(tmp_path) -> None:
     model, scores = draw_model(CONFIG, None, "span"), {"f1": 61.5, "total": 10570}
     path = checkpoint(tmp_path, 50)
     scored, unscored = (model_card(model, path, found) for found in (scores, {}))
+    assert "| text | wiki: 9 documents; license: CC BY-SA 3.0 |" in scored
     assert "| steps | 50 of 100 |" in scored and "| seed | 7 |" in scored
     assert "| f1 | 61.5000 |" in scored and "| total | 10,570 |" in scored
     assert "| steps | 50 of 100 |" in unscored and "Scores" not in unscored

@@ -144,12 +144,12 @@ def test_the_same_documents_give_the_same_shards_whatever_they_lie_in(
 
 def test_the_directory_is_complete(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "deep" / "out"
-    manifest = prepare([str(text)], TOKENIZER, out, workers=1, shards=4)
+    manifest = prepare([str(text)], TOKENIZER, out, workers=1, shards=4, license="CC0")
     assert read_manifest(out) == manifest
     assert load_tokenizer(out).fingerprint() == manifest.tokenizer_fingerprint
     assert manifest.vocab_size == len(TOKENIZER.pieces)
     assert manifest.options["inputs"] == [str(text)]
-    assert manifest.options["shards"] == 4
+    assert (manifest.options["shards"], manifest.options["license"]) == (4, "CC0")
     names = {info.name for info in manifest.train + manifest.heldout}
     assert set(content(out)) == names | {"manifest.json", "vocab.txt", "tokenizer_config.json"}
     assert os.listdir(tmp_path / "deep") == ["out"]

@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--shards", type=int, help="files of training data (by size)")
     parser.add_argument(
+        "--license", default="", metavar="TEXT", help="of the text; told where a model is exported"
+    )
+    parser.add_argument(
         "--runner",
         help="an Apache Beam runner that does it instead, such as DataflowRunner; "
         "arguments that are none of the above go to it",
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> None:
         "shards": args.shards,
         "filters": Filters(args.shortest, args.languages, args.near_dedup),
         "reading": reading(args),
+        "license": args.license,
     }
     if args.runner:
         from data_pipelines.corpus.beam import prepare_with_beam

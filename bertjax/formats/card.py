@@ -59,6 +59,7 @@ def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
     rows: list[tuple[str, Any]] = [
         ("task", config["task"]),
         ("data", f"{config['data']['dir']} ({run['data_fingerprint'][:12]})"),
+        *(("text", f"{name}: {said}") for name, said in run.get("about_data", {}).items()),
         ("steps", f"{run['step']:,} of {_steps(config['steps'])}"),
         ("rows a step", f"{config['batch_size']:,} of {config['seq_len']} pieces"),
         ("optimizer", f"{optimizer['name']}, learning rate {optimizer['learning_rate']:g}"),

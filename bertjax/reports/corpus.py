@@ -68,6 +68,7 @@ def _facts(found: Survey) -> list[tuple[str, str]]:
     held_out = sum(info.documents for info in heldout)
     return [
         ("text", f"{totals['bytes_of_text']:,} bytes from {', '.join(options['inputs'])}"),
+        ("license", options.get("license") or "not told"),
         ("documents", f"{totals['documents']:,}, of which {held_out:,} are held out"),
         ("sentences", f"{totals['sentences']:,}"),
         ("pieces", f"{pieces:,}, {pieces / totals['documents']:.0f} a document"),

@@ -71,6 +71,7 @@ def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> N
         "step": step,
         "rows": config.growth.rows(step),  # the data position: rows read since step 0
         "data_fingerprint": task.data_fingerprint,
+        "about_data": dict(task.about_data),
         "bertjax": bertjax.__version__,
         "jax": jax.__version__,
     }

@@ -118,6 +118,11 @@ class Task(abc.ABC):
     def data_fingerprint(self) -> str:
         """Hex digest that changes with the training data."""
 
+    @property
+    def about_data(self) -> Mapping[str, str]:
+        """What a model card tells of the training data, by their names."""
+        return {}
+
     def reseeded(self, config: Config) -> "Task":
         """The same data in the order of another configuration, which differs in its seeds."""
         return type(self)(config)

@@ -140,6 +140,17 @@ class Task(contract.Task):
             return digests.popitem()[1]
         return hashlib.blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
 
+    @property
+    def about_data(self) -> Mapping[str, str]:
+        found = {}
+        for name, corpus in self._corpora.items():
+            totals, license = corpus.manifest.totals, corpus.manifest.options.get("license")
+            found[name] = (
+                f"{totals['documents']:,} documents, {totals['bytes_of_text'] / 1e6:,.0f} MB, "
+                f"{totals['pieces']:,} pieces; license: {license or 'not told'}"
+            )
+        return found
+
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
         batches: Iterable[HostBatch] = self.data.dataset(start, stop).as_numpy_iterator()
         return batches

@@ -64,6 +64,7 @@ def prepare_with_beam(
     shards: int | None = None,
     filters: Filters = KEEP_ALL,
     reading: Reading = AS_IT_IS,
+    license: str = "",
 ) -> Manifest:
     """What `corpus.prepare` does, by a Beam pipeline; the shards are equal to the byte.
 
@@ -72,12 +73,13 @@ def prepare_with_beam(
 
     Args:
       beam_options: Beam's own flags, such as `--runner=DataflowRunner`.
-      inputs, tokenizer, output, held_out, dedup, shards, filters, reading: as in `corpus.prepare`.
+      inputs, tokenizer, output, held_out, dedup, shards, filters, reading, license: as in
+        `corpus.prepare`.
 
     Raises:
       InputError: unusable options or output. What a worker refuses is the runner's error to raise.
     """
-    options = checked_options(inputs, reading, held_out, dedup, shards, filters)
+    options = checked_options(inputs, reading, held_out, dedup, shards, filters, license)
     dtype = token_dtype(len(tokenizer.pieces))
     sources = list(enumerate(resolve(inputs)))
     with stage_for(epath.Path(output)) as stage:

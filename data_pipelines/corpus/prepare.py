@@ -67,6 +67,7 @@ def prepare(
     shards: int | None = None,
     filters: Filters = KEEP_ALL,
     reading: Reading = AS_IT_IS,
+    license: str = "",
     progress: TextIO | None = None,
 ) -> Manifest:
     """Make a corpus directory: shards of train and held-out documents, tokenizer and manifest.
@@ -86,13 +87,14 @@ def prepare(
       shards: number of train shards; None chooses a power of two by the size of the corpus.
       filters: what else is left out.
       reading: how the inputs are read.
+      license: of the text, for those who get a model that is trained on it.
       progress: where to show how it goes.
 
     Raises:
       InputError: unusable inputs or options, or an output that already holds something or that
         another process is preparing.
     """
-    options = checked_options(inputs, reading, held_out, dedup, shards, filters)
+    options = checked_options(inputs, reading, held_out, dedup, shards, filters, license)
     sources = resolve(inputs)
     dtype = token_dtype(len(tokenizer.pieces))
     meter = _Meter(progress)
@@ -148,6 +150,7 @@ def checked_options(
     dedup: bool,
     shards: int | None,
     filters: Filters,
+    license: str,
 ) -> dict[str, Any]:
     """The options of a preparation as its manifest records them; InputError if they cannot work."""
     if not 0 <= held_out < 1:
@@ -169,6 +172,7 @@ def checked_options(
         "dedup": dedup,
         "shards": shards,
         **dataclasses.asdict(filters),
+        "license": license,
     }
 
 
