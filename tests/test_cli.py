@@ -61,6 +61,33 @@ def test_verbs_are_listed_in_the_order_of_a_model_s_life() -> None:
     assert len({file.ORDER for file in verbs.values()}) == len(verbs)
 
 
+def test_without_a_verb_all_of_them_are_told(capsys) -> None:
+    assert main([]) == 2
+    told = capsys.readouterr().err
+    assert all(re.search(rf"^    {verb}\b", told, re.MULTILINE) for verb in find_verbs())
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == "bertjax 0.1.0\n"
+
+
+def test_a_reader_that_has_enough_ends_a_command_in_silence(tmp_path) -> None:
+    given = "score", "squad", "--data", tmp_path / "no.json", "--predictions", tmp_path / "no.json"
+    program = (
+        "import sys, bertjax.cli.score as verb; from bertjax.cli.main import main;"
+        "verb.run = lambda args: [print('x' * 999) for _ in range(9999)]; sys.exit(main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=process_environment(),
+    )
+    assert process.stdout and process.stderr
+    process.stdout.readline()
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 141)
+
+
 def python(program: str) -> subprocess.CompletedProcess[str]:
     """A program in a process of its own."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Writes the vectors that a model has for texts, or for their words or pieces."""
+"""Write the vectors that a model has for texts, or for their words or pieces."""
 
 import argparse
 import logging

@@ -27,6 +27,7 @@ from bertjax.cli.files import bucket_errors, check_buckets
 from bertjax.errors import CHILD, RunError
 from data_pipelines.errors import InputError
 
+_ENOUGH = 128 + 13  # as a shell says of a program that SIGPIPE ended
 # Of a path that was not checked before it was used: our fault, not the machine's.
 _UNCHECKED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(ours).setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
     argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        _parser().print_help(sys.stderr)
+        return 2
     args, rest = _parser().parse_known_args(argv)
     args.argv = argv
     if CHILD not in os.environ:
@@ -59,6 +63,9 @@ def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
         return _fail(error, 2)
     except RunError as error:
         return _fail(error, error.status)
+    except BrokenPipeError:  # whoever reads has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+        return _ENOUGH
     except _UNCHECKED:
         raise
     except OSError as error:
@@ -98,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="bertjax", description="Pre-train, evaluate and use BERT with JAX.", allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"bertjax {bertjax.__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, verb in find_verbs().items():
         said = (verb.__doc__ or name).splitlines()[0].rstrip(".")

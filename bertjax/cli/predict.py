@@ -1,4 +1,4 @@
-"""Fill [MASK]s, answer questions, or say the class of texts, as JSON lines."""
+"""Fill [MASK]s, answer questions, say the class of texts or tag words, as JSON lines."""
 
 import argparse
 import itertools
