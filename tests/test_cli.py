@@ -299,6 +299,11 @@ TEXT = ["--input", "text.txt"]
         (["evaluate", *SMOKE, "--checkpoint", "c", "--output", "text.txt"], "text.txt is a file"),
         (["inspect", *SMOKE, "--save", "lost/x.npz"], "lie in lost, which is no directory"),
         (["preflight", *SMOKE, "--topology", "cpu:1", "--json", "folder"], "is a directory"),
+        (["vocab", *TEXT, "--output", "text.txt"], "--output=text.txt exists: name another file"),
+        (
+            ["predict", "--checkpoint", "x", "--text", "a", "--output", "/dev/null"],
+            "/dev/null is no",
+        ),
         (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "text.txt is a file"),
         (
             ["vocab", *TEXT, "*.txt", "--smoothing", "0.7", "--output", "vocab.txt"],

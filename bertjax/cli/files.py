@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,11 +56,16 @@ def check_output(path: epath.PathLike) -> None:
     """Refuses a file that cannot be written where it is to lie, before the work that fills it.
 
     Raises:
-      InputError: it is a directory, or is to lie in one that does not exist.
+      InputError: it is a directory, or is to lie in one that does not exist, or is something else
+        that a file would replace, such as a device.
     """
     path = epath.Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a directory: name a file in it.")
+    if not is_remote(path) and os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(
+            f"{path} is no file, and one would replace it: name another, or - to print."
+        )
     if not is_remote(path) and not path.parent.is_dir():
         raise InputError(f"{path} is to lie in {path.parent}, which is no directory: make it.")
 

@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> None:
     from data_pipelines.vocabulary.training import train_vocabulary
 
     check_directory(epath.Path(args.output).parent, "--output")
+    if epath.Path(args.output).is_file():
+        raise InputError(f"--output={args.output} exists: name another file, or remove it.")
     how, share = reading(args), share_of("--sample", args.sample)
     if not 0 < share <= 1:
         raise InputError(f"--sample={args.sample} is no share to count; give one up to 100%.")
