@@ -321,6 +321,16 @@ def test_nothing_to_train_on_is_needed_to_be_evaluated(trained, folder, tmp_path
 
 
 @pytest.mark.slow
+def test_a_run_is_scored_by_its_own_configuration_where_none_is_given(trained, tmp_path) -> None:
+    given = ["--checkpoint", str(trained("class")), "--output", str(tmp_path / "own")]
+    assert main(["evaluate", *given]) == 0
+    scores = json.loads((tmp_path / "own" / "scores.json").read_text())
+    while_training = metrics(trained("class"))[-1]
+    for name, value in scores.items():
+        assert value == pytest.approx(while_training[name], abs=1e-5), name
+
+
+@pytest.mark.slow
 def test_a_model_of_other_labels_is_not_scored(trained, folder) -> None:
     with pytest.raises(InputError, match="tells apart glad, odd, or so, sad and the data"):
         evaluate(toys.configuration("number", folder, trained("class")), trained("class"))

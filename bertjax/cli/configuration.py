@@ -12,15 +12,21 @@ if TYPE_CHECKING:
 
 
 def add_config(
-    parser: argparse.ArgumentParser, group: argparse._MutuallyExclusiveGroup | None = None
+    parser: argparse.ArgumentParser,
+    group: argparse._MutuallyExclusiveGroup | None = None,
+    otherwise: str = "",
 ) -> None:
-    """To a parser, or to a group in which something else may be given instead."""
+    """To a parser, or to a group in which something else may be given instead.
+
+    Args:
+      otherwise: what is taken where none is given; "" where one must be.
+    """
     (group or parser).add_argument(
         "--config",
-        required=not group,
+        required=not (group or otherwise),
         metavar="FILE[:OPTIONS]",
         help="a file with get_config(**options), and KEY=VALUE,... for them; "
-        "--config.FIELD=VALUE overrides a field",
+        "--config.FIELD=VALUE overrides a field" + (f" ({otherwise})" if otherwise else ""),
     )
     parser.set_defaults(parse_rest=parse_overrides)
 
@@ -29,9 +35,9 @@ def load(args: argparse.Namespace) -> "Config":
     """The configuration that the arguments name.
 
     A checkpoint to evaluate says what model it is, as what a run begins with does; that may be gone
-    once the run has a checkpoint of its own.
+    once the run has a checkpoint of its own. Where none is named, the checkpoint's own is taken.
     """
-    from bertjax.formats.opening import find_model
+    from bertjax.formats.opening import find_model, own_config
     from bertjax.tasks import registry
     from bertjax.training.checkpoint import has_checkpoint
     from bertjax.training.config import load_config
@@ -41,7 +47,8 @@ def load(args: argparse.Namespace) -> "Config":
         return find_model(args.workdir if resumed else init)
 
     named = {"init": repr(args.checkpoint[0])} if "checkpoint" in args else {}
-    return load_config(args.config, named | args.rest, registry.data_fields(), model_of)
+    source = args.config or own_config(args.checkpoint[0])
+    return load_config(source, named | args.rest, registry.data_fields(), model_of)
 
 
 def parse_overrides(rest: Sequence[str]) -> dict[str, str]:

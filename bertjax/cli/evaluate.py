@@ -11,14 +11,11 @@ from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import as_json, check_directory, output
 
 ORDER = 60
-EXAMPLE = (
-    "bertjax evaluate --config experiments/pretrain.py:smoke,data=corpora/mine "
-    "--checkpoint runs/smoke --output runs/smoke/scores"
-)
+EXAMPLE = "bertjax evaluate --checkpoint runs/smoke --output runs/smoke/scores"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
+    add_config(parser, otherwise="that of the run which made the checkpoint")
     add_hosts(parser)
     parser.add_argument(
         "--checkpoint",

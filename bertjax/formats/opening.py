@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 
@@ -68,6 +69,20 @@ def find_model(path: epath.PathLike) -> BertConfig:
         return read_model_config(find_finished(path) / "config.json")
     name = "config.json" if style == "hf" else tf1.CONFIG
     return huggingface.parse_config(huggingface.read_json(path / name), path)
+
+
+def own_config(path: epath.PathLike) -> dict[str, Any]:
+    """The configuration of the run that made a checkpoint, for whatever devices are here.
+
+    Raises:
+      InputError: there is none, as a published model has none.
+    """
+    if find_format(path) != "bertjax":
+        raise InputError(
+            f"{path} is a published model, and says not what it is to be scored on: give --config."
+        )
+    raw: dict[str, Any] = json.loads((find_finished(path) / "config.json").read_text())
+    return raw | {"mesh": {}}
 
 
 def find_labels(path: epath.PathLike) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ and gives a frozen `Config`; a field that no one reads is an error.
 """
 
 import ast
+import copy
 import dataclasses
 import json
 import re
@@ -278,7 +279,7 @@ class Config:
 
 
 def load_config(
-    spec: str,
+    spec: str | Mapping[str, Any],
     overrides: Mapping[str, str],
     data_fields: Mapping[str, Mapping[str, Any]],
     model_of: Callable[[str], BertConfig] | None = None,
@@ -286,7 +287,8 @@ def load_config(
     """Reads `FILE[:OPTIONS]` and applies overrides.
 
     Args:
-      spec: path of a configuration file, and its options after a colon; see `config_file`.
+      spec: path of a configuration file, and its options after a colon; see `config_file`. Or what
+        is in one.
       overrides: dotted field name -> text of the new value.
       data_fields: task name -> the `data` fields that it has, with their defaults.
       model_of: gives the model that `init` names; where the configuration does not say how wide
@@ -294,7 +296,7 @@ def load_config(
     Raises:
       InputError: an unknown option, field or task, or a value of the wrong type.
     """
-    raw = run_file(spec)
+    raw = run_file(spec) if isinstance(spec, str) else copy.deepcopy(dict(spec))
     for name, text in overrides.items():
         _override(raw, name, text)
     model, init = raw.get("model", {}), raw.get("init")
