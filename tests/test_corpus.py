@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pyarrow
@@ -310,18 +312,20 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.Path) -> None:
-    source = tmp_path / "text.fifo"  # an input that never ends
+@contextlib.contextmanager
+def endless(tmp_path: pathlib.Path, *command: object) -> Iterator[tuple[Any, list[Any]]]:
+    """A process that reads an input that never ends, and its workers once they are at work."""
+    source = tmp_path / "text.fifo"
     os.mkfifo(source)
     TOKENIZER.save(tmp_path / "vocab")
-    out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-c", PREPARE, source, tmp_path / "vocab", out],
+        [sys.executable, *map(str, command)],
         env=process_environment() | {"PYTHONPATH": os.getcwd()},
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
-        with source.open("w") as pipe:
+        with source.open("w") as pipe, contextlib.suppress(BrokenPipeError):
             pipe.write(sample_text(seed=1, documents=5000))
             pipe.flush()
             workers = psutil.Process(process.pid).children(recursive=True)
@@ -329,14 +333,37 @@ def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.
             while len(workers) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
                 workers = psutil.Process(process.pid).children(recursive=True)
-            assert (tmp_path / "out.partial").is_dir()
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    except BrokenPipeError:
-        pass
+            yield process, workers
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
+def test_a_preparation_that_is_stopped_says_so_and_leaves_no_workers(tmp_path, numbers) -> None:
+    given = ["--input", tmp_path / "text.fifo", "--vocab", tmp_path / "vocab", "--workers", 2]
+    verb = ["-m", "bertjax", "prepare", *given, "--output", tmp_path / "out"]
+    with endless(tmp_path, *verb) as (process, workers):
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.2)
+        assert process.wait(30) == 75
+        lines = process.stderr.read().splitlines()
+    assert lines[-1] == "bertjax: stopped: run the same command again."
+    assert not any("Traceback" in line for line in lines)
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "out"
+    given = "-c", PREPARE, tmp_path / "text.fifo", tmp_path / "vocab", out
+    with endless(tmp_path, *given) as (process, workers):
+        assert (tmp_path / "out.partial").is_dir()
+        process.send_signal(signal.SIGKILL)
         process.wait()
     assert not out.exists()
     for leftover in (out, tmp_path / "out.partial"):

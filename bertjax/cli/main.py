@@ -17,6 +17,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import bertjax.cli
 from bertjax.cli.configuration import refuse
 from bertjax.cli.files import bucket_errors, check_buckets
-from bertjax.errors import CHILD, RunError
+from bertjax.errors import CHILD, RESTART, RunError
 from data_pipelines.errors import InputError
 
 _ENOUGH = 128 + 13  # as a shell says of a program that SIGPIPE ended
@@ -63,6 +64,9 @@ def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
         return _fail(error, 2)
     except RunError as error:
         return _fail(error, error.status)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would hang what is ending
+        return _fail(RunError("stopped: run the same command again."), RESTART)
     except BrokenPipeError:  # whoever reads has enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
         return _ENOUGH

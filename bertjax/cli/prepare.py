@@ -5,7 +5,7 @@ import sys
 
 from bertjax.cli.configuration import refuse
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text, reading
+from bertjax.cli.text import add_text, reading, stop_when_told
 
 ORDER = 20
 EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine"
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    stop_when_told()
     from data_pipelines.corpus.filters import Filters
     from data_pipelines.corpus.prepare import prepare
     from data_pipelines.vocabulary.tokenization import load_tokenizer

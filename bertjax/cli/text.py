@@ -1,6 +1,7 @@
 """Text that a verb reads, `--input`, and where what it makes of it goes, `--output`."""
 
 import argparse
+import signal
 from typing import TYPE_CHECKING
 
 from data_pipelines.errors import InputError
@@ -46,6 +47,11 @@ def reading(args: argparse.Namespace) -> "Reading":
     from data_pipelines.text.sources import Reading
 
     return Reading(args.field, args.documents, share_of("--skip-bad", args.skip_bad))
+
+
+def stop_when_told() -> None:
+    """Makes SIGTERM stop what reads text as SIGINT does, its workers with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def share_of(name: str, text: str) -> float:

@@ -5,7 +5,7 @@ import argparse
 from etils import epath
 
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text, reading, share_of
+from bertjax.cli.text import add_text, reading, share_of, stop_when_told
 from data_pipelines.errors import InputError
 
 ORDER = 10
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    stop_when_told()
     from data_pipelines.text.sources import read_documents, resolve
     from data_pipelines.vocabulary.counting import sampled
     from data_pipelines.vocabulary.training import train_vocabulary
