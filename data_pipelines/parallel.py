@@ -37,6 +37,10 @@ def ordered_map(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    except KeyboardInterrupt:
+        for worker in multiprocessing.active_children():
+            worker.kill()  # nobody would end one that was just being started, and exit waits for it
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # they end while the caller goes on
 
