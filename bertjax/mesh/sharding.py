@@ -123,6 +123,12 @@ def tpu_kind() -> str:
     return device.device_kind if device is not None and device.platform == "tpu" else ""
 
 
+def gpu_kind() -> str:
+    """As `tpu_kind`, of GPUs."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.device_kind if device is not None and device.platform == "gpu" else ""
+
+
 def for_cpu() -> bool:
     """Whether what is being traced is for CPUs: those of the context's mesh, or by default."""
     device = jax.sharding.get_abstract_mesh().abstract_device

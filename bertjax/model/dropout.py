@@ -77,7 +77,9 @@ def survivors(
     return jax.lax.slice_in_dim(bits, 0, shape[axis], axis=quartered) >= limit
 
 
-def random_words(seeds: Array, row: Array, place: Array) -> tuple[Array, Array]:
+def random_words(
+    seeds: Array | tuple[Array, Array], row: Array, place: Array
+) -> tuple[Array, Array]:
     """Two uint32 words for each place in a row: Threefry-2x32 of both (Salmon et al. 2011).
 
     `jax.random.bits` would give one word for the same work, and on CPUs its rounds go through

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import jax
 from jax import Array
 
-from bertjax.mesh.sharding import for_cpu, tpu_kind
+from bertjax.mesh.sharding import for_cpu, gpu_kind, tpu_kind
 from bertjax.model.attention import cpu as cpu_attention
+from bertjax.model.attention import gpu as gpu_attention
 from bertjax.model.attention import plain as plain_attention
 from bertjax.model.attention import tpu as fused_attention
 
@@ -33,10 +34,12 @@ class Way:
 def choose(query: Array | jax.ShapeDtypeStruct) -> Way:
     """The way for queries [B, T, N, D] on the devices of the context's mesh (`jax.set_mesh`).
 
-    On TPUs one kernel does it all, and CPUs take a row at a time, where nothing stands against it.
+    TPUs and GPUs have kernels, and CPUs take a row at a time, where nothing stands against it.
     """
     if tpu_kind():
         way, why_not = Way("tpu kernel", fused_attention.attention), fused_attention.why_not(query)
+    elif gpu_kind():
+        way, why_not = Way("gpu kernels", gpu_attention.attention), gpu_attention.why_not(query)
     elif for_cpu():
         way = Way("cpu, a row at a time", cpu_attention.attention)
         why_not = cpu_attention.why_not(query)

@@ -1,0 +1,114 @@
+"""The GPU kernels compute what plain attention does, dropped weights and gradients included."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attending import (
+    HEADS,
+    LENGTH,
+    RATES,
+    SIZE,
+    check_as_near_as_plain,
+    check_no_mesh_changes,
+    inputs,
+    options,
+    packs,
+    run,
+)
+
+from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.model.attention import choice
+from bertjax.model.attention import gpu as gpu_attention
+from bertjax.model.attention.plain import attention as plain
+
+kernels = functools.partial(gpu_attention.attention, interpret=True)
+
+
+def check_against_plain(length: int, size: int, causal: bool, rate: float) -> None:
+    arrays, ids = inputs(2, length=length, heads=2, size=size), packs(2, length)
+    ours, theirs = (run(way, arrays, ids, **options(causal, rate)) for way in (kernels, plain))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rate", RATES)
+def test_outputs_and_gradients_are_those_of_plain_attention(causal: bool, rate: float) -> None:
+    check_against_plain(LENGTH, SIZE, causal, rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("length", "size"), [(1, 64), (16, 32), (37, 128), (100, 32), (256, 128), (512, 64)]
+)
+def test_rows_and_heads_are_of_any_length_and_of_three_sizes(length: int, size: int) -> None:
+    check_against_plain(length, size, causal=length % 2 == 1, rate=0.1)
+
+
+@pytest.mark.slow
+def test_bfloat16_comes_as_near_to_float32_as_in_plain_attention() -> None:
+    check_as_near_as_plain(kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
+def test_no_mesh_changes_what_they_compute(axes: tuple[int, int, int]) -> None:
+    check_no_mesh_changes(kernels, axes)
+
+
+@pytest.mark.slow
+def test_a_row_of_padding_and_huge_scores_are_finite() -> None:
+    query, key, value, weights = inputs(1, length=100)
+    arrays = [1e4 * query, 1e4 * key, value, weights]
+    for ids in (packs(1, 100), np.zeros((1, 100))):
+        assert all(np.isfinite(x).all() for x in run(kernels, arrays, ids, **options(False, 0.1)))
+
+
+def why_not(names=AXES, shape=(8, LENGTH, HEADS, SIZE)) -> str:
+    """Why the kernels do not take a query of that shape on a mesh over rows."""
+    mesh = jax.sharding.Mesh(make_mesh(-1, 1, 1).devices, names)
+    with jax.set_mesh(mesh):
+        return gpu_attention.why_not(jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def test_they_are_for_gpus_that_they_were_compiled_for(monkeypatch) -> None:
+    assert why_not().startswith("no GPU: the kernels are for NVIDIA's since A100")
+    monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: "NVIDIA H100 80GB HBM3")
+    assert not why_not()
+    assert not why_not(shape=(8, 37, 3, 32))
+    monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: "Tesla V100-SXM2-16GB")
+    assert why_not().startswith("Tesla V100-SXM2-16GB: the kernels are for NVIDIA's since A100")
+
+
+@pytest.mark.parametrize(
+    ("unfit", "reason"),
+    [
+        ({"shape": (8, LENGTH, HEADS, 80)}, "heads of 80: the kernels take 32, 64, 128"),
+        ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 rows: the mesh splits them in 8"),
+        ({"names": ("rows", "columns", "depth")}, "there is no mesh of data, fsdp, model"),
+    ],
+    ids=str,
+)
+def test_they_say_why_they_do_not_take_a_query(unfit: dict, reason: str, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: "NVIDIA A100-SXM4-80GB")
+    assert re.match(reason, why_not(**unfit))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "name"),
+    [
+        ("NVIDIA L4", 64, "gpu kernels"),
+        ("NVIDIA L4", 80, "plain (heads of 80: the kernels take 32, 64, 128)"),
+        ("Tesla T4", 64, "plain (Tesla T4: the kernels are for NVIDIA's since A100)"),
+    ],
+)
+def test_gpus_have_the_kernels_where_they_serve(kind, size, name, monkeypatch) -> None:
+    for module in (choice, gpu_attention):
+        monkeypatch.setattr(module, "gpu_kind", lambda: kind)
+    with jax.set_mesh(make_mesh(-1, 1, 1)):
+        assert str(choice.choose(jax.ShapeDtypeStruct((8, 128, 2, size), jnp.float32))) == name
