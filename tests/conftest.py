@@ -15,6 +15,7 @@ os.environ.setdefault(
     "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false",
 )
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Many processes compile the same programs. Workers of pytest find the folder in their environment.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -13,7 +13,9 @@ all, it imports in `run`, so that help and usage errors are quick.
 import argparse
 import difflib
 import functools
+import glob
 import importlib
+import importlib.metadata
 import logging
 import os
 import pkgutil
@@ -35,6 +37,8 @@ _UNCHECKED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirecto
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit status."""
+    if not _may_have_accelerators():  # plugins whose devices are not here would complain
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Before anything imports tensorflow, which serves data alone here and need not say more.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -53,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from bertjax.mesh import hosts
 
     return hosts.run_child(functools.partial(_run, args, rest))
+
+
+def _may_have_accelerators() -> bool:
+    """Whether a TPU or an NVIDIA GPU is here, or a plugin for other devices."""
+    ours = {"xla_cuda12", "xla_cuda13"}
+    others = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")} - ours
+    devices = ("accel", "vfio/", "nvidia", "dxg")
+    return bool(others) or any(glob.glob(f"/dev/{name}*") for name in devices)
 
 
 def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -228,7 +228,9 @@ def gather_matrices(mesh: Mesh, params: Any, dtype: jax.typing.DTypeLike) -> Any
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _gather(x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding) -> Array:
-    return jax.lax.with_sharding_constraint(x.astype(dtype), used)
+    # Without the first, the partitioner gathers before it casts where devices are GPUs.
+    stored_copy = jax.lax.with_sharding_constraint(x.astype(dtype), stored)
+    return jax.lax.with_sharding_constraint(stored_copy, used)
 
 
 def _gather_forward(

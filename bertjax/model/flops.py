@@ -25,6 +25,7 @@ PEAKS: tuple[tuple[str, float], ...] = (
     ("NVIDIA H200 NVL", 835e12),
     ("NVIDIA H200", 989e12),
     ("NVIDIA B200", 2250e12),
+    ("NVIDIA L4", 121e12),
 )
 
 

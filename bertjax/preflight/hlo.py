@@ -14,6 +14,7 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 _BITS = re.compile(r"(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LAYOUT = re.compile(r"\{[^{}]*\}")
+_COMMENT = re.compile(r"/\*.*?\*/")
 _OPCODE = re.compile(r"(?:^|[\])}]) ([a-z][\w\-]*)\(")
 
 
@@ -65,11 +66,11 @@ class Collective:
 
 def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
     """The instructions and the collectives of a compiled program."""
-    computations, entry = _split(text)
+    computations, entry = split(text)
     instructions: list[Instruction] = []
     collectives: dict[str, Collective] = {}
-    for line, runs, fused in _walk(computations, entry, 1, False):
-        opcode, kind = _opcode(line), None
+    for line, runs, fused in walk(computations, entry, 1, False):
+        opcode, kind = opcode_of(line), None
         if opcode:
             kind = next((k for k in KINDS if opcode in (k, f"{k}-start")), None)
         if kind is not None:
@@ -96,7 +97,7 @@ def _number(line: str, key: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _split(text: str) -> tuple[dict[str, list[str]], str]:
+def split(text: str) -> tuple[dict[str, list[str]], str]:
     """Lines of each computation, and the name of the one that is called."""
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -110,23 +111,23 @@ def _split(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def _walk(
+def walk(
     computations: dict[str, list[str]], name: str, runs: int, fused: bool
 ) -> Iterator[tuple[str, int, bool]]:
     """Every line that runs, how often, and whether inside a fusion."""
     for line in computations[name]:
         yield line, runs, fused
-        opcode = _opcode(line)
+        opcode = opcode_of(line)
         body = re.search(r"body=%?([\w.\-]+)", line)
         if opcode == "while" and body:
-            yield from _walk(computations, body[1], runs * _trips(computations, line), fused)
+            yield from walk(computations, body[1], runs * _trips(computations, line), fused)
         elif opcode in ("fusion", "call", "async-start", "conditional"):
             branches = re.search(r"branch_computations=\{([^}]*)\}", line)
             called = re.findall(r"(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", line)
             for other in [*called, *re.findall(r"[\w.\-]+", branches[1] if branches else "")]:
                 if other in computations:
                     inside = fused or opcode == "fusion"
-                    yield from _walk(computations, other, runs, inside)
+                    yield from walk(computations, other, runs, inside)
 
 
 def _trips(computations: dict[str, list[str]], line: str) -> int:
@@ -142,7 +143,7 @@ def _trips(computations: dict[str, list[str]], line: str) -> int:
     return max(bounds, default=1)
 
 
-def _opcode(line: str) -> str | None:
+def opcode_of(line: str) -> str | None:
     _, equals, rest = line.partition(" = ")
     if not equals:
         return None
@@ -151,12 +152,30 @@ def _opcode(line: str) -> str | None:
 
 
 def _payload(line: str, kind: str, opcode: str | None) -> int:
-    """Bytes of the whole array that is exchanged."""
+    """Bytes of the whole array that is exchanged, or of all where some go together."""
     result, _, rest = line.partition(" = ")[2].partition(f" {opcode}(")
-    sizes = [_bytes(bits, shape) for bits, shape in _BITS.findall(_LAYOUT.sub("", result))]
-    if opcode != kind:  # a start's result is (operands, results, ...)
-        return max(sizes, default=0)
-    return sum(sizes) * (_group(rest) if kind == "reduce-scatter" else 1)
+    if opcode != kind and kind != "all-reduce":  # a start's result is (operands, results, ...)
+        return max((size_of(part) for part in _parts(result)[:2]), default=0)
+    return size_of(result) * (_group(rest) if kind == "reduce-scatter" else 1)
+
+
+def _parts(shape: str) -> list[str]:
+    """The elements of a tuple, which may be tuples; of an array, itself."""
+    parts, depth = [""], 0
+    plain = _COMMENT.sub("", _LAYOUT.sub("", shape)).strip()
+    for character in plain[1:-1] if plain.startswith("(") else plain:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def size_of(shape: str) -> int:
+    """Bytes of the arrays in a shape as HLO writes it."""
+    found = _BITS.findall(_COMMENT.sub("", _LAYOUT.sub("", shape)))
+    return sum(_bytes(bits, sizes) for bits, sizes in found)
 
 
 def _bytes(bits: str, shape: str) -> int:

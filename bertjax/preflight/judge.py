@@ -20,6 +20,7 @@ from bertjax.model import flops
 from bertjax.model.heads import HEADS
 from bertjax.preflight.hlo import Collective, Instruction, read_program
 from bertjax.preflight.topology import Topology
+from bertjax.preflight.traffic import bytes_moved
 from bertjax.preflight.verdict import Judged, Verdict
 from bertjax.tasks import registry
 from bertjax.training.config import Config, MeshConfig
@@ -91,7 +92,7 @@ def preflight(
         fits=train.fits and all(each.fits for each in others.values()),
         chips=topology.chips,
         devices=len(devices),
-        hbm_limit_bytes=topology.chip.hbm if topology.chip else None,
+        hbm_limit_bytes=topology.memory,
         parameter_bytes=shard_bytes(programs.params),
         optimizer_bytes=optimizer,
         steps=_steps(config, train),
@@ -137,12 +138,15 @@ def _judge(
     memory: Any = compiled.memory_analysis()
     state = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     used = beside + state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-    instructions, exchanges = read_program(compiled.as_text() or "")
+    text = compiled.as_text() or ""
+    instructions, exchanges = read_program(text)
     estimates: dict[str, Any] = {}
     if topology.chip is not None:
         estimates = _estimate(topology, devices, instructions, exchanges, model_flops)
+    elif topology.gpu is not None:
+        estimates = _roofline(topology, devices, bytes_moved(text), exchanges, model_flops)
     return Judged(
-        fits=topology.chip is None or used <= topology.chip.hbm,
+        fits=topology.memory is None or used <= topology.memory,
         rows_per_device=rows // parts,
         hbm_bytes=used,
         activation_bytes=memory.temp_size_in_bytes,
@@ -178,8 +182,8 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | 
     Raises:
       InputError: the topology has no limit.
     """
-    if topology.chip is None:
-        raise InputError(f"{topology.name} has no memory limit to search for: name a TPU topology.")
+    if topology.memory is None:
+        raise InputError(f"{topology.name} has no memory limit to search for: name TPUs or GPUs.")
     config = _with_remat(config, remat)
     least = config.accumulation * _row_parts(config, topology)
     best, fits, fails = None, 0, None
@@ -244,6 +248,25 @@ def _estimate(
         "estimated_mfu": model_flops / (seconds * peak * topology.chips),
         "estimated_parts": {part: n / total for part, n in cycles.most_common()},
     }
+
+
+def _roofline(
+    topology: Topology,
+    devices: Sequence[jax.Device],
+    moved: int,
+    exchanges: Iterable[Collective],
+    model_flops: float,
+) -> dict[str, Any]:
+    """What the step takes at the least, by what it computes, moves and sends, each at its peak."""
+    peak = flops.peak_flops(devices[0].device_kind)
+    assert topology.gpu is not None and peak is not None
+    sent = sum(each.sent * each.runs for each in exchanges)
+    bounds = {
+        "compute": model_flops / peak / len(devices),
+        "memory": moved / topology.gpu.bandwidth,
+        "links": sent / topology.bandwidth,
+    }
+    return {"least_seconds": bounds, "estimated_collective_seconds": bounds["links"]}
 
 
 def _part(op_name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import jax
 
-from bertjax.errors import RunError
+from bertjax.preflight.gpus import GPUS, Gpu, NoCompiler, described, memory_share
 from data_pipelines.errors import InputError
 
 GIB = 2**30
@@ -43,13 +43,11 @@ CHIPS = {
 }
 
 
-class NoCompiler(RunError):
-    """The compiler for the topology is not installed."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices that only the compiler sees: "v5e:4x4", or "cpu:8" for devices of this machine."""
+    """Devices that only the compiler sees: chips as "v5e:4x4", GPUs as "h200:8" or, of two hosts,
+    "h100:2x8"; or "cpu:8" for devices of this machine.
+    """
 
     name: str
 
@@ -68,6 +66,10 @@ class Topology:
     @property
     def bandwidth(self) -> float:
         """Bytes a second that a device sends in rings along every axis at once."""
+        if self.gpu is not None:
+            # In a ring through all of them each host's GPUs share what goes to the next host.
+            hosts, each = self.hosts
+            return min(self.gpu.link, each * self.gpu.network) if hosts > 1 else self.gpu.link
         if self.chip is None:
             return 0.0
         # Where an axis does not wrap, a ring goes there and back over the same links.
@@ -76,24 +78,46 @@ class Topology:
 
     @property
     def chip(self) -> Chip | None:
-        """None for a CPU."""
+        """None where it is no TPU."""
         return CHIPS.get(self.kind)
 
+    @property
+    def gpu(self) -> Gpu | None:
+        """None where it is no GPU."""
+        return GPUS.get(self.kind)
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """Of GPUs: how many hosts, and how many GPUs each has."""
+        return (1, *self.shape)[-2:]  # type: ignore[return-value]
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of a device that programs may use; None where there is no limit to tell of."""
+        if self.gpu is not None:
+            return int(self.gpu.memory * memory_share())
+        return self.chip.hbm if self.chip else None
+
     def __post_init__(self) -> None:
-        kinds = "|".join([*CHIPS, "cpu"])
-        if not re.fullmatch(rf"({kinds}):[1-9]\d*(x[1-9]\d*)*", self.name):
+        size = r"[1-9]\d*"
+        kinds = {"cpu": size} | dict.fromkeys(CHIPS, rf"{size}(x{size})*")
+        kinds |= dict.fromkeys(GPUS, rf"{size}(x{size})?")
+        if not re.fullmatch(kinds.get(self.kind, "-"), self.name.partition(":")[2]):
             raise InputError(
                 f"topology {self.name!r} is unknown: write one such as v5e:4x4, v6e:8x8, "
-                "v4:2x2x4, v5p:2x2x4 or cpu:8."
+                "v4:2x2x4, v5p:2x2x4, "
+                f"{', '.join(f'{kind}:8' for kind in GPUS)}, h100:2x8 (two hosts) or cpu:8."
             )
 
     def devices(self) -> Sequence[jax.Device]:
         """The devices, in the order of a mesh.
 
         Raises:
-          NoCompiler: for a TPU, the extra `tpu` is not installed.
+          NoCompiler: for a TPU, the extra `tpu` is not installed; for a GPU, `gpu-preflight`.
           InputError: there is no such topology.
         """
+        if self.gpu is not None:
+            return described(self.gpu, *self.hosts)
         if self.chip is None:
             return self._simulated()
         if importlib.util.find_spec("libtpu") is None:

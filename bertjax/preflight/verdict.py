@@ -28,6 +28,7 @@ class Judged:
       estimated_collective_seconds: if links carry what they can and nothing runs beside them.
       estimated_step_seconds: cycles and collectives one after the other.
       estimated_parts: {part of the model: share of the cycles}.
+      least_seconds: of a GPU's step, {"compute", "memory", "links"}: what each takes at its peak.
     """
 
     fits: bool
@@ -43,6 +44,7 @@ class Judged:
     estimated_step_seconds: float | None = None
     estimated_mfu: float | None = None
     estimated_parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    least_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,9 @@ def describe(verdict: Verdict) -> str:
             )
     seconds = train.compile_seconds + sum(p.compile_seconds for p in programs.values() if p)
     lines.append(f"  compilation      {seconds:.0f} s")
+    if train.least_seconds:
+        lines += ["", "A step takes at the least, if each were at its peak and the others free"]
+        lines += [f"  {part:16} {1e3 * s:,.1f} ms" for part, s in train.least_seconds.items()]
     if train.estimated_step_seconds is None or train.estimated_cycles is None:
         return "\n".join(lines)
     days = train.estimated_step_seconds * v.steps / 86_400

@@ -1,10 +1,11 @@
-"""What preflight says of both models, phases and all recipes on TPU slices, as a table.
+"""What preflight says of both models, phases and all recipes on TPU slices or GPUs, as a table.
 
-    python -m experiments.bench.preflight_table --cache build/preflight
+    python -m experiments.bench.preflight_table --cache build/preflight [--topologies h200:8]
 
 Layers are scanned, because each program compiles in a minute or two so; unrolled they run faster
 (docs/performance.md). Verdicts are kept in the cache, from which an interrupted table goes on: name
-an empty one after a change of the code.
+an empty one after a change of the code. Of GPUs the milliseconds are the least that a step takes:
+the largest of what computing, memory and links take at their peaks.
 """
 
 import argparse
@@ -56,7 +57,10 @@ def line(case: Case, verdict: dict[str, Any]) -> str:
     rows = train["rows_per_device"]
     cells = [*case, rows if turns == 1 else f"{turns} x {rows // turns}"]
     memory = f"{train['hbm_bytes'] / GIB:.1f}"
-    if verdict["fits"]:
+    if verdict["fits"] and train["least_seconds"]:
+        least = max(train["least_seconds"].values())
+        cells += [memory, f"at least {1e3 * least:,.1f}", "", "", ""]
+    elif verdict["fits"]:
         seconds = train["estimated_step_seconds"]
         days = seconds * verdict["steps"] / 86_400
         cells += [memory, f"{1e3 * seconds:,.1f}", f"{train['estimated_mfu']:.0%}"]
@@ -70,12 +74,13 @@ def line(case: Case, verdict: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
     os.environ["JAX_PLATFORMS"] = "cpu"
 
-    cases = list(itertools.product(MODELS, PHASES, RECIPES, TOPOLOGIES))
+    cases = list(itertools.product(MODELS, PHASES, RECIPES, arguments.topologies))
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(arguments.workers, mp_context=spawn) as pool:
         verdicts = list(pool.map(judge, cases, itertools.repeat(arguments.cache)))
