@@ -21,6 +21,7 @@ import os
 import pkgutil
 import signal
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +38,6 @@ _UNCHECKED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirecto
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit status."""
-    if not _may_have_accelerators():  # plugins whose devices are not here would complain
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Before anything imports tensorflow, which serves data alone here and need not say more.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -52,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     args, rest = _parser().parse_known_args(argv)
     args.argv = argv
+    if not _may_have_accelerators():
+        _hush_plugins(compiles_for_them="preflight" in argv)
     if CHILD not in os.environ:
         return _run(args, rest)
     from bertjax.mesh import hosts
@@ -65,6 +66,16 @@ def _may_have_accelerators() -> bool:
     others = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")} - ours
     devices = ("accel", "vfio/", "nvidia", "dxg")
     return bool(others) or any(glob.glob(f"/dev/{name}*") for name in devices)
+
+
+def _hush_plugins(compiles_for_them: bool) -> None:
+    """Keeps the plugins that JAX finds from complaining that their devices are not here."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if not compiles_for_them:  # the libraries themselves complain, as soon as they are loaded
+        sys.modules.setdefault("jax_cuda12_plugin", None)  # type: ignore[arg-type]
+        idle = types.ModuleType("jax_plugins.xla_cuda12")
+        idle.initialize = lambda: None  # type: ignore[attr-defined]
+        sys.modules.setdefault(idle.__name__, idle)
 
 
 def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
