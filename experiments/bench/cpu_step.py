@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench.peer import decayed
 from experiments.bench.turns import serve, take_turns
 
 ROWS, LENGTH, SLOTS, PIECES = 32, 128, 20, 30522
@@ -29,25 +30,37 @@ PEERS = {"eager": "PyTorch eager", "compiled": "PyTorch compiled"}
 NAMES = {"bertjax": "bertjax"} | PEERS
 
 
-def make_batch() -> dict[str, np.ndarray]:
+def make_batch(rows: int = ROWS, length: int = LENGTH, slots: int = SLOTS) -> dict[str, np.ndarray]:
     """Full rows of random pieces, one pair each: what packing gives, nearly."""
     draw = np.random.Generator(np.random.Philox(key=0)).random
-    token_ids = (1000 + np.floor(draw((ROWS, LENGTH)) * (PIECES - 1000))).astype(np.int32)
-    chosen = 1 + np.sort(np.argsort(draw((ROWS, LENGTH - 1)))[:, :SLOTS])
+    token_ids = (1000 + np.floor(draw((rows, length)) * (PIECES - 1000))).astype(np.int32)
+    chosen = 1 + np.sort(np.argsort(draw((rows, length - 1)))[:, :slots])
     targets = np.take_along_axis(token_ids, chosen, 1)
     np.put_along_axis(token_ids, chosen, 103, 1)
-    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
     return {
         "token_ids": token_ids,
-        "type_ids": (positions >= LENGTH // 2).astype(np.int32),
-        "pack_ids": np.ones((ROWS, LENGTH), np.int32),
+        "type_ids": (positions >= length // 2).astype(np.int32),
+        "pack_ids": np.ones((rows, length), np.int32),
         "positions": positions,
         "mlm_positions": chosen.astype(np.int32),
         "mlm_targets": targets,
-        "mlm_weights": np.ones((ROWS, SLOTS), np.float32),
-        "cls_positions": np.zeros((ROWS, 1), np.int32),
-        "nsp_labels": (draw((ROWS, 1)) < 0.5).astype(np.int32),
-        "nsp_weights": np.ones((ROWS, 1), np.float32),
+        "mlm_weights": np.ones((rows, slots), np.float32),
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "nsp_labels": (draw((rows, 1)) < 0.5).astype(np.int32),
+        "nsp_weights": np.ones((rows, 1), np.float32),
+    }
+
+
+def peer_inputs(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The batch as `BertForPreTraining` takes it."""
+    labels = np.full(batch["token_ids"].shape, -100)
+    np.put_along_axis(labels, batch["mlm_positions"], batch["mlm_targets"], 1)
+    return {
+        "input_ids": batch["token_ids"],
+        "token_type_ids": batch["type_ids"],
+        "labels": labels,
+        "next_sentence_label": batch["nsp_labels"][:, 0],
     }
 
 
@@ -102,22 +115,9 @@ def peer_step(compiled: bool, threads: int) -> Callable[[], object]:
             intermediate_size=4 * HIDDEN,
         )
     ).train()
-    plain = [p for name, p in model.named_parameters() if "LayerNorm" in name or "bias" in name]
-    rest = [
-        p for name, p in model.named_parameters() if not ("LayerNorm" in name or "bias" in name)
-    ]
-    groups = [{"params": rest, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, eps=1e-6, fused=True)
+    optimizer = torch.optim.AdamW(decayed(model), lr=RATE, eps=1e-6, fused=True)
     batch = make_batch()
-    labels = np.full((ROWS, LENGTH), -100)
-    np.put_along_axis(labels, batch["mlm_positions"], batch["mlm_targets"], 1)
-    inputs = {
-        "input_ids": batch["token_ids"],
-        "token_type_ids": batch["type_ids"],
-        "attention_mask": batch["pack_ids"],
-        "labels": labels,
-        "next_sentence_label": batch["nsp_labels"][:, 0],
-    }
+    inputs = peer_inputs(batch) | {"attention_mask": batch["pack_ids"]}
     tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
     forward = torch.compile(model) if compiled else model
 

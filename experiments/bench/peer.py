@@ -27,17 +27,22 @@ def recipe_of(config: "Config") -> dict[str, Any]:
     }
 
 
+def decayed(model: Any, weight_decay: float = 0.01) -> list[dict[str, Any]]:
+    """The groups of PyTorch's optimizers: LayerNorm and biases are not decayed."""
+    named = list(model.named_parameters())
+    plain = [p for name, p in named if "LayerNorm" in name or "bias" in name]
+    rest = [p for name, p in named if not ("LayerNorm" in name or "bias" in name)]
+    return [
+        {"params": rest, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+
+
 def optimizer_of(model: Any, recipe: dict[str, Any]) -> tuple[Any, Any]:
     """PyTorch's fused AdamW and its rates, without decay of LayerNorm and biases."""
     import torch
 
-    named = list(model.named_parameters())
-    plain = [p for name, p in named if "LayerNorm" in name or "bias" in name]
-    rest = [p for name, p in named if not ("LayerNorm" in name or "bias" in name)]
-    groups = [
-        {"params": rest, "weight_decay": recipe["weight_decay"]},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+    groups = decayed(model, recipe["weight_decay"])
     betas = recipe["b1"], recipe["b2"]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=recipe["eps"], fused=True)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, recipe["rates"].__getitem__)

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Seconds: by the clock, and of processor time, summed over the cores."""
+    """Seconds: by the clock, and of processor time, summed over the cores; bytes, where told."""
 
     wall: float
     processor: float
+    memory: int = 0
 
 
 def environment() -> dict[str, str]:
@@ -35,11 +36,12 @@ def cost_of(command: Sequence[str]) -> Cost:
     return Cost(ended - started, processor)
 
 
-def serve(make: Callable[[], Callable[[], object]]) -> None:
+def serve(make: Callable[[], Callable[[], object]], memory: Callable[[], int] = int) -> None:
     """In a contestant: works as many times as each line of its input says, and tells the cost.
 
     Args:
       make: gives the function that does the work once; what it takes is not counted.
+      memory: the most bytes that were in use.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print does not mix with the answers
@@ -48,7 +50,8 @@ def serve(make: Callable[[], Callable[[], object]]) -> None:
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             work()
-        answers.write(f"[{time.perf_counter() - wall}, {time.process_time() - processor}]\n")
+        spent = time.perf_counter() - wall, time.process_time() - processor
+        answers.write(f"{json.dumps([*spent, memory()])}\n")
         answers.flush()
 
 
@@ -80,7 +83,8 @@ def take_turns(
         answer = worker.stdout.readline()
         if not answer:
             sys.exit(f"{name} failed: does {commands[name][0]} have torch and transformers?")
-        return Cost(*(seconds / times for seconds in json.loads(answer)))
+        wall, processor, memory = json.loads(answer)
+        return Cost(wall / times, processor / times, memory)
 
     try:
         for name in commands:

@@ -1,0 +1,230 @@
+"""The train step on the accelerator that is here, beside a peer and beside what preflight says.
+
+    python -m experiments.bench.accelerator --output results.jsonl [--peer-python PYTHON] \
+      [--topology h100:1] [--models base large] [--lengths 128 512] [--rows N]
+
+One update in bfloat16 with float32 parameters, dropout 0.1, gradient clipping and AdamW, on full
+rows of one pair each. On a GPU the peer is `transformers.BertForPreTraining` under
+`torch.compile`, with autocast to bfloat16, PyTorch's fused AdamW and its scaled dot-product
+attention without a mask, which takes the fastest kernel there is; ours masks as it always does.
+Theirs scores the vocabulary at every piece, ours at the slots of the recipe. Both run on one GPU
+and take turns; figures are medians over the rounds. PYTHON needs torch and transformers; without
+it, and on TPUs, whose devices are all used, ours runs alone. TOPOLOGY names the same devices for
+`bertjax preflight`, whose figures are then told beside.
+
+Each case is one line of JSON at the end of the output, and one of the table that is printed.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from experiments.bench.cpu_step import PIECES, make_batch, peer_inputs
+from experiments.bench.peer import decayed
+from experiments.bench.turns import environment, serve, take_turns
+
+STEPS = 10  # that are under way at once, as in a run
+SHAPES = {"base": (12, 768, 12), "large": (24, 1024, 16)}
+ROWS = {("base", 128): 64, ("base", 512): 16, ("large", 128): 32, ("large", 512): 16}
+SLOTS = {128: 20, 512: 80}
+RECIPE = pathlib.Path(__file__).parents[1] / "pretrain.py"
+GIB = 2**30
+
+
+def configuration(model: str, length: int, rows: int) -> Any:
+    """That of our run."""
+    from bertjax.tasks import registry
+    from bertjax.training.config import load_config
+
+    spec = f"{RECIPE}:model={model},phase={1 if length == 128 else 2}"
+    fields = {"batch_size": str(rows), "seq_len": str(length), "packing": "False"}
+    return load_config(spec, fields, registry.data_fields()).resolve(None)
+
+
+def our_step(model: str, length: int, rows: int) -> Callable[[], object]:
+    """A function that makes `STEPS` updates, as `bertjax train` does."""
+    import jax
+
+    from bertjax.tasks import registry
+    from bertjax.training.programs import Programs
+
+    config = configuration(model, length, rows)
+    programs = Programs(config, registry.objective(config), our_devices())
+    train, constants = programs.train(), programs.constants()
+    batch = jax.device_put(make_batch(rows, length, SLOTS[length]), programs.rows)
+    state = programs.init()
+
+    def step() -> object:
+        nonlocal state
+        for _ in range(STEPS):
+            state, window = train(state, batch, constants)
+        return jax.block_until_ready((state, window))
+
+    return step
+
+
+def our_devices() -> Any:
+    """One GPU, or all TPUs."""
+    import jax
+
+    return jax.devices()[:1] if jax.devices()[0].platform == "gpu" else jax.devices()
+
+
+def our_memory() -> int:
+    return int((our_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+
+
+def peer_step(model: str, length: int, rows: int) -> Callable[[], object]:
+    """The same of the peer."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    layers, hidden, heads = SHAPES[model]
+    peer = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=PIECES,
+            num_hidden_layers=layers,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden,
+            attn_implementation="sdpa",
+        )
+    )
+    peer = peer.train().cuda()
+    optimizer = torch.optim.AdamW(decayed(peer), lr=1e-4, eps=1e-6, fused=True)
+    inputs = peer_inputs(make_batch(rows, length, SLOTS[length]))
+    tensors = {name: torch.from_numpy(array).long().cuda() for name, array in inputs.items()}
+    compiled = torch.compile(peer)
+
+    def step() -> object:
+        for _ in range(STEPS):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = compiled(**tensors).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+            optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def peer_memory() -> int:
+    import torch
+
+    return int(torch.cuda.max_memory_allocated())
+
+
+def foretold(topology: str, model: str, length: int, rows: int) -> dict[str, Any]:
+    """What preflight says of our step, by a process that leaves the accelerator alone."""
+    program = (
+        "import json; from bertjax.preflight.judge import preflight; "
+        "from bertjax.preflight.topology import Topology; "
+        "from experiments.bench.accelerator import configuration; "
+        f"config = configuration({model!r}, {length}, {rows}); "
+        f"print(preflight(config, Topology({topology!r}), train_alone=True).to_json())"
+    )
+    alone = environment() | {"JAX_PLATFORMS": "cpu"}
+    verdict = json.loads(subprocess.check_output([sys.executable, "-c", program], env=alone))
+    train = verdict["train"]
+    seconds = train["estimated_step_seconds"] or max(train["least_seconds"].values())
+    return {"bytes": train["hbm_bytes"], "seconds": seconds, "parts": train["least_seconds"]}
+
+
+def measure(args: argparse.Namespace, model: str, length: int) -> dict[str, Any]:
+    """One case, for JSON."""
+    ask = [sys.executable, __file__, "--work", "device"]
+    kind, count = json.loads(subprocess.check_output(ask, env=environment()))
+    rows = args.rows or ROWS[model, length] * count
+    interpreters = {"bertjax": sys.executable}
+    if args.peer_python and not kind.startswith("TPU"):
+        interpreters["torch"] = args.peer_python
+    given = ["--models", model, "--lengths", str(length), "--rows", str(rows)]
+    commands = {
+        name: [python, __file__, "--work", name, *given] for name, python in interpreters.items()
+    }
+    turns = list(take_turns(commands, args.rounds, 1, warm_up=1))
+    found: dict[str, Any] = {
+        name: {
+            "seconds": statistics.median(costs[name].wall for costs in turns) / STEPS,
+            "bytes": max(costs[name].memory for costs in turns),
+        }
+        for name in commands
+    }
+    if args.topology:
+        found["preflight"] = foretold(args.topology, model, length, rows)
+    from bertjax.model.flops import peak_flops
+    from bertjax.tasks import registry
+
+    config, peak = configuration(model, length, rows), peak_flops(kind)
+    operations = registry.objective(config).step_flops()
+    utilisation = operations / found["bertjax"]["seconds"] / count / peak if peak else None
+    date = datetime.date.today().isoformat()
+    case = {"date": date, "device": kind, "devices": count, "model": model, "length": length}
+    return case | {"rows": rows, "utilisation": utilisation} | found
+
+
+def told(case: dict[str, Any]) -> str:
+    """A case for a person."""
+    ours = case["bertjax"]
+    share = f", {case['utilisation']:.0%} of the peak" if case["utilisation"] else ""
+    parts = [
+        f"{case['model']} {case['length']}, {case['rows']} rows on {case['devices']} "
+        f"{case['device']}: {1e3 * ours['seconds']:.1f} ms a step{share}, "
+        f"{ours['bytes'] / GIB:.1f} GiB"
+    ]
+    if "torch" in case:
+        peer = case["torch"]
+        times = peer["seconds"] / ours["seconds"]
+        parts.append(
+            f"torch {1e3 * peer['seconds']:.1f} ms ({times:.2f} times), "
+            f"{peer['bytes'] / GIB:.1f} GiB"
+        )
+    if "preflight" in case:
+        said = case["preflight"]
+        least = "at least " if said["parts"] else ""
+        parts.append(
+            f"preflight {least}{1e3 * said['seconds']:.1f} ms, {said['bytes'] / GIB:.1f} GiB"
+        )
+    return "; ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=pathlib.Path, help="to which lines of JSON are added")
+    parser.add_argument("--peer-python", metavar="PYTHON")
+    parser.add_argument("--topology", help="the same devices, for preflight")
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--lengths", nargs="+", type=int, choices=SLOTS, default=list(SLOTS))
+    parser.add_argument("--rows", type=int, help="of a step, on all devices together")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--work", choices=["bertjax", "torch", "device"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    case = args.models[0], args.lengths[0], args.rows
+    if args.work == "device":
+        devices = our_devices()
+        print(json.dumps([devices[0].device_kind, len(devices)]))
+    elif args.work == "bertjax":
+        serve(lambda: our_step(*case), our_memory)
+    elif args.work == "torch":
+        serve(lambda: peer_step(*case), peer_memory)
+    else:
+        for model in args.models:
+            for length in args.lengths:
+                found = measure(args, model, length)
+                print(told(found), flush=True)
+                if args.output:
+                    with args.output.open("a") as sink:
+                        sink.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
