@@ -3,8 +3,10 @@
 import functools
 import multiprocessing
 import operator
+import os
+import signal
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,20 +15,57 @@ from data_pipelines.parallel import ordered_map
 FIRST = functools.partial(operator.itemgetter, 0)  # makes the function that is to be mapped
 
 
+def no_process_is_left() -> bool:
+    for _ in range(100):
+        if not multiprocessing.active_children():
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_items(workers: int) -> None:
     items = ((number, None) for number in range(50))
     assert list(ordered_map(FIRST, items, workers)) == list(range(50))
+    assert no_process_is_left()
 
 
-def test_a_stop_while_the_first_worker_is_started_leaves_none(monkeypatch) -> None:
-    def interrupted(pool: ProcessPoolExecutor) -> None:
-        time.sleep(0.5)  # the worker is there, and what would end it is not
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_goes_wrong_in_a_worker_is_raised_here(workers: int) -> None:
+    with pytest.raises(IndexError):
+        list(ordered_map(FIRST, [(1,), ()], workers))
 
-    monkeypatch.setattr(ProcessPoolExecutor, "_start_executor_manager_thread", interrupted)
+
+def failing() -> Callable:
+    raise ValueError("no function can be made")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_so_is_what_goes_wrong_before_its_first_item(workers: int) -> None:
+    with pytest.raises(ValueError, match="no function"):
+        list(ordered_map(failing, [1], workers))
+
+
+def test_a_stop_leaves_no_worker() -> None:
+    def items() -> Iterator[tuple[int]]:
+        yield from [(1,), (2,)]
+        raise KeyboardInterrupt  # while the workers are started
+
     with pytest.raises(KeyboardInterrupt):
-        list(ordered_map(FIRST, [(1,), (2,)], 2))
-    for worker in multiprocessing.active_children():
-        worker.join(5)
-        assert not worker.is_alive()
+        list(ordered_map(FIRST, items(), 2))
+    assert no_process_is_left()
+
+
+def die(number: int) -> int:
+    os.kill(os.getpid(), number)
+    return number
+
+
+def dying() -> Callable[[int], int]:
+    return die
+
+
+def test_a_worker_that_is_killed_is_missed() -> None:
+    with pytest.raises(ChildProcessError, match="status -9: have fewer"):
+        list(ordered_map(dying, [signal.SIGKILL] * 5, 2))
+    assert no_process_is_left()
