@@ -79,7 +79,8 @@ def test_dropout_keeps_the_dtype():
     assert dropout(jnp.ones((4, 4), jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16
 
 
-def test_the_bits_are_those_of_threefry():
+def test_with_all_its_rounds_the_bits_are_those_of_threefry(monkeypatch):
+    monkeypatch.setattr("bertjax.model.dropout._GROUPS", 5)
     seeds, row, place = np.random.default_rng(0).integers(2**32, size=(3, 2, 50), dtype=np.uint32)
     for ours in (random_words, jax.jit(random_words)):
         words = ours(seeds[:, 0], *map(jnp.asarray, (row[0], place[0])))
@@ -87,6 +88,45 @@ def test_the_bits_are_those_of_threefry():
             *(jnp.full(50, seed) for seed in seeds[:, 0]), row[0], place[0]
         )
         np.testing.assert_array_equal(words, theirs)
+
+
+TURNS = [
+    *((np.uint32(1 << bit), np.uint32(0)) for bit in range(8)),
+    *((np.uint32(0), np.uint32(1 << bit)) for bit in range(22)),
+]
+
+
+def set_bits(words: tuple[jax.Array, ...]) -> np.ndarray:
+    """Bool [64, ...]: each bit of both words."""
+    return np.concatenate(
+        [np.asarray(word)[None] >> np.arange(32, dtype=np.uint32)[:, None] & 1 for word in words]
+    ).astype(bool)
+
+
+@pytest.mark.slow
+def test_a_bit_of_row_or_place_turns_each_bit_of_the_words_half_of_the_time():
+    random = np.random.default_rng(0)
+    for seeds in random.integers(2**32, size=(4, 2), dtype=np.uint32):
+        row = random.integers(2**8, size=2**14, dtype=np.uint32)
+        place = random.integers(2**22, size=2**14, dtype=np.uint32)
+        before = set_bits(random_words(seeds, row, place))
+        for in_row, in_place in TURNS:
+            turned = row ^ in_row, place ^ in_place
+            after = set_bits(random_words(seeds, *turned))
+            shares = (before != after).mean(axis=1)
+            assert abs(shares - 0.5).max() < 6 * 0.5 / np.sqrt(len(row))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [1, 2, 4, 16, 64, 128, 512, 4096, 16384])
+def test_elements_near_each_other_and_far_are_drawn_independently(lag):
+    place = jnp.arange(2**21, dtype=jnp.uint32)
+    for word in random_words(np.array([7, 11], np.uint32), jnp.uint32(5), place):
+        for half in (np.asarray(word) & 0xFFFF, np.asarray(word) >> 16):
+            pairs = (half[lag:] >> 12) * 16 + (half[:-lag] >> 12)
+            expected = len(pairs) / 256
+            excess = ((np.bincount(pairs, minlength=256) - expected) ** 2 / expected).sum() - 255
+            assert abs(excess) < 6 * np.sqrt(2 * 255)
 
 
 @pytest.mark.slow

@@ -6,6 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+# Of four rounds. Five are usual; tests of ten rounds in all find no flaw in what a step draws, of
+# nine they do.
+_GROUPS = 3
+
 
 def threshold(rate: float) -> int:
     """The 16 random bits of an element, as a number, below which it is dropped."""
@@ -83,11 +87,11 @@ def random_words(
     """Two uint32 words for each place in a row: Threefry-2x32 of both (Salmon et al. 2011).
 
     `jax.random.bits` would give one word for the same work, and on CPUs its rounds go through
-    memory: here all twenty fuse. `seeds` are two uint32, `row` and `place` uint32 of one shape.
+    memory: here all of them fuse. `seeds` are two uint32, `row` and `place` uint32 of one shape.
     """
     keys = (seeds[0], seeds[1], seeds[0] ^ seeds[1] ^ 0x1BD11BDA)
     left, right = row + keys[0], place + keys[1]
-    for group in range(5):
+    for group in range(_GROUPS):
         for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
             left += right
             right = left ^ (right << turn | right >> 32 - turn)

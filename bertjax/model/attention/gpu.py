@@ -24,7 +24,7 @@ from bertjax.model.dropout import limit_and_seeds, random_words, scale
 
 _SIZES = (32, 64, 128)  # of heads
 _LEAST = 16  # of a block, for tensor cores
-_STAGES = 2  # of loads that are under way at a time
+_STAGES = 3  # of loads that are under way at a time
 # Queries of a block, keys in each of its four parts, warps, by the size of heads: the largest that
 # leave no register of a bfloat16 kernel to memory on compute capability 8.0 and 9.0.
 _BLOCKS = {
@@ -207,7 +207,7 @@ class _Kernels:
                 shrunk = jnp.exp(before - largest)
                 sums = sums * shrunk + weights.sum(axis=1)
                 if self.limit:
-                    weights = jnp.where(self._kept(words, part), weights * scale(self.limit), 0.0)
+                    weights = jnp.where(self._kept(words, part), weights, 0.0)
                 product = _product(weights.astype(value.dtype), _load(value, k_place))
                 mixed = mixed * shrunk[:, None] + product
             return sums, largest, mixed
@@ -215,7 +215,7 @@ class _Kernels:
         start = jnp.zeros(self.queries, jnp.float32)
         carry = (start, start - jnp.inf, jnp.zeros((self.queries, self.size), jnp.float32))
         sums, largest, mixed = jax.lax.fori_loop(0, pl.cdiv(self.quarter, self.keys), block, carry)
-        _store(out, q_place, mixed / sums[:, None])
+        _store(out, q_place, mixed * (scale(self.limit) / sums)[:, None])
         _store(total, q_place, largest + jnp.log(sums))
 
     def _d_query(self, seeds: Any, row: Any, head: Any, pack_ids: Any, *refs: Any) -> None:

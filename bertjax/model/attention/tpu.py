@@ -47,7 +47,7 @@ _CORES = {
 
 # Vector operations for a weight, by the compiler's schedule of the kernel for v5e: of the softmax,
 # of dropout (its bits, for the most part), and of the gradients of both.
-_SOFTMAX, _DROPOUT, _GRADIENT = 16, 34, 10
+_SOFTMAX, _DROPOUT, _GRADIENT = 16, 23, 10
 
 
 def why_not(query: Array | jax.ShapeDtypeStruct) -> str:
