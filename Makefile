@@ -10,7 +10,7 @@ SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 .PHONY: demo test check lint format clean
 
 demo: $(INSTALLED)
-	$(BIN)/python experiments/demo.py
+	$(BIN)/python -m experiments.demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(SPREAD)

@@ -1,8 +1,8 @@
 """Fine-tuning on multiple choice: SWAG (Zellers et al. 2018), and what has its layout.
 
-    bertjax train --workdir runs/swag --config experiments/choice.py:init=DIR,data=SWAG
+    bertjax train --workdir runs/swag --config choice:init=DIR,data=SWAG
     bertjax evaluate --checkpoint runs/swag --output runs/swag/scores \
-      --config experiments/choice.py:data=SWAG
+      --config choice:data=SWAG
 
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
          begin with, its shape and its vocabulary

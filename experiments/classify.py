@@ -1,9 +1,9 @@
 """Fine-tuning on texts of one's own: a class, several labels or a number for each.
 
     bertjax train --workdir runs/intents \
-      --config experiments/classify.py:init=DIR,data=DIR,text=text,label=category
+      --config classify:init=DIR,data=DIR,text=text,label=category
     bertjax evaluate --checkpoint runs/intents --output runs/intents/scores \
-      --config experiments/classify.py:data=DIR,text=text,label=category,dev=test.csv
+      --config classify:data=DIR,text=text,label=category,dev=test.csv
     bertjax predict --checkpoint runs/intents --text 'Where is my card?' --all
 
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to

@@ -1,9 +1,9 @@
 """Fine-tuning on a task of GLUE (Wang et al. 2018; Devlin et al. 2019, section 4.1).
 
     bertjax train --workdir runs/mrpc \
-      --config experiments/glue.py:task=mrpc,init=DIR,data=GLUE
+      --config glue:task=mrpc,init=DIR,data=GLUE
     bertjax evaluate --checkpoint runs/mrpc --output runs/mrpc/scores \
-      --config experiments/glue.py:task=mrpc,data=GLUE
+      --config glue:task=mrpc,data=GLUE
     bertjax submit --checkpoint runs/* --data GLUE --majority wnli --output submission.zip
 
 task     cola, sst2, mrpc, stsb, qqp, mnli (which answers AX too), qnli, rte or wnli

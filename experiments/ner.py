@@ -1,9 +1,9 @@
 """Tags of words, such as named entities, fine-tuned on columns of words and tags.
 
     bertjax train --workdir runs/ner \
-      --config experiments/ner.py:init=DIR,data=DIR,train=train.conll,dev=dev.conll
+      --config ner:init=DIR,data=DIR,train=train.conll,dev=dev.conll
     bertjax evaluate --checkpoint runs/ner --output runs/ner/test \
-      --config experiments/ner.py:data=DIR,dev=test.conll
+      --config ner:data=DIR,dev=test.conll
     bertjax predict --checkpoint runs/ner --text 'Ada Lovelace wrote to Charles Babbage.'
 
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to

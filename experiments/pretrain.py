@@ -1,9 +1,9 @@
 """Pre-training of every size of BERT, by three recipes.
 
     bertjax train --workdir runs/base-1 \
-      --config experiments/pretrain.py:model=base,phase=1,recipe=paper,data=corpora/wiki
+      --config pretrain:model=base,phase=1,recipe=paper,data=corpora/wiki
     bertjax train --workdir runs/base-2 \
-      --config experiments/pretrain.py:model=base,phase=2,data=corpora/wiki,init=runs/base-1
+      --config pretrain:model=base,phase=2,data=corpora/wiki,init=runs/base-1
 
 model    tiny, mini, small, medium, base, large, or LAYERS-HIDDEN such as 6-512 (heads of 64)
 phase    1: rows of 128 pieces; 2: rows of 512, from phase 1's checkpoint (init=DIR)

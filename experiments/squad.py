@@ -1,9 +1,9 @@
 """Fine-tuning on SQuAD 1.1 and 2.0, and on what has their layout.
 
     bertjax train --workdir runs/squad \
-      --config experiments/squad.py:version=1,init=DIR,data=DIR
+      --config squad:version=1,init=DIR,data=DIR
     bertjax evaluate --checkpoint runs/squad --output scores \
-      --config experiments/squad.py:version=1,data=DIR
+      --config squad:version=1,data=DIR
 
 version  1: 32 windows a step, 3 epochs; 2: questions without an answer, 48 windows, 2 epochs
          (Devlin et al. 2019, sections 4.2 and 4.3)

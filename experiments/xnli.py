@@ -1,9 +1,9 @@
 """Fine-tuning on XNLI (Conneau et al. 2018): entailment of sentences in fifteen languages.
 
     bertjax train --workdir runs/xnli \
-      --config experiments/xnli.py:mode=zero_shot,init=DIR,data=DIR
+      --config xnli:mode=zero_shot,init=DIR,data=DIR
     bertjax evaluate --checkpoint runs/xnli --output runs/xnli/scores \
-      --config experiments/xnli.py:mode=zero_shot,data=DIR,test
+      --config xnli:mode=zero_shot,data=DIR,test
     bertjax report runs/xnli/scores
 
 mode      zero_shot: trained in English, scored in every language; translate_train: trained on

@@ -26,6 +26,7 @@ from bertjax.runs.metrics import read_metrics
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import load_config
+from bertjax.training.config_file import own_files
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
@@ -68,6 +69,35 @@ def test_without_a_verb_all_of_them_are_told(capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == "bertjax 0.1.0\n"
+
+
+def test_configurations_are_listed_printed_and_copied(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["config"]) == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert listed.keys() == own_files().keys()
+    for name, file in own_files().items():
+        assert main(["config", name]) == 0
+        assert capsys.readouterr().out == file.read_text()
+        assert file.read_text().startswith(f'"""{listed[name]}\n')
+    assert main(["config", "glue", "--output", "mine.py"]) == 0
+    assert (tmp_path / "mine.py").read_text() == own_files()["glue"].read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gleu"], "there is no configuration gleu: did you mean glue?"),
+        (["--output", "mine.py"], "--output=mine.py is for one configuration: give its NAME"),
+        (["glue", "--output", "mine.txt"], "--output=mine.txt is no Python file"),
+        (["glue", "--output", "here.py"], "--output=here.py exists: name another file"),
+    ],
+)
+def test_a_copy_that_cannot_be_is_refused(refused, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.py").write_text("before")
+    assert message in refused("config", *arguments)
+    assert os.listdir() == ["here.py"] and (tmp_path / "here.py").read_text() == "before"
 
 
 def test_a_reader_that_has_enough_ends_a_command_in_silence(tmp_path) -> None:

@@ -20,6 +20,7 @@ from bertjax.training.config import (
     parse_config,
     read_config,
 )
+from bertjax.training.config_file import own_files, run_file
 from bertjax.training.durations import TICKS
 from data_pipelines.errors import InputError
 
@@ -370,6 +371,36 @@ def test_a_missing_file_is_named(tmp_path) -> None:
         load_config("nowhere.py:x", {}, FIELDS)
     with pytest.raises(InputError, match="is a directory: name a file"):
         load_config(str(tmp_path), {}, FIELDS)
+
+
+def test_a_configuration_of_ours_is_found_by_its_name_from_anywhere(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "squad.py").write_text("def get_config(): return {}")
+    assert {"pretrain", "squad", "glue"} <= own_files().keys()
+    for name, file in own_files().items():
+        assert run_file(name) == run_file(str(file))
+    assert run_file("pretrain:model=tiny,smoke") == run_file(f"{PRETRAIN}:model=tiny,smoke")
+    assert run_file("squad.py") == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("pretrian:smoke", "there is no configuration pretrian: did you mean pretrain?"),
+        ("pretrain:smok", "'smok' is no option of pretrain: did you mean smoke?"),
+        ("experiments/squad.py:smoke", "there is no file experiments/squad.py: name one that "
+         "exists, or write squad for the one that comes with bertjax"),
+        ("text.txt", "text.txt is no Python file"),
+        ("text", "text is no Python file"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_none_is_refused(spec: str, message: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("text", "text.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=re.escape(message)):
+        run_file(spec)
 
 
 def test_overrides_are_literals_or_text() -> None:

@@ -1,4 +1,4 @@
-"""`--config FILE[:OPTIONS]` and the `--config.FIELD=VALUE` that come with it."""
+"""`--config NAME[:OPTIONS]` and the `--config.FIELD=VALUE` that come with it."""
 
 import argparse
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ def add_config(
     (group or parser).add_argument(
         "--config",
         required=not (group or otherwise),
-        metavar="FILE[:OPTIONS]",
-        help="a file with get_config(**options), and KEY=VALUE,... for them; "
-        "--config.FIELD=VALUE overrides a field" + (f" ({otherwise})" if otherwise else ""),
+        metavar="NAME[:OPTIONS]",
+        help="a configuration that `bertjax config` lists, or FILE.py with get_config(**options), "
+        "and KEY=VALUE,... for its options; --config.FIELD=VALUE overrides a field"
+        + (f" ({otherwise})" if otherwise else ""),
     )
     parser.set_defaults(parse_rest=parse_overrides)
 

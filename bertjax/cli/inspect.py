@@ -8,7 +8,7 @@ from bertjax.cli.files import check_output
 from data_pipelines.errors import InputError
 
 ORDER = 30
-EXAMPLE = "bertjax inspect --config experiments/pretrain.py:smoke,data=corpora/mine --steps 1"
+EXAMPLE = "bertjax inspect --config pretrain:smoke,data=corpora/mine --steps 1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

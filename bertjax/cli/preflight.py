@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bertjax.training.config import Config
 
 ORDER = 40
-EXAMPLE = "bertjax preflight --config experiments/pretrain.py:model=base --topology v5e:4x4"
+EXAMPLE = "bertjax preflight --config pretrain:model=base --topology v5e:4x4"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

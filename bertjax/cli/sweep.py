@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ORDER = 55
 EXAMPLE = (
-    "bertjax sweep --config experiments/glue.py:task=mrpc,init=DIR,data=GLUE --workdir runs/grid "
+    "bertjax sweep --config glue:task=mrpc,init=DIR,data=GLUE --workdir runs/grid "
     "--grid optimizer.learning_rate=5e-5,3e-5,2e-5 --grid batch_size=16,32 --seeds 5"
 )
 

@@ -8,9 +8,7 @@ from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import check_directory
 
 ORDER = 50
-EXAMPLE = (
-    "bertjax train --config experiments/pretrain.py:smoke,data=corpora/mine --workdir runs/smoke"
-)
+EXAMPLE = "bertjax train --config pretrain:smoke,data=corpora/mine --workdir runs/smoke"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

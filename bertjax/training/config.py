@@ -284,11 +284,11 @@ def load_config(
     data_fields: Mapping[str, Mapping[str, Any]],
     model_of: Callable[[str], BertConfig] | None = None,
 ) -> Config:
-    """Reads `FILE[:OPTIONS]` and applies overrides.
+    """Reads `NAME[:OPTIONS]` or `FILE[:OPTIONS]` and applies overrides.
 
     Args:
-      spec: path of a configuration file, and its options after a colon; see `config_file`. Or what
-        is in one.
+      spec: name or path of a configuration, and its options after a colon; see `config_file`. Or
+        what is in one.
       overrides: dotted field name -> text of the new value.
       data_fields: task name -> the `data` fields that it has, with their defaults.
       model_of: gives the model that `init` names; where the configuration does not say how wide

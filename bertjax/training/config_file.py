@@ -5,23 +5,60 @@
 `FILE:model=tiny,smoke` runs it with `model="tiny", smoke=True`: a value has the type of the
 parameter's default, bool, int, float or str, and a name alone is True. It returns an
 `ml_collections.ConfigDict` or a dictionary, and refuses a value by a ValueError, whose message the
-user reads. A file imports nothing of bertjax, and may lie in a bucket.
+user reads. A file imports nothing of bertjax, and may lie in a bucket. In place of FILE stands the
+name alone, such as `pretrain`, of one that comes with bertjax.
 """
 
 import difflib
 import inspect
+import pathlib
 import re
 import types
 from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+from etils import epath
 
+import bertjax
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
 
 _SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # gs:// ends no FILE
 _TYPES = (bool, int, float, str)
+
+
+def own_files() -> dict[str, epath.Path]:
+    """The configurations that come with bertjax, by their names."""
+    package = pathlib.Path(bertjax.__file__).parent
+    installed = package / "experiments"
+    folder = installed if installed.is_dir() else package.parent / "experiments"  # of a clone
+    return {file.stem: epath.Path(file) for file in sorted(folder.glob("*.py"))}
+
+
+def find_file(path: str) -> epath.Path:
+    """The file of a configuration, which a path names, or its name where it is one of `own_files`.
+
+    Raises:
+      InputError: there is none.
+    """
+    own = own_files()
+    if path in own:
+        return own[path]
+    file = epath.Path(path)
+    if re.fullmatch(r"[\w-]+", path) and not file.exists():
+        nearest = difflib.get_close_matches(path, own, n=1, cutoff=0.0)[0]
+        raise InputError(
+            f"there is no configuration {path}: did you mean {nearest}? `bertjax config` lists all."
+        )
+    if file.stem in own and not file.exists():
+        raise InputError(
+            f"there is no file {path}: name one that exists, or write {file.stem} for the one that "
+            "comes with bertjax."
+        )
+    if check_file(file).suffix != ".py":
+        raise InputError(f"{path} is no Python file; a configuration ends in .py.")
+    return file
 
 
 def run_file(spec: str) -> dict[str, Any]:
@@ -31,11 +68,9 @@ def run_file(spec: str) -> dict[str, Any]:
       InputError: there is no such file, it is no configuration, or it does not take the options.
     """
     path, text = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr] # anything matches
-    file = check_file(path)
-    if file.suffix != ".py":
-        raise InputError(f"{file} is no Python file; a configuration ends in .py.")
+    file = find_file(path)
     module = types.ModuleType("bertjax_configuration")
-    module.__file__ = path
+    module.__file__ = str(file)
     try:
         # Python's own import knows local files alone.
         code = compile(file.read_bytes(), path, "exec")

@@ -21,7 +21,7 @@ TRAIN = [
     "--workdir",
     f"{RUN}/workdir",
     "--config",
-    f"experiments/pretrain.py:model=tiny,data={RUN}/corpus",
+    f"pretrain:model=tiny,data={RUN}/corpus",
     f"--config.model.vocab_size={PIECES}",
     "--config.model.dtype=float32",
     f"--config.steps={STEPS}",
