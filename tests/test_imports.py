@@ -36,7 +36,10 @@ FLOORS = {
         "finetuning",  # examples to batches
     ),
 }
-GROUND = {"bertjax": {"errors"}, "data_pipelines": {"errors", "growth", "parallel", "paths"}}
+GROUND = {
+    "bertjax": {"errors"},
+    "data_pipelines": {"errors", "fields", "growth", "parallel", "paths"},
+}
 ENTRANCE = "bertjax.__main__"  # the door: it may know the top floor
 
 WHERE_ONLY_JAX_IS = ("bertjax.mesh", "bertjax.model", "bertjax.training")

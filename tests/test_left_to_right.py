@@ -11,7 +11,7 @@ from bertjax.runs.train import Run
 from bertjax.tasks.pretraining import Objective
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
-from data_pipelines.pretraining.rows import PretrainingOptions
+from data_pipelines.pretraining.options import PretrainingOptions
 
 CAUSAL = {"data__objective": "left_to_right", "data__max_predictions": None, "model__causal": True}
 

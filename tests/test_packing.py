@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipelines.pretraining.options import PretrainingOptions
 from data_pipelines.pretraining.packing import RowShape, lay_out, pack
 from data_pipelines.pretraining.pairs import Pairs
-from data_pipelines.pretraining.rows import PretrainingOptions
 
 
 @st.composite

@@ -24,8 +24,9 @@ from data_pipelines.corpus.records import (
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_rows
 from data_pipelines.pretraining.corpus_rows import CorpusRows
-from data_pipelines.pretraining.data import PretrainingData, PretrainingOptions
-from data_pipelines.pretraining.rows import BATCH, DRAWINGS, draw_rows
+from data_pipelines.pretraining.data import PretrainingData
+from data_pipelines.pretraining.options import BATCH, PretrainingOptions
+from data_pipelines.pretraining.rows import DRAWINGS, draw_rows
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 

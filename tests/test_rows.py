@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError
+from data_pipelines.pretraining.options import BATCH, PretrainingOptions
 from data_pipelines.pretraining.rows import (
-    BATCH,
     DRAWINGS,
     Part,
-    PretrainingOptions,
     draw_rows,
     make_rows,
     render_row,

@@ -12,7 +12,7 @@ from bertjax.reports.run import write_report
 from data_pipelines.corpus.records import read_manifest, read_shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
-from data_pipelines.pretraining.rows import PretrainingOptions
+from data_pipelines.pretraining.options import PretrainingOptions
 from data_pipelines.pretraining.survey import survey, unevenness
 
 

@@ -1,12 +1,20 @@
-"""List the configurations that come with bertjax, print or copy one."""
+"""List the configurations that come with bertjax, print or copy one, or tell every field."""
 
 import argparse
 import ast
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
 from bertjax.cli.files import output
 from data_pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from data_pipelines.fields import Field
 
 ORDER = 25
 EXAMPLE = "bertjax config pretrain --output mine.py"
@@ -22,11 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a new file to copy it to, of which --config FILE is then what --config NAME was "
         "(printed)",
     )
+    parser.add_argument(
+        "--fields",
+        action="store_true",
+        help="every field that a configuration may have, with type, default and meaning, instead",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     from bertjax.training.config_file import find_file, own_files
 
+    if args.fields:
+        if args.name or args.output:
+            raise InputError(f"--fields is of all tasks: leave {args.name or '--output'} out.")
+        print(page(), end="")
+        return
     if not args.name:
         if args.output:
             raise InputError(f"--output={args.output} is for one configuration: give its NAME.")
@@ -51,3 +69,59 @@ def run(args: argparse.Namespace) -> None:
 
 def _first_line(file: epath.Path) -> str:
     return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+
+
+_HEAD = """\
+# Every field of a configuration
+
+`--config.FIELD=VALUE` sets a field, such as `--config.seed=1` or `--config.optimizer.warmup=5%`.
+Any other has the value that the configuration gives it, or else the default below. A duration is a
+number of steps or a text: "200 steps", "3 epochs", "5000 examples", "10%" of the run, which of what
+happens again and again is at least {least} steps; `steps`, `checkpoint_every` and `eval_every` may
+also be a time, "30 minutes" or "2 hours". This page is what `bertjax config --fields` prints.
+"""
+
+
+def page() -> str:
+    """Every field of a configuration, in tables of Markdown."""
+    from bertjax.tasks import registry
+    from bertjax.training.config import LEAST_EVERY, Config
+
+    hints = typing.get_type_hints(Config)
+    tables = [_HEAD.format(least=LEAST_EVERY), _table("The run", "", _declared(Config))]
+    for name, section in hints.items():
+        if dataclasses.is_dataclass(section):
+            tables.append(_table(f"`{name}`: {_title(section)}", f"{name}.", _declared(section)))
+    for name in registry.MODULES:
+        task = registry.find(name)
+        title = f"`data` of task `{name}`: {_title(task)}"
+        tables.append(_table(title, "data.", task.DATA_FIELDS))
+    return "\n".join(tables)
+
+
+def _declared(section: Any) -> dict[str, "Field"]:
+    """The fields of a dataclass that are no sections themselves."""
+    return {each.name: each for each in dataclasses.fields(section) if each.metadata}
+
+
+def _title(thing: Any) -> str:
+    title = thing.__doc__.partition("\n")[0].rstrip(".")
+    return title[0].lower() + title[1:]
+
+
+def _table(title: str, prefix: str, fields: Mapping[str, "Field"]) -> str:
+    lines = [f"## {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        default = json.dumps(field.default) if isinstance(field.default, str) else field.default
+        kind, meaning = _kind(field), field.metadata["meaning"].replace("|", r"\|")
+        lines.append(f"| `{prefix}{name}` | {kind} | `{default}` | {meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def _kind(field: "Field") -> str:
+    from bertjax.training.durations import Duration
+
+    kind = field.type or type(field.default)  # a task's own fields have the type of their default
+    kinds = typing.get_args(kind) or (kind,)
+    names = ["None" if each is type(None) else each.__name__ for each in kinds]
+    return "duration" if kind == Duration else " or ".join(names)

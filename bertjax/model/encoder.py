@@ -18,6 +18,7 @@ from bertjax.model.attention.choice import attention
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
 from data_pipelines.errors import InputError
+from data_pipelines.fields import field
 
 DTYPES = ("float32", "bfloat16")
 
@@ -30,39 +31,56 @@ BETWEEN = ("feature_layers", "feature_mix", "bilstm")  # what heads read in plac
 class BertConfig:
     """The shape of a BERT encoder and how it is computed; the defaults are BERT-Base uncased.
 
-    `activation` is "gelu" (with erf, as the released checkpoints), "gelu_tanh" or "relu"; `dtype`
-    is that of the computation, parameters being float32 always; `scan_layers` compiles one block
-    and loops over it, which compiles faster, and otherwise the loop is unrolled, which runs faster;
-    `remat` recomputes each block in the backward pass instead of keeping what it produced (on CPUs
-    that saves memory only with `scan_layers`); with `causal` a piece sees only itself and what
-    stands before it; `feature_layers`, such as "-1" or "-4..-1" (see `depths_of`), freezes the
-    encoder, and heads read these layers of it, one beside the other or, where `feature_mix` is
-    "sum", their weighted sum (the feature-based approach, section 5.3); with `bilstm` units they
-    read a BiLSTM on that (sections 5.1 and 5.3), 0 for none; `num_labels` is how many outputs a
-    head has whose task does not fix them, 0 where there is none. Raises InputError for a shape that
-    cannot be.
+    Raises:
+      InputError: a shape that cannot be.
     """
 
-    vocab_size: int = 30522
-    num_layers: int = 12
-    hidden_size: int = 768
-    num_heads: int = 12
-    intermediate_size: int | None = None
-    max_positions: int = 512
-    type_vocab_size: int = 2
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    activation: str = "gelu"
-    layer_norm_eps: float = 1e-12
-    init_std: float = 0.02
-    dtype: str = "float32"
-    scan_layers: bool = False
-    remat: bool = False
-    causal: bool = False
-    feature_layers: str = ""
-    feature_mix: str = "concat"
-    bilstm: int = 0
-    num_labels: int = 0
+    vocab_size: int = field(30522, "vectors of pieces, at least as many as the vocabulary has")
+    num_layers: int = field(12, "blocks of attention and feed-forward")
+    hidden_size: int = field(768, "width of what goes from block to block")
+    num_heads: int = field(12, "heads of attention, a divisor of `hidden_size`")
+    intermediate_size: int | None = field(
+        None, "width of the feed-forward layer; None for 4 times `hidden_size`"
+    )
+    max_positions: int = field(512, "vectors of positions: no example is longer")
+    type_vocab_size: int = field(2, "vectors of types: of sentence A and sentence B")
+    hidden_dropout: float = field(
+        0.1, "dropout of embeddings, and of what each half of a block adds"
+    )
+    attention_dropout: float = field(0.1, "dropout of the probabilities of attention")
+    activation: str = field(
+        "gelu", '"gelu" (with erf, as the released checkpoints), "gelu_tanh" or "relu"'
+    )
+    layer_norm_eps: float = field(1e-12, "what LayerNorm adds to a variance")
+    init_std: float = field(
+        0.02, "parameters begin with a normal of this deviation, cut at two of them"
+    )
+    dtype: str = field(
+        "float32", 'type of the computation, "float32" or "bfloat16"; parameters are float32 always'
+    )
+    scan_layers: bool = field(
+        False,
+        "compiles one block and loops over it, which compiles faster; else the loop is unrolled, "
+        "which runs faster",
+    )
+    remat: bool = field(
+        False,
+        "recomputes each block in the backward pass instead of keeping what it produced; on CPUs "
+        "that saves memory only with `scan_layers`",
+    )
+    causal: bool = field(False, "a piece sees only itself and what stands before it")
+    feature_layers: str = field(
+        "",
+        'such as "-1" or "-4..-1", 0 being the embeddings: freezes the encoder, and heads read '
+        'these layers of it (section 5.3 of the paper); "" for an encoder that learns',
+    )
+    feature_mix: str = field(
+        "concat", 'heads read `feature_layers` side by side, or with "sum" their weighted sum'
+    )
+    bilstm: int = field(0, "units of a BiLSTM that heads read in place of the encoder; 0 for none")
+    num_labels: int = field(
+        0, "outputs of a head whose task does not fix them; the data say, where there are labels"
+    )
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "num_layers", "hidden_size", "num_heads", "max_positions")

@@ -19,6 +19,7 @@ from bertjax.tasks.finetuning import Laid, show_examples
 from bertjax.tasks.sentences import page
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.choices import Choices, by_question, encode, from_rows
 from data_pipelines.finetuning.rows import Examples, Shape, Target
 from data_pipelines.finetuning.table import Row, read_table, read_tfds_table
@@ -28,7 +29,6 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 _log = logging.getLogger("bertjax")
 
 _PIECES = 16  # of an answer, at least, by which a row has places for answers
-_LONGEST = 128  # pieces of an answer with its question
 
 
 class Objective(finetuning.Objective):
@@ -50,7 +50,11 @@ class Objective(finetuning.Objective):
 class Task(finetuning.Task):
     """Questions with any number of answers, of which one is right."""
 
-    DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS | {"longest": _LONGEST}
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS | {
+        "longest": field(
+            128, "the most pieces of an answer with its question; the longer text loses them first"
+        )
+    }
     headline = ("accuracy",)
     objective: Objective
 

@@ -16,6 +16,7 @@ from bertjax.formats.tensors import Model
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
 from data_pipelines.errors import InputError
+from data_pipelines.fields import Field
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
@@ -81,7 +82,7 @@ class Task(abc.ABC):
     """A task with its data.
 
     Class attributes:
-      DATA_FIELDS: its `data` fields with their defaults.
+      DATA_FIELDS: its `data` fields, each made by `data_pipelines.fields.field`.
       headline: scores that stand for several held-out sets by their means over them.
 
     Attributes:
@@ -91,7 +92,7 @@ class Task(abc.ABC):
       config: the configuration, with what the data alone tell.
     """
 
-    DATA_FIELDS: ClassVar[Mapping[str, Any]]
+    DATA_FIELDS: ClassVar[Mapping[str, Field]]
     headline: tuple[str, ...] = ()
     objective: Objective
     tokenizer: Tokenizer

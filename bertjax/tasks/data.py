@@ -9,6 +9,7 @@ from bertjax.formats.opening import find_tokenizer
 from bertjax.tasks.contract import check_vocabulary
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.fields import field
 from data_pipelines.finetuning.table import SUFFIXES
 from data_pipelines.paths import is_remote
 from data_pipelines.text.sources import TFDS
@@ -19,10 +20,10 @@ _log = logging.getLogger("bertjax")
 
 # The fields of `data` that are read here.
 FIELDS = {
-    "dir": "",  # of the files, or tfds:NAME/CONFIG; "" where they have paths of their own
-    "train": "",  # a file, or a split
-    "dev": "",  # likewise; with a * in it, several files
-    "vocab": "",  # a vocabulary; "" for that of `init`
+    "dir": field("", 'directory of the files, or tfds:NAME/CONFIG; "" where each has its path'),
+    "train": field("", 'file in `data.dir`, or split; "" for the one that is called so'),
+    "dev": field("", "likewise, to evaluate on; with a * in it, several files"),
+    "vocab": field("", 'a vocabulary; "" for that of `init`'),
 }
 
 TFDS_SPLITS = {"train": "train", "dev": "validation"}

@@ -29,9 +29,11 @@ from bertjax.tasks.filling import fill, go_on
 from bertjax.training import objective
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.fields import Field, field
 from data_pipelines.growth import Growth
 from data_pipelines.pretraining.data import PretrainingData, open_corpora
-from data_pipelines.pretraining.rows import SHARES, PretrainingOptions, render_row
+from data_pipelines.pretraining.options import SHARES, PretrainingOptions
+from data_pipelines.pretraining.rows import render_row
 
 _log = logging.getLogger("bertjax")
 
@@ -80,14 +82,16 @@ class Objective(objective.Objective):
 
 
 class Task(contract.Task):
-    """Pre-training on a corpus that `bertjax prepare` wrote, or on several (see `mixture`)."""
+    """Pre-training on a corpus that `bertjax prepare` wrote, or on several."""
 
     headline = ("mlm_perplexity",)
 
-    DATA_FIELDS: ClassVar[Mapping[str, Any]] = {"dir": ""} | {
-        field.name: field.default
-        for field in dataclasses.fields(PretrainingOptions)
-        if field.name not in ("seed", *_SHARED)
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = {
+        "dir": field("", 'what `bertjax prepare` wrote, or several such, joined by "+"')
+    } | {
+        each.name: each
+        for each in dataclasses.fields(PretrainingOptions)
+        if each.name not in ("seed", *_SHARED)
     }
 
     objective: Objective

@@ -51,7 +51,7 @@ def config_of(model: Model) -> Config:
         task = find(name)
         fields = task.of_model(model)
         if fields is not None:
-            data = {**task.DATA_FIELDS, **fields.get("data", {})}
+            data = {**data_fields()[name], **fields.get("data", {})}
             return Config(name, model=model.config, **{**fields, "data": data})
     raise InputError(f"no task has a model of {', '.join(model.params)}: convert to hf.")
 
@@ -63,7 +63,7 @@ def data_fields() -> Mapping[str, Mapping[str, Any]]:
 
 class _DataFields(Mapping[str, Mapping[str, Any]]):
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return find(name).DATA_FIELDS
+        return {name: field.default for name, field in find(name).DATA_FIELDS.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(MODULES)

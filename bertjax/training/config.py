@@ -19,8 +19,9 @@ from bertjax.training import durations
 from bertjax.training.config_file import run_file
 from bertjax.training.durations import SECONDS, TICKS, Duration, is_share
 from bertjax.training.fields import build, coerce, unknown
-from bertjax.training.optimizer import OptimizerConfig
+from bertjax.training.optimizer import OptimizerConfig, OptimizerFields
 from data_pipelines.errors import InputError
+from data_pipelines.fields import field
 from data_pipelines.growth import Growth
 from data_pipelines.paths import check_file
 
@@ -37,86 +38,81 @@ RETIRED = {"model.dropout_rng"}
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; one axis may be -1: all devices the others leave."""
+    """Devices along each axis of the mesh; one may be -1: all that the others leave."""
 
-    data: int = -1
-    fsdp: int = 1
-    model: int = 1
+    data: int = field(-1, "parts of each batch")
+    fsdp: int = field(1, "further parts of it; parameters are divided over them too")
+    model: int = field(1, "parts of each layer's matrices; divides the devices of a host")
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerSection:
-    """The `optimizer` fields of a configuration; see `bertjax.training.optimizer.OptimizerConfig`.
+class OptimizerSection(OptimizerFields):
+    """The optimiser and its learning rate."""
 
-    `decay_steps` is the step at which the rate comes to 0; 0 stands for the run's last. A later
-    one leaves the rest of the decay to the run that goes on from this one's parameters.
-    """
-
-    name: str = "adamw"
-    learning_rate: float = 1e-4
-    warmup: Duration = "1%"
-    decay_steps: Duration = 0
-    schedule: str = "linear"
-    cooldown: Duration = 0
-    weight_decay: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-6
-    clip_norm: float = 1.0
-    layer_decay: float = 1.0
-    frozen_layers: int = 0
+    warmup: Duration = field("1%", "how long the rate rises")
+    decay_steps: Duration = field(
+        0,
+        "when the rate comes to 0; 0 for the end of the run; what is later leaves the rest to the "
+        "run that goes on from this one's parameters",
+    )
+    cooldown: Duration = field(0, 'of schedule "wsd": how long the rate falls')
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One run. Durations (steps, *_every, warmup) are resolved by `resolve`.
+    """One run. `resolve` makes steps of the durations.
 
-    Attributes:
-      task: name in `bertjax.tasks.registry`.
-      seed: decides initial parameters, data order, masks and dropout.
-      data_seed: decides the order of data, and masks, in its place where it is given.
-      steps: updates of the parameters in the whole run; a time, such as "2 hours", ends it, and
-        moves its schedule, by the clock (see `bertjax.runs.budget`).
-      batch_size: rows a step, over all hosts, devices and accumulation.
-      batch_growth: a power of 2; so much smaller are the first batches (see `Growth`).
-      seq_len: pieces a row, T.
-      packing: several pairs a row.
-      accumulation: parts that each batch is computed in, one after the other.
-      log_every, checkpoint_every, eval_every: how often each happens, besides at the last step; in
-        percent, at most every 10 steps (`LEAST_EVERY`). Whether it is time for a checkpoint or an
-        evaluation, where that is minutes or hours, is asked whenever metrics are logged.
-      eval_batch_size: rows of each batch of held-out data, over all hosts; 0 for those of a step,
-        but no more than memory takes without a thought.
-      eval_batches: batches of held-out data in an evaluation; 0 for all.
-      keep: newest checkpoints that are kept.
-      keep_every: checkpoints at its multiples are kept for ever; 0 for none.
-      keep_best: a score of evaluations; the best checkpoint by it is kept, and used; "" for none.
-      init: a workdir or checkpoint that gives the first parameters; "" for random ones.
-      reinit_layers: highest layers that stay random all the same, and with them the pooler.
-      profile: "START:STOP" writes a profiler trace of these steps; "" for none.
-      data: fields that the task defines; `dir` is always one.
+    The fields of `data` are those of the task; `dir` is always one.
     """
 
-    task: str = "pretrain"
-    seed: int = 0
-    data_seed: int | None = None
-    steps: Duration = 1_000_000
-    batch_size: int = 256
-    batch_growth: int = 1
-    seq_len: int = 128
-    packing: bool = True
-    accumulation: int = 1
-    log_every: Duration = 100
-    checkpoint_every: Duration = 1000
-    eval_every: Duration = 1000
-    eval_batch_size: int = 0
-    eval_batches: int = 0
-    keep: int = 3
-    keep_every: Duration = 0
-    keep_best: str = ""
-    init: str = ""
-    reinit_layers: int = 0
-    profile: str = ""
+    task: str = field("pretrain", "one of those below, or the module that has one's own")
+    seed: int = field(0, "decides initial parameters, data order, masks and dropout")
+    data_seed: int | None = field(
+        None, "decides the order of data, and masks, in place of `seed`; None for that"
+    )
+    steps: Duration = field(
+        1_000_000,
+        'updates of the parameters in the whole run; a time, such as "2 hours", ends it, and its '
+        "schedule, by the clock",
+    )
+    batch_size: int = field(256, "rows a step, over all hosts, devices and accumulation")
+    batch_growth: int = field(
+        1,
+        "a power of 2: the first batches are so much smaller, and double, each size for as many "
+        "steps",
+    )
+    seq_len: int = field(128, "pieces a row")
+    packing: bool = field(True, "several examples a row")
+    accumulation: int = field(1, "parts that a batch is computed in, one after the other")
+    log_every: Duration = field(100, "between lines of metrics; the last step has one")
+    checkpoint_every: Duration = field(
+        1000,
+        "between checkpoints; the last step has one; of a time it is asked whenever metrics are "
+        "logged",
+    )
+    eval_every: Duration = field(1000, "between evaluations, as `checkpoint_every`")
+    eval_batch_size: int = field(
+        0,
+        "rows of each batch of held-out data, over all hosts; 0 for those of a step, but no more "
+        "than memory takes without a thought",
+    )
+    eval_batches: int = field(0, "batches of held-out data in an evaluation; 0 for all")
+    keep: int = field(3, "newest checkpoints that are kept")
+    keep_every: Duration = field(0, "checkpoints at its multiples are kept for ever; 0 for none")
+    keep_best: str = field(
+        "", 'a score of evaluations; the best checkpoint by it is kept, and used; "" for none'
+    )
+    init: str = field(
+        "",
+        "a run, a checkpoint, or a directory of Hugging Face or TF1 that gives the first "
+        'parameters; "" for random ones',
+    )
+    reinit_layers: int = field(
+        0, "highest layers that begin at random all the same, and with them the pooler"
+    )
+    profile: str = field(
+        "", '"START:STOP" writes a trace of these steps by the profiler; "" for none'
+    )
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
     optimizer: OptimizerSection = OptimizerSection()

@@ -19,6 +19,7 @@ from bertjax.mesh.sharding import parameter_name
 from bertjax.training.muon import scale_by_muon
 from bertjax.training.schedules import SCHEDULES, make_schedule
 from data_pipelines.errors import InputError
+from data_pipelines.fields import field
 
 NAMES = ("adamw", "adam_original", "lamb", "muon")
 
@@ -28,61 +29,68 @@ _EMBEDDINGS = re.compile(r"(^|/)embeddings/")
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """An optimiser and its learning rate; the defaults are BERT-Base's (Devlin et al., A.2).
+class OptimizerFields:
+    """What an optimiser and the configuration of one share; the defaults are BERT-Base's (A.2)."""
 
-    `name`:
-      "adamw"          Adam with decoupled weight decay;
-      "adam_original"  the same without bias correction, as BERT was trained;
-      "lamb"           for very large batches (You et al. 2020), no decay and no trust ratio on
-                       LayerNorm and biases;
-      "muon"           for small budgets: Muon for the matrices of the blocks (Jordan et al. 2024),
-                       "adamw" for all else, both at the same rate and decay.
-    `schedule`, all from 0 to `learning_rate` over `warmup_steps`:
-      "linear"           linear up, and linear down to 0 at `total_steps`;
-      "linear_original"  the same, the decay measured from step 0, as BERT was trained, so at the
-                         end of warm-up the rate drops by the share warmup_steps / total_steps;
-      "one_cycle"        half a cosine up, and half a cosine down to 0 (Smith and Topin 2019);
-      "wsd"              warm-up, stable, decay: linear up, then the full rate, and over the last
-                         `cooldown_steps` down to 0 by 1 - sqrt (Hägele et al. 2024, section 4.1).
-    `weight_decay` applies to everything but LayerNorm and biases; `clip_norm` is the largest
-    global norm a gradient keeps. A block learns at `layer_decay` times the rate of what stands on
-    it, the heads and the pooler at the full rate and the embeddings at the lowest (Zhang et al.
-    2021, section 5). `frozen_layers` of the `num_layers` blocks, the lowest, and with them the
-    embeddings stay what they are. Raises InputError for values that make no optimiser.
+    name: str = field(
+        "adamw",
+        '"adamw": Adam with decoupled weight decay; "adam_original": the same without bias '
+        'correction, as BERT was trained; "lamb": for very large batches (You et al. 2020), no '
+        'decay and no trust ratio on LayerNorm and biases; "muon": for small budgets, Muon for the '
+        'matrices of the blocks (Jordan et al. 2024) and "adamw" for all else, both at the same '
+        "rate and decay",
+    )
+    learning_rate: float = field(1e-4, "the highest, at the end of the warm-up")
+    schedule: str = field(
+        "linear",
+        '"linear": linear up from 0, and linear down to 0; "linear_original": the same, the decay '
+        "measured from step 0, as BERT was trained, so at the end of warm-up the rate drops by its "
+        'share of the steps; "one_cycle": half a cosine up, and half a cosine down to 0 (Smith and '
+        'Topin 2019); "wsd": linear up, then the full rate, and over the cool-down to 0 by '
+        "1 - sqrt (Hägele et al. 2024, section 4.1)",
+    )
+    weight_decay: float = field(0.01, "of everything but LayerNorm and biases")
+    b1: float = field(0.9, "how much of the mean of the gradients a step keeps")
+    b2: float = field(0.999, "how much of the mean of their squares a step keeps")
+    eps: float = field(1e-6, "what is added to the root of that")
+    clip_norm: float = field(1.0, "the largest global norm that a gradient keeps")
+    layer_decay: float = field(
+        1.0,
+        "a block learns at so many times the rate of what stands on it, heads and pooler at the "
+        "full rate and the embeddings at the lowest (Zhang et al. 2021, section 5)",
+    )
+    frozen_layers: int = field(
+        0, "the lowest blocks that stay what they are, and with them the embeddings"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(OptimizerFields):
+    """An optimiser and its learning rate, which comes to 0 at `total_steps`.
+
+    Raises:
+      InputError: values that make no optimiser.
     """
 
-    name: str = "adamw"
-    learning_rate: float = 1e-4
     warmup_steps: int = 10_000
     total_steps: int = 1_000_000
-    schedule: str = "linear"
     cooldown_steps: int = 0
-    weight_decay: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-6
-    clip_norm: float = 1.0
-    layer_decay: float = 1.0
-    frozen_layers: int = 0
     num_layers: int = 12
 
     def __post_init__(self) -> None:
-        for field, known in (("name", NAMES), ("schedule", SCHEDULES)):
-            if getattr(self, field) not in known:
+        for name, known in (("name", NAMES), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
                 raise InputError(
-                    f"optimizer.{field} is {getattr(self, field)!r} "
+                    f"optimizer.{name} is {getattr(self, name)!r} "
                     f"and must be one of {', '.join(known)}"
                 )
-        for field in ("learning_rate", "eps", "clip_norm"):
-            value = getattr(self, field)
+        for name in ("learning_rate", "eps", "clip_norm"):
+            value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
-                raise InputError(
-                    f"optimizer.{field} is {value} and must be a number greater than 0"
-                )
-        for field in ("b1", "b2"):
-            if not 0 <= getattr(self, field) < 1:
-                raise InputError(f"optimizer.{field} is {getattr(self, field)}, choose from [0, 1)")
+                raise InputError(f"optimizer.{name} is {value} and must be a number greater than 0")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"optimizer.{name} is {getattr(self, name)}, choose from [0, 1)")
         if not 0 <= self.weight_decay < 1:
             raise InputError(f"optimizer.weight_decay is {self.weight_decay}, choose from [0, 1)")
         if not 0 < self.layer_decay <= 1:

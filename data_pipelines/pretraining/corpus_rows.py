@@ -22,11 +22,11 @@ from etils import epath
 from data_pipelines.corpus.records import read_manifest, read_shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import streams
+from data_pipelines.pretraining.options import PretrainingOptions
 from data_pipelines.pretraining.pairs import Pairs
 from data_pipelines.pretraining.rows import (
     DRAWINGS,
     Part,
-    PretrainingOptions,
     draw_rows,
     rows_to_keep,
 )

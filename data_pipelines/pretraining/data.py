@@ -18,7 +18,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.growth import Growth
 from data_pipelines.pretraining.corpus_rows import Corpus, CorpusRows, Share
 from data_pipelines.pretraining.mixture import Mixture, shares
-from data_pipelines.pretraining.rows import Part, PretrainingOptions, make_rows
+from data_pipelines.pretraining.options import PretrainingOptions
+from data_pipelines.pretraining.rows import Part, make_rows
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -108,7 +109,7 @@ class PretrainingData:
         self.steps = None if self._training else -(-self.rows_per_epoch // options.batch_size)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        """This host's rows of global batch `step`: the arrays of `rows.BATCH`.
+        """This host's rows of global batch `step`: the arrays of `options.BATCH`.
 
         Raises:
           IndexError: there is no such step.

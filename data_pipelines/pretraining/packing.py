@@ -65,7 +65,7 @@ def lay_out(
     cls: int,
     sep: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Writes pairs into the zeroed arrays of a batch (`rows.BATCH`), all but the `mlm_` ones.
+    """Writes pairs into the zeroed arrays of a batch (`options.BATCH`), all but the `mlm_` ones.
 
     Args:
       text: int [C], the pieces of all pairs without special ones: A, B, A, B, ...

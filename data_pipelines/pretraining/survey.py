@@ -10,7 +10,7 @@ from etils import epath
 
 from data_pipelines.corpus.records import Manifest, Shard, ShardInfo, read_shard
 from data_pipelines.pretraining.corpus_rows import Corpus, CorpusRows
-from data_pipelines.pretraining.rows import PretrainingOptions
+from data_pipelines.pretraining.options import PretrainingOptions
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data_pipelines.pretraining.data import PretrainingData, PretrainingOptions
+from data_pipelines.pretraining.data import PretrainingData
+from data_pipelines.pretraining.options import PretrainingOptions
 
 
 def measure(batches: Iterable[dict[str, np.ndarray]], seconds: float) -> dict[str, float]:

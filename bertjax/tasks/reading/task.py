@@ -16,6 +16,7 @@ from bertjax.tasks.reading import page
 from bertjax.tasks.reading.sets import Reading, asked, windows_of
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.rows import Shape, Target
 from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, span_target
@@ -61,10 +62,10 @@ class Objective(finetuning.Objective):
 class Task(finetuning.Task):
     """Questions on passages that have their answers, or with version 2 may have."""
 
-    DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS | {
-        "version": 1,
-        "stride": 128,
-        "max_query": 64,
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS | {
+        "version": field(1, "1 for SQuAD 1.1; 2 for 2.0, where questions may have no answer"),
+        "stride": field(128, "pieces of a passage from the start of a window to that of the next"),
+        "max_query": field(64, "the most pieces of a question; longer ones are cut at their end"),
     }
     headline = ("exact", "f1")
     objective: Objective

@@ -8,25 +8,34 @@ from bertjax.tasks.data import FIELDS as COMMON
 from bertjax.tasks.data import TFDS_SPLITS, find_tables
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.fields import field
 from data_pipelines.finetuning.glue import find_glue, read_glue, read_glue_tfds
 from data_pipelines.finetuning.sentences import Columns, Sentences, as_columns, from_rows
 from data_pipelines.finetuning.table import read_table, read_tfds_table
 from data_pipelines.text.sources import TFDS
 
 FIELDS = COMMON | {
-    "glue": "",  # the name of one of its tasks, whose columns and labels are known
-    "text": "text",  # columns, joined by "+" where they are several
-    "pair": "",  # likewise, of a second text
-    "label": "label",
-    "id": "",  # a column that names the examples
-    "target": "class",  # one of several, "labels" for any number of several, or a "number"
-    "separator": ",",  # between the labels of a text
-    "by": "",  # a column by which a table falls into sets to evaluate on, such as its language
-    "only": "",  # those of them that are read, joined by "+"; "" for all
-    "class_weights": "",  # "balanced", or LABEL=WEIGHT,...
-    "dev_share": 0.1,  # of the training file, held out where there is no file for that
-    "long_text": "head",  # what is kept of it: "head", "tail", "head_tail" or "windows"
-    "skip_bad": 0.0,  # share of the rows that may be of too few or too many fields, or without text
+    "glue": field("", 'a task of GLUE, whose columns and labels are known; "" for what follows'),
+    "text": field("text", 'column of the text, or several joined by "+"'),
+    "pair": field("", 'column of a second text, or several; "" for none'),
+    "label": field("label", "column of what is to be said"),
+    "id": field("", 'a column that names the examples; "" for their numbers'),
+    "target": field(
+        "class", '"class" is one of several, "labels" any number of several, or a "number"'
+    ),
+    "separator": field(",", "between the labels of a text"),
+    "by": field(
+        "", 'column by which a table falls into sets to evaluate on, such as "language"; "" for one'
+    ),
+    "only": field("", 'sets of `data.by` that are read, joined by "+"; "" for all'),
+    "class_weights": field("", '"balanced", or LABEL=WEIGHT,...; "" for the same of all'),
+    "dev_share": field(0.1, "of the training file, held out where there is no file to evaluate on"),
+    "long_text": field(
+        "head", 'what is kept of a text over `seq_len`: "head", "tail", "head_tail" or "windows"'
+    ),
+    "skip_bad": field(
+        0.0, "share of the rows that may have too few or too many columns, or no text"
+    ),
 }
 
 

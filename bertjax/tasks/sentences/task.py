@@ -21,6 +21,7 @@ from bertjax.tasks.sentences.sets import Labelled, answer
 from bertjax.tasks.sentences.sources import FIELDS, columns_of, holds_out, read_sets
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.fields import Field
 from data_pipelines.finetuning.encoding import Encoded, check_long_text, encode
 from data_pipelines.finetuning.glue import find_glue
 from data_pipelines.finetuning.rows import Examples, Shape, Target
@@ -73,7 +74,7 @@ class Objective(finetuning.Objective):
 class Task(finetuning.Task):
     """Sentences or pairs, each of a class, of several labels or with a number."""
 
-    DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     headline: tuple[str, ...] = (
         "accuracy",
         "f1",

@@ -26,6 +26,7 @@ from bertjax.tasks.tags import page
 from bertjax.tasks.tags.sets import Sentences, words_of
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
+from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.rows import Shape, Target
 from data_pipelines.finetuning.schemes import entities
 from data_pipelines.finetuning.table import parse_object, read_tfds_table
@@ -70,10 +71,16 @@ class Objective(finetuning.Objective):
 class Task(finetuning.Task):
     """Sentences whose words have tags."""
 
-    DATA_FIELDS: ClassVar[Mapping[str, Any]] = FIELDS | {
-        "mend_tags": False,
-        "context": "sentence",
-        "strict": False,
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS | {
+        "mend_tags": field(
+            False, "reads a tag that breaks its scheme as conlleval does; else it is refused"
+        ),
+        "context": field(
+            "sentence", '"document" reads what stands around a sentence in its document with it'
+        ),
+        "strict": field(
+            False, "counts entities as seqeval's strict mode does, else as conlleval does"
+        ),
     }
     headline = ("f1", "precision", "recall", "accuracy")
     objective: Objective
