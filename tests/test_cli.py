@@ -1,5 +1,6 @@
 """The command line: exit status, and one sentence for each thing that cannot be."""
 
+import argparse
 import errno
 import importlib.util
 import json
@@ -53,6 +54,21 @@ def test_the_example_of_a_verb_is_one(verb: str) -> None:
     program, *arguments = shlex.split(file.EXAMPLE)
     args, rest = _parser().parse_known_args(arguments)
     assert (program, arguments[0], rest, args.run) == ("bertjax", verb, [], file.run)
+
+
+@pytest.mark.parametrize("verb", find_verbs())
+def test_every_option_says_what_it_means_and_what_holds_without_it(verb: str) -> None:
+    (verbs,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    parser = verbs.choices[verb]
+    needed = [a for group in parser._mutually_exclusive_groups for a in group._group_actions]
+    for action in parser._actions:
+        said = (action.help or "").replace("%(default)s", str(action.default))
+        meaning, default = re.fullmatch(r"(.*?)(?: \(([^()]+)\))?", said).groups()
+        name = action.option_strings or action.dest
+        assert meaning.count(" "), f"{name}: {said!r} says no meaning"
+        if not (action.required or action in needed or action.nargs == 0):
+            assert default, f"{name}: {said!r} does not end with its default in brackets"
+            assert action.default in (None, "", []) or default == str(action.default), name
 
 
 def test_verbs_are_listed_in_the_order_of_a_model_s_life() -> None:

@@ -8,6 +8,9 @@ import ast
 import functools
 import graphlib
 import pathlib
+import re
+import sys
+import tomllib
 from collections.abc import Iterable
 
 import pytest
@@ -42,6 +45,7 @@ GROUND = {
 }
 ENTRANCE = "bertjax.__main__"  # the door: it may know the top floor
 
+CALLED_OTHERWISE = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint"}  # to install
 WHERE_ONLY_JAX_IS = ("bertjax.mesh", "bertjax.model", "bertjax.training")
 MOST_LINES = 400
 
@@ -174,6 +178,16 @@ def test_nothing_knows_the_experiments() -> None:
 def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
     at_start = imported(path, at_start=True)
     assert not within(at_start, "bertjax", "data_pipelines", "jax", "flax", "tensorflow")
+
+
+def test_what_is_imported_is_asked_for_when_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["beam"], *extras["filters"]]
+    names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in asked}
+    found = {each.partition(".")[0] for path in MODULES.values() for each in imported(path)}
+    found -= {"torch", *FLOORS, *sys.stdlib_module_names}  # torch is for files that it alone reads
+    assert {CALLED_OTHERWISE.get(name, name) for name in found} == names
 
 
 def test_every_file_has_one_job() -> None:

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
 def add_hosts(parser: argparse.ArgumentParser) -> None:
     text = "where Cloud TPU, GKE or Slurm do not tell the hosts of each other"
     group = parser.add_argument_group("several hosts", text)
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0")
-    group.add_argument("--hosts", type=int, help="how many take part")
-    group.add_argument("--host", type=int, help="which of them this is, from 0")
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="address of host 0 (what they tell)"
+    )
+    group.add_argument("--hosts", type=int, help="how many take part (what they tell)")
+    group.add_argument("--host", type=int, help="which of them this is, from 0 (what they tell)")
 
 
 def supervise(args: argparse.Namespace) -> int | None:

@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="a new file to copy it to, of which --config FILE is then what --config NAME was "
-        "(printed)",
+        help="a new file that it is copied to (printed)",
     )
     parser.add_argument(
         "--fields",

@@ -13,8 +13,10 @@ FORMATS = ["hf", "tf1", "bertjax"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--from", dest="style", choices=FORMATS, help="(what it looks like)")
-    parser.add_argument("--to", required=True, choices=FORMATS)
+    parser.add_argument(
+        "--from", dest="style", choices=FORMATS, help="format of SRC (what it looks like)"
+    )
+    parser.add_argument("--to", required=True, choices=FORMATS, help="format of DST")
     parser.add_argument("source", metavar="SRC", help="a directory; a checkpoint or a workdir")
     parser.add_argument("target", metavar="DST", help="a new directory")
 

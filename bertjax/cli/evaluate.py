@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a checkpoint or a workdir; several are an ensemble",
     )
-    parser.add_argument("--output", required=True, metavar="DIR")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="a directory for scores and predictions"
+    )
 
 
 def run(args: argparse.Namespace) -> int | None:

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="-1 is the last, 0 the embeddings; of a text their mean is taken (%(default)s)",
     )
     parser.add_argument(
-        "--of", default="text", help="text, for one vector each; words; pieces (%(default)s)"
+        "--of",
+        default="text",
+        help="a vector of each text, or those of its words or pieces (%(default)s)",
     )
     parser.add_argument(
         "--pool",

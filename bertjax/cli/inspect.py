@@ -14,15 +14,21 @@ EXAMPLE = "bertjax inspect --config pretrain:smoke,data=corpora/mine --steps 1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     add_config(parser, what)
-    what.add_argument("--corpus", metavar="DIR", help="what `bertjax prepare` wrote")
+    what.add_argument(
+        "--corpus", metavar="DIR", help="what `bertjax prepare` wrote, to be looked at instead"
+    )
     run = [
-        parser.add_argument("--steps", type=int, help="that are shown (1)"),
-        parser.add_argument("--start", type=int, help="first step (0)"),
-        parser.add_argument("--hosts", type=int, help="that share the batches (1)"),
-        parser.add_argument("--host", type=int, help="whose rows are shown (0)"),
-        parser.add_argument("--save", metavar="FILE.npz", help="arrays [steps, rows, ...] instead"),
+        parser.add_argument("--steps", type=int, help="steps that are shown (1)"),
+        parser.add_argument("--start", type=int, help="the first of them (0)"),
+        parser.add_argument("--hosts", type=int, help="hosts that share the batches (1)"),
+        parser.add_argument("--host", type=int, help="the host whose rows are shown (0)"),
         parser.add_argument(
-            "--params", action="store_true", default=None, help="table of parameters instead"
+            "--save",
+            metavar="FILE.npz",
+            help="a file for the arrays, [steps, rows, ...], instead (none)",
+        ),
+        parser.add_argument(
+            "--params", action="store_true", default=None, help="show a table of parameters instead"
         ),
     ]
     parser.set_defaults(of_a_run=[action.dest for action in run])

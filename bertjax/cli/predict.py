@@ -36,12 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source.add_argument("--text", metavar="LINE", help="one line instead")
     source.add_argument("--question", metavar="TEXT", help="one question, on --context")
-    parser.add_argument("--context", metavar="TEXT", help="the passage that has the answer")
+    parser.add_argument("--context", metavar="TEXT", help="the passage that has the answer (none)")
     parser.add_argument(
         "--all", action="store_true", help="tell the probability of every label or choice"
     )
     parser.add_argument(
-        "--output", default="-", metavar="FILE", help="- for standard output (%(default)s)"
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="a file for the answers, - for standard output (%(default)s)",
     )
 
 

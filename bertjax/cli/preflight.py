@@ -20,19 +20,27 @@ EXAMPLE = "bertjax preflight --config pretrain:model=base --topology v5e:4x4"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    parser.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="such as v5e:4x4")
-    parser.add_argument("--json", metavar="FILE", help="what is printed, for a program")
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="KIND:SHAPE",
+        help="the devices, such as v5e:4x4, h100:2x8 or cpu:1",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="a file for what is printed, for a program (none)"
+    )
     parser.add_argument(
         "--runs",
         type=int,
         default=0,
         metavar="N",
-        help="those of a sweep, which are trained at once, as many on each device",
+        help="those of a sweep, which are trained at once, as many on each device; 0 for a run by "
+        "itself (%(default)s)",
     )
     parser.add_argument(
         "--search",
         choices=["batch"],
-        help="find the most rows a device that fit instead; compiles a program for each try",
+        help="find the most rows a device that fit instead; compiles a program for each try (none)",
     )
 
 

@@ -13,30 +13,45 @@ EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(parse_rest=list)
-    add_text(parser)
-    parser.add_argument("--vocab", required=True, metavar="FILE")
-    parser.add_argument("--workers", type=int, help="processes (one a core)")
+    add_text(parser, "a directory for the shards, a new one or one that was not finished")
     parser.add_argument(
-        "--held-out", type=float, default=0.01, help="share of documents kept for evaluation"
+        "--vocab", required=True, metavar="FILE", help="the vocabulary, or a directory that has one"
+    )
+    parser.add_argument("--workers", type=int, help="processes that tokenize (one a core)")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.01,
+        help="share of documents kept for evaluation (%(default)s)",
     )
     parser.add_argument("--dedup", action="store_true", help="drop documents seen before")
     parser.add_argument(
-        "--shortest", type=int, default=1, metavar="PIECES", help="of documents that are kept (1)"
+        "--shortest",
+        type=int,
+        default=1,
+        metavar="PIECES",
+        help="length of documents that are kept, at least (%(default)s)",
     )
     parser.add_argument(
-        "--languages", default="", metavar="en+de", help="of documents that are kept (all)"
+        "--languages",
+        default="",
+        metavar="en+de",
+        help="languages of documents that are kept (all)",
     )
     parser.add_argument(
         "--near-dedup", action="store_true", help="drop documents nearly seen before"
     )
-    parser.add_argument("--shards", type=int, help="files of training data (by size)")
+    parser.add_argument("--shards", type=int, help="files of training data (by its size)")
     parser.add_argument(
-        "--license", default="", metavar="TEXT", help="of the text; told where a model is exported"
+        "--license",
+        default="",
+        metavar="TEXT",
+        help="that of the text; told where a model is exported (none)",
     )
     parser.add_argument(
         "--runner",
         help="an Apache Beam runner that does it instead, such as DataflowRunner; "
-        "arguments that are none of the above go to it",
+        "arguments that are none of the above go to it (processes of this machine)",
     )
 
 

@@ -7,7 +7,9 @@ EXAMPLE = "bertjax report runs/smoke"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument(
+        "directory", metavar="DIR", help="a workdir, or what evaluate, sweep or prepare wrote"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -13,11 +13,17 @@ EXAMPLE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", choices=["squad", "cmrc"])
-    parser.add_argument("--data", required=True, metavar="FILE", help="with the gold answers")
+    parser.add_argument(
+        "benchmark", choices=["squad", "cmrc"], help="the one whose script is followed"
+    )
+    parser.add_argument(
+        "--data", required=True, metavar="FILE", help="the data set, with the gold answers"
+    )
     parser.add_argument("--predictions", required=True, metavar="FILE", help="JSON, id to text")
     parser.add_argument(
-        "--null-odds", metavar="FILE", help="JSON, id to odds of no answer, for best thresholds"
+        "--null-odds",
+        metavar="FILE",
+        help="JSON, id to odds of no answer, for best thresholds (none)",
     )
 
 

@@ -22,16 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a workdir or checkpoint of each task; MNLI's answers AX too",
     )
     parser.add_argument(
-        "--data", required=True, metavar="DIR", help="of GLUE's folders; or tfds:glue"
+        "--data", required=True, metavar="DIR", help="the directory of GLUE's folders; or tfds:glue"
     )
     parser.add_argument(
         "--majority",
         nargs="+",
         default=[],
         metavar="TASK",
-        help="answered by what is most frequent in training, as the paper did wnli",
+        help="answered by what is most frequent in training, as the paper did wnli (none)",
     )
-    parser.add_argument("--output", required=True, metavar="FILE.zip")
+    parser.add_argument(
+        "--output", required=True, metavar="FILE.zip", help="the archive, as the server takes it"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -23,16 +23,21 @@ EXAMPLE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_hosts(parser)
-    parser.add_argument("--workdir", required=True)
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        metavar="DIR",
+        help="a new one, or that of a sweep to go on with",
+    )
     parser.add_argument(
         "--grid",
         action="append",
         default=[],
         metavar="FIELD=V,V,...",
-        help="a field of the configuration with the values to try; several are combined",
+        help="a field of the configuration with the values to try; several are combined (none)",
     )
     parser.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="of each combination (%(default)s)"
+        "--seeds", type=int, default=1, metavar="N", help="runs of each combination (%(default)s)"
     )
     parser.add_argument(
         "--together",

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from data_pipelines.text.sources import Reading
 
 
-def add_text(parser: argparse.ArgumentParser) -> None:
+def add_text(parser: argparse.ArgumentParser, output: str) -> None:
+    """To a parser; `output` says what `--output` is of this verb."""
     parser.add_argument(
         "--input",
         nargs="+",
@@ -20,26 +21,29 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         "tfds:NAME/CONFIG; builtin",
     )
     parser.add_argument(
-        "--field", default="text", help="field of JSON lines, column of tables, that holds text"
+        "--field",
+        default="text",
+        help="field of JSON lines, column of tables, that holds text (%(default)s)",
     )
     parser.add_argument(
         "--documents",
         choices=["blocks", "lines"],
         default="blocks",
-        help="of plain text: blocks with a blank line between them, or one on each line",
+        help="of plain text: blocks with a blank line between, or one on each line (%(default)s)",
     )
     parser.add_argument(
         "--skip-bad",
         default="0",
         metavar="SHARE",
-        help="of an input's records, such as 0.1%%, that may be damaged and are left out (none)",
+        help="share of an input's records, such as 0.1%%, that may be damaged and are left out "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--cased",
         action=argparse.BooleanOptionalAction,
         help="keep case and accents (as the vocabulary does; a new one does not)",
     )
-    parser.add_argument("--output", required=True)
+    parser.add_argument("--output", required=True, help=output)
 
 
 def reading(args: argparse.Namespace) -> "Reading":

@@ -14,7 +14,9 @@ EXAMPLE = "bertjax train --config pretrain:smoke,data=corpora/mine --workdir run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_hosts(parser)
-    parser.add_argument("--workdir", required=True)
+    parser.add_argument(
+        "--workdir", required=True, metavar="DIR", help="a new one, or that of a run to go on with"
+    )
 
 
 def run(args: argparse.Namespace) -> int | None:

@@ -13,19 +13,30 @@ EXAMPLE = "bertjax vocab --input 'text/*.txt' --size 30522 --output vocab.txt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_text(parser)
-    parser.add_argument("--size", type=int, default=30522, help="pieces, exactly (%(default)s)")
-    parser.add_argument("--kind", choices=["wordpiece", "bpe", "unigram"], default="wordpiece")
+    add_text(parser, "a new file")
     parser.add_argument(
-        "--sample", default="100%", metavar="SHARE", help="of the documents to count (all)"
+        "--size", type=int, default=30522, help="pieces that it has, exactly (%(default)s)"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=["wordpiece", "bpe", "unigram"],
+        default="wordpiece",
+        help="WordPiece as BERT has it, or one of SentencePiece's two (%(default)s)",
+    )
+    parser.add_argument(
+        "--sample",
+        default="100%",
+        metavar="SHARE",
+        help="share of the documents to count (%(default)s)",
     )
     parser.add_argument(
         "--smoothing",
         type=float,
         default=1.0,
-        help="exponent of each --input's part in all words: 0.7 lifts small languages (1)",
+        help="exponent of each --input's part in all words; 0.7 lifts small languages "
+        "(%(default)s)",
     )
-    parser.add_argument("--workers", type=int, help="processes (one a core)")
+    parser.add_argument("--workers", type=int, help="processes that count (one a core)")
 
 
 def run(args: argparse.Namespace) -> None:
