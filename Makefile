@@ -30,7 +30,7 @@ format: $(INSTALLED)
 clean:
 	rm -rf $(VENV) runs build *.egg-info
 
-$(INSTALLED): pyproject.toml setup.cfg constraints.txt
+$(INSTALLED): pyproject.toml setup.py setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else f"bertjax needs Python 3.11 to 3.13, this is {v.major}.{v.minor}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
