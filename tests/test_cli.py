@@ -107,6 +107,7 @@ def test_configurations_are_listed_printed_and_copied(capsys, tmp_path, monkeypa
         (["--output", "mine.py"], "--output=mine.py is for one configuration: give its NAME"),
         (["glue", "--output", "mine.txt"], "--output=mine.txt is no Python file"),
         (["glue", "--output", "here.py"], "--output=here.py exists: name another file"),
+        (["glue", "--fields"], "--fields is of all tasks: leave glue out"),
     ],
 )
 def test_a_copy_that_cannot_be_is_refused(refused, tmp_path, monkeypatch, arguments, message):
