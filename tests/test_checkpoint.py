@@ -369,6 +369,13 @@ def test_a_workdir_and_a_checkpoint_both_name_a_checkpoint(checkpoints) -> None:
         find_checkpoint(checkpoints.path(20))
 
 
+def test_what_only_training_reads_need_be_intact_for_training_alone(checkpoints, target) -> None:
+    shutil.rmtree(pathlib.Path(checkpoints.path(20)) / "training")
+    for named in (checkpoints.directory.parent, checkpoints.path(20)):
+        assert find_checkpoint(named) == checkpoints.path(20)
+    assert equal(checkpoints.restore(target), make_state(10))
+
+
 def test_a_path_without_a_checkpoint_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="neither a checkpoint nor a workdir"):
         find_checkpoint(tmp_path)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
-# Lines of a file that are answered at once; whoever writes to standard input waits for each.
-_TOGETHER = 1024
+# Lines of a file that are answered at once: what is left over of each such part costs a program of
+# its own. Who looks on waits for fewer, and who writes to standard input for each.
+_TOGETHER, _WATCHED = 4096, 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +59,9 @@ def run(args: argparse.Namespace) -> None:
     pass_over_absent_tpu()
     keep_compiled()
     lines = _read(args.input) if args.text is None else iter([args.text])
-    together = _TOGETHER if args.text is None and args.input != "-" else 1
+    together = _WATCHED if args.output == "-" else _TOGETHER
+    if args.text is not None or args.input == "-":
+        together = 1
     with output(args.output) as sink:
         for answer in Predictor(args.checkpoint).answers(lines, together, args.all):
             # A remote file that is flushed is written anew as a whole.

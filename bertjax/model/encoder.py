@@ -276,6 +276,8 @@ class Encoder(nn.Module):
                 in_axes=nn.broadcast,
                 length=top,
                 unroll=1 if config.scan_layers else top,
+                # Traces the block once more, on which random numbers depend, and nothing else does.
+                check_constancy_invariants=self.is_initializing() or not deterministic,
             )
             if top < config.num_layers:
                 blocks = nn.map_variables(blocks, "params", lambda params: _lowest(params, top))

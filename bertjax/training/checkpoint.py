@@ -35,7 +35,7 @@ from bertjax.training.step import Sums, TrainState
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
-_WINDOW = "window.json"
+_TRAINING, _WINDOW = "training", "window.json"
 _SAVE_SECONDS = 3600  # the longest that hosts wait for each other's writing
 _log = logging.getLogger("bertjax")
 
@@ -175,7 +175,7 @@ class Checkpoints:
         if step < 0:
             return None
         params = _restore(self.path(step) / "params", target.params)
-        path, wanted = self.path(step) / "training", _training(target)
+        path, wanted = self.path(step) / _TRAINING, _training(target)
         if inside := _shapes(path).get("window"):  # where older versions kept it
             wanted["window"] = with_shardings(inside, target.step.sharding)
         training = _restore(path, wanted)
@@ -184,11 +184,14 @@ class Checkpoints:
             training["step"], params, training["opt_state"], _to_devices(saved, target.window)
         )
 
-    def first_intact(self, steps: Sequence[int]) -> int:
-        """The first of all steps, in the order that is given; -1 where there are none."""
+    def first_intact(self, steps: Sequence[int], unread: str = "") -> int:
+        """The first of all steps, in the order that is given; -1 where there are none.
+
+        What they keep in the folder `unread` need not be intact.
+        """
         for step in steps:
             path = self.path(step)
-            damage = find_damage(path)
+            damage = find_damage(path, unread)
             if damage is None:
                 return step
             _log.warning("checkpoint %s is damaged (%s): trying another one.", path, damage)
@@ -202,7 +205,7 @@ class Checkpoints:
     @functools.cached_property
     def _writer(self) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler("params", "training"),
+            ocp.CompositeCheckpointHandler("params", _TRAINING),
             async_options=ocp.options.AsyncOptions(timeout_secs=_SAVE_SECONDS),
         )
 
@@ -216,7 +219,7 @@ class Checkpoints:
         with self._telling(step):
             self._writer.wait_until_finished()  # of all hosts
             if hosts.is_first():
-                (self.path(step) / "training" / _WINDOW).write_text(json.dumps(window))
+                (self.path(step) / _TRAINING / _WINDOW).write_text(json.dumps(window))
                 finish(self.path(step), describe)
         if hosts.is_first():
             self._delete_old(step)
@@ -287,7 +290,8 @@ def has_checkpoint(workdir: epath.PathLike) -> bool:
 def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path:
     """The checkpoint that a path names: itself, or an intact one of a workdir.
 
-    That is the best one where the run keeps it (`keep_best`), else the newest.
+    That is the best one where the run keeps it (`keep_best`), else the newest. What it keeps for
+    training to go on is not looked at.
 
     Args:
       step: of a workdir the one of this step in its place.
@@ -297,14 +301,15 @@ def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path
     """
     named = find_finished(path)
     if named == _absolute(path):
-        damage = find_damage(named)
+        damage = find_damage(named, _TRAINING)
         if damage is not None:
             raise CheckpointError(f"checkpoint {named} is damaged ({damage}): use another one.")
         return named
     found = Checkpoints(named.parent)
     if step is not None:
         return find_checkpoint(found.path(step))
-    (used,) = hosts.from_first(lambda: [found.first_intact(found.by_preference())], 1)
+    steps = found.by_preference
+    (used,) = hosts.from_first(lambda: [found.first_intact(steps(), _TRAINING)], 1)
     return found.path(used)
 
 

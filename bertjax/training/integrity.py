@@ -27,13 +27,19 @@ def finish(path: epath.Path, describe: Callable[[epath.Path], None]) -> None:
     draft.replace(path / FILES)
 
 
-def find_damage(path: epath.Path) -> str | None:
-    """What is wrong with a finished checkpoint's files, as a phrase; None when all are intact."""
+def find_damage(path: epath.Path, unread: str = "") -> str | None:
+    """What is wrong with a finished checkpoint's files, as a phrase; None when all are intact.
+
+    Args:
+      unread: a folder in it that nobody is going to read, and that need not be intact.
+    """
     try:
         listed = json.loads((path / FILES).read_text())
     except (OSError, ValueError):
         return f"{FILES} cannot be read"
     for name, (size, digest) in listed.items():
+        if unread and name.startswith(f"{unread}/"):
+            continue
         file = path / name
         if not file.exists():
             return f"{name} is missing"

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from experiments.bench.turns import Cost, cost_of, environment, serve, take_turns
 
 OURS = "bertjax"
-TOGETHER = 1024  # lines that `bertjax predict` answers at once
+TOGETHER = 4096  # lines that `bertjax predict` answers at once, into a file
 
 
 def texts_of(data: str, column: str) -> list[str]:

@@ -8,9 +8,7 @@ from jax import Array
 
 from bertjax.mesh.sharding import for_cpu, gpu_kind, tpu_kind
 from bertjax.model.attention import cpu as cpu_attention
-from bertjax.model.attention import gpu as gpu_attention
 from bertjax.model.attention import plain as plain_attention
-from bertjax.model.attention import tpu as fused_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +34,14 @@ def choose(query: Array | jax.ShapeDtypeStruct) -> Way:
 
     TPUs and GPUs have kernels, and CPUs take a row at a time, where nothing stands against it.
     """
+    # What kernels are written with takes a while to import, and is of use with their devices alone.
     if tpu_kind():
+        from bertjax.model.attention import tpu as fused_attention
+
         way, why_not = Way("tpu kernel", fused_attention.attention), fused_attention.why_not(query)
     elif gpu_kind():
+        from bertjax.model.attention import gpu as gpu_attention
+
         way, why_not = Way("gpu kernels", gpu_attention.attention), gpu_attention.why_not(query)
     elif for_cpu():
         way = Way("cpu, a row at a time", cpu_attention.attention)
