@@ -2,11 +2,15 @@
 
 import json
 import pathlib
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.runs.predict import Predictor
 from bertjax.tasks import registry
 from bertjax.training.checkpoint import find_checkpoint, load_params
 from bertjax.training.config import read_config
@@ -27,3 +31,9 @@ def params_of(workdir: pathlib.Path) -> list[bytes]:
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+
+
+def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[str, Any]]:
+    """What its model answers to lines."""
+    opened = Predictor(checkpoint)
+    return list(opened.answers(opened.task.inputs(lines), 64))

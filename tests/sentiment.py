@@ -168,8 +168,8 @@ class Task(contract.Task):
         return {} if "mood" in model.params else None
 
     @staticmethod
-    def predict(opened, lines, together, everything=False):
-        texts = [line.strip() for line in lines]
+    def predict(opened, inputs, everything=False):
+        texts = [each.said for each in inputs]
         row = Objective(opened.config).row
         examples = examples_of(texts, [LABELS[0]] * len(texts), opened.tokenizer, row.pieces)
         found = Texts("input", [], examples, row, 8, 1, 0)

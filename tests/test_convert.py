@@ -12,6 +12,7 @@ import safetensors.numpy
 from etils import epath
 from goldens import make_encoder_outputs
 from models import draw_model, shapes_of
+from remains import answers_of
 
 from bertjax.formats import huggingface
 from bertjax.formats.names import parts, tensors
@@ -22,7 +23,6 @@ from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Model as Network
 from bertjax.model.heads import Pooler
 from bertjax.runs.convert import convert
-from bertjax.runs.predict import Predictor
 from bertjax.training.checkpoint import FILES
 from bertjax.training.integrity import finish
 from data_pipelines.vocabulary.specials import SPECIALS
@@ -326,14 +326,14 @@ def test_a_published_span_model_answers_however_short_its_rows(length: int, tmp_
     path = write_hf(draw_model(config, TOKENIZER, "span"), tmp_path / "hf")
     convert(path, tmp_path / "own", "hf", "bertjax")
     line = json.dumps({"question": "a b", "context": "c d " * 20})
-    (answer,) = Predictor(tmp_path / "own").answers([line], 64)
+    (answer,) = answers_of(tmp_path / "own", [line])
     assert 0 <= answer["start"] < answer["end"] <= 80
 
 
 def test_an_encoder_alone_predicts_nothing(tmp_path) -> None:
     convert(write_hf(draw("pooler"), tmp_path / "hf"), tmp_path / "own", "hf", "bertjax")
     with pytest.raises(ValueError, match="own has no mlm/bias: give a checkpoint of a model"):
-        list(Predictor(tmp_path / "own").answers(["a [MASK]"], 64))
+        answers_of(tmp_path / "own", ["a [MASK]"])
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path) -> None:

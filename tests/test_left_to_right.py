@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from remains import answers_of
 from test_train import configure, losses, metrics
 
 from bertjax.model.heads import last_positions
 from bertjax.runs.convert import convert
-from bertjax.runs.predict import Predictor
 from bertjax.runs.train import Run
 from bertjax.tasks.pretraining import Objective
 from data_pipelines.errors import InputError
@@ -75,12 +75,12 @@ def test_it_is_trained_opened_and_goes_on_with_a_line(corpus, tmp_path) -> None:
     assert last < first - 0.5 and losses(tmp_path / "run")
 
     lines = ["bado kilu", "me", "no ra si"]
-    answers = list(Predictor(tmp_path / "run").answers(lines, 8))
+    answers = answers_of(tmp_path / "run", lines)
     assert [answer["text"] for answer in answers] == lines
     assert all(answer["continued"] for answer in answers)
-    (alone,) = Predictor(tmp_path / "run").answers(lines[1:2], 8)
+    (alone,) = answers_of(tmp_path / "run", lines[1:2])
     assert alone == answers[1]
 
     convert(tmp_path / "run", tmp_path / "hf", "bertjax", "hf")
-    assert list(Predictor(tmp_path / "hf").answers(lines, 8)) == answers
+    assert answers_of(tmp_path / "hf", lines) == answers
     assert '"BertLMHeadModel"' in (tmp_path / "hf" / "config.json").read_text()

@@ -109,7 +109,7 @@ def test_it_is_evaluated_and_has_its_page(folder, trained, tmp_path) -> None:
 def test_it_predicts_with_labels_and_what_was_calibrated(trained) -> None:
     opened = Predictor(trained)
     assert opened.labels == ("glad", "sad")
-    answers = list(opened.answers(["me ba ra do", "lu no ki si"], 64))
+    answers = list(opened.answers(opened.task.inputs(["me ba ra do", "lu no ki si"])))
     assert [answer["label"] for answer in answers] == ["glad", "sad"]
     assert {answer["bias"] for answer in answers} == {0.25}
 

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.tasks.reading.sets import Reading, asked
+from bertjax.tasks.contract import Input
+from bertjax.tasks.reading.sets import Reading, inputs_of, question_of
 from data_pipelines.finetuning.rows import Shape
 from data_pipelines.finetuning.squad import Answer, Question, Questions
 from data_pipelines.finetuning.windows import WindowOptions
@@ -29,29 +30,21 @@ def test_lines_are_questions_one_by_one_as_they_come() -> None:
             taken.append(number)
             yield line(id=f"q{number}") if number else line()
 
-    for number, data in enumerate(asked(lines(), 1)):
+    for number, asked in enumerate(inputs_of(lines())):
         assert len(taken) == number + 1
-        assert data.questions == [Question(f"q{number}" if number else "1", "c?", "a b")]
-
-
-def test_lines_that_may_be_waited_for_are_answered_together() -> None:
-    found = asked((line(id=str(number)) for number in range(5)), 2)
-    assert [[each.id for each in data.questions] for data in found] == [
-        list("01"),
-        list("23"),
-        ["4"],
-    ]
+        assert question_of(asked) == Question(f"q{number}" if number else "1", "c?", "a b")
 
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_file_is_answered_as_a_whole(indent: int | None) -> None:
     text = "\n" + json.dumps(FILE, indent=indent)
-    (data,) = asked(text.splitlines(keepends=True), 1)
-    assert data.questions == [Question("7", "c?", "a b")]
+    found = inputs_of(text.splitlines(keepends=True))
+    assert isinstance(found, list)  # which nobody need wait for
+    assert list(map(question_of, found)) == [Question("7", "c?", "a b")]
 
 
 def test_nothing_is_no_question() -> None:
-    assert list(asked([], 1)) == []
+    assert list(inputs_of([])) == []
 
 
 @pytest.mark.parametrize(
@@ -67,17 +60,22 @@ def test_nothing_is_no_question() -> None:
 )
 def test_a_line_that_is_no_question_is_refused(said: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        list(asked([line(), said], 1))
+        list(map(question_of, inputs_of([line(), said])))
 
 
 def test_blank_lines_are_passed_over_and_counted() -> None:
-    found = [data.questions[0].id for data in asked(["\n", line(), " \n", line(), "\n"], 1)]
-    assert found == ["2", "4"]
+    found = map(question_of, inputs_of(["\n", line(), " \n", line(), "\n"]))
+    assert [question.id for question in found] == ["2", "4"]
+
+
+def test_what_is_asked_from_elsewhere_is_named_by_its_place() -> None:
+    with pytest.raises(ValueError, match="input 0 is not of the form"):
+        question_of(Input("input 0", "c?"))
 
 
 def test_a_file_of_another_layout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the input is not in .*: data\[0\] has no 'paragraphs'"):
-        list(asked(['{"data": [{}]}'], 1))
+        inputs_of(['{"data": [{}]}'])
 
 
 def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) -> None:

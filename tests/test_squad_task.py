@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from models import draw_model
 from processes import Command, run
-from remains import metrics, params_of
+from remains import answers_of, metrics, params_of
 
 from bertjax.cli.configuration import parse_overrides
 from bertjax.cli.main import main
@@ -26,7 +26,6 @@ from bertjax.reports.run import write_report
 from bertjax.runs.convert import convert
 from bertjax.runs.description import CALIBRATION_FILE
 from bertjax.runs.evaluate import evaluate
-from bertjax.runs.predict import Predictor
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.tasks.reading.scoring import score_files
@@ -204,10 +203,10 @@ def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
     assert "--question and --context go together" in capsys.readouterr().err
 
     line = json.dumps({"question": "Where lives bob?", "context": context})
-    first, second = Predictor(workdir).answers([line, line], 64)
+    first, second = answers_of(workdir, [line, line])
     assert first == answer and second == answer | {"id": "2"}
     with (folder / f"dev-v{version}.{2 - version}.json").open() as file:
-        answers = {each["id"]: each for each in Predictor(workdir).answers(file, 64)}
+        answers = {each["id"]: each for each in answers_of(workdir, file)}
     assert answers.keys() == {str(number) for number in range(24)}
 
 
@@ -217,9 +216,7 @@ def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
     version, workdir = trained
     convert(workdir, tmp_path / "copy", "bertjax", "bertjax")
     line = json.dumps({"question": "Where lives bob?", "context": "Bob lives in Rome. " * 9})
-    copied, own = (
-        list(Predictor(path).answers([line], 64)) for path in (tmp_path / "copy", workdir)
-    )
+    copied, own = (answers_of(path, [line]) for path in (tmp_path / "copy", workdir))
     assert copied == own and ("null_odds" in own[0]) == (version == 2)
     assert (tmp_path / "copy" / CALIBRATION_FILE).exists() == (version == 2)
     assert "keeps no threshold" not in caplog.text

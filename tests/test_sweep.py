@@ -11,14 +11,13 @@ import toys
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import Command
-from remains import metrics
+from remains import answers_of, metrics
 
 from bertjax.cli.sweep import table
 from bertjax.errors import RunError
 from bertjax.reports.run import write_report
 from bertjax.runs.evaluate import evaluate
 from bertjax.runs.grid import Trial, make_trials, of_one_shape
-from bertjax.runs.predict import Predictor
 from bertjax.runs.sweep import summary, sweep
 from bertjax.runs.train import Run
 from bertjax.training.config import Config
@@ -197,7 +196,7 @@ def test_the_best_run_opens_with_nothing_else(swept, folder) -> None:
     workdir, found, _ = swept
     best = next(run for run in found["runs"] if run["name"] == found["best"])
     assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in found["runs"])
-    (answer,) = Predictor(workdir / "best").answers([toys.GLAD * 3], 1)
+    (answer,) = answers_of(workdir / "best", [toys.GLAD * 3])
     assert answer["label"] in toys.NAMES.values()
     config = toys.configuration("class", folder, init=workdir / "best")
     scores = evaluate(config, workdir / "best").scores

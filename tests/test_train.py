@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 from jax.sharding import NamedSharding
+from remains import answers_of
 
 import bertjax.runs.train as train_module
 from bertjax.mesh import hosts
@@ -94,7 +95,7 @@ def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
         "bertjax.runs.start.read_config",
         lambda *_: dataclasses.replace(fewer, accumulation=3),
     )
-    assert list(Predictor(whole).answers(["ba [MASK] do ."], 8))
+    assert answers_of(whole, ["ba [MASK] do ."])
 
 
 @pytest.mark.slow
@@ -373,7 +374,7 @@ def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -
 
 @pytest.mark.slow
 def test_predictions_fill_each_mask(corpus, whole) -> None:
-    answers = list(Predictor(whole).answers(["ba [MASK] do [MASK] .", "[MASK]"], 64))
+    answers = answers_of(whole, ["ba [MASK] do [MASK] .", "[MASK]"])
     assert [len(answer["masks"]) for answer in answers] == [2, 1]
     for answer in answers:
         assert "[MASK]" not in answer["filled"]
@@ -389,7 +390,7 @@ def test_predictions_fill_each_mask(corpus, whole) -> None:
 )
 def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
     with pytest.raises(ValueError, match=message):
-        list(Predictor(epath.Path(whole)).answers(lines, 64))
+        answers_of(epath.Path(whole), lines)
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
 """Fill [MASK]s, answer questions, say the class of texts or tag words, as JSON lines."""
 
 import argparse
-import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
@@ -12,6 +11,7 @@ from bertjax.cli.files import as_json, output, read_lines
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
+    from bertjax.tasks.contract import Input, Task
     from data_pipelines.finetuning.table import Row
 
 ORDER = 70
@@ -54,32 +54,37 @@ def run(args: argparse.Namespace) -> None:
 
     if (args.question is None) != (args.context is None):
         raise InputError("--question and --context go together: give both.")
-    if args.question is not None:
-        args.text = json.dumps({"question": args.question, "context": args.context})
     pass_over_absent_tpu()
     keep_compiled()
-    lines = _read(args.input) if args.text is None else iter([args.text])
+    inputs_of = _source(args)
     together = _WATCHED if args.output == "-" else _TOGETHER
-    if args.text is not None or args.input == "-":
+    if args.input == "-":
         together = 1
     with output(args.output) as sink:
-        for answer in Predictor(args.checkpoint).answers(lines, together, args.all):
+        opened = Predictor(args.checkpoint)
+        for answer in opened.answers(inputs_of(opened.task), together, args.all):
             # A remote file that is flushed is written anew as a whole.
             print(as_json(answer), file=sink, flush=sink is sys.stdout)
 
 
-def _read(path: str) -> Iterator[str]:
-    """The lines of a file; the rows of a table as JSON objects, each as the line that it is on."""
+def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:
+    """What there is to answer, as a task reads it; what is no file is refused here."""
+    from bertjax.tasks.contract import Input
     from data_pipelines.finetuning.table import is_table, read_table
 
-    return _placed(read_table(path)) if is_table(path) else read_lines(path)
+    if args.question is not None:
+        asked = Input("line 1", {"question": args.question, "context": args.context})
+        return lambda task: [asked]
+    if args.input is not None and is_table(args.input):
+        rows = read_table(args.input)
+        return lambda task: map(_asked, rows)
+    lines = read_lines(args.input) if args.text is None else [args.text]
+    return lambda task: task.inputs(lines)
 
 
-def _placed(rows: Iterable["Row"]) -> Iterator[str]:
-    line = 1
-    for row in rows:
-        number = int(row.place.rpartition(" ")[2])
-        yield from itertools.repeat("", number - line)
-        # What JSON has no word for, such as a date, is text.
-        yield json.dumps(row.values, default=str)
-        line = number + 1
+def _asked(row: "Row") -> "Input":
+    """A row of a table, whose place is its line; of what JSON has no word for, a date, the text."""
+    from bertjax.tasks.contract import Input
+
+    values = json.loads(json.dumps(row.values, default=str))
+    return Input(f"line {row.place.rpartition(' ')[2]}", values)

@@ -1,8 +1,9 @@
 """A model that is opened once and then answers as many inputs as there are."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import row_parts
 from bertjax.runs.start import Start
 from bertjax.tasks import registry
-from bertjax.tasks.contract import HostBatch, bucket
+from bertjax.tasks.contract import HostBatch, Input, Task, bucket
 from bertjax.training.config import MeshConfig
 from bertjax.training.objective import Objective
 from bertjax.training.programs import Programs, fetched
@@ -78,7 +79,8 @@ class Predictor(Runner):
 
     Args:
       checkpoint: a checkpoint, a workdir, of which it is that of
-        `bertjax.training.checkpoint.find_checkpoint`, or a model of Hugging Face or TF1.
+        `bertjax.training.checkpoint.find_checkpoint`, or a model of Hugging Face or TF1; or one
+        that is open already.
 
     Attributes:
       path: of the model.
@@ -89,15 +91,29 @@ class Predictor(Runner):
       InputError: there is none, or it has not the head of its task.
     """
 
-    def __init__(self, checkpoint: epath.PathLike) -> None:
-        start = Start(checkpoint)
+    def __init__(self, checkpoint: epath.PathLike | Start) -> None:
+        start = checkpoint if isinstance(checkpoint, Start) else Start(checkpoint)
         self.path, self.config = start.path, start.config()
         self.labels, self.calibration = start.labels, start.calibration
         self.tokenizer = start.tokenizer or find_tokenizer(self.path)
         super().__init__(start, registry.objective(self.config, jax.device_count()))
 
+    @property
+    def task(self) -> type[Task]:
+        """Of which it is a model."""
+        return registry.find(self.config.task)
+
     def answers(
-        self, lines: Iterable[str], together: int, everything: bool = False
+        self, inputs: Iterable[Input], together: int = 1, everything: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """An answer to each line of input; see `bertjax.tasks.contract.Task.predict`."""
-        return registry.find(self.config.task).predict(self, lines, together, everything)
+        """An answer to each input; see `bertjax.tasks.contract.Task.predict`.
+
+        Args:
+          together: inputs that may be waited for before the first of them is answered; those of a
+            list need not be.
+        """
+        most = self.task.together
+        size = most if isinstance(inputs, Sequence) else min(together, most)
+        rest = iter(inputs)
+        while some := list(itertools.islice(rest, size)):
+            yield from self.task.predict(self, some, everything)

@@ -1,10 +1,8 @@
 """Choosing one of several answers: SWAG and what has its layout (paper, section 4.4)."""
 
 import functools
-import itertools
-import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +10,7 @@ from etils import epath
 
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import Evaluation, EvaluationSet, HostBatch, Opened
+from bertjax.tasks.contract import Evaluation, EvaluationSet, HostBatch, Input, Opened
 from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of, warn_of_loss
 from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid, show_examples
@@ -56,6 +54,7 @@ class Task(finetuning.Task):
         )
     }
     headline = ("accuracy",)
+    ability = "chooses one of several answers"
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
@@ -90,20 +89,17 @@ class Task(finetuning.Task):
 
     @staticmethod
     def predict(
-        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+        opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """The answer to each question, a JSON object with "context" and "choices", or in SWAG's
+        """The answer to each question, an object with "context" and "choices", or in SWAG's
         columns.
         """
+        data = from_rows("input", map(_row, inputs), False)
         row = Objective(opened.config).row
-        numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
-        while some := list(itertools.islice(numbered, together)):
-            data = from_rows("input", [_row(*each) for each in some], False)
-            asked = Questions("input", data, opened.tokenizer, opened.config, row)
-            logits = [found["choice_logits"] for found in opened.run(asked.batches())]
-            for question, said in zip(data.questions, asked.said(logits), strict=True):
-                found = {"context": question.context} | _answer(question.answers, said, everything)
-                yield found
+        asked = Questions("input", data, opened.tokenizer, opened.config, row)
+        logits = [found["choice_logits"] for found in opened.run(asked.batches())]
+        for question, said in zip(data.questions, asked.said(logits), strict=True):
+            yield {"context": question.context} | _answer(question.answers, said, everything)
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
@@ -182,18 +178,13 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Choices]]:
     ]
 
 
-def _row(number: int, line: str) -> Row:
-    place = f"line {number}"
-    try:
-        said = json.loads(line)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
+def _row(asked: Input) -> Row:
+    if isinstance(asked.said, str):
         raise InputError(
-            f'{place} is not of the form {{"context": "...", "choices": ["...", "..."]}}: write a '
-            "JSON object a line."
+            f'{asked.place} is not of the form {{"context": "...", "choices": ["...", "..."]}}: '
+            "write a JSON object a line."
         )
-    return Row(place, said)
+    return Row(asked.place, dict(asked.said))
 
 
 def _answer(answers: Sequence[str], said: np.ndarray, everything: bool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from bertjax.training.config import Config
 from bertjax.training.objective import Objective
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
+from data_pipelines.finetuning.table import parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
@@ -60,6 +61,18 @@ class EvaluationSet(Protocol):
         """
 
 
+class Input(NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+      place: where it stands, for messages, such as "line 3".
+      said: a text, or an object with what the task asks for.
+    """
+
+    place: str
+    said: str | Mapping[str, Any]
+
+
 class Opened(Protocol):
     """A checkpoint that was opened to predict."""
 
@@ -84,6 +97,8 @@ class Task(abc.ABC):
     Class attributes:
       DATA_FIELDS: its `data` fields, each made by `data_pipelines.fields.field`.
       headline: scores that stand for several held-out sets by their means over them.
+      ability: what its models do, as in "it tags words".
+      together: inputs that are answered at once, at most.
 
     Attributes:
       objective: what is compiled.
@@ -94,6 +109,8 @@ class Task(abc.ABC):
 
     DATA_FIELDS: ClassVar[Mapping[str, Field]]
     headline: tuple[str, ...] = ()
+    ability: ClassVar[str] = "answers what its task asks"
+    together: ClassVar[int] = 4096
     objective: Objective
     tokenizer: Tokenizer
     labels: tuple[str, ...] = ()
@@ -158,17 +175,32 @@ class Task(abc.ABC):
         """
 
     @staticmethod
+    def inputs(lines: Iterable[str]) -> Iterable[Input]:
+        """What the lines of a file ask: each a text, or a JSON object; blank ones are passed over.
+
+        They are read as they are asked for, but where it takes all of them to know what is asked;
+        then it is a list.
+
+        Raises:
+          InputError: a line is no such object; it is named by its number.
+        """
+        for number, line in enumerate(lines, 1):
+            if text := line.strip():
+                place = f"line {number}"
+                values = parse_object(place, text).values if text.startswith("{") else text
+                yield Input(place, values)
+
+    @staticmethod
     @abc.abstractmethod
     def predict(
-        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        """An answer to each line; needs no training data.
+        opened: Opened, inputs: Sequence[Input], everything: bool = False
+    ) -> Iterable[dict[str, Any]]:
+        """An answer to each of some inputs, no more than `together`; needs no training data.
 
         Args:
-          together: lines that may be waited for before the first of them is answered.
           everything: tells also what the answer was chosen from.
         Raises:
-          InputError: a line is not what the task takes; it is named by its number.
+          InputError: an input is not what the task takes; its place is named.
         """
 
     @staticmethod

@@ -14,14 +14,14 @@ _BEST = 5  # pieces reported for each mask
 _NEW = 32  # pieces that a line is gone on with, at most
 
 
-def fill(opened: Opened, numbered: Sequence[tuple[int, str]]) -> Iterator[dict[str, Any]]:
-    """The answers to lines, each with its number; those that fit share a row."""
+def fill(opened: Opened, placed: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """The answers to texts, each after its place; those that fit share a row."""
     tokenizer, most = opened.tokenizer, opened.config.model.max_positions
-    lines = [_masked(text, number, tokenizer, most) for number, text in numbered]
+    lines = [_masked(text, place, tokenizer, most) for place, text in placed]
     masks = [np.flatnonzero(ids == tokenizer.mask_id) for ids in lines]
     batch, places = _lay(lines, masks, most)
     (outputs,) = opened.run([batch])
-    for (_, text), ids, (row, slots) in zip(numbered, lines, places, strict=True):
+    for (_, text), ids, (row, slots) in zip(placed, lines, places, strict=True):
         logits = outputs["mlm_logits"][row, slots, : len(tokenizer.pieces)]
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
         likely = powers / powers.sum(axis=-1, keepdims=True)
@@ -41,18 +41,18 @@ def fill(opened: Opened, numbered: Sequence[tuple[int, str]]) -> Iterator[dict[s
         }
 
 
-def _masked(text: str, number: int, tokenizer: Tokenizer, max_positions: int) -> np.ndarray:
-    """The pieces of a line, int32, with the special ones."""
+def _masked(text: str, place: str, tokenizer: Tokenizer, max_positions: int) -> np.ndarray:
+    """The pieces of a text, int32, with the special ones."""
     parts = [tokenizer.encode(part) for part in text.split("[MASK]")]
     if len(parts) == 1:
-        raise InputError(f"line {number} has no [MASK]: write one where a piece is to be found.")
+        raise InputError(f"{place} has no [MASK]: write one where a piece is to be found.")
     ids = [tokenizer.cls_id, *parts[0]]
     for part in parts[1:]:
         ids += [tokenizer.mask_id, *part]
     ids.append(tokenizer.sep_id)
     if len(ids) > max_positions:
         raise InputError(
-            f"line {number} has {len(ids)} pieces and the model takes {max_positions}: shorten it."
+            f"{place} has {len(ids)} pieces and the model takes {max_positions}: shorten it."
         )
     return np.array(ids, np.int32)
 
@@ -91,18 +91,16 @@ def _lay(
     return batch, places
 
 
-def go_on(opened: Opened, numbered: Sequence[tuple[int, str]]) -> Iterator[dict[str, Any]]:
-    """How lines, each with its number, go on: up to 32 pieces, or to the end of a sentence."""
+def go_on(opened: Opened, placed: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """How texts, each after its place, go on: up to 32 pieces, or to the end of a sentence."""
     tokenizer, most = opened.tokenizer, opened.config.model.max_positions
-    lines = [
-        np.array([tokenizer.cls_id, *tokenizer.encode(text)], np.int32) for _, text in numbered
-    ]
-    for (number, _), ids in zip(numbered, lines, strict=True):
+    lines = [np.array([tokenizer.cls_id, *tokenizer.encode(text)], np.int32) for _, text in placed]
+    for (place, _), ids in zip(placed, lines, strict=True):
         if len(ids) >= most:
             raise InputError(
-                f"line {number} has {len(ids)} pieces and the model takes {most}: shorten it."
+                f"{place} has {len(ids)} pieces and the model takes {most}: shorten it."
             )
-    texts = [text for _, text in numbered]
+    texts = [text for _, text in placed]
     begun = [len(ids) for ids in lines]
     unfinished = list(range(len(lines)))
     for _ in range(_NEW):

@@ -22,6 +22,7 @@ from bertjax.tasks.contract import (
     Evaluation,
     EvaluationSet,
     HostBatch,
+    Input,
     Opened,
     check_vocabulary,
 )
@@ -37,7 +38,6 @@ from data_pipelines.pretraining.rows import render_row
 
 _log = logging.getLogger("bertjax")
 
-_TOGETHER = 64  # lines, at most: a mask has as many scores as there are pieces
 _SHARED = ("batch_size", "seq_len", "packing")  # fields of the configuration itself
 
 
@@ -85,6 +85,8 @@ class Task(contract.Task):
     """Pre-training on a corpus that `bertjax prepare` wrote, or on several."""
 
     headline = ("mlm_perplexity",)
+    ability = "fills [MASK]s, or left to right continues texts"
+    together = 64  # a mask has as many scores as there are pieces
 
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = {
         "dir": field("", 'what `bertjax prepare` wrote, or several such, joined by "+"')
@@ -175,16 +177,26 @@ class Task(contract.Task):
         return {"seq_len": seq_len, "data": {"objective": objective}}
 
     @staticmethod
+    def inputs(lines: Iterable[str]) -> Iterator[Input]:
+        """Each line is a text, whatever it looks like."""
+        return (Input(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
+
+    @staticmethod
     def predict(
-        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+        opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Fills the `[MASK]`s of each line: text, then per mask its likeliest pieces. A
-        left-to-right model goes on with each line, piece by likeliest piece.
+        """Fills the `[MASK]`s of each text: the text, then per mask its likeliest pieces. A
+        left-to-right model goes on with each text, piece by likeliest piece.
         """
         answer = go_on if opened.config.model.causal else fill
-        numbered = enumerate((line.strip() for line in lines), 1)
-        while some := list(itertools.islice(numbered, min(together, _TOGETHER))):
-            yield from answer(opened, some)
+        return answer(opened, list(map(_text, inputs)))
+
+
+def _text(asked: Input) -> tuple[str, str]:
+    place, said = asked
+    if not isinstance(said, str):
+        raise InputError(f"{place} is no text, and the model {Task.ability}: write a text.")
+    return place, said
 
 
 class HeldOut:

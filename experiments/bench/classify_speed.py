@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from experiments.bench.turns import Cost, cost_of, environment, serve, take_turns
 
 OURS = "bertjax"
-TOGETHER = 4096  # lines that `bertjax predict` answers at once, into a file
 
 
 def texts_of(data: str, column: str) -> list[str]:
@@ -42,11 +41,12 @@ def bertjax_work(checkpoint: str, data: str, column: str) -> Callable[[], list[s
     """A function that gives the label of each text."""
     from bertjax.cli.devices import pass_over_absent_tpu
     from bertjax.runs.predict import Predictor
+    from bertjax.tasks.contract import Input
 
     pass_over_absent_tpu()
     predictor = Predictor(checkpoint)
-    lines = [json.dumps({column: text}) for text in texts_of(data, column)]
-    return lambda: [answer["label"] for answer in predictor.answers(lines, TOGETHER)]
+    inputs = [Input("text", {column: text}) for text in texts_of(data, column)]
+    return lambda: [answer["label"] for answer in predictor.answers(inputs)]
 
 
 def peer_work(model: str, data: str, column: str, together: int, cores: int) -> Callable[[], list]:

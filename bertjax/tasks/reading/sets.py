@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.contract import Evaluation, HostBatch
+from bertjax.tasks.contract import Evaluation, HostBatch, Input
 from bertjax.tasks.finetuning import Laid
 from bertjax.tasks.reading.answers import Prediction, decode
 from bertjax.tasks.reading.scoring import score
@@ -141,27 +141,33 @@ def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list
     }
 
 
-def asked(lines: Iterable[str], together: int) -> Iterator[Questions]:
-    """Questions to be answered at once.
+def inputs_of(lines: Iterable[str]) -> Iterable[Input]:
+    """Questions to be answered.
 
     Args:
-      lines: of JSON, each with "question" and "context", blank ones passed over, `together` at the
-        most taken at once; or a whole file in SQuAD's layout.
+      lines: of JSON, each with "question" and "context", blank ones passed over; or a whole file in
+        SQuAD's layout, whose questions come as a list.
     Raises:
-      InputError: a line is neither; it is named by its number.
+      InputError: the file is not of the layout.
     """
     lines = iter(lines)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     first = next(numbered, None)
     if first is None:
-        return
+        return []
     before, text = first[0] - 1, first[1]
     if not text.lstrip().startswith("{") or "question" in _parse(text):
-        rest = itertools.chain([first], numbered)
-        while some := list(itertools.islice(rest, together)):
-            yield Questions([_question(line, number) for number, line in some], 1)
-    else:
-        yield parse_squad("the input", "\n" * before + text + "".join(lines))
+        return (
+            Input(f"line {number}", _parse(line))
+            for number, line in itertools.chain([first], numbered)
+        )
+    data = parse_squad("the input", "\n" * before + text + "".join(lines))
+    return [
+        Input(
+            f"question {each.id!r}", {"id": each.id, "question": each.text, "context": each.passage}
+        )
+        for each in data.questions
+    ]
 
 
 def _parse(line: str) -> dict[str, Any]:
@@ -173,16 +179,21 @@ def _parse(line: str) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _question(line: str, number: int) -> Question:
-    said = _parse(line)
+def question_of(asked: Input) -> Question:
+    """The question that is asked, whose id is the last word of its place where it has none.
+
+    Raises:
+      InputError: it is none; its place is named.
+    """
+    place, said = asked.place, {} if isinstance(asked.said, str) else asked.said
     text, passage = said.get("question"), said.get("context")
     if not isinstance(text, str) or not isinstance(passage, str):
         raise InputError(
-            f'line {number} is not of the form {{"question": "...", "context": "..."}}: '
+            f'{place} is not of the form {{"question": "...", "context": "..."}}: '
             "write a JSON object a line."
         )
     try:
-        check_passage(f"line {number}", passage)
+        check_passage(place, passage)
     except InputError as error:
         raise InputError(f"{error}.") from error
-    return Question(str(said.get("id", number)), text, passage)
+    return Question(str(said.get("id", place.rpartition(" ")[2])), text, passage)

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,10 +10,10 @@ from etils import epath
 
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import HostBatch, Opened
+from bertjax.tasks.contract import HostBatch, Input, Opened
 from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of, warn_of_loss
 from bertjax.tasks.reading import page
-from bertjax.tasks.reading.sets import Reading, asked, windows_of
+from bertjax.tasks.reading.sets import Reading, inputs_of, question_of, windows_of
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
@@ -30,7 +30,6 @@ FILES = {
     2: {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
 }
 _SEQ_LEN = 384  # of the paper's; strides of 128, questions of 64
-_TOGETHER = 64  # questions that are answered at once, at most
 
 
 class Objective(finetuning.Objective):
@@ -68,6 +67,8 @@ class Task(finetuning.Task):
         "max_query": field(64, "the most pieces of a question; longer ones are cut at their end"),
     }
     headline = ("exact", "f1")
+    ability = "answers questions on passages"
+    together = 512
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
@@ -110,28 +111,28 @@ class Task(finetuning.Task):
         seq_len = min(_SEQ_LEN, model.config.max_positions)
         return {"seq_len": seq_len, "data": {"stride": seq_len // 3, "max_query": seq_len // 6}}
 
+    inputs = staticmethod(inputs_of)
+
     @staticmethod
     def predict(
-        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+        opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Answers {"question", "context"}, a JSON object a line, with text, score and place; or
-        all questions of a file in SQuAD's layout.
-        """
+        """Answers objects with "question" and "context" with text, score and place."""
         objective = Objective(opened.config)
         threshold = _threshold(opened) if objective.version == 2 else None
-        for data in asked(lines, min(together, _TOGETHER)):
-            reading = Reading("input", data, opened.tokenizer, objective.options, objective.row)
-            logits = [found["span_logits"] for found in opened.run(reading.batches())]
-            for prediction in reading.predictions(logits):
-                answer = prediction.answer(threshold)
-                odds = {} if threshold is None else {"null_odds": round(prediction.null_odds, 4)}
-                yield {
-                    "id": prediction.question.id,
-                    "text": answer.text,
-                    "start": answer.start,
-                    "end": answer.end,
-                    "score": round(answer.score, 4),
-                } | odds
+        data = Questions([question_of(each) for each in inputs], 1)
+        reading = Reading("input", data, opened.tokenizer, objective.options, objective.row)
+        logits = [found["span_logits"] for found in opened.run(reading.batches())]
+        for prediction in reading.predictions(logits):
+            answer = prediction.answer(threshold)
+            odds = {} if threshold is None else {"null_odds": round(prediction.null_odds, 4)}
+            yield {
+                "id": prediction.question.id,
+                "text": answer.text,
+                "start": answer.start,
+                "end": answer.end,
+                "score": round(answer.score, 4),
+            } | odds
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.formats.opening import find_labels
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import EvaluationSet, HostBatch, Opened
+from bertjax.tasks.contract import EvaluationSet, HostBatch, Input, Opened
 from bertjax.tasks.data import has_training_table, tokenizer_of, warn_of_loss
 from bertjax.tasks.finetuning import show_examples
 from bertjax.tasks.sentences import page
@@ -33,7 +33,7 @@ from data_pipelines.finetuning.sentences import (
     label_names,
     make_target,
 )
-from data_pipelines.finetuning.table import Row, parse_object
+from data_pipelines.finetuning.table import Row
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
@@ -84,6 +84,7 @@ class Task(finetuning.Task):
         "spearman",
         "micro_f1",
     )
+    ability = "tells the class, the labels or a number of texts"
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
@@ -182,22 +183,18 @@ class Task(finetuning.Task):
 
     @staticmethod
     def predict(
-        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+        opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """What is said of each line: text, or a JSON object with the columns that were trained."""
-        given, target = columns_of(opened.config), columns_of(opened.config).target
-        labels = labels_of(opened)
-        numbered = ((i, line.strip()) for i, line in enumerate(lines, 1) if line.strip())
-        while some := list(itertools.islice(numbered, together)):
-            rows = [_row(number, line, given) for number, line in some]
-            columns = given
-            if not columns.pair and any(_PAIR in row.values for row in rows):
-                # A published model says not what its texts are.
-                columns = dataclasses.replace(columns, pair=(_PAIR,))
-            found = said_of(opened, from_rows("input", rows, columns, False))
-            for row, each in zip(rows, found, strict=True):
-                kept = {name: row.values[name] for name in (*columns.text, *columns.pair)}
-                yield kept | answer(each, labels, target, everything)
+        """What is said of each text, or object with the columns that were trained."""
+        columns, labels = columns_of(opened.config), labels_of(opened)
+        rows = [_row(each, columns) for each in inputs]
+        if not columns.pair and any(_PAIR in row.values for row in rows):
+            # A published model says not what its texts are.
+            columns = dataclasses.replace(columns, pair=(_PAIR,))
+        found = said_of(opened, from_rows("input", rows, columns, False))
+        for row, each in zip(rows, found, strict=True):
+            kept = {name: row.values[name] for name in (*columns.text, *columns.pair)}
+            yield kept | answer(each, labels, columns.target, everything)
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
@@ -227,16 +224,16 @@ def said_of(opened: Opened, data: Sentences) -> np.ndarray:
     return asked.said([found["classifier_logits"] for found in opened.run(asked.batches())])
 
 
-def _row(number: int, line: str, columns: Columns) -> Row:
-    """A line of input as a row of a table."""
-    place = f"line {number}"
-    if line.startswith("{"):
-        return parse_object(place, line)
+def _row(asked: Input, columns: Columns) -> Row:
+    """What is asked as a row of a table."""
+    place, said = asked
+    if not isinstance(said, str):
+        return Row(place, dict(said))
     if columns.pair or len(columns.text) > 1:
         names = (*columns.text, *columns.pair)
         keys = ", ".join(f'"{name}": "..."' for name in names)
         raise InputError(f"{place} is text, and there are {len(names)} to give: write {{{keys}}}.")
-    return Row(place, {columns.text[0]: line})
+    return Row(place, {columns.text[0]: said})
 
 
 def _encoded(name: str, data: Sentences, tokenizer: Tokenizer, config: Config) -> Encoded:

@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from etils import epath
 from bertjax.formats.opening import find_labels
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import EvaluationSet, HostBatch, Opened
+from bertjax.tasks.contract import EvaluationSet, HostBatch, Input, Opened
 from bertjax.tasks.data import (
     FIELDS,
     TFDS_SPLITS,
@@ -29,7 +28,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.rows import Shape, Target
 from data_pipelines.finetuning.schemes import entities
-from data_pipelines.finetuning.table import parse_object, read_tfds_table
+from data_pipelines.finetuning.table import Row, read_tfds_table
 from data_pipelines.finetuning.tagged import (
     NAMES,
     Sentence,
@@ -83,6 +82,7 @@ class Task(finetuning.Task):
         ),
     }
     headline = ("f1", "precision", "recall", "accuracy")
+    ability = "tags words"
     objective: Objective
 
     def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
@@ -158,32 +158,29 @@ class Task(finetuning.Task):
 
     @staticmethod
     def predict(
-        opened: Opened, lines: Iterable[str], together: int, everything: bool = False
+        opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """The entities of each line of text, with their characters; of a JSON object with "words"
-        the tag of each.
+        """The entities of each text, with their characters; of an object with "words" the tag of
+        each.
         """
-        row = Objective(opened.config).row
-        numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
-        while some := list(itertools.islice(numbered, together)):
-            asked = [_asked(number, line.strip()) for number, line in some]
-            sentences = [sentence for _, sentence, _ in asked]
-            data = opened.tokenizer, opened.config, opened.labels, row
-            tagged = Sentences("input", sentences, *data)
-            logits = [found["tagger_logits"] for found in opened.run(tagged.batches())]
-            for (text, sentence, places), (tags, chances) in zip(
-                asked, tagged.said(logits), strict=True
-            ):
-                found: dict[str, Any] = {"words": list(sentence.words), "tags": tags}
-                if text is not None:
-                    found = {"text": text, "entities": _entities(text, places, tags, chances)}
-                if everything:
-                    names = zip(*([label] * len(tags) for label in opened.labels), strict=True)
-                    found["probabilities"] = [
-                        {n: round(float(p), 6) for n, p in zip(own, each, strict=True)}
-                        for own, each in zip(names, chances, strict=True)
-                    ]
-                yield found
+        asked = [_asked(*each) for each in inputs]
+        sentences = [sentence for _, sentence, _ in asked]
+        data = opened.tokenizer, opened.config, opened.labels, Objective(opened.config).row
+        tagged = Sentences("input", sentences, *data)
+        logits = [found["tagger_logits"] for found in opened.run(tagged.batches())]
+        for (text, sentence, places), (tags, chances) in zip(
+            asked, tagged.said(logits), strict=True
+        ):
+            found: dict[str, Any] = {"words": list(sentence.words), "tags": tags}
+            if text is not None:
+                found = {"text": text, "entities": _entities(text, places, tags, chances)}
+            if everything:
+                names = zip(*([label] * len(tags) for label in opened.labels), strict=True)
+                found["probabilities"] = [
+                    {n: round(float(p), 6) for n, p in zip(own, each, strict=True)}
+                    for own, each in zip(names, chances, strict=True)
+                ]
+            yield found
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
@@ -205,18 +202,16 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Tagged]]:
     return [(name, read_tagged(path, mend)) for name, path in find_tables(config, split, NAMES)]
 
 
-def _asked(number: int, line: str) -> tuple[str | None, Sentence, list[tuple[int, int]]]:
-    """A line's text, None where it gives its words; these, and their characters in the text."""
-    place = f"line {number}"
-    text: Any = line
-    if line.startswith("{"):
-        row = parse_object(place, line)
-        if "text" not in row.values:
-            (sentence,) = from_rows([row])
-            return None, dataclasses.replace(sentence, tags=None), []
-        text = row.values["text"]
-        if not isinstance(text, str) or not text.strip():
-            raise InputError(f'{place}: "text" is {text!r}: write some text, or a list "words".')
+def _asked(
+    place: str, said: str | Mapping[str, Any]
+) -> tuple[str | None, Sentence, list[tuple[int, int]]]:
+    """The text, None where there are words instead; the words, and their characters in the text."""
+    if not isinstance(said, str) and "text" not in said:
+        (sentence,) = from_rows([Row(place, dict(said))])
+        return None, dataclasses.replace(sentence, tags=None), []
+    text = said if isinstance(said, str) else said["text"]
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f'{place}: "text" is {text!r}: write some text, or a list "words".')
     places = [match.span() for match in _WORD.finditer(text)]
     words = [text[first:last] for first, last in places]
     return text, Sentence(words, None, [place] * len(words)), places
