@@ -140,7 +140,7 @@ def test_constants_are_read_and_do_not_learn() -> None:
         for name, leaf in objective.batch_shapes(8).items()
     }
     predict = programs.predict(objective.batch_shapes(8))
-    params = programs.init().params
+    params = programs.laid(programs.init().params)
     shifted = predict(params, batch, programs.constants())["nsp_logits"]
     unshifted = predict(params, batch, {"shift": 0 * programs.constants()["shift"]})["nsp_logits"]
     np.testing.assert_allclose(shifted, unshifted + 3, rtol=1e-6)

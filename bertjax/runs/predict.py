@@ -36,7 +36,7 @@ class Runner:
         config = dataclasses.replace(objective.config, mesh=MeshConfig())
         self._programs = Programs(config, objective)
         start.check_whole(config.model, self._programs.params)
-        self._params = start.load(self._programs.params)
+        self._params = self._programs.laid(start.load(self._programs.params))
         self._constants = self._programs.constants()
         self._compiled: dict[Any, jax.stages.Compiled] = {}
 

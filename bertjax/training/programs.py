@@ -7,7 +7,7 @@ what is run.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -225,12 +225,44 @@ class Programs:
         return self._compile(eval_step, self.params, shapes, self._whole, self.heldout_rows)
 
     def predict(self, shapes: Shapes) -> jax.stages.Compiled:
-        """(params, batch, constants) -> all outputs, for batches of these shapes."""
+        """(what `laid` gives, batch, constants) -> all outputs, for batches of these shapes."""
 
         def predict(params: Any, batch: Batch, constants: Any) -> dict[str, Any]:
-            return self._apply(params, batch, None, constants)
+            return self._apply(_stacked(params) if self._apart else params, batch, None, constants)
 
-        return self._compile(predict, self.params, shapes, self._whole)
+        def take(leaf: Any, layer: int) -> Any:
+            return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._whole)
+
+        return self._compile(predict, self._laid(self.params, take), shapes, self._whole)
+
+    def laid(self, params: Any) -> Any:
+        """Parameters as `predict` takes them, in the memory that they have."""
+
+        def take(leaf: Any, layer: int) -> Any:
+            return jax.device_put(np.asarray(leaf)[layer], self._whole)
+
+        return self._laid(params, take)
+
+    @functools.cached_property
+    def _apart(self) -> bool:
+        """Whether each layer's parameters are given to `predict` by themselves.
+
+        Of those of all layers in one array a CPU would copy each layer's at every call, which takes
+        longer than to compute a short text.
+        """
+        alone = self.mesh.size == self.mesh.shape["data"]
+        cpu = self.mesh.devices.flat[0].platform == "cpu"
+        return cpu and alone and not self._config.model.scan_layers
+
+    def _laid(self, params: Any, take: Callable[[Any, int], Any]) -> Any:
+        if not self._apart:
+            return params
+        blocks = params["encoder"]["blocks"]
+        layers = [
+            jax.tree.map(lambda leaf, layer=layer: take(leaf, layer), blocks)
+            for layer in range(self._config.model.num_layers)
+        ]
+        return {**params, "encoder": {**params["encoder"], "blocks": layers}}
 
     def _apply(
         self, params: Any, batch: Batch, key: jax.Array | None, constants: Any
@@ -319,6 +351,12 @@ def merge(random: Any, given: Any, reinit_layers: int) -> Any:
         )
         merged["encoder"] = {**given["encoder"], "blocks": blocks}
     return merged
+
+
+def _stacked(params: Any) -> Any:
+    """Parameters with those of all layers in one array again, which the compiler takes apart."""
+    blocks = jax.tree.map(lambda *each: jnp.stack(each), *params["encoder"]["blocks"])
+    return {**params, "encoder": {**params["encoder"], "blocks": blocks}}
 
 
 def _shardings(shapes: Any) -> Any:
