@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
-    from bertjax.model.encoder import BertConfig
     from bertjax.training.config import Config
 
 
@@ -33,23 +32,11 @@ def add_config(
 
 
 def load(args: argparse.Namespace) -> "Config":
-    """The configuration that the arguments name.
+    """The configuration that the arguments name; see `configure`."""
+    from bertjax.runs.configuration import configure
 
-    A checkpoint to evaluate says what model it is, as what a run begins with does; that may be gone
-    once the run has a checkpoint of its own. Where none is named, the checkpoint's own is taken.
-    """
-    from bertjax.formats.opening import find_model, own_config
-    from bertjax.tasks import registry
-    from bertjax.training.checkpoint import has_checkpoint
-    from bertjax.training.config import load_config
-
-    def model_of(init: str) -> "BertConfig":
-        resumed = "workdir" in args and has_checkpoint(args.workdir)
-        return find_model(args.workdir if resumed else init)
-
-    named = {"init": repr(args.checkpoint[0])} if "checkpoint" in args else {}
-    source = args.config or own_config(args.checkpoint[0])
-    return load_config(source, named | args.rest, registry.data_fields(), model_of)
+    checkpoint = args.checkpoint[0] if "checkpoint" in args else None
+    return configure(args.config, args.rest, vars(args).get("workdir"), checkpoint)
 
 
 def parse_overrides(rest: Sequence[str]) -> dict[str, str]:

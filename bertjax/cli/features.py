@@ -57,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.formats.sentence_transformers import find_recipe
-    from bertjax.runs.features import Features
-    from bertjax.tasks.vectors import Wanted
+    from bertjax.runs.features import Features, recipe_of
 
     try:
         layers = tuple(int(each) for each in args.layers.split(","))
@@ -69,20 +67,10 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(
             f"--pool {args.pool} is for --of text and not for {args.of}: leave it out."
         )
-    recipe = find_recipe(args.checkpoint)
-    checkpoint, pool, normalize = args.checkpoint, args.pool or "mean", args.normalize
-    fields = {}
-    if recipe:
-        checkpoint = recipe.model
-        fields = {"seq_len": recipe.seq_len} if recipe.seq_len else {}
-        if not args.pool and args.of == "text":
-            pool, normalize = recipe.pool, recipe.normalize or normalize
-            said = ", made one of length 1" if normalize else ""
-            _log.info("%s: a text's vector is the %s of its pieces%s.", checkpoint, pool, said)
-    wanted = Wanted(layers, args.of, pool, normalize, **fields)
+    model, wanted = recipe_of(args.checkpoint, layers, args.of, args.pool, args.normalize)
     check_output(args.output)
     pass_over_absent_tpu()
     keep_compiled()
     lines = read_lines(args.input)
-    count = Features(checkpoint, wanted).write(lines, args.output)
+    count = Features(model, wanted).write(lines, args.output)
     _log.info("%s: the vectors of %d texts.", args.output, count)

@@ -30,6 +30,7 @@ import bertjax.cli
 from bertjax.cli.configuration import refuse
 from bertjax.cli.files import bucket_errors, check_buckets
 from bertjax.errors import CHILD, RESTART, RunError
+from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
 _ENOUGH = 128 + 13  # as a shell says of a program that SIGPIPE ended
@@ -136,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="bertjax", description="Pre-train, evaluate and use BERT with JAX.", allow_abbrev=False
     )
-    parser.add_argument("--version", action="version", version=f"bertjax {bertjax.__version__}")
+    parser.add_argument("--version", action="version", version=f"bertjax {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, verb in find_verbs().items():
         said = (verb.__doc__ or name).splitlines()[0].rstrip(".")

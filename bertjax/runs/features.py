@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.formats.opening import find_tokenizer
+from bertjax.formats.sentence_transformers import find_recipe
 from bertjax.runs.predict import Runner
 from bertjax.runs.start import Start
 from bertjax.runs.vector_files import TEXTS, Parts, keep_texts
@@ -24,19 +25,46 @@ _log = logging.getLogger("bertjax")
 TOGETHER = {"text": 4096, "words": 256, "pieces": 256}  # lines of a part
 
 
+def recipe_of(
+    directory: epath.PathLike,
+    layers: Sequence[int] = (-1,),
+    of: str = "text",
+    pool: str | None = None,
+    normalize: bool = False,
+) -> tuple[epath.Path, Wanted]:
+    """The model in a directory, and which of its vectors are wanted.
+
+    What is not said, how pieces are pooled and how long a text may be, is what a directory of
+    sentence-transformers says, and the mean elsewhere.
+
+    Raises:
+      InputError: there are no such vectors, or it pools in a way that bertjax has not.
+    """
+    recipe = find_recipe(directory)
+    if recipe is None:
+        return epath.Path(directory), Wanted(tuple(layers), of, pool or "mean", normalize)
+    if not pool and of == "text":
+        pool, normalize = recipe.pool, recipe.normalize or normalize
+        said = ", made one of length 1" if normalize else ""
+        _log.info("%s: a text's vector is the %s of its pieces%s.", recipe.model, pool, said)
+    fields = {"seq_len": recipe.seq_len} if recipe.seq_len else {}
+    return recipe.model, Wanted(tuple(layers), of, pool or "mean", normalize, **fields)
+
+
 class Features:
     """An encoder on all devices of this process.
 
     Args:
-      checkpoint: a checkpoint, a workdir, or a model of Hugging Face or TF1.
+      checkpoint: a checkpoint, a workdir, or a model of Hugging Face or TF1; or one that is open
+        already.
       wanted: which vectors.
 
     Raises:
       InputError: there is no such model, or it has not these layers.
     """
 
-    def __init__(self, checkpoint: epath.PathLike, wanted: Wanted) -> None:
-        start = Start(checkpoint)
+    def __init__(self, checkpoint: epath.PathLike | Start, wanted: Wanted) -> None:
+        start = checkpoint if isinstance(checkpoint, Start) else Start(checkpoint)
         self._start = start
         seq_len = min(wanted.seq_len, start.model.max_positions)
         self.wanted = dataclasses.replace(wanted, seq_len=seq_len)
@@ -48,6 +76,16 @@ class Features:
     def encode(self, texts: Sequence[str]) -> Found:
         """The vectors of some texts."""
         return vectors_of(texts, self._runner, self._tokenizer, self._objective)
+
+    def tell_of_cuts(self, cut: int, count: int) -> None:
+        """Warns where so many of the texts were cut."""
+        if cut:
+            _log.warning(
+                "%d of %d texts are longer than %d pieces and were cut.",
+                cut,
+                count,
+                self.wanted.seq_len,
+            )
 
     def write(self, lines: Iterable[str], output: epath.PathLike) -> int:
         """Writes those of every line, which is text or a JSON object with "text"; goes on where it
@@ -67,13 +105,7 @@ class Features:
             number, count = number + 1, count + len(some)
         if not count:
             raise InputError("the input has no lines: give some text.")
-        if cut:
-            _log.warning(
-                "%d of %d texts are longer than %d pieces and were cut.",
-                cut,
-                count,
-                self.wanted.seq_len,
-            )
+        self.tell_of_cuts(cut, count)
         parts.finish(number)
         return count
 

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: `metrics.jsonl`, TensorBoard and the terminal.
+"""Where the numbers of a run go: `metrics.jsonl`, TensorBoard, the terminal and who asks for them.
 
 A line of WORKDIR/metrics.jsonl is one JSON object: "step", "split" ("train" or "heldout"), then
 the metrics. Of several runs that are trained at once the splits are RUN/train and RUN/heldout. A
@@ -14,7 +14,7 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
@@ -26,6 +26,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 Metrics = Mapping[str, float | int | None]
+Tell = Callable[[dict[str, Any]], object]  # is given each line as `read_metrics` gives it
 
 REMOTE_FLUSH_SECONDS = 60.0
 
@@ -73,7 +74,8 @@ class Writers:
     `start_step` is the step resumed from: what an earlier job wrote after it is dropped from
     metrics.jsonl and hidden in TensorBoard. With `active` false, as on every host but the first,
     nothing is written. `stream` is where progress goes, standard error by default: one line drawn
-    over and over in a terminal, a line a time elsewhere.
+    over and over in a terminal, a line a time elsewhere. `tell` is called after each line that was
+    written.
 
     On a local disk what `write` was given survives the death of the process. A remote file (gs://)
     cannot be appended to, so there it is kept in memory and the files are written anew once a
@@ -88,6 +90,7 @@ class Writers:
         start_step: int = 0,
         active: bool = True,
         stream: TextIO | None = None,
+        tell: Tell | None = None,
     ) -> None:
         workdir = epath.Path(workdir)
         self._progress = Progress(total_steps, stream or sys.stderr) if active else None
@@ -99,6 +102,7 @@ class Writers:
             truncate(workdir, start_step)
             kind = RewrittenLines if is_remote(workdir) else AppendedLines
             self._files = [kind(metrics_path(workdir)), Events(workdir / "tensorboard", start_step)]
+            self._files += [Told(tell)] if tell else []
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         """Records the metrics of `split` ("train", "heldout") after `step` updates.
@@ -240,6 +244,22 @@ class Events:
             call(*arguments)
         except self._tf.errors.OpError as error:
             raise OSError(f"{self._directory / split}: {error.message}") from error
+
+
+class Told:
+    """Whoever started the run from Python."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def write(self, step: int, split: str, metrics: Metrics) -> None:
+        self._tell({"step": int(step), "split": split, **metrics})
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class Progress:

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from bertjax.formats.opening import find_format, read_labels, read_model
 from bertjax.formats.tensors import Model
 from bertjax.mesh import hosts
-from bertjax.mesh.sharding import named_leaves
+from bertjax.mesh.sharding import named_leaves, sharded_shapes
 from bertjax.model.encoder import BETWEEN, BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.runs.description import read_calibration
@@ -75,6 +76,7 @@ class Start:
     def __init__(self, path: epath.PathLike, step: int | None = None) -> None:
         style = find_format(path)
         self._published: Model | None = None
+        self._held: Any = None
         self.calibration: Mapping[str, float] = {}
         self.tokenizer: Tokenizer | None
         if style == "bertjax":
@@ -153,8 +155,22 @@ class Start:
         check_model(self.path, self.model, model)
         check_params(self.path, params, self._shapes)
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the model is of: "encoder" and the names of heads."""
+        return tuple(self._shapes)
+
+    def hold(self, mesh: Mesh) -> Any:
+        """All parameters, on the devices of a mesh; from now on `load` gives these very arrays."""
+        self._held = self._shapes = self.load(sharded_shapes(mesh, self._shapes))
+        if self._published is not None:  # whose own would stay in memory
+            self._published = dataclasses.replace(self._published, params=self._held)
+        return self._held
+
     def load(self, targets: Any) -> Any:
         """Those of a tree of `jax.ShapeDtypeStruct` with shardings, all of which it has."""
+        if self._held is not None:
+            return {part: self._held[part] for part in targets}
         if self._published is None:
             return load_params(self.path, targets)
         arrays = {part: self._published.params[part] for part in targets}

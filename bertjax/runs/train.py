@@ -26,7 +26,7 @@ from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import check_tokenizer, make_evaluator
 from bertjax.runs.lease import Lease
 from bertjax.runs.meter import Meter, Profiler
-from bertjax.runs.metrics import Metrics, Writers
+from bertjax.runs.metrics import Metrics, Tell, Writers
 from bertjax.runs.start import Start, begin, write_record
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, HostBatch, Task
@@ -53,6 +53,10 @@ class Stopped(RunError):
 class Run:
     """Training in a workdir: all that can be refused is refused here, before anything compiles.
 
+    Args:
+      on_metrics: called with each line that metrics.jsonl gets, where that is written; what it
+        raises ends the run as a fault of ours would.
+
     Class attributes:
       runs: how many are trained at once.
 
@@ -63,8 +67,10 @@ class Run:
 
     runs = 1
 
-    def __init__(self, config: Config, workdir: epath.PathLike) -> None:
-        self.workdir = epath.Path(workdir)
+    def __init__(
+        self, config: Config, workdir: epath.PathLike, on_metrics: Tell | None = None
+    ) -> None:
+        self.workdir, self._on_metrics = epath.Path(workdir), on_metrics
         begun = has_checkpoint(self.workdir)
         # What a run began with may be gone once it has a checkpoint, which has all that it gave.
         source = dataclasses.replace(config, init=str(self.workdir)) if begun else config
@@ -124,7 +130,13 @@ class Run:
             _log.info("%s is trained to its last step, %d.", self.workdir, first)
             return
         with (
-            Writers(self.workdir, self.steps, start_step=first, active=hosts.is_first()) as writers,
+            Writers(
+                self.workdir,
+                self.steps,
+                start_step=first,
+                active=hosts.is_first(),
+                tell=self._on_metrics,
+            ) as writers,
             contextlib.closing(Feed(self._batches(first), self.programs.rows)) as feed,
             Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
             contextlib.closing(self.checkpoints),

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 from etils import epath
 
-import bertjax
 from bertjax.mesh import hosts
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Task
 from bertjax.training.config import RETIRED, Config, parse_config
+from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
 # Fields that may differ between the runs that continue each other in one workdir.
@@ -72,7 +72,7 @@ def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> N
         "rows": config.growth.rows(step),  # the data position: rows read since step 0
         "data_fingerprint": task.data_fingerprint,
         "about_data": dict(task.about_data),
-        "bertjax": bertjax.__version__,
+        "bertjax": __version__,
         "jax": jax.__version__,
     }
     (directory / "run.json").write_text(json.dumps(run, indent=1))

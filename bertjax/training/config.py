@@ -276,7 +276,7 @@ class Config:
 
 def load_config(
     spec: str | Mapping[str, Any],
-    overrides: Mapping[str, str],
+    overrides: Mapping[str, Any],
     data_fields: Mapping[str, Mapping[str, Any]],
     model_of: Callable[[str], BertConfig] | None = None,
 ) -> Config:
@@ -285,7 +285,7 @@ def load_config(
     Args:
       spec: name or path of a configuration, and its options after a colon; see `config_file`. Or
         what is in one.
-      overrides: dotted field name -> text of the new value.
+      overrides: dotted field name -> new value, or text of it, as Python writes it.
       data_fields: task name -> the `data` fields that it has, with their defaults.
       model_of: gives the model that `init` names; where the configuration does not say how wide
         the model is, that one's `MODEL_FIELDS` are those of the configuration.
@@ -293,8 +293,8 @@ def load_config(
       InputError: an unknown option, field or task, or a value of the wrong type.
     """
     raw = run_file(spec) if isinstance(spec, str) else copy.deepcopy(dict(spec))
-    for name, text in overrides.items():
-        _override(raw, name, text)
+    for name, value in overrides.items():
+        _override(raw, name, _literal(value) if isinstance(value, str) else value)
     model, init = raw.get("model", {}), raw.get("init")
     named = isinstance(init, str) and init  # what else they may be is refused below
     if model_of and named and isinstance(model, Mapping) and "hidden_size" not in model:
@@ -347,11 +347,15 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
     return raw
 
 
-def _override(raw: dict[str, Any], name: str, text: str) -> None:
+def _literal(text: str) -> Any:
+    """The value that a text stands for, itself where it is none of Python's."""
     try:
-        value = ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        value = {"true": True, "false": False}.get(text.lower(), text)
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _override(raw: dict[str, Any], name: str, value: Any) -> None:
     *sections, field = name.split(".")
     for section in sections:
         raw = raw.setdefault(section, {})

@@ -32,15 +32,10 @@ BATCH = 32
 
 def bertjax_work(model: str, lines: list[str], output: pathlib.Path) -> Callable[[], object]:
     from bertjax.cli.devices import pass_over_absent_tpu
-    from bertjax.formats.sentence_transformers import find_recipe
-    from bertjax.runs.features import Features
-    from bertjax.tasks.vectors import Wanted
+    from bertjax.runs.features import Features, recipe_of
 
     pass_over_absent_tpu()
-    recipe = find_recipe(model)
-    assert recipe
-    wanted = Wanted(pool=recipe.pool, normalize=recipe.normalize, seq_len=recipe.seq_len or 512)
-    features = Features(recipe.model, wanted)
+    features = Features(*recipe_of(model))
 
     def work() -> None:
         output.unlink(missing_ok=True)

@@ -1,0 +1,73 @@
+"""What `import bertjax` gives: a model to ask, and training and evaluation as functions."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from bertjax.runs import evaluate as evaluation
+from bertjax.runs.configuration import Source, configure
+from bertjax.runs.model import Model
+from bertjax.runs.train import Run
+from data_pipelines.errors import InputError
+
+__all__ = ["InputError", "Model", "evaluate", "load", "train"]
+
+
+def load(directory: epath.PathLike) -> Model:
+    """Opens a model: a workdir or checkpoint of ours, or a directory of Hugging Face, of TF1 or of
+    sentence-transformers.
+
+    Raises:
+      InputError: there is no such model, or it has no vocabulary.
+    """
+    return Model(directory)
+
+
+def train(
+    config: Source,
+    workdir: epath.PathLike,
+    overrides: Mapping[str, Any] | None = None,
+    on_metrics: Callable[[dict[str, Any]], object] | None = None,
+) -> None:
+    """Trains in a workdir, or goes on training there, to the last step.
+
+    Args:
+      config: `FILE[:OPTIONS]` as text, what its `get_config` gives, or a
+        `bertjax.training.config.Config`.
+      overrides: dotted field name -> value, such as {"optimizer.learning_rate": 1e-4}.
+      on_metrics: called with each line that metrics.jsonl gets: {"step", "split", ...}, "split"
+        being "train" or "heldout". What it raises ends the run, and goes on to the caller.
+    Raises:
+      InputError: the configuration, the data or the workdir do not fit; nothing was changed.
+      bertjax.errors.RunError: the run ended before its end: its loss was not finite, a checkpoint
+        could not be written, or SIGINT or SIGTERM arrived, for which its state was saved.
+    """
+    Run(configure(config, _told(overrides), workdir), workdir, on_metrics).train()
+
+
+def evaluate(
+    checkpoint: epath.PathLike | Sequence[epath.PathLike],
+    config: Source | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """The scores of a model, ours or published, on held-out data.
+
+    Args:
+      checkpoint: its directory, or those of several, which are an ensemble.
+      config: as in `train`; by default that of the run which made the checkpoint.
+      overrides: as in `train`.
+    Raises:
+      InputError: the model is not one of the configuration, or there is no held-out data.
+    """
+    one = isinstance(checkpoint, str | os.PathLike)
+    checkpoints: Sequence[epath.PathLike] = [checkpoint] if one else checkpoint
+    found = configure(config, _told(overrides), checkpoint=checkpoints[0])
+    return dict(evaluation.evaluate(found, *checkpoints).scores)
+
+
+def _told(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Values are what they are: a text is no other value's."""
+    given = dict(overrides or {})
+    return {name: repr(value) if isinstance(value, str) else value for name, value in given.items()}
