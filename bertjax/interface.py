@@ -34,7 +34,7 @@ def train(
     """Trains in a workdir, or goes on training there, to the last step.
 
     Args:
-      config: `FILE[:OPTIONS]` as text, what its `get_config` gives, or a
+      config: `NAME[:OPTIONS]` or `FILE[:OPTIONS]` as text, what its `get_config` gives, or a
         `bertjax.training.config.Config`.
       overrides: dotted field name -> value, such as {"optimizer.learning_rate": 1e-4}.
       on_metrics: called with each line that metrics.jsonl gets: {"step", "split", ...}, "split"

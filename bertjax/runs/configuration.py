@@ -27,7 +27,8 @@ def configure(
     once the run has a checkpoint of its own.
 
     Args:
-      source: `FILE[:OPTIONS]`, or what such a file gives; None for that of the checkpoint's run.
+      source: `NAME[:OPTIONS]` or `FILE[:OPTIONS]`, or what such a file gives; None for that of the
+        checkpoint's run.
       overrides: dotted field name -> new value, or its text; see `load_config`.
       workdir: of a run that may have begun.
       checkpoint: that is to be evaluated.

@@ -20,7 +20,6 @@ from typing import Any
 import ml_collections
 from etils import epath
 
-import bertjax
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file
 
@@ -30,7 +29,7 @@ _TYPES = (bool, int, float, str)
 
 def own_files() -> dict[str, epath.Path]:
     """The configurations that come with bertjax, by their names."""
-    package = pathlib.Path(bertjax.__file__).parent
+    package = pathlib.Path(__file__).parent.parent
     installed = package / "experiments"
     folder = installed if installed.is_dir() else package.parent / "experiments"  # of a clone
     return {file.stem: epath.Path(file) for file in sorted(folder.glob("*.py"))}
