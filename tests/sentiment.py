@@ -144,6 +144,10 @@ class Task(contract.Task):
         return len(self.train)
 
     @property
+    def told(self):
+        return f"{len(self.train)} texts"
+
+    @property
     def data_fingerprint(self):
         return self.train.digest()
 

@@ -50,6 +50,15 @@ def test_rates_are_those_of_the_steps_since_the_last_line(meter, clock, feed) ->
     assert (again["sequences_per_second"], again["data_wait"]) == (16, 0)
 
 
+def test_devices_whose_peak_is_not_known_have_no_utilisation(clock, feed) -> None:
+    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16))
+    mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], "data")
+    meter = Meter(objective, config, mesh, feed, step=10)
+    clock.now = 104.0
+    assert "mfu" not in meter.read(15, {"fill": 0.5})
+
+
 def test_steps_of_a_batch_that_grows_count_by_their_rows(clock, feed) -> None:
     config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16, 4, steps=30))
     objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)

@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import re
 import socket
 import subprocess
 import time
@@ -80,7 +81,13 @@ def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -
     assert saved[-1] >= 30
     done = run(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
-    assert f"going on from step {saved[-1]}" in done.stderr
+    page, after = done.stderr.split("compiling ...\n")
+    assert page.startswith("devices ") and page.count("\n") <= 15
+    assert f"which has step {saved[-1]}" in page and f"going on from step {saved[-1]}" in page
+    first = re.search(r"^step .*$", after, re.MULTILINE)
+    assert first and first[0].startswith(f"step {saved[-1] + 1}/") and "seq/s" not in first[0]
+    assert f"saved {tmp_path}/checkpoints/{STEPS:08d}\ndone; " in after
+    assert after.endswith("-hf\n") and f"bertjax predict --checkpoint {tmp_path} --text" in after
     assert metrics(tmp_path) == metrics(whole)
     assert params_of(tmp_path) == params_of(whole)
 

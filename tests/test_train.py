@@ -101,7 +101,7 @@ def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
 @pytest.mark.slow
 def test_metrics_have_their_promised_fields(whole) -> None:
     train = {"step", "split", *LOSSES, "learning_rate", "sequences_per_second", "fill"}
-    train |= {"pieces_per_second", "mfu", "data_wait", "epoch"}
+    train |= {"pieces_per_second", "data_wait", "epoch"}  # of a CPU no peak is known
     heldout = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
     for entry in metrics(whole):
         assert set(entry) == (train if entry["split"] == "train" else heldout)

@@ -48,8 +48,9 @@ class Meter:
         yield
         self._began += time.perf_counter() - began
 
-    def read(self, step: int, values: dict[str, float]) -> dict[str, float | None]:
-        """Rates from the step of the last call to `step`, whose outputs are on the host now.
+    def read(self, step: int, values: dict[str, float]) -> dict[str, float]:
+        """Rates from the step of the last call to `step`, whose outputs are on the host now; no
+        utilisation of devices whose peak is not known.
 
         Args:
           values: the means of these steps.
@@ -60,9 +61,10 @@ class Meter:
         rates = {
             "sequences_per_second": steps * self._sequences / seconds,
             "pieces_per_second": steps * self._pieces * values["fill"] / seconds,
-            "mfu": self._flops * steps / seconds / self._peak if self._peak else None,
             "data_wait": (self._feed.waited - self._waited) / seconds,
         }
+        if self._peak:
+            rates["mfu"] = self._flops * steps / seconds / self._peak
         self._step, self._began, self._waited = step, now, self._feed.waited
         return rates
 

@@ -118,6 +118,11 @@ class Writers:
         if time.monotonic() - self._flushed >= self._flush_seconds:
             self.flush()
 
+    def show(self, step: int, split: str, metrics: Metrics) -> None:
+        """Shows metrics in the terminal, and writes them nowhere."""
+        if self._progress:
+            self._progress.write(step, split, {n: _scalar(value) for n, value in metrics.items()})
+
     def note(self, text: str) -> None:
         """Shows a line of text in the terminal without spoiling the progress line."""
         if self._progress:

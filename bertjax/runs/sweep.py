@@ -88,6 +88,9 @@ class Wave(Run):
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         """A run that diverges is told in the end, and stops no other."""
 
+    def _end(self) -> None:
+        """The end of a wave is not that of the sweep."""
+
     def _evaluator(self) -> Callable[[list[Any]], Evaluation | None]:
         assert isinstance(self.programs, Together)
         evaluate = make_evaluators(self.task, self.programs)

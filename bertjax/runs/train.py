@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +20,7 @@ from bertjax.errors import RESTART, RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
-from bertjax.runs import workdirs
+from bertjax.runs import summary, workdirs
 from bertjax.runs.budget import Budget
 from bertjax.runs.cadence import Cadence
 from bertjax.runs.description import write_description
@@ -30,7 +31,7 @@ from bertjax.runs.metrics import Metrics, Tell, Writers
 from bertjax.runs.start import Start, begin, write_record
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, HostBatch, Task
-from bertjax.training.checkpoint import Checkpoints, has_checkpoint
+from bertjax.training.checkpoint import Checkpoints, find_finished, has_checkpoint
 from bertjax.training.config import Config
 from bertjax.training.programs import Programs
 from bertjax.training.schedules import Plan
@@ -38,6 +39,9 @@ from bertjax.training.step import Sums, TrainState, means
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
+
+_SOON = (1, 11)  # steps of a process that are shown where metrics are logged more seldom
+_TOLD_SECONDS = 2  # of compiling, which are worth a line
 
 
 class Diverged(RunError):
@@ -122,12 +126,15 @@ class Run:
             self._train(lease)
 
     def _train(self, lease: Lease) -> None:
+        if not self.programs.is_compiled:  # of a wave of runs like the one before
+            self._tell(self._opening)
         state = self._first_state()
         first = int(state.step)
         seconds = self.config.budget
         self._budget = Budget(self.workdir, seconds) if seconds is not None else None
         if first and self._is_last(first):
             _log.info("%s is trained to its last step, %d.", self.workdir, first)
+            self._end()
             return
         with (
             Writers(
@@ -142,6 +149,7 @@ class Run:
             contextlib.closing(self.checkpoints),
         ):
             self._loop(state, writers, feed, profiler, lease)
+        self._end()
 
     def _first_state(self) -> TrainState:
         state = self.checkpoints.restore(self.programs.state)
@@ -157,27 +165,31 @@ class Run:
     ) -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
-        _log.info("attention: %s.", self.programs.attention())
         growth, budget = config.growth, self._budget
-        train_step = self._train_step(first)
+        train_step = self._compiled(first)
         constants = fixed = self.programs.constants()
         evaluate = self._evaluator()
         hosts.wait_for_all("compiled")  # each at its own pace
         meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
         saving, evaluating = (Cadence(config, f"{name}_every") for name in ("checkpoint", "eval"))
+        soon = [count for count in _SOON if count < int(config.log_every)]
         plan: Plan | None = None
         if budget:
             budget.begin(first)
-        pending: tuple[int, Sums] | None = None
+        pending: tuple[int, Sums, bool] | None = None
 
         def log_pending(done: int) -> None:
             nonlocal pending
             if pending is not None:
-                step, window = pending
+                step, window, kept = pending
                 pending = None
                 values = self._means(window)
                 rates = meter.read(step, values)
-                self._write(writers, step, "train", values | self._progress(step) | rates)
+                values |= self._progress(step)
+                if not kept:
+                    writers.show(step, "train", values | (rates if step > first + 1 else {}))
+                    return
+                self._write(writers, step, "train", values | rates)
                 self._check_finite(step, values)
                 if budget:
                     budget.look(done)
@@ -185,7 +197,7 @@ class Run:
         with stop_signals() as stop:
             for step, batch in enumerate(feed, first + 1):
                 lease.check()
-                self.checkpoints.check()
+                self._tell_saved(writers)
                 profiler.before(step - 1, state)
                 if growth.size(step - 1) != growth.size(max(step - 2, first)):
                     with meter.pause():
@@ -198,8 +210,9 @@ class Run:
                 feed.working = window
                 log_pending(step)  # the devices are at work on the new step meanwhile
                 last, stopping = self._is_last(step), stop(step)
-                if last or step % int(config.log_every) == 0:
-                    pending = (step, window)
+                logged = last or step % int(config.log_every) == 0
+                if logged or step - first in soon:
+                    pending = (step, window, logged)
                 evaluates = evaluating.due(step) or last
                 saves = saving.due(step) or last or stopping
                 if not (evaluates or saves):
@@ -222,6 +235,35 @@ class Run:
                     self.checkpoints.wait()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
         self.checkpoints.wait()
+        self._tell_saved(writers)
+
+    def _tell(self, said: Callable[[], str]) -> None:
+        """Says it once, however many hosts there are."""
+        if hosts.is_first():
+            _log.info("%s", said())
+
+    def _opening(self) -> str:
+        step = max(self.checkpoints.steps(), default=0)
+        return summary.opening(self.config, self.task, self.programs, self.workdir, step, self.runs)
+
+    def _end(self) -> None:
+        """Says where the result is and what to do with it."""
+        self._tell(lambda: summary.closing(self.workdir, find_finished(self.workdir), self.task))
+
+    def _tell_saved(self, writers: Writers) -> None:
+        """Says which checkpoints are new; raises CheckpointError where one has failed."""
+        for path in self.checkpoints.check():
+            writers.note(f"saved {path}")
+
+    def _compiled(self, first: int) -> jax.stages.Compiled:
+        """The program of the first step, and what there is to say of it."""
+        if not self.programs.is_compiled:
+            self._tell(lambda: f"attention: {self.programs.attention()}; compiling ...")
+        began = time.perf_counter()
+        program = self._train_step(first)
+        if (seconds := time.perf_counter() - began) > _TOLD_SECONDS:
+            self._tell(lambda: f"compiled in {seconds:.0f} s.")
+        return program
 
     def _batches(self, start: int) -> Iterable[HostBatch]:
         """This host's rows of the batches of all steps from `start` on."""

@@ -88,6 +88,10 @@ class Task(finetuning.Task):
         return {"seq_len": model.config.max_positions} if "choice" in model.params else None
 
     @staticmethod
+    def example(config: Config) -> str:
+        return """--text '{"context": "She opens the", "choices": ["door", "sky"]}'"""
+
+    @staticmethod
     def predict(
         opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:

@@ -137,6 +137,11 @@ class Task(abc.ABC):
         """Hex digest that changes with the training data."""
 
     @property
+    @abc.abstractmethod
+    def told(self) -> str:
+        """The training data in a phrase, for a person."""
+
+    @property
     def about_data(self) -> Mapping[str, str]:
         """What a model card tells of the training data, by their names."""
         return {}
@@ -202,6 +207,11 @@ class Task(abc.ABC):
         Raises:
           InputError: an input is not what the task takes; its place is named.
         """
+
+    @staticmethod
+    def example(config: Config) -> str:
+        """Arguments of `bertjax predict` that a model of the configuration answers."""
+        return "--input FILE"
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:

@@ -131,6 +131,12 @@ class Task(contract.Task):
         return len(self.examples)
 
     @property
+    def told(self) -> str:
+        data, pieces = self.config.data, int(self.examples.sizes.sum())
+        name = data["dir"] or data["train"]
+        return f"{name} ({len(self.examples):,} examples, {pieces:,} pieces)"
+
+    @property
     def data_fingerprint(self) -> str:
         return self.examples.digest()
 

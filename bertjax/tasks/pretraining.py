@@ -147,6 +147,14 @@ class Task(contract.Task):
         return hashlib.blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
 
     @property
+    def told(self) -> str:
+        return " + ".join(
+            f"{corpus.directory} ({corpus.manifest.totals['documents']:,} documents, "
+            f"{corpus.manifest.totals['pieces']:,} pieces)"
+            for corpus in self._corpora.values()
+        )
+
+    @property
     def about_data(self) -> Mapping[str, str]:
         found = {}
         for name, corpus in self._corpora.items():
@@ -180,6 +188,10 @@ class Task(contract.Task):
     def inputs(lines: Iterable[str]) -> Iterator[Input]:
         """Each line is a text, whatever it looks like."""
         return (Input(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
+
+    @staticmethod
+    def example(config: Config) -> str:
+        return f"--text 'The capital of France is{'' if config.model.causal else ' [MASK].'}'"
 
     @staticmethod
     def predict(

@@ -63,6 +63,7 @@ class Checkpoints:
         self.keep_best = keep_best
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future[None] | None = None
+        self._finished: list[int] = []
 
     def steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
@@ -137,10 +138,11 @@ class Checkpoints:
         }
         self._saving = self._thread.submit(self._finish, step, numbers, describe)
 
-    def check(self) -> None:
-        """Raises CheckpointError where the last save has failed; to be asked once a step."""
+    def check(self) -> list[epath.Path]:
+        """Those finished since this was asked, once a step; raises where the last save failed."""
         if self._saving and self._saving.done():
             self._saving.result()
+        return [self.path(self._finished.pop(0)) for _ in range(len(self._finished))]
 
     def wait(self) -> None:
         """Returns once no save is under way on any host; raises as `check`."""
@@ -223,6 +225,7 @@ class Checkpoints:
                 finish(self.path(step), describe)
         if hosts.is_first():
             self._delete_old(step)
+        self._finished.append(step)
 
     @contextlib.contextmanager
     def _telling(self, step: int) -> Iterator[None]:

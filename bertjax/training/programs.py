@@ -164,6 +164,11 @@ class Programs:
         plan: Plan = with_shardings(scalars, self._whole)
         return plan
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the train step is kept from an earlier run."""
+        return False
+
     def attention(self) -> Way:
         """How each layer of the train step attends; known without tracing it."""
         config, objective = self._config, self._objective

@@ -77,6 +77,10 @@ class Together(Programs):
         other.configs = configs
         return other
 
+    @property
+    def is_compiled(self) -> bool:
+        return "train" in self._compiled
+
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self._compiled:
             self._compiled[name] = make()

@@ -114,6 +114,10 @@ class Task(finetuning.Task):
     inputs = staticmethod(inputs_of)
 
     @staticmethod
+    def example(config: Config) -> str:
+        return "--question 'Where is Oslo?' --context 'Oslo lies in Norway.'"
+
+    @staticmethod
     def predict(
         opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -180,6 +181,15 @@ class Task(finetuning.Task):
         if "classifier" not in model.params:
             return None
         return {"seq_len": model.config.max_positions, "data": {"target": model.target}}
+
+    @staticmethod
+    def example(config: Config) -> str:
+        columns = columns_of(config)
+        names = (*columns.text, *columns.pair)
+        if len(names) == 1:
+            return "--text 'Where is my card?'"
+        keys = ", ".join(f"{json.dumps(name)}: ..." for name in names)
+        return f"--text '{{{keys}}}'"
 
     @staticmethod
     def predict(

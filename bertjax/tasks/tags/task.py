@@ -157,6 +157,10 @@ class Task(finetuning.Task):
         return {"seq_len": model.config.max_positions} if "tagger" in model.params else None
 
     @staticmethod
+    def example(config: Config) -> str:
+        return "--text 'Ada Lovelace wrote to Charles Babbage.'"
+
+    @staticmethod
     def predict(
         opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
