@@ -12,7 +12,7 @@ import pytest
 from conftest import process_environment
 
 from bertjax.preflight.hlo import Instruction
-from bertjax.preflight.judge import _estimate, largest_batch, preflight
+from bertjax.preflight.judge import _estimate, largest_batch, preflight, remedies
 from bertjax.preflight.topology import Topology
 from bertjax.preflight.verdict import describe
 from bertjax.tasks import registry
@@ -143,9 +143,21 @@ def test_a_mesh_that_does_not_fit_the_topology_is_refused() -> None:
         preflight(configuration(**{"mesh.data": 4}), EIGHT)
 
 
-def test_rows_are_not_searched_for_where_there_is_no_limit() -> None:
-    with pytest.raises(ValueError, match="cpu:8 has no memory limit"):
-        largest_batch(configuration(), EIGHT, remat=False)
+@pytest.mark.slow
+def test_devices_of_this_machine_share_its_memory(monkeypatch) -> None:
+    monkeypatch.setattr("bertjax.preflight.topology.machine_room", lambda: 8 * 2**20)
+    config = configuration(batch_size=64)
+    verdict = preflight(config, EIGHT, train_alone=True)
+    assert not verdict.fits and verdict.hbm_limit_bytes == 2**20
+    assert describe(verdict).startswith("does NOT fit cpu:8")
+    tried = dict(remedies(config, EIGHT))
+    assert [*tried] == [
+        "--config.accumulation=2",
+        "--config.accumulation=4",
+        "--config.accumulation=8",
+    ]
+    needs = [each.train.hbm_bytes for each in tried.values()]
+    assert needs == sorted(needs, reverse=True) and needs[0] < verdict.train.hbm_bytes
 
 
 @pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 2), (5, 5), (64, 64)])

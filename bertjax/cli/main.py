@@ -33,6 +33,7 @@ from bertjax.errors import CHILD, RESTART, RunError
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
+_LESS = "end what else runs on this machine, or take a smaller model, fewer rows or more devices."
 _ENOUGH = 128 + 13  # as a shell says of a program that SIGPIPE ended
 # Of a path that was not checked before it was used: our fault, not the machine's.
 _UNCHECKED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
@@ -104,6 +105,26 @@ def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
         return _fail(error, 1)
     except bucket_errors() as error:
         return _fail(error, 1)
+    except _memory_errors() as error:
+        if (wanted := _short_of(error)) is None:
+            raise
+        return _fail(RunError(f"memory does not suffice{wanted}: {_LESS}"), 1)
+
+
+def _memory_errors() -> tuple[type[Exception], ...]:
+    """What is raised where memory is short; JAX raises the same where devices fail otherwise."""
+    errors = getattr(sys.modules.get("jax"), "errors", None)
+    return (MemoryError, errors.JaxRuntimeError) if errors else (MemoryError,)
+
+
+def _short_of(error: BaseException) -> str | None:
+    """What an error tells of memory that there was not; None for another error."""
+    if isinstance(error, MemoryError):
+        return f" ({error})" if str(error) else ""
+    from bertjax.mesh.memory import short_of, size
+
+    wanted = short_of(error)
+    return None if wanted is None else f", {size(wanted)} could not be had"
 
 
 def _fail(error: BaseException, status: int) -> int:

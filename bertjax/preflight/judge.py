@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 
+from bertjax.mesh.memory import program_bytes, shard_bytes, short_of
 from bertjax.mesh.sharding import make_mesh, row_parts
 from bertjax.model import flops
 from bertjax.model.heads import HEADS
@@ -22,11 +22,11 @@ from bertjax.preflight.hlo import Collective, Instruction, read_program
 from bertjax.preflight.topology import Topology
 from bertjax.preflight.traffic import bytes_moved
 from bertjax.preflight.verdict import Judged, Verdict
+from bertjax.runs.memory import smaller
 from bertjax.tasks import registry
 from bertjax.training.config import Config, MeshConfig
 from bertjax.training.programs import Programs
 from bertjax.training.together import Together, rounded_up
-from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
@@ -78,7 +78,10 @@ def preflight(
     remat = " with remat" if config.model.remat else ""
     of_runs = f" of each of {runs} runs" if runs else ""
     _log.info(f"compiling for {topology.name}, {objective.rows:,} rows a step{of_runs}{remat}")
-    train = judge(programs.train, objective.rows, times * objective.step_flops(), 0)
+    saved = (
+        shard_bytes(programs.state) if topology.kind == "cpu" else 0
+    )  # a copy, see `runs.memory`
+    train = judge(programs.train, objective.rows, times * objective.step_flops(), saved)
     rows = objective.eval_rows
     others: dict[str, Judged] = {}
     if train.fits and not train_alone:
@@ -129,15 +132,14 @@ def _judge(
     try:
         compiled = compile_program()
     except jax.errors.JaxRuntimeError as error:
-        needed = _needed(str(error))
+        needed = short_of(error)
         if needed is None:
             raise
         seconds = time.perf_counter() - began
         return Judged(False, rows // parts, needed + beside, None, {}, model_flops, seconds)
     seconds = time.perf_counter() - began
     memory: Any = compiled.memory_analysis()
-    state = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    used = beside + state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    used = beside + program_bytes(compiled)
     text = compiled.as_text() or ""
     instructions, exchanges = read_program(text)
     estimates: dict[str, Any] = {}
@@ -146,7 +148,7 @@ def _judge(
     elif topology.gpu is not None:
         estimates = _roofline(topology, devices, bytes_moved(text), exchanges, model_flops)
     return Judged(
-        fits=topology.memory is None or used <= topology.memory,
+        fits=used <= topology.memory,
         rows_per_device=rows // parts,
         hbm_bytes=used,
         activation_bytes=memory.temp_size_in_bytes,
@@ -162,16 +164,11 @@ def remedies(config: Config, topology: Topology) -> Iterator[tuple[str, Verdict]
 
     Ends with the first that fits, or when a device is left with a row at a time.
     """
-    config = _with_remat(config, True)
-    text, accumulation = "--config.model.remat=True", config.accumulation
-    while config.batch_size % (accumulation * _row_parts(config, topology)) == 0:
-        less = dataclasses.replace(config, accumulation=accumulation)
+    for text, less in smaller(config, _row_parts(config, topology), topology.kind == "cpu"):
         verdict = preflight(less, topology, train_alone=True)
         yield text, verdict
         if verdict.fits:
             return
-        accumulation *= 2
-        text = f"--config.model.remat=True --config.accumulation={accumulation}"
 
 
 def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | None:
@@ -179,11 +176,7 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | 
 
     Returns:
       The verdict on them; None if not even one fits for each part of the accumulation.
-    Raises:
-      InputError: the topology has no limit.
     """
-    if topology.memory is None:
-        raise InputError(f"{topology.name} has no memory limit to search for: name TPUs or GPUs.")
     config = _with_remat(config, remat)
     least = config.accumulation * _row_parts(config, topology)
     best, fits, fails = None, 0, None
@@ -206,14 +199,6 @@ def _row_parts(config: Config, topology: Topology) -> int:
 
 def _with_remat(config: Config, remat: bool) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
-
-
-def shard_bytes(tree: Any) -> int:
-    """Bytes of a tree of shapes with shardings on the device that holds most of it."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
 
 
 def _estimate(
@@ -282,12 +267,3 @@ def _by_kind(exchanges: Iterable[Collective]) -> dict[str, dict[str, float]]:
         numbers["bytes"] += each.runs * each.bytes
         numbers["bytes_sent"] += each.runs * each.sent
     return kinds
-
-
-def _needed(message: str) -> int | None:
-    """Bytes that a program needs, from the compiler's refusal; None for another complaint."""
-    if "RESOURCE_EXHAUSTED" not in message:
-        return None
-    found = re.search(r"Used ([\d.]+)([KMGT]) of", message)
-    found = found or re.search(r"memory required[^(]*\(([\d.]+)([KMGT])\)", message)
-    return round(float(found[1]) * 1024 ** (" KMGT".index(found[2]))) if found else None

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import jax
 
+from bertjax.mesh.memory import GIB, machine_room
 from bertjax.preflight.gpus import GPUS, Gpu, NoCompiler, described, memory_share
 from data_pipelines.errors import InputError
-
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +91,11 @@ class Topology:
         return (1, *self.shape)[-2:]  # type: ignore[return-value]
 
     @property
-    def memory(self) -> int | None:
-        """Bytes of a device that programs may use; None where there is no limit to tell of."""
+    def memory(self) -> int:
+        """Bytes of a device that programs may use; of this machine its share of what there is."""
         if self.gpu is not None:
             return int(self.gpu.memory * memory_share())
-        return self.chip.hbm if self.chip else None
+        return self.chip.hbm if self.chip else machine_room() // self.chips
 
     def __post_init__(self) -> None:
         size = r"[1-9]\d*"

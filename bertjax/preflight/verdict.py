@@ -7,7 +7,7 @@ estimated (cycles, seconds, utilisation) are told apart in all that is reported.
 import dataclasses
 import json
 
-from bertjax.preflight.topology import GIB
+from bertjax.mesh.memory import size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Verdict:
     fits: bool
     chips: int
     devices: int
-    hbm_limit_bytes: int | None
+    hbm_limit_bytes: int
     parameter_bytes: int
     optimizer_bytes: int
     steps: int
@@ -82,10 +82,10 @@ class Verdict:
 def describe(verdict: Verdict) -> str:
     """The verdict for a person."""
     v, train, limit = verdict, verdict.train, verdict.hbm_limit_bytes
-    least = f"{v.topology}: {_size(train.hbm_bytes)}"
+    least = f"{v.topology}: {size(train.hbm_bytes)}"
     if not train.fits:
-        over = train.hbm_bytes - (limit or 0)
-        head = f"does NOT fit {least} a device is {_size(over)} too many"
+        over = train.hbm_bytes - limit
+        head = f"does NOT fit {least} a device is {size(over)} too many"
     elif v.evaluation and not v.evaluation.fits:
         head = (
             f"does NOT fit {v.topology}: it trains, and dies at its first evaluation: "
@@ -95,12 +95,13 @@ def describe(verdict: Verdict) -> str:
         head = f"fits {least}{_of(limit, train.hbm_bytes)} a device"
     lines = [head, "", "Known, from the compiler and by arithmetic"]
     lines += [
-        f"  parameters       {_size(v.parameter_bytes)} a device",
-        f"  optimizer        {_size(v.optimizer_bytes)} a device",
+        f"  parameters       {size(v.parameter_bytes)} a device",
+        f"  optimizer        {size(v.optimizer_bytes)} a device",
     ]
     if train.activation_bytes is not None:
-        size = _size(train.activation_bytes)
-        lines.append(f"  activations      {size} a device, with other buffers")
+        lines.append(
+            f"  activations      {size(train.activation_bytes)} a device, with other buffers"
+        )
     for kind, numbers in train.collectives.items():
         text = f"{numbers['runs']:.0f} a step, {numbers['bytes'] / 1e6:,.1f} MB"
         lines.append(f"  {kind:16} {text}")
@@ -111,7 +112,7 @@ def describe(verdict: Verdict) -> str:
         if each:
             fits = "fits" if each.fits else "does NOT fit"
             lines.append(
-                f"  {name:16} {fits}: {_size(each.hbm_bytes)}{_of(limit, each.hbm_bytes)} a "
+                f"  {name:16} {fits}: {size(each.hbm_bytes)}{_of(limit, each.hbm_bytes)} a "
                 f"device, {each.rows_per_device} rows on each"
             )
     seconds = train.compile_seconds + sum(p.compile_seconds for p in programs.values() if p)
@@ -143,10 +144,5 @@ def describe(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def _of(limit: int | None, size: int) -> str:
-    return "" if limit is None else f" of {_size(limit)} ({size / limit:.0%})"
-
-
-def _size(size: float) -> str:
-    """Bytes for a person."""
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:,.1f} MiB"
+def _of(limit: int, used: int) -> str:
+    return f" of {size(limit)} ({used / limit:.0%})"

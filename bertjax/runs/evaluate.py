@@ -10,6 +10,7 @@ from etils import epath
 
 from bertjax.mesh.feed import Feed
 from bertjax.model.losses import Sums
+from bertjax.runs.memory import check_evaluation
 from bertjax.runs.start import Start
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, EvaluationSet, Task
@@ -49,7 +50,9 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
                 "of labels."
             )
         member.check_whole(config.model, programs.params)
-    found = make_evaluator(task, programs)(member.load(programs.params) for member in members)
+    evaluator = make_evaluator(task, programs)
+    check_evaluation(programs, task.objective)
+    found = evaluator(member.load(programs.params) for member in members)
     assert found is not None
     return found
 

@@ -26,6 +26,7 @@ from bertjax.runs.cadence import Cadence
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import check_tokenizer, make_evaluator
 from bertjax.runs.lease import Lease
+from bertjax.runs.memory import Need
 from bertjax.runs.meter import Meter, Profiler
 from bertjax.runs.metrics import Metrics, Tell, Writers
 from bertjax.runs.start import Start, begin, write_record
@@ -41,7 +42,6 @@ from data_pipelines.errors import InputError
 _log = logging.getLogger("bertjax")
 
 _SOON = (1, 11)  # steps of a process that are shown where metrics are logged more seldom
-_TOLD_SECONDS = 2  # of compiling, which are worth a line
 
 
 class Diverged(RunError):
@@ -84,6 +84,8 @@ class Run:
         self.steps = config.total_steps
         self.programs = self._plan()
         self.programs.check_rows(train=True)
+        self._need = Need(config, self.task.objective, self.programs, self.runs)
+        self._need.check_state()
         if config.keep_best and not self.task.evaluation_sets():
             raise InputError(
                 f"keep_best={config.keep_best!r} needs evaluations and {config.data['dir']} has no "
@@ -112,18 +114,24 @@ class Run:
         """Trains from the newest checkpoint in the workdir, or step 0, to the last step.
 
         Raises:
-          InputError: another run is at work in the workdir.
+          InputError: another run is at work in the workdir, or a step does not fit the devices.
           CheckpointError: a checkpoint could not be written or read.
           Diverged: the loss is not finite; the last good checkpoint is intact.
+          OutOfMemory: the devices had less room than they told, or do not tell.
           Stopped: SIGTERM or SIGINT arrived; the state was saved.
         """
-        with Lease(self.workdir) as lease:
-            workdirs.claim(self.workdir, self.config, self.task)
-            if self._start:
-                write_record(self._start, self.workdir)
-            if hosts.is_first():
-                self.checkpoints.clear()
-            self._train(lease)
+        try:
+            with Lease(self.workdir) as lease:
+                workdirs.claim(self.workdir, self.config, self.task)
+                if self._start:
+                    write_record(self._start, self.workdir)
+                if hosts.is_first():
+                    self.checkpoints.clear()
+                self._train(lease)
+        except jax.errors.JaxRuntimeError as error:
+            if (short := self._need.explain(error)) is None:
+                raise
+            raise short from error
 
     def _train(self, lease: Lease) -> None:
         if not self.programs.is_compiled:  # of a wave of runs like the one before
@@ -169,6 +177,7 @@ class Run:
         train_step = self._compiled(first)
         constants = fixed = self.programs.constants()
         evaluate = self._evaluator()
+        self._need.check_evaluation()
         hosts.wait_for_all("compiled")  # each at its own pace
         meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
         saving, evaluating = (Cadence(config, f"{name}_every") for name in ("checkpoint", "eval"))
@@ -257,12 +266,14 @@ class Run:
 
     def _compiled(self, first: int) -> jax.stages.Compiled:
         """The program of the first step, and what there is to say of it."""
-        if not self.programs.is_compiled:
+        known = self.programs.is_compiled
+        if not known:
             self._tell(lambda: f"attention: {self.programs.attention()}; compiling ...")
         began = time.perf_counter()
         program = self._train_step(first)
-        if (seconds := time.perf_counter() - began) > _TOLD_SECONDS:
-            self._tell(lambda: f"compiled in {seconds:.0f} s.")
+        seconds, takes = time.perf_counter() - began, self._need.check_step()
+        if not known:
+            self._tell(lambda: f"compiled in {seconds:.0f} s; a step takes {takes}.")
         return program
 
     def _batches(self, start: int) -> Iterable[HostBatch]:

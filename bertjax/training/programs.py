@@ -17,6 +17,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.mesh.feed import Batch
+from bertjax.mesh.memory import program_bytes
 from bertjax.mesh.sharding import (
     ROWS,
     check_mesh,
@@ -69,6 +70,7 @@ class Programs:
       mesh: where arrays lie.
       params: the parameters as `jax.ShapeDtypeStruct` with shardings.
       rows, heldout_rows: the shardings of every array of a batch, of training or held out.
+      taken: bytes of a device that each program takes which was compiled, by its function's name.
 
     Raises:
       InputError: the parameters do not fit the mesh.
@@ -85,6 +87,7 @@ class Programs:
         self.rows = self.heldout_rows = NamedSharding(self.mesh, ROWS)
         self._whole = NamedSharding(self.mesh, PartitionSpec())
         self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
+        self.taken: dict[str, int] = {}
 
     def check_rows(self, train: bool) -> None:
         """Refuses batches that the devices cannot share, before anything compiles.
@@ -295,7 +298,10 @@ class Programs:
         )
         with jax.set_mesh(self.mesh):
             lowered = jitted.lower(*arguments)
-        return lowered.compile(compiler_options=_compiler_options(self.mesh.devices.flat[0]))
+        chosen = _compiler_options(self.mesh.devices.flat[0])
+        compiled = lowered.compile(compiler_options=chosen)
+        self.taken[function.__name__] = program_bytes(compiled)
+        return compiled
 
     @functools.cached_property
     def _optimizer(self) -> optax.GradientTransformation:

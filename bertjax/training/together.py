@@ -57,6 +57,7 @@ class Together(Programs):
         self.rows = NamedSharding(self.mesh, _EACH)
         self._whole = self.heldout_rows = NamedSharding(self.mesh, _ALL)
         self._compiled: dict[str, Any] = {}
+        self.taken = {}
         fixed = jax.eval_shape(objective.constants)
         self._constants = {
             "rates": self._each(jax.ShapeDtypeStruct((len(configs),), jnp.float32)),
