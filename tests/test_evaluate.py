@@ -105,6 +105,17 @@ def test_several_sets_have_scores_of_their_own_and_headlines_together() -> None:
     assert found.files.keys() == {"one.outputs", "two.outputs"}
 
 
+def test_how_far_it_is_is_told_now_and_then(monkeypatch) -> None:
+    told: list[str] = []
+    task = Task(EIGHT, Rows("dev", [1] * 8, [2] * 8))
+    evaluator = make_evaluator(task, Programs(task.config, task.objective), told.append)
+    evaluator([{"factor": jnp.float32(1)}])
+    assert told == []
+    monkeypatch.setattr("bertjax.runs.evaluate._TELL_SECONDS", -1.0)
+    evaluator([{"factor": jnp.float32(1)}])
+    assert [each.partition(" after")[0] for each in told] == ["dev: batch 1", "dev: batch 2"]
+
+
 def test_without_held_out_sets_there_are_no_scores() -> None:
     assert evaluate(Task(EIGHT), 1) is None
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import resource
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,7 +14,8 @@ import bertjax.runs.memory as memory
 from bertjax.cli import report
 from bertjax.cli.main import main
 from bertjax.mesh.memory import machine_room, short_of
-from bertjax.runs.memory import OutOfMemory, smaller
+from bertjax.mesh.sharding import make_mesh
+from bertjax.runs.memory import Need, OutOfMemory, check_evaluation, smaller
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
@@ -28,7 +30,7 @@ TPU = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 
 
 
 def configure(corpus: pathlib.Path, **overrides: object) -> Config:
-    fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 64, "seq_len": 128}
+    fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 64, "model.num_layers": 1}
     fields |= {name.replace("__", "."): value for name, value in overrides.items()}
     texts = {name: str(value) for name, value in fields.items()}
     return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
@@ -75,22 +77,22 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_compiles(
 def test_a_step_that_does_not_fit_is_refused_with_one_that_does(
     corpus, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(memory, "room", lambda _: 6 * MIB)
-    config = configure(corpus, batch_size=256)
-    said = r"a step needs .* are left there: with --config\.accumulation=(8|16) it needs .* fits"
+    monkeypatch.setattr(Need, "_room", lambda need: 3 * need.step // 4)
+    said = r"a step needs .* are left there: with --config\.accumulation=(2|4|8) it needs .* fits"
     with pytest.raises(InputError, match=said):
-        Run(config, tmp_path).train()
+        Run(configure(corpus, batch_size=256), tmp_path).train()
 
 
-@pytest.mark.slow
-def test_an_evaluation_that_does_not_fit_is_refused_with_its_rows(
-    corpus, tmp_path, monkeypatch
-) -> None:
-    config = configure(corpus, batch_size=8, eval_batch_size=512, steps=3)
-    monkeypatch.setattr(memory, "room", lambda _: 8 * MIB)
-    said = r"an evaluation needs .* --config\.eval_batch_size=(256|128|64) should fit"
+def test_an_evaluation_that_does_not_fit_is_refused_with_its_rows() -> None:
+    mesh = make_mesh(8, 1, 1)
+    programs = SimpleNamespace(taken={"eval_step": 100 * MIB}, mesh=mesh)
+    objective = SimpleNamespace(eval_rows=64)
+    check_evaluation(programs, objective, beside=10 * MIB, limit=110 * MIB)
+    said = (
+        r"needs 0\.11 GiB a device, and 30\.0 MiB are .*: --config\.eval_batch_size=16 should fit"
+    )
     with pytest.raises(InputError, match=said):
-        Run(config, tmp_path).train()
+        check_evaluation(programs, objective, beside=10 * MIB, limit=30 * MIB)
 
 
 @pytest.mark.slow

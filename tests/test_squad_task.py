@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from bertjax.reports.run import write_report
 from bertjax.runs.convert import convert
 from bertjax.runs.description import CALIBRATION_FILE
 from bertjax.runs.evaluate import evaluate
+from bertjax.runs.start import Start
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
 from bertjax.tasks.reading.scoring import score_files
@@ -113,6 +115,10 @@ def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dic
     given = ["--checkpoint", workdir, "--output", output, *arguments(folder, version)]
     done = run("evaluate", *given)
     assert done.returncode == 0, done.stderr
+    page, table = done.stderr.split("; compiling ...\n")
+    assert page.endswith(f"{Start(workdir).path} on dev, 8 rows a batch")
+    assert re.search(r"^exact +\d+\.\d+$", table, re.MULTILINE)
+    assert f"written to {output}: " in table and "scores.json" in table
     return version, output, json.loads(done.stdout)
 
 
@@ -174,7 +180,7 @@ def test_several_checkpoints_are_an_ensemble(folder, tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys) -> None:
+def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys, caplog) -> None:
     version, workdir = trained
     for name, count in (("xx.de", 8), ("xx.fr", 16)):
         (folder / f"{name}.json").write_text(json.dumps(questions(version, count)))
@@ -182,8 +188,10 @@ def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys) -
     given += arguments(folder, version, data__dev="xx.*.json")
     assert main(["evaluate", *given]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
     assert [line.split()[0] for line in lines] == ["data", "xx.de", "xx.fr", "mean"]
+    assert "was made: data.dev='xx.*.json' here, '' there." in caplog.text
     assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
     assert scores["f1"] == pytest.approx((scores["xx.de/f1"] + scores["xx.fr/f1"]) / 2)
     assert len(json.loads((tmp_path / "xx.fr.predictions.json").read_text())) == 16

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 from etils import epath
 
@@ -45,7 +46,13 @@ def run(args: argparse.Namespace) -> int | None:
     found = evaluate(config, *args.checkpoint)
     if hosts.is_first():
         table = by_set(found.scores)  # of many sets, of which scores.json says all
-        print(aligned(*table) if table.rows else json.dumps(found.scores, indent=1))
+        if table.rows:
+            print(aligned(*table), flush=True)
+        else:
+            rows = [(name, f"{score:.4f}") for name, score in found.scores.items()]
+            print(aligned(("score", ""), rows), file=sys.stderr)
+            if not sys.stdout.isatty():  # for a program
+                print(json.dumps(found.scores, indent=1), flush=True)
         directory = epath.Path(args.output)
         directory.mkdir(parents=True, exist_ok=True)
         about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
@@ -57,4 +64,6 @@ def run(args: argparse.Namespace) -> int | None:
         for name, content in (contents | said).items():
             with output(str(directory / name)) as sink:
                 sink.write(content if isinstance(content, str) else as_json(content, indent=1))
+        names = ", ".join(contents | said)
+        print(f"written to {directory}: {names}. bertjax report {directory}", file=sys.stderr)
     return None

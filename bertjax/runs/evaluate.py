@@ -1,6 +1,8 @@
 """From checkpoints to scores."""
 
+import logging
 import operator
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -8,10 +10,13 @@ import jax
 import numpy as np
 from etils import epath
 
+from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.model.losses import Sums
 from bertjax.runs.memory import check_evaluation
+from bertjax.runs.metrics import duration
 from bertjax.runs.start import Start
+from bertjax.runs.workdirs import flat
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, EvaluationSet, Task
 from bertjax.training.config import Config
@@ -20,6 +25,13 @@ from bertjax.training.step import means, total_loss
 from bertjax.training.together import Together
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
+
+_TELL_SECONDS = 10.0  # between two lines on how far an evaluation is
+# Fields that decide scores, besides those of the data and the model but for some.
+_COMPARED = {"task", "seq_len", "packing", "eval_batches"}
+_ALIKE = {"data.workers", "model.remat", "model.scan_layers"}
+_ALIKE |= {"model.hidden_dropout", "model.attention_dropout"}
+_log = logging.getLogger("bertjax")
 
 Found = tuple[Sums, list[dict[str, np.ndarray]]]  # sums over the batches, outputs of each
 
@@ -50,25 +62,55 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
                 "of labels."
             )
         member.check_whole(config.model, programs.params)
-    evaluator = make_evaluator(task, programs)
+        if made := member.made_by():
+            _tell_differences(config, made, member.path)
+    sets, rows = task.evaluation_sets(), task.objective.eval_rows
+    _tell(
+        f"{', '.join(str(member.path) for member in members)} on "
+        f"{', '.join(held_out.name for held_out in sets)}, {rows:,} rows a batch; compiling ..."
+    )
+    evaluator = make_evaluator(task, programs, _tell)
     check_evaluation(programs, task.objective)
     found = evaluator(member.load(programs.params) for member in members)
     assert found is not None
     return found
 
 
+def _tell(text: str) -> None:
+    if hosts.is_first():
+        _log.info("%s", text)
+
+
+def _tell_differences(config: Config, made: Config, path: epath.Path) -> None:
+    """Says where a configuration reads data, or computes, otherwise than that of a checkpoint."""
+    ours, theirs = flat(config), flat(made)
+    said = [
+        f"{name}={ours[name]!r} here, {theirs.get(name)!r} there"
+        for name in ours
+        if name in _COMPARED or (name.startswith(("data.", "model.")) and name not in _ALIKE)
+        if ours[name] != theirs.get(name)
+    ]
+    if said:
+        _tell(f"not as {path} was made: {'; '.join(said)}.")
+
+
 def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:5]) + (" ..." if len(labels) > 5 else "") or "no labels"
 
 
-def make_evaluator(task: Task, programs: Programs) -> Callable[[Iterable[Any]], Evaluation | None]:
+def make_evaluator(
+    task: Task, programs: Programs, tell: Callable[[str], None] | None = None
+) -> Callable[[Iterable[Any]], Evaluation | None]:
     """A function from the parameters of each member of an ensemble, which may be of one, to what
     all held-out data give; None where there are none.
+
+    Args:
+      tell: is told now and then how far it is.
     """
     sets = task.evaluation_sets()
     if not sets:
         return lambda members: None
-    run = _runner(programs)
+    run = _runner(programs, tell)
 
     def evaluator(members: Iterable[Any]) -> Evaluation:
         found: list[Found] = []
@@ -99,16 +141,23 @@ def make_evaluators(task: Task, programs: Together) -> Callable[[Any], list[Eval
     return evaluators
 
 
-def _runner(programs: Programs) -> Callable[[Any, EvaluationSet], Found]:
+def _runner(
+    programs: Programs, tell: Callable[[str], None] | None = None
+) -> Callable[[Any, EvaluationSet], Found]:
     program, constants = programs.evaluate(), programs.constants()
 
     def run(params: Any, held_out: EvaluationSet) -> Found:
         total: Sums = {}
         outputs = []
+        began = told = time.monotonic()
         batches = Feed(held_out.batches(), programs.heldout_rows)
         for sums, kept in fetched(program(params, batch, constants) for batch in batches):
             total = _added(total, jax.tree.map(np.float64, sums))
             outputs.append(kept)
+            now = time.monotonic()
+            if tell and now - told > _TELL_SECONDS:
+                told = now
+                tell(f"{held_out.name}: batch {len(outputs):,} after {duration(now - began)}")
         return total, outputs
 
     return run

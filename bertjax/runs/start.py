@@ -108,6 +108,10 @@ class Start:
             return read_config(self.path / "config.json", registry.data_fields())
         return registry.config_of(self._published)
 
+    def made_by(self) -> Config | None:
+        """The configuration of the run that made it; None of a published model."""
+        return self.config() if self._published is None else None
+
     def record(self) -> dict[str, Any]:
         """What a workdir writes down of it: path, step (None for a published model), digest."""
         name = self.path.name

@@ -50,7 +50,7 @@ def check(workdir: epath.Path, config: Config, task: Task) -> None:
             "finish it with the version that began it, or use another --workdir."
         )
     # Fields that are newer than the run have their defaults in it.
-    before, now = map(_fields, (parse_config(raw, registry.data_fields()), config))
+    before, now = map(flat, (parse_config(raw, registry.data_fields()), config))
     for name in sorted(before.keys() | now.keys()):
         if name not in _FREE and before.get(name) != now.get(name):
             raise InputError(
@@ -78,14 +78,15 @@ def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> N
     (directory / "run.json").write_text(json.dumps(run, indent=1))
 
 
-def _fields(config: Config) -> dict[str, Any]:
+def flat(config: Config) -> dict[str, Any]:
+    """The fields of a configuration by their dotted names, as its JSON has them."""
     return _flat(json.loads(json.dumps(config.to_dict())))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}"""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in tree.items():
         nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
-    return flat
+        found |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return found
