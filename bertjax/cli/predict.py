@@ -62,9 +62,15 @@ def run(args: argparse.Namespace) -> None:
         together = 1
     with output(args.output) as sink:
         opened = Predictor(args.checkpoint)
-        for answer in opened.answers(inputs_of(opened.task), together, args.all):
-            # A remote file that is flushed is written anew as a whole.
-            print(as_json(answer), file=sink, flush=sink is sys.stdout)
+        try:
+            for answer in opened.answers(inputs_of(opened.task), together, args.all):
+                # A remote file that is flushed is written anew as a whole.
+                print(as_json(answer), file=sink, flush=sink is sys.stdout)
+        except InputError as error:
+            if args.input is not None:  # where a line is named
+                raise
+            takes = opened.task.example(opened.config)
+            raise InputError(f"{error} This model takes {takes}") from error
 
 
 def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:

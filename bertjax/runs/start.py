@@ -157,6 +157,12 @@ class Start:
           InputError: naming what differs.
         """
         check_model(self.path, self.model, model)
+        for name in params:
+            if name in HEADS and name not in self._shapes:
+                raise InputError(
+                    f"{self.path} has no {HEADS[name].part}, only {', '.join(self._shapes)}: train "
+                    "it with init, or take vectors with `bertjax features`."
+                )
         check_params(self.path, params, self._shapes)
 
     @property
