@@ -1,6 +1,8 @@
 """Paths, local and in a bucket."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -24,3 +26,19 @@ def check_file(path: epath.PathLike) -> epath.Path:
     if not path.exists():
         raise InputError(f"there is no file {path}: name one that exists.")
     return path
+
+
+@contextlib.contextmanager
+def replacing(path: epath.PathLike) -> Iterator[epath.Path]:
+    """A file to write in the place of `path`, which it becomes once that has come to its end."""
+    path = epath.Path(path)
+    draft = path.with_name(f"{path.name}.partial")
+    try:
+        yield draft
+        draft.replace(path)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # as of a disk that is full
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """The command line: exit status, and one sentence for each thing that cannot be."""
 
 import argparse
+import contextlib
 import errno
 import importlib.util
 import json
@@ -9,15 +10,18 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 from conftest import bertjax, process_environment, sample_pieces, sample_text
 
-from bertjax.cli import report
+from bertjax.cli import report, stopping
 from bertjax.cli.devices import keep_compiled
 from bertjax.cli.files import output, read_lines
 from bertjax.cli.main import _parser, find_verbs, main
@@ -29,6 +33,8 @@ from bertjax.tasks import registry
 from bertjax.training.config import load_config
 from bertjax.training.config_file import own_files
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
+from data_pipelines.paths import replacing
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -357,6 +363,10 @@ TEXT = ["--input", "text.txt"]
             "text.txt is an input 2 times",
         ),
         (["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"], "lies in text.txt"),
+        (
+            ["prepare", *TEXT, "--vocab", "v", "--output", "x", "--workers", "-3"],
+            "-3 is less than 0",
+        ),
         (["prepare", *TEXT, "--vocab", "lost", "--output", "x"], "there is no vocabulary at lost"),
         (["convert", "--to", "hf", "folder", "text.txt/x"], "text.txt is a file"),
         (["convert", "--to", "hf", "text.txt", "x"], "text.txt is no model"),
@@ -369,6 +379,66 @@ def test_a_path_that_cannot_be_used_is_named(refused, tmp_path, monkeypatch, arg
     (tmp_path / "text.txt").write_text("ba do .\n")
     assert message in refused(*arguments)
     assert sorted(os.listdir()) == ["folder", "text.txt"] and not os.listdir("folder")
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(mark: str, tmp_path) -> None:
+    (tmp_path / "text.txt").write_text(f"{mark}ba\ndo\n")
+    assert list(read_lines(str(tmp_path / "text.txt"))) == ["ba\n", "do\n"]
+    assert parse_json(f'{mark}{{"ba": 1}}') == {"ba": 1}
+
+
+def test_json_that_is_nested_too_deeply_is_refused_by_its_name(tmp_path, refused) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    given = "--data", tmp_path / "deep.json", "--predictions", tmp_path / "deep.json"
+    assert "deep.json is no JSON (line 1, column 1: it is nested" in refused(
+        "score", "squad", *given
+    )
+
+
+def test_a_closed_standard_output_is_told(tmp_path) -> None:
+    program = (
+        "import os; os.close(1); import sys; sys.stdout = None; import bertjax.cli.report as verb;"
+        "from bertjax.cli.main import main; verb.run = lambda args: print('x');"
+        "status = main(['report', 'x']); os.fstat(1); sys.exit(status)"
+    )
+    done = python(program)
+    assert done.returncode == 1
+    assert done.stderr.startswith("bertjax: standard output is closed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_command_begins_is_a_sentence_and_asks_for_another_try(number) -> None:
+    command = [sys.executable, "-m", "bertjax", "inspect", "--params", *SMOKE]
+    for seconds in (0.5, 1.0, 1.5):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=process_environment())
+        time.sleep(seconds)
+        process.send_signal(number)
+        _, said = process.communicate()
+        begun = process.returncode != -number  # Python itself may not have
+        assert not begun or process.returncode in (0, 75)
+        assert b"Traceback" not in said or not begun
+
+
+def test_a_command_that_does_not_heed_a_signal_is_ended(monkeypatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(stopping, "_SECONDS", 0.01)
+    monkeypatch.setattr(stopping, "end_stopped", ended.set)
+    with stopping.stoppable() as stopped:
+        with contextlib.suppress(KeyboardInterrupt):  # as a callback of C does
+            signal.raise_signal(signal.SIGTERM)
+        assert stopped.is_set() and ended.wait(5)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_disk_that_is_full_costs_no_file_and_is_named(tmp_path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("before")
+    with pytest.raises(OSError, match=r"No space left.*page\.html"), replacing(path) as draft:
+        draft.write_text("<html>")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["page.html"]
 
 
 def test_lines_that_are_not_text_are_refused(tmp_path) -> None:

@@ -41,7 +41,7 @@ FLOORS = {
 }
 GROUND = {
     "bertjax": {"errors", "version"},
-    "data_pipelines": {"errors", "fields", "growth", "parallel", "paths"},
+    "data_pipelines": {"errors", "fields", "growth", "parallel", "parsing", "paths"},
 }
 # The doors, of the shell and of Python: they may know the top floor.
 ENTRANCES = {"bertjax.__main__", "bertjax.interface"}

@@ -368,7 +368,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     [
         (1, {"data__dev": "dev-v2.0.json"}, "has questions that cannot be answered"),
         (2, {"data__dev": "dev-v1.1.json"}, "has no questions that cannot be answered"),
-        (1, {"data__train": "none.json"}, "none.json"),
+        (1, {"data__train": "none.json"}, "none.json: data="),
         (1, {"data__stride": 100}, "stride=100 must be"),
         (1, {"init": ""}, "there is no vocabulary: name a model"),
         (1, {"init": "/nowhere"}, "there is no /nowhere"),

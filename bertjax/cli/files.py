@@ -11,7 +11,7 @@ from typing import TextIO
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import check_file, is_remote
+from data_pipelines.paths import check_file, is_remote, replacing
 
 
 def read_lines(path: str) -> Iterator[str]:
@@ -27,6 +27,9 @@ def read_lines(path: str) -> Iterator[str]:
 def _decoded(path: str, source: contextlib.AbstractContextManager[TextIO]) -> Iterator[str]:
     try:
         with source as lines:
+            first = next(lines, "")
+            if first:
+                yield first.removeprefix("\ufeff")  # a byte-order mark
             yield from lines
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 ({error}): convert it first.") from error
@@ -43,13 +46,8 @@ def output(path: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     check_output(path)
-    draft = epath.Path(f"{path}.partial")
-    try:
-        with draft.open("w") as file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replacing(path) as draft, draft.open("w") as file:
+        yield file
 
 
 def check_output(path: epath.PathLike) -> None:

@@ -17,10 +17,10 @@ import gc
 import glob
 import importlib
 import importlib.metadata
+import io
 import logging
 import os
 import pkgutil
-import signal
 import sys
 import types
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ from typing import Any
 import bertjax.cli
 from bertjax.cli.configuration import refuse
 from bertjax.cli.files import bucket_errors, check_buckets
-from bertjax.errors import CHILD, RESTART, RunError
+from bertjax.cli.stopping import say_stopped, stoppable
+from bertjax.errors import CHILD, RunError
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
@@ -41,6 +42,19 @@ _UNCHECKED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirecto
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit status."""
+    _open_streams()
+    with stoppable() as stopped:
+        try:
+            return _main(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            return say_stopped()
+        except Exception:  # libraries may make another one of it
+            if not stopped.is_set():
+                raise
+            return say_stopped()
+
+
+def _main(argv: Sequence[str]) -> int:
     # Imports and tracing make many objects that stay, and Python would look through them for
     # circles again and again: a tenth of the time that a command needs to start.
     gc.set_threshold(100_000)
@@ -51,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for ours in ("bertjax", "data_pipelines"):
         logging.getLogger(ours).setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
-    argv = sys.argv[1:] if argv is None else argv
     if not argv:
         _parser().print_help(sys.stderr)
         return 2
@@ -64,6 +77,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     from bertjax.mesh import hosts
 
     return hosts.run_child(functools.partial(_run, args, rest))
+
+
+class _Closed(io.TextIOBase):
+    """Standard output that is closed: what goes there is lost, and is not to be so in silence."""
+
+    def write(self, text: str) -> int:
+        raise OSError("standard output is closed, and the result was to go there: open it.")
+
+
+def _open_streams() -> None:
+    """Lets no file take the number of a standard stream that is closed, and be written to as it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = _Closed() if sys.stdout is None else sys.stdout
+    sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115
 
 
 def _may_have_accelerators() -> bool:
@@ -93,9 +124,6 @@ def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
         return _fail(error, 2)
     except RunError as error:
         return _fail(error, error.status)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would hang what is ending
-        return _fail(RunError("stopped: run the same command again."), RESTART)
     except BrokenPipeError:  # whoever reads has enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
         return _ENOUGH

@@ -5,7 +5,7 @@ import sys
 
 from bertjax.cli.configuration import refuse
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text, reading, stop_when_told
+from bertjax.cli.text import add_text, count, reading
 
 ORDER = 20
 EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine"
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab", required=True, metavar="FILE", help="the vocabulary, or a directory that has one"
     )
-    parser.add_argument("--workers", type=int, help="processes that tokenize (one a core)")
+    parser.add_argument("--workers", type=count, help="processes that tokenize (one a core)")
     parser.add_argument(
         "--held-out",
         type=float,
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    stop_when_told()
     from data_pipelines.corpus.filters import Filters
     from data_pipelines.corpus.prepare import prepare
     from data_pipelines.vocabulary.tokenization import load_tokenizer

@@ -1,7 +1,6 @@
 """Text that a verb reads, `--input`, and where what it makes of it goes, `--output`."""
 
 import argparse
-import signal
 from typing import TYPE_CHECKING
 
 from data_pipelines.errors import InputError
@@ -53,9 +52,11 @@ def reading(args: argparse.Namespace) -> "Reading":
     return Reading(args.field, args.documents, share_of("--skip-bad", args.skip_bad))
 
 
-def stop_when_told() -> None:
-    """Makes SIGTERM stop what reads text as SIGINT does, its workers with it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def count(text: str) -> int:
+    """A number of something, for a parser of arguments."""
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{number} is less than 0")
+    return number
 
 
 def share_of(name: str, text: str) -> float:

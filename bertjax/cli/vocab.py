@@ -5,7 +5,7 @@ import argparse
 from etils import epath
 
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text, reading, share_of, stop_when_told
+from bertjax.cli.text import add_text, count, reading, share_of
 from data_pipelines.errors import InputError
 
 ORDER = 10
@@ -36,11 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exponent of each --input's part in all words; 0.7 lifts small languages "
         "(%(default)s)",
     )
-    parser.add_argument("--workers", type=int, help="processes that count (one a core)")
+    parser.add_argument("--workers", type=count, help="processes that count (one a core)")
 
 
 def run(args: argparse.Namespace) -> None:
-    stop_when_told()
     from data_pipelines.text.sources import read_documents, resolve
     from data_pipelines.vocabulary.counting import sampled
     from data_pipelines.vocabulary.training import train_vocabulary

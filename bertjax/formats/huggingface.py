@@ -15,6 +15,7 @@ from safetensors.numpy import save as save_safetensors
 from bertjax.formats.tensors import Model, read_tensors
 from bertjax.model.encoder import BertConfig
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
 from data_pipelines.vocabulary.sentencepieces import MODEL_FILE
 from data_pipelines.vocabulary.specials import CONFIG_FILE
 from data_pipelines.vocabulary.tokenization import load_tokenizer
@@ -187,7 +188,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
       InputError: there is none.
     """
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): give the whole directory.") from error
     if not isinstance(content, dict):

@@ -26,6 +26,7 @@ from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.training.config import parse_config
 from data_pipelines.corpus.records import MANIFEST
 from data_pipelines.errors import InputError
+from data_pipelines.paths import replacing
 
 Entry = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -80,7 +81,8 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     else:
         text = _report_run(name, directory)
     path = directory / "report.html"
-    path.write_bytes(text.encode(errors="xmlcharrefreplace"))  # half of a surrogate pair
+    with replacing(path) as draft:
+        draft.write_bytes(text.encode(errors="xmlcharrefreplace"))  # half of a surrogate pair
     return path
 
 

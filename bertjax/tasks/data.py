@@ -90,6 +90,11 @@ def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.
     # A remote path is absolute, which joining does not know.
     path = epath.Path(name) if is_remote(name) else epath.Path(data["dir"]) / name
     if "*" not in path.name:
+        if not path.exists():
+            raise InputError(
+                f"there is no {path}: data={data['dir']} is to be the directory that holds it, or "
+                f"name another file with --config.data.{split}=FILE."
+            )
         return [(split, path)]
     paths = sorted(path.parent.glob(path.name))
     if split == "train" or not paths:

@@ -31,6 +31,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import is_remote
 
 MANIFEST = "manifest.json"
@@ -248,7 +249,7 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
             f"run `bertjax prepare --output {path.parent}`."
         )
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
         version = content["version"]
         if version in _KNOWN:
             train, heldout = (

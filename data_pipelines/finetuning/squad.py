@@ -9,6 +9,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.triviaqa import squad_layout
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 from data_pipelines.text.sources import tfds_records
 
@@ -74,7 +75,7 @@ def parse_squad(name: str, text: str, directory: epath.Path | None = None) -> Qu
         twice, a passage is empty or as long as a book, or there is no question in it.
     """
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{name} is no JSON (line {error.lineno}, column {error.colno}: {error.msg}): give "

@@ -1,7 +1,6 @@
 """Tables of examples: CSV, TSV, JSON lines, Parquet, Arrow or TensorFlow Datasets, row by row."""
 
 import csv
-import json
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 from data_pipelines.text import tables
 from data_pipelines.text.lines import read_lines
@@ -192,7 +192,7 @@ def parse_object(place: str, line: str) -> Row:
       InputError: it is no object.
     """
     try:
-        values = json.loads(line)
+        values = parse_json(line)
     except ValueError as error:
         raise InputError(f"{place} is no JSON ({error}): write an object on it.") from None
     if not isinstance(values, dict):

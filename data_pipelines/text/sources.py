@@ -18,7 +18,6 @@ import collections
 import dataclasses
 import glob
 import itertools
-import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import is_remote
 from data_pipelines.text import builtin, tables
 from data_pipelines.text.lines import read_lines
@@ -199,7 +199,7 @@ def _peeked(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
 
 def _is_object(line: str) -> bool:
     try:
-        return line.lstrip().startswith("{") and bool(json.loads(line))
+        return line.lstrip("\ufeff \t").startswith("{") and bool(parse_json(line))
     except ValueError:
         return False
 
@@ -241,7 +241,7 @@ def _parsed(lines: Iterator[str]) -> Iterator[Record | None]:
             yield None
             continue
         try:
-            yield json.loads(line), None
+            yield parse_json(line), None
         except ValueError as error:
             yield None, str(error)
 

@@ -7,7 +7,6 @@ fails on a question without a prediction; here it counts as wrong there too.
 
 import collections
 import functools
-import json
 import operator
 import re
 import string
@@ -18,6 +17,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Question, Questions, read_squad
+from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -77,7 +77,7 @@ def read_predictions(path: epath.PathLike) -> dict[str, str]:
 def _read_object(path: epath.PathLike, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
     file = check_file(path)
     try:
-        content = json.loads(file.read_text())
+        content = parse_json(file.read_text())
     except ValueError as error:
         raise InputError(
             f"{path} is no JSON ({error}): give one object, id to {wanted}."

@@ -1,7 +1,6 @@
 """Questions on passages, read and answered: from a data set to batches, from logits to scores."""
 
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.rows import Shape
 from data_pipelines.finetuning.squad import Question, Questions, check_passage, parse_squad
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, locate, make_windows
+from data_pipelines.parsing import parse_json
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
@@ -173,7 +173,7 @@ def inputs_of(lines: Iterable[str]) -> Iterable[Input]:
 def _parse(line: str) -> dict[str, Any]:
     """The object that a line is; empty where it is none."""
     try:
-        said = json.loads(line)
+        said = parse_json(line)
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
