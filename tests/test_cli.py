@@ -23,7 +23,7 @@ from conftest import bertjax, process_environment, sample_pieces, sample_text
 
 from bertjax.cli import report, stopping
 from bertjax.cli.devices import keep_compiled
-from bertjax.cli.files import output, read_lines
+from bertjax.cli.files import check_directory, output, read_lines
 from bertjax.cli.main import _parser, find_verbs, main
 from bertjax.errors import RunError
 from bertjax.runs import workdirs
@@ -439,6 +439,14 @@ def test_a_disk_that_is_full_costs_no_file_and_is_named(tmp_path) -> None:
         draft.write_text("<html>")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_link_to_a_directory_is_one_and_a_link_to_nothing_is_refused(tmp_path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with pytest.raises(InputError, match="link is a link to what does not exist"):
+        check_directory(tmp_path / "link" / "run", "--workdir")
+    (tmp_path / "there").mkdir()
+    check_directory(tmp_path / "link" / "run", "--workdir")
 
 
 def test_lines_that_are_not_text_are_refused(tmp_path) -> None:

@@ -72,11 +72,13 @@ def check_directory(path: epath.PathLike, name: str) -> None:
     """Refuses a directory, which may still be to make, where it or what it lies in is a file.
 
     Raises:
-      InputError: it says of which argument, by its `name`.
+      InputError: it says of which argument, by its `name`; or a link leads nowhere.
     """
     path = epath.Path(path)
     # A bucket has no directories, in which something could lie.
     for place in [path] if is_remote(path) else [path, *path.parents]:
+        if os.path.islink(place) and not place.exists():
+            raise InputError(f"{place} is a link to what does not exist: make that directory.")
         if place.exists():
             if not place.is_dir():
                 lies = "is" if place == path else f"lies in {place}, which is"
