@@ -12,8 +12,9 @@ from etils import epath
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.runs.predict import Predictor
 from bertjax.tasks import registry
-from bertjax.training.checkpoint import find_checkpoint, load_params
+from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.config import read_config
+from bertjax.training.parameters import load_params
 
 TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
 

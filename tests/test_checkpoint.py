@@ -16,15 +16,9 @@ import pytest
 from bertjax.mesh import hosts
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.training.best import write_scores
-from bertjax.training.checkpoint import (
-    CheckpointError,
-    Checkpoints,
-    check_params,
-    find_checkpoint,
-    find_finished,
-    load_params,
-)
+from bertjax.training.checkpoint import CheckpointError, Checkpoints, find_checkpoint, find_finished
 from bertjax.training.integrity import find_damage, finish
+from bertjax.training.parameters import check_params, load_params
 from bertjax.training.step import TrainState
 from data_pipelines.errors import InputError
 

@@ -25,8 +25,9 @@ from bertjax.mesh.hosts import Cluster, find_cluster
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.tasks import registry
 from bertjax.training import programs
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint
 from bertjax.training.config import read_config
+from bertjax.training.parameters import load_params
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 STEPS = 30

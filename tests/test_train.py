@@ -27,9 +27,10 @@ from bertjax.runs.predict import Predictor
 from bertjax.runs.start import Start
 from bertjax.runs.train import Diverged, Run, Stopped
 from bertjax.tasks import registry
-from bertjax.training.checkpoint import CheckpointError, find_checkpoint, load_params
+from bertjax.training.checkpoint import CheckpointError, find_checkpoint
 from bertjax.training.config import Config, load_config
 from bertjax.training.integrity import finish
+from bertjax.training.parameters import load_params
 from bertjax.training.step import means, sums_and_gradient
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_rows

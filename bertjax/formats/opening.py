@@ -11,14 +11,9 @@ from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
 from bertjax.model.heads import check_known, part_shapes
-from bertjax.training.checkpoint import (
-    FILES,
-    find_checkpoint,
-    find_finished,
-    load_params,
-    saved_params,
-)
+from bertjax.training.checkpoint import FILES, find_checkpoint, find_finished
 from bertjax.training.config import read_model_config
+from bertjax.training.parameters import load_params, saved_params
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer

@@ -21,14 +21,9 @@ from bertjax.model.encoder import BETWEEN, BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.runs.description import read_calibration
 from bertjax.tasks import registry
-from bertjax.training.checkpoint import (
-    FILES,
-    check_params,
-    find_checkpoint,
-    load_params,
-    saved_params,
-)
+from bertjax.training.checkpoint import FILES, find_checkpoint
 from bertjax.training.config import MODEL_FIELDS, Config, read_config, read_model_config
+from bertjax.training.parameters import check_params, load_params, saved_params
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 

@@ -28,9 +28,10 @@ from etils import epath
 
 from bertjax.errors import RunError
 from bertjax.mesh import hosts
-from bertjax.mesh.sharding import named_leaves, with_shardings
+from bertjax.mesh.sharding import with_shardings
 from bertjax.training.best import find_best, kept_score, merit, read_scores
 from bertjax.training.integrity import FILES, check_room, discard, find_damage, finish
+from bertjax.training.parameters import shapes_of
 from bertjax.training.step import Sums, TrainState
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
@@ -178,7 +179,7 @@ class Checkpoints:
             return None
         params = _restore(self.path(step) / "params", target.params)
         path, wanted = self.path(step) / _TRAINING, _training(target)
-        if inside := _shapes(path).get("window"):  # where older versions kept it
+        if inside := shapes_of(path).get("window"):  # where older versions kept it
             wanted["window"] = with_shardings(inside, target.step.sharding)
         training = _restore(path, wanted)
         saved = training["window"] if inside else json.loads((path / _WINDOW).read_text())
@@ -316,46 +317,6 @@ def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path
     return found.path(used)
 
 
-def saved_params(path: epath.Path) -> Any:
-    """The parameters of a checkpoint as a tree of shapes: leaves have `shape` and `dtype`."""
-    return _shapes(path / "params")
-
-
-def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
-    """Refuses a checkpoint without parameters of a tree of arrays or shapes; it may have more.
-
-    Args:
-      saved: its parameters as `saved_params` gives them, where they are known.
-    Raises:
-      InputError: a name is missing, or a shape differs.
-    """
-    have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved or saved_params(path))}
-    for name, leaf in named_leaves(target):
-        if name not in have:
-            raise InputError(f"{path} has no {name}: give a checkpoint of a model that has it.")
-        if have[name] != tuple(leaf.shape):
-            raise InputError(
-                f"{path} has {name} of shape {have[name]} and this configuration has "
-                f"{tuple(leaf.shape)}: give it the model that the checkpoint was made with."
-            )
-
-
-def load_params(path: epath.Path, target: Any) -> Any:
-    """Parameters of a checkpoint, of which it must have all that are asked for.
-
-    Args:
-      target: tree of `jax.ShapeDtypeStruct`, whose shardings say where the arrays go; without
-        shardings they are NumPy's.
-    """
-    args = ocp.args.PyTreeRestore(
-        item=target,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-        partial_restore=True,
-    )
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(path / "params", args=args)
-
-
 def _off_the_devices(state: TrainState) -> TrainState:
     """The state where no step will change it; Orbax sees to it for all devices but CPUs.
 
@@ -384,13 +345,6 @@ def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
 
     numbers = {name: tuple(saved.get(name, (0.0, 0.0))) for name in target}
     return jax.tree.map(place, target, numbers)
-
-
-def _shapes(path: epath.Path) -> Any:
-    """What Orbax has written, as a tree of shapes."""
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(path).item_metadata.tree
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def _restore(path: epath.Path, target: Any) -> Any:
