@@ -61,6 +61,7 @@ SMALLER = [
     (r"--seeds \d+", "--seeds 1"),
     (r"downloads/bert-base-uncased models/base", "downloads/bert-base-uncased models/own"),
     (r"runs/bert-large-1", "runs/base-1"),
+    (r"vocab_size=30522", "vocab_size=128"),
 ]
 
 

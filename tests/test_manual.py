@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from manual import ELSEWHERE, FENCES, PAGES, ROOT, Printed, blocks, build, printed, reason, smaller
@@ -113,25 +114,38 @@ def world(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
+def product(words: list[str]) -> str:
+    """What a command writes, which later ones may read; "" for nothing."""
+    if words[1] == "convert":
+        return words[-1]
+    return next((b for a, b in itertools.pairwise(words) if a in ("--output", "--workdir")), "")
+
+
 @pytest.mark.slow
 def test_commands_run_as_printed(world) -> None:
-    done = set()
-    for each in COMMANDS:
-        if reason(each):
-            continue
-        command = smaller(each.command)
-        if command in done:
-            continue
-        done.add(command)
-        program, *words = shlex.split(command)
-        import time; t0=time.time()
-        if program == "bertjax":
-            ended = run(*words, begin=functools.partial(os.chdir, world))
+    made: dict[str, Future] = {}
+
+    def do(words: list[str], before: list[Future]) -> None:
+        for each in before:
+            each.result()
+        if words[0] == "bertjax":
+            ended = run(*words[1:], begin=functools.partial(os.chdir, world))
         else:
-            assert program == "python", f"{each.page}: nobody runs {each.command}"
-            ended = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-        print(f"{time.time()-t0:5.1f} {command}", file=sys.__stderr__, flush=True)
-        if ended.returncode: print("FAILED", ended.returncode, each.page, ended.stderr[-800:], file=sys.__stderr__); continue
-        for option, value in itertools.pairwise(words):
-            if option in ("--output", "--workdir"):
-                assert (world / value).exists(), command
+            assert words[0] == "python", f"nobody runs {words[0]}"
+            ended = subprocess.run(
+                [sys.executable, *words[1:]], capture_output=True, text=True, check=False
+            )
+        assert ended.returncode == 0, f"{shlex.join(words)}\n{ended.stderr[-3000:]}"
+        assert (world / product(words)).exists(), shlex.join(words)
+
+    commands = [smaller(each.command) for each in COMMANDS if not reason(each)]
+    with ThreadPoolExecutor(2) as pool:
+        futures = []
+        for command in dict.fromkeys(commands):  # what several pages print is done once
+            words = shlex.split(command)
+            before = [future for path, future in made.items() if path in command]
+            futures.append(pool.submit(do, words, before))
+            if product(words):
+                made[product(words)] = futures[-1]
+        failed = [str(each.exception()) for each in futures if each.exception()]
+    assert not failed, "\n\n".join(failed)
