@@ -81,7 +81,7 @@ def test_fields_and_verbs_that_are_named_exist() -> None:
     sections["data"] = known
     verbs = cli.find_verbs()
     for page in PAGES:
-        for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()):
+        for span in re.findall(r"`([^`]+)`", re.sub(r"```[\s\S]*?```", "", page.read_text())):
             name = span.removeprefix("--config.").partition("=")[0]
             section, _, field = name.partition(".")
             if section in sections and re.fullmatch(r"[a-z]\w*", field) and field not in FILES:
@@ -149,3 +149,12 @@ def test_commands_run_as_printed(world) -> None:
                 made[product(words)] = futures[-1]
         failed = [str(each.exception()) for each in futures if each.exception()]
     assert not failed, "\n\n".join(failed)
+
+
+@pytest.mark.slow
+def test_python_of_the_readme_runs(world, monkeypatch) -> None:
+    monkeypatch.chdir(world)
+    (block,) = [
+        block for kind, block in blocks((ROOT / "README.md").read_text()) if kind == "python"
+    ]
+    exec(block.replace('"2 epochs"', "4").replace("runs/moods", "runs/python"), {})
