@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed-$(EXTRAS)
 # A file's tests share what they make; the order of the files is that of tests/conftest.py.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check lint format clean
+.PHONY: demo test check lint format docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
@@ -27,11 +27,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --quiet --strict
+
 clean:
 	rm -rf $(VENV) runs build *.egg-info
 
-$(INSTALLED): pyproject.toml setup.py setup.cfg constraints.txt
+$(VENV)/.installed-%: pyproject.toml setup.py setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else f"bertjax needs Python 3.11 to 3.13, this is {v.major}.{v.minor}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@

@@ -119,7 +119,7 @@ def get_config(
 
 def _smoke(config: dict) -> dict:
     model = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
-    optimizer = {"learning_rate": 1e-3, "warmup": 2, "decay_steps": 0}
+    optimizer = {"learning_rate": 1e-3, "warmup": "10%", "decay_steps": 0}
     most = config["data"]["max_predictions"]
     data = {"max_predictions": most and most // 4}
     return config | {

@@ -71,9 +71,11 @@ class Command:
         pytest.fail(f"the run ended before step {step}")
 
 
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, begin: Callable[[], None] | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """What `bertjax ARGUMENTS` gave."""
-    command = Command(*arguments, **environment)
+    command = Command(*arguments, begin=begin, **environment)
     said = command.communicate()
     return subprocess.CompletedProcess(arguments, command.poll(), *said)
 

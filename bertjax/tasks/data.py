@@ -92,7 +92,7 @@ def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.
     if "*" not in path.name:
         if not path.exists():
             raise InputError(
-                f"there is no file {path}: data={data['dir']} is to be the directory that holds it, "
+                f"there is no file {path}: data={data['dir']} is to be the directory of it, "
                 f"or name another file with --config.data.{split}=FILE."
             )
         return [(split, path)]

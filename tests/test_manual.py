@@ -1,0 +1,160 @@
+"""What README and docs/ say: every command parses and runs, every field and link is there."""
+
+import functools
+import itertools
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from manual import ELSEWHERE, FENCES, PAGES, ROOT, Printed, blocks, build, printed, reason, smaller
+from processes import run
+
+from bertjax.cli import main as cli
+from bertjax.formats.huggingface import FIELDS
+from bertjax.model.encoder import BertConfig
+from bertjax.model.heads import HEADS
+from bertjax.preflight.topology import Topology
+from bertjax.tasks import registry
+from bertjax.training.config import Config, load_config
+
+COMMANDS = printed()
+FILES = {"safetensors"}  # whose names look like those of fields
+PROGRAMS = [each for each in COMMANDS if re.match(r"python (-m )?experiments[./]", each.command)]
+OURS = [each for each in COMMANDS if each.words[0] == "bertjax"]
+
+
+def test_blocks_say_what_they_are() -> None:
+    for page in PAGES:
+        for kind, block in blocks(page.read_text()):
+            assert not kind or kind in FENCES, f"{page.name}: {kind!r} of {block!r}"
+            assert page.read_text().count("```") % 2 == 0
+
+
+def test_what_is_not_run_has_a_reason_and_is_little(capsys) -> None:
+    left = {why: 0 for _, _, why in ELSEWHERE}
+    for each in COMMANDS:
+        left[reason(each)] = left.get(reason(each), 0) + 1
+    for _, most, why in ELSEWHERE:
+        assert 0 < left[why] <= most, f"{left[why]} commands are left to: {why}"
+    with capsys.disabled():
+        print(f"\n{len(COMMANDS)} commands in README and docs:")
+        for why, count in left.items():
+            print(f"  {count:3}  {why or 'run by test_commands_run_as_printed'}")
+
+
+@pytest.mark.parametrize("each", OURS, ids=lambda each: f"{each.page} {each.command}")
+def test_commands_are_understood(each: Printed, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    command = each.command.replace("mine.py:", "pretrain:")  # of which it is a copy
+    try:
+        args, rest = cli._parser().parse_known_args(shlex.split(command)[1:])
+    except SystemExit as stop:
+        assert stop.code == 0, "the parser refuses it"  # --version ends here
+        return
+    overrides = args.parse_rest(rest)
+    if getattr(args, "config", None):
+        load_config(args.config, overrides, registry.data_fields(), lambda _: BertConfig())
+    if "topology" in args:
+        Topology(args.topology)
+
+
+@pytest.mark.parametrize("each", PROGRAMS, ids=lambda each: each.command)
+def test_programs_of_experiments_are_there_and_have_their_options(each: Printed) -> None:
+    name = each.words[2] if each.words[1] == "-m" else each.words[1].removesuffix(".py")
+    source = (ROOT / f"{name.replace('.', '/')}.py").read_text()
+    for word in each.words:
+        if word.startswith("--") and not word.startswith("--config."):
+            option = word.partition("=")[0]
+            assert option == "--config" or f'"{option}"' in source, option
+
+
+def test_fields_and_verbs_that_are_named_exist() -> None:
+    known = {name for task in registry.MODULES for name in registry.data_fields()[task]}
+    sections = {
+        name: set(value) for name, value in Config().to_dict().items() if isinstance(value, dict)
+    }
+    sections["data"] = known
+    verbs = cli.find_verbs()
+    for page in PAGES:
+        for span in re.findall(r"`([^`]+)`", re.sub(r"```[\s\S]*?```", "", page.read_text())):
+            name = span.removeprefix("--config.").partition("=")[0]
+            section, _, field = name.partition(".")
+            if section in sections and re.fullmatch(r"[a-z]\w*", field) and field not in FILES:
+                assert field in sections[section], f"{page.name}: {span}"
+            elif span.startswith("--config.") and name.islower():
+                assert name in Config().to_dict(), f"{page.name}: {span}"
+            elif span.startswith("bertjax ") and span != "bertjax VERB":
+                verb = span.split()[1]
+                assert verb in verbs or verb.startswith("--"), f"{page.name}: {span}"
+
+
+def test_links_of_the_readme_lead_to_files() -> None:
+    for link in re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link
+
+
+def test_what_comes_over_from_transformers_is_named_one_by_one() -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+    for theirs, ours in FIELDS.items():
+        assert f"| `{theirs}` | `model.{ours}` |" in page
+    for head in HEADS.values():
+        row = rf"\| `Flax{head.architecture}` \|.*`{head.name}`"
+        assert re.search(row, page), head.architecture
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("world")
+    build(folder)
+    return folder
+
+
+def product(words: list[str]) -> str:
+    """What a command writes, which later ones may read; "" for nothing."""
+    if words[1] == "convert":
+        return words[-1]
+    return next((b for a, b in itertools.pairwise(words) if a in ("--output", "--workdir")), "")
+
+
+@pytest.mark.slow
+def test_commands_run_as_printed(world) -> None:
+    made: dict[str, Future] = {}
+
+    def do(words: list[str], before: list[Future]) -> None:
+        for each in before:
+            each.result()
+        if words[0] == "bertjax":
+            ended = run(*words[1:], begin=functools.partial(os.chdir, world))
+        else:
+            assert words[0] == "python", f"nobody runs {words[0]}"
+            ended = subprocess.run(
+                [sys.executable, *words[1:]], capture_output=True, text=True, check=False
+            )
+        assert ended.returncode == 0, f"{shlex.join(words)}\n{ended.stderr[-3000:]}"
+        assert (world / product(words)).exists(), shlex.join(words)
+
+    commands = [smaller(each.command) for each in COMMANDS if not reason(each)]
+    with ThreadPoolExecutor(2) as pool:
+        futures = []
+        for command in dict.fromkeys(commands):  # what several pages print is done once
+            words = shlex.split(command)
+            before = [future for path, future in made.items() if path in command]
+            futures.append(pool.submit(do, words, before))
+            if product(words):
+                made[product(words)] = futures[-1]
+        failed = [str(each.exception()) for each in futures if each.exception()]
+    assert not failed, "\n\n".join(failed)
+
+
+@pytest.mark.slow
+def test_python_of_the_readme_runs(world, monkeypatch) -> None:
+    monkeypatch.chdir(world)
+    (block,) = [
+        block for kind, block in blocks((ROOT / "README.md").read_text()) if kind == "python"
+    ]
+    exec(block.replace('"2 epochs"', "4").replace("runs/moods", "runs/python"), {})
