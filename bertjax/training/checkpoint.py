@@ -58,9 +58,7 @@ class Checkpoints:
         self, directory: epath.PathLike, keep: int = 3, keep_every: int = 0, keep_best: str = ""
     ) -> None:
         self.directory = _absolute(directory)
-        self.keep = keep
-        self.keep_every = keep_every
-        self.keep_best = keep_best
+        self.keep, self.keep_every, self.keep_best = keep, keep_every, keep_best
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future[None] | None = None
         self._finished: list[int] = []
@@ -75,8 +73,7 @@ class Checkpoints:
     def by_preference(self) -> list[int]:
         """The same with the one to use first: the best where its run keeps it, then the newest."""
         steps = self.steps()
-        name = kept_score(self.path(steps[-1])) if steps else ""
-        best = find_best(name, map(self.path, steps))
+        best = find_best(kept_score(self.path(steps[-1])) if steps else "", map(self.path, steps))
         return sorted(reversed(steps), key=lambda step: self.path(step) != best)
 
     def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
