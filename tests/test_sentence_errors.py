@@ -151,7 +151,7 @@ CASES = {
     "no file": ({}, "classify", "DIR has no train.csv, .tsv, .txt, .json"),
     "no such file": (
         {"train.csv": CSV}, "classify:train=other.csv",
-        "there is no file DIR/other.csv: name one that exists",
+        "there is no file DIR/other.csv: data=DIR is to be",
     ),
     "a file of a kind that is not known": (
         {"train.xlsx": "x"}, "classify:train=train.xlsx",

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> None:
         except InputError as error:
             if args.input is not None:  # where a line is named
                 raise
-            takes = opened.task.example(opened.config)
-            raise InputError(f"{error} This model takes {takes}") from error
+            task, example = opened.task, opened.task.example(opened.config)
+            raise InputError(f"{error} This model {task.ability}: {example}") from error
 
 
 def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:

@@ -92,8 +92,8 @@ def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.
     if "*" not in path.name:
         if not path.exists():
             raise InputError(
-                f"there is no file {path}: data={data['dir']} is to be the directory of it, "
-                f"or name another file with --config.data.{split}=FILE."
+                f"there is no file {path}: data={data['dir']} is to be the directory that holds "
+                f"it, or name another file with --config.data.{split}=FILE."
             )
         return [(split, path)]
     paths = sorted(path.parent.glob(path.name))
