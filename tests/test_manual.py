@@ -103,6 +103,8 @@ def test_what_comes_over_from_transformers_is_named_one_by_one() -> None:
     for theirs, ours in FIELDS.items():
         assert f"| `{theirs}` | `model.{ours}` |" in page
     for head in HEADS.values():
+        if head.module.__module__.partition(".")[0] != "bertjax":  # of another test
+            continue
         row = rf"\| `Flax{head.architecture}` \|.*`{head.name}`"
         assert re.search(row, page), head.architecture
 

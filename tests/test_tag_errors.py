@@ -33,7 +33,9 @@ def models(tmp_path_factory) -> pathlib.Path:
 # Files, options and fields, and the sentence.
 CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "no directory": ({}, "", "DIR has no train.conll, .bio, .iob, .txt"),
-    "no such file": (FILES, "train=other.conll", "no file DIR/other.conll: data=DIR is to be"),
+    "no such file": (
+        FILES, "train=other.conll", "there is no file DIR/other.conll: data=DIR is to be",
+    ),
     "two train files": (
         {**FILES, "train.txt": GOOD}, "",
         "DIR has train.conll, train.txt: choose one with data.train=FILE",

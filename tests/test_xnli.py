@@ -302,7 +302,8 @@ CASES = {
     ),
     "an empty file": ({DEV: []}, "mode=zero_shot", f"DIR/{DEV} has no rows: give a file with"),
     "no such file": (
-        {}, "mode=zero_shot,train=MNLI/no.tsv", "there is no file DIR/MNLI/no.tsv: name one that",
+        {}, "mode=zero_shot,train=MNLI/no.tsv",
+        "there is no file DIR/MNLI/no.tsv: data=DIR is to be",
     ),
     "sets that nothing names": (
         {}, "mode=zero_shot data.by=", "data.only='en' chooses among sets that nothing names: set",
