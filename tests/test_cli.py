@@ -563,4 +563,7 @@ def test_the_whole_way_from_text_to_filled_masks(tmp_path, text) -> None:
         run("predict", "--checkpoint", "run", "--input", "-", "--output", "-", input="ba [MASK] .")
     )
     assert len(answer["masks"]) == 1
+    asked = ["--checkpoint", "run", "--question", "ba?", "--context", "ba do"]
+    said = bertjax("predict", *asked, cwd=tmp_path).stderr
+    assert "This model fills [MASK]s" in said and said.endswith("[MASK].'\n")
     assert run("report", "run").strip().endswith(".html")
