@@ -5,6 +5,7 @@ each has a leading axis of `num_layers`, whether the program loops over it or is
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.nn.initializers import Initializer
 
 from bertjax.model.attention.choice import attention
 from bertjax.model.dropout import dropout
+from bertjax.model.initialization import BEGINNINGS, looking, normal, waves
 from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
@@ -54,6 +57,12 @@ class BertConfig:
     layer_norm_eps: float = field(1e-12, "what LayerNorm adds to a variance")
     init_std: float = field(
         0.02, "parameters begin with a normal of this deviation, cut at two of them"
+    )
+    beginning: str = field(
+        "normal",
+        'vectors of positions, queries and keys begin as all parameters do, or with "neighbours" '
+        "so that each head looks a few pieces to one side, which saves small runs the time of "
+        "finding that out",
     )
     dtype: str = field(
         "float32", 'type of the computation, "float32" or "bfloat16"; parameters are float32 always'
@@ -110,6 +119,7 @@ class BertConfig:
             ("activation", ACTIVATIONS),
             ("dtype", DTYPES),
             ("feature_mix", FEATURE_MIXES),
+            ("beginning", BEGINNINGS),
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name}={getattr(self, name)!r} must be {' or '.join(known)}.")
@@ -120,24 +130,18 @@ class BertConfig:
         return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
 
 
-def initializer(config: BertConfig) -> jax.nn.initializers.Initializer:
-    """A normal of standard deviation `init_std` cut at two deviations, as the original draws it.
-
-    The deviation is that of the uncut normal; what is drawn has 0.88 of it.
-    """
-    return jax.nn.initializers.truncated_normal(config.init_std)
-
-
 class Dense(nn.Module):
     """A linear layer [..., n] -> [..., features] in the computation's dtype."""
 
     config: BertConfig
     features: int
+    kernel_init: Initializer | None = None  # as all parameters
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         dtype = jnp.dtype(self.config.dtype)
-        kernel = self.param("kernel", initializer(self.config), (x.shape[-1], self.features))
+        init = self.kernel_init or normal(self.config.init_std)
+        kernel = self.param("kernel", init, (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         return add_bias(jnp.dot(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
 
@@ -161,10 +165,11 @@ class Embeddings(nn.Module):
     config: BertConfig
 
     def setup(self) -> None:
-        config, init = self.config, initializer(self.config)
+        config, init = self.config, normal(self.config.init_std)
+        place = waves(config.init_std) if config.beginning == "neighbours" else init
         self.word = self.param("word", init, (config.vocab_size, config.hidden_size))
         self.type = self.param("type", init, (config.type_vocab_size, config.hidden_size))
-        self.position = self.param("position", init, (config.max_positions, config.hidden_size))
+        self.position = self.param("position", place, (config.max_positions, config.hidden_size))
         self.norm = LayerNorm(config)
 
     def __call__(
@@ -189,8 +194,15 @@ class SelfAttention(nn.Module):
     def __call__(self, x: Array, pack_ids: Array) -> Array:
         config, size = self.config, self.config.hidden_size
         heads = (*x.shape[:-1], config.num_heads, size // config.num_heads)
+        inits: dict[str, Initializer] = {}
+        if config.beginning == "neighbours":
+            look = functools.partial(
+                looking, config.init_std, config.num_heads, config.max_positions
+            )
+            inits = {"query": look(aside=True), "key": look(aside=False)}
         query, key, value = (
-            Dense(config, size, name=name)(x).reshape(heads) for name in ("query", "key", "value")
+            Dense(config, size, inits.get(name), name=name)(x).reshape(heads)
+            for name in ("query", "key", "value")
         )
         mixed = attention(
             query,

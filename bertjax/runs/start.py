@@ -117,12 +117,17 @@ class Start:
         """Refuses to begin a model of another kind, or with parameters of other shapes.
 
         Says which fields differ that may: those are the configuration's, never the start's. A
-        head of other labels than these is left out.
+        head of other labels than these is left out. To learn to fill masks a model may begin as
+        one that reads left to right.
 
         Raises:
           InputError: naming what differs.
         """
-        check_model(self.path, self.model, model)
+        begun = self.model
+        if begun.causal and not model.causal and "mlm" in shapes:
+            _log.info("%s reads left to right: from here on it sees both sides.", self.path)
+            begun = dataclasses.replace(begun, causal=False)
+        check_model(self.path, begun, model)
         if any(getattr(self.model, name) != getattr(model, name) for name in BETWEEN):
             # Heads that read something else are other heads.
             self._shapes = {"encoder": self._shapes["encoder"]}
