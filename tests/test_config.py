@@ -1,6 +1,7 @@
 """Configurations: every field is known, typed and checked before anything else happens."""
 
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -202,8 +203,10 @@ def test_decay_ends_with_the_run_unless_told() -> None:
     assert later.optimizer_config().total_steps == 250
 
 
-@pytest.mark.parametrize("recipe", ["paper", "slides", "lamb"])
-@pytest.mark.parametrize("phase", [1, 2])
+@pytest.mark.parametrize(
+    ("recipe", "phase"),
+    [("modern", 1), *itertools.product(["paper", "slides", "lamb"], [1, 2])],
+)
 @pytest.mark.parametrize("smoke", ["", ",smoke"])
 @pytest.mark.parametrize("model", ["tiny", "mini", "small", "medium", "base", "large", "6-256"])
 def test_every_recipe_is_a_configuration(recipe: str, phase: int, smoke: str, model: str) -> None:
@@ -231,6 +234,7 @@ def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
         ("phase=one", "'phase=one' is of the wrong type: its value must be int"),
         ("smoke=perhaps", "'smoke=perhaps' is of the wrong type: its value must be true or false"),
         ("recipe=cake", "recipe='cake' is unknown"),
+        ("recipe=modern,phase=2", "recipe=modern has no phase=2"),
         ("data", "data has no value: write data=VALUE"),
         ("phase", "phase has no value"),
         ("model=base,model=tiny", "model is given twice"),
@@ -320,6 +324,7 @@ MADE = BertConfig(
     activation="relu",
     layer_norm_eps=1e-6,
     init_std=0.5,
+    beginning="neighbours",
     dtype="bfloat16",
     scan_layers=True,
     remat=True,

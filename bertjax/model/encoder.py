@@ -14,11 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.nn.initializers import Initializer
 
 from bertjax.model.attention.choice import attention
 from bertjax.model.dropout import dropout
-from bertjax.model.initialization import BEGINNINGS, looking, normal, waves
+from bertjax.model.initialization import BEGINNINGS, Initializer, looking, normal, waves
 from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field

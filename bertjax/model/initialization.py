@@ -6,11 +6,15 @@ beginnings of d'Ascoli et al. (2021): positions are waves, and each head looks a
 side. All of it learns as other parameters do.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.nn.initializers import Initializer
+
+Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as flax takes it
 
 BEGINNINGS = ("normal", "neighbours")
 _SHORTEST = 4  # pieces of the shortest wave
@@ -30,7 +34,7 @@ def waves(std: float) -> Initializer:
     Wavelengths go geometrically from 4 pieces to twice as many as there are positions.
     """
 
-    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+    def init(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         count, size = shape
         angles = np.arange(count)[:, None] * _frequencies(count, size // 2)
         table = np.concatenate([np.sin(angles), np.cos(angles), np.zeros((count, size % 2))], 1)
@@ -47,7 +51,7 @@ def looking(std: float, heads: int, positions: int, aside: bool) -> Initializer:
     angles, and keys those of the piece's own.
     """
 
-    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+    def init(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         size = shape[0]
         width, count = size // heads, size // 2
         table = np.zeros((size, heads, width))

@@ -32,6 +32,7 @@ _log = logging.getLogger("bertjax")
 
 # What no array shows, and what would change what the same arrays compute.
 _COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
+_PAST = ("num_labels", "init_std", "beginning")  # of no matter to parameters that are there
 _UNPUBLISHED = ("dtype", "scan_layers", "remat")  # what no published model says of itself
 
 
@@ -142,7 +143,7 @@ class Start:
         said = [
             f"{name}={ours!r} here, {theirs!r} where {self.path} was made"
             for name, theirs in dataclasses.asdict(self.model).items()
-            if name not in (*MODEL_FIELDS, "num_labels") and name not in unknown
+            if name not in (*MODEL_FIELDS, *_PAST) and name not in unknown
             if (ours := getattr(model, name)) != theirs
         ]
         if said:

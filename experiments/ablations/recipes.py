@@ -3,40 +3,72 @@
     python -m experiments.ablations.recipes --output DIR --corpus CORPUS --steps N \
       [--size SIZE] [--seeds N] [--only NAME ...] [--config.FIELD=VALUE ...]
 
-Every row is a `bertjax sweep` of as many steps, over seeds of parameters and data, printed before
-it runs; what is there is not repeated, so the same line again goes on after whatever ended it, and
-the last row is all changes in a third of the steps. DIR/recipes.json, .md and .html have the loss
-of held-out masked pieces, always of 15% masked in 80/10/10, and the processor minutes of a run,
-start and compiling included.
+Every row is `bertjax train` of as many steps, for each seed, printed before it runs; what is there
+is not repeated, so the same line again goes on after whatever ended it. "Left to right first" gives
+a part of the steps to a run from left to right that the masks go on from, and the last row is all
+changes in a third of the steps. DIR/recipes.json, .md and .html have the loss of held-out masked
+pieces, always of 15% masked in 80/10/10, and the processor minutes of a run, start and compiling
+included; of one that was interrupted, those since.
 """
 
 import argparse
-import json
 import pathlib
 import resource
 from typing import Any
 
+from bertjax.runs.metrics import read_metrics
 from experiments.ablations.commands import bertjax, overrides
 from experiments.ablations.results import Row, write_results
 from experiments.ablations.tables import Finding, Table, Variant
 
+LEFT = "left to right first"
+LEFT_SHARE = 0.3  # of the steps
 CHANGES: dict[str, dict[str, Any]] = {
     "Muon": {"optimizer.name": "muon"},
     "no dropout": {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0},
     "one cycle": {"optimizer.schedule": "one_cycle", "optimizer.warmup": "25%"},
     "a faster second moment": {"optimizer.b2": 0.98},
     "no next sentences": {"data.objective": "mlm"},
-    "30% masked": {"data.mask_prob": 0.3},
+    "40% masked": {"data.mask_prob": 0.4},
     "a growing batch": {"batch_growth": 4},
+    "heads that look aside": {"model.beginning": "neighbours"},
+    LEFT: {},
 }
 PAPER, ALL, THIRD = "the paper's", "all together", "all together, a third of the steps"
-LOSS = "mlm loss"
+LOSS, MINUTES = "mlm loss", "processor minutes"
 
 
 def processor_seconds() -> float:
     """Of all commands that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def stages(name: str, fields: dict[str, Any], steps: int) -> dict[str, dict[str, Any]]:
+    """The runs that a row consists of, each from where the one before ended: their fields."""
+    if name not in (LEFT, ALL, THIRD):
+        return {"masks": {**fields, "steps": steps}}
+    of_masks = ("data.objective", "data.mask_prob")
+    left = {field: value for field, value in fields.items() if field not in of_masks}
+    causal = {"data.objective": "left_to_right", "model.causal": True}
+    share = round(LEFT_SHARE * steps)
+    return {
+        "left": {**left, **causal, "steps": share},
+        "masks": {**fields, "steps": steps - share},
+    }
+
+
+def train(workdir: pathlib.Path, base: list[str], runs: dict[str, dict[str, Any]]) -> None:
+    """Trains what is missing of a row's runs, and writes down the processor's time."""
+    took = workdir / "seconds"
+    if took.exists():
+        return
+    before, init = processor_seconds(), ""
+    for stage, own in runs.items():
+        fields = {field: str(value) for field, value in (own | {"init": init}).items()}
+        bertjax("train", "--workdir", str(workdir / stage), *base, *overrides(fields))
+        init = str(workdir / stage)
+    took.write_text(str(processor_seconds() - before))
 
 
 def main() -> None:
@@ -50,34 +82,25 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     together = {name: value for fields in CHANGES.values() for name, value in fields.items()}
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, ALL: together, THIRD: together}
+    every: dict[str, Any] = {"data.max_predictions": None, "eval_every": "25%"}
+    every |= {"optimizer.warmup": "10%", "optimizer.decay_steps": 0}
+    every |= {"checkpoint_every": "50%", "keep_every": 0}
     rows = []
     for name, fields in variants.items():
         if args.only and not any(word in name for word in args.only):
             continue
-        workdir = args.output / name.replace(" ", "-").replace("'", "").replace(",", "")
-        took = workdir.with_suffix(".seconds")
         steps = args.steps // 3 if name == THIRD else args.steps
-        options = f"model={args.size},recipe=paper,data={args.corpus}"
-        own = {
-            "optimizer.warmup": "1%",
-            "optimizer.decay_steps": "0",
-            **fields,
-            "steps": steps,
-            "data.max_predictions": None,
-            "eval_every": "25%",
-            "checkpoint_every": "50%",
-            "keep_every": "0",
-        }
-        own = {field: str(value) for field, value in own.items()}
-        if not took.exists():
-            before = processor_seconds()
-            given = ["--config", f"experiments/pretrain.py:{options}", "--workdir", str(workdir)]
-            bertjax("sweep", *given, f"--seeds={args.seeds}", *overrides(own), *rest)
-            took.write_text(str(processor_seconds() - before))
-        runs = json.loads((workdir / "sweep.json").read_text())["runs"]
-        minutes = float(took.read_text()) / 60 / args.seeds
-        losses = [run["scores"]["mlm_loss"] for run in runs]
-        rows.append(Row(name, None, {LOSS: losses, "processor minutes": [minutes]}, 0))
+        losses, minutes = [], []
+        for seed in range(args.seeds):
+            workdir = args.output / name.replace(" ", "-").replace("'", "").replace(",", "")
+            workdir /= str(seed)
+            options = f"model={args.size},recipe=paper,data={args.corpus}"
+            base = ["--config", f"experiments/pretrain.py:{options}", *rest]
+            runs = stages(name, every | {"seed": seed} | fields, steps)
+            train(workdir, base, runs)
+            losses.append(read_metrics(workdir / "masks")[-1]["mlm_loss"])
+            minutes.append(float((workdir / "seconds").read_text()) / 60)
+        rows.append(Row(name, None, {LOSS: losses, MINUTES: minutes}, 0))
     names = [row.name for row in rows]
     findings = [
         Finding(f"{name}: less than {names[0]}", i, 0, ("mlm",), less=True)

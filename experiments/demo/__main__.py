@@ -13,31 +13,30 @@ import sys
 import time
 
 RUN = pathlib.Path("runs/demo")
-STEPS = 3000
+LEFT_STEPS, STEPS = 600, 1600
 PIECES = 4096
 
-TRAIN = [
-    "train",
-    "--workdir",
-    f"{RUN}/workdir",
-    "--config",
-    f"pretrain:model=tiny,data={RUN}/corpus",
+OPTIONS = f"model=tiny,recipe=modern,data={RUN}/corpus"
+FIELDS = [
     f"--config.model.vocab_size={PIECES}",
     "--config.model.dtype=float32",
-    f"--config.steps={STEPS}",
-    "--config.batch_size=32",
     "--config.seq_len=64",
-    "--config.data.max_predictions=12",
     "--config.log_every=100",
     "--config.checkpoint_every=400",
-    "--config.eval_every=1000",
+    "--config.eval_every=50%",
     "--config.eval_batches=40",
     "--config.keep_every=0",
-    "--config.optimizer.learning_rate=2e-3",
-    "--config.optimizer.warmup=10%",
-    "--config.optimizer.decay_steps=0",
-    "--config.model.hidden_dropout=0.0",
-    "--config.model.attention_dropout=0.0",
+    "--config.optimizer.learning_rate=4e-3",
+]
+LEFT = [
+    *("train", "--workdir", f"{RUN}/left"),
+    *("--config", f"pretrain:{OPTIONS},objective=left_to_right", *FIELDS),
+    f"--config.steps={LEFT_STEPS}",
+]
+TRAIN = [
+    *("train", "--workdir", f"{RUN}/workdir"),
+    *("--config", f"pretrain:{OPTIONS},init={RUN}/left", *FIELDS),
+    f"--config.steps={STEPS}",
 ]
 
 SENTENCES = [
@@ -58,19 +57,21 @@ def main() -> int:
     vocab = f"{RUN}/vocab.txt"
     run("vocab", "--input", "builtin", "--size", str(PIECES), "--output", vocab)
     run("prepare", "--input", "builtin", "--vocab", vocab, "--output", f"{RUN}/corpus", "--dedup")
-    say("2. What the model will see: masks are marked.")
+    say("2. The model learns words by reading from left to right.")
+    run(*LEFT)
+    say("3. What it will see from here on: both sides of masks, which are marked.")
     run("inspect", *TRAIN[3:], "--steps", "1", lines=4)
-    say(f"3. Training. It is killed (kill -9) after step {STEPS // 2}.")
+    say(f"4. Training with masks. It is killed (kill -9) after step {STEPS // 2}.")
     train_and_kill(STEPS // 2)
-    say("4. The same command again: it goes on from its last checkpoint.")
+    say("5. The same command again: it goes on from its last checkpoint.")
     run(*TRAIN)
-    say("5. The loss, from start to end.")
+    say("6. The loss, from start to end.")
     print(curve())
-    say("6. What it has learnt: [MASK]s filled.")
+    say("7. What it has learnt: [MASK]s filled.")
     for answer in fill(SENTENCES):
         best = [f"{guess['piece']} {guess['probability']:.0%}" for guess in answer["masks"][0][:3]]
         print(f"   {answer['text']}\n      {answer['filled']}\n      ({', '.join(best)})")
-    say("7. The report: open this file in a browser.")
+    say("8. The report: open this file in a browser.")
     run("report", f"{RUN}/workdir")
     print(f"\nDone in {(time.monotonic() - began) / 60:.1f} minutes.")
     return 0
