@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tell",
         metavar="WHOM",
         help="gives the metrics to wandb too, or to what MODULE:FUNCTION makes of configuration "
-        "and workdir",
+        "and workdir (nobody)",
     )
 
 
