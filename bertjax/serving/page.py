@@ -103,7 +103,7 @@ button:disabled { opacity: .5; cursor: default; }
   background: var(--train); }
 .bars tr:not(:first-child) i { opacity: .45; }
 pre { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere; margin: 12px 0; }
+  white-space: pre-wrap; overflow-wrap: anywhere; margin: 12px 0; max-height: 320px; overflow: auto; }
 """
 
 # All that a model or a person says comes to the page as text, never as HTML.
@@ -175,7 +175,8 @@ function input() {
 
 async function ask() {
   const inputs = input(), began = performance.now();
-  const body = JSON.stringify({ inputs, everything: true });
+  const everything = ["classify", "choose"].includes(kind);
+  const body = JSON.stringify({ inputs, everything });
   const headers = { "Content-Type": "application/json" };
   const response = await fetch("predict", { method: "POST", headers, body });
   const found = await response.json();
