@@ -103,7 +103,8 @@ button:disabled { opacity: .5; cursor: default; }
   background: var(--train); }
 .bars tr:not(:first-child) i { opacity: .45; }
 pre { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere; margin: 12px 0; max-height: 320px; overflow: auto; }
+  white-space: pre-wrap; overflow-wrap: anywhere; margin: 12px 0; max-height: 320px;
+  overflow: auto; }
 """
 
 # All that a model or a person says comes to the page as text, never as HTML.
