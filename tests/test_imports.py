@@ -29,6 +29,7 @@ FLOORS = {
         "runs",  # what a command does
         "preflight",  # will it fit, how fast
         "reports",  # pages on runs
+        "serving",  # a model behind HTTP
         "cli",  # one file a verb
     ),
     "data_pipelines": (
@@ -184,7 +185,7 @@ def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
 def test_what_is_imported_is_asked_for_when_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["beam"], *extras["filters"]]
+    asked = [*project["dependencies"], *extras["beam"], *extras["filters"], *extras["serve"]]
     names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in asked}
     found = {each.partition(".")[0] for path in MODULES.values() for each in imported(path)}
     found -= {"torch", *FLOORS, *sys.stdlib_module_names}  # torch is for files that it alone reads

@@ -13,10 +13,10 @@ from bertjax.mesh.sharding import make_mesh
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import HEADS
 from bertjax.runs.features import Features, recipe_of
-from bertjax.runs.predict import Predictor
+from bertjax.runs.predict import Predictor, as_inputs
 from bertjax.runs.start import Start
 from bertjax.tasks import registry
-from bertjax.tasks.contract import Input, bucket
+from bertjax.tasks.contract import bucket
 from bertjax.tasks.vectors import Wanted
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode
@@ -264,11 +264,7 @@ class Model:
         return self._answers(opened, inputs, everything)
 
     def _answers(self, opened: Predictor, inputs: Any, everything: bool) -> Any:
-        alone = isinstance(inputs, str | Mapping)
-        asked = [Input(f"input {i}", each) for i, each in enumerate([inputs] if alone else inputs)]
-        for place, said in asked:
-            if not isinstance(said, str | Mapping):
-                raise InputError(f"{place} is {said!r}: give a text, or a dictionary of texts.")
+        asked, alone = as_inputs(inputs)
         found = list(opened.answers(asked, everything=everything))
         return found[0] if alone else found
 

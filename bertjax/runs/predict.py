@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from bertjax.tasks.contract import HostBatch, Input, Task, bucket
 from bertjax.training.config import MeshConfig
 from bertjax.training.objective import Objective
 from bertjax.training.programs import Programs, fetched
+from data_pipelines.errors import InputError
 
 
 class Runner:
@@ -50,28 +51,43 @@ class Runner:
 
         def compute() -> Iterator[dict[str, jax.Array]]:
             for batch in batches:
-                counts.append(len(next(iter(batch.values()))))
-                yield self._outputs(batch, counts[-1])
+                counts.append(_rows(batch))
+                yield self._outputs(batch)
 
         for outputs in fetched(compute()):
             rows = counts.pop(0)
             yield {name: array[:rows] for name, array in outputs.items()}
 
-    def _outputs(self, batch: HostBatch, count: int) -> dict[str, jax.Array]:
-        parts = row_parts(self._programs.mesh)
+    def compile(self, batch: HostBatch) -> None:
+        """Makes ready what is needed to run a batch of these shapes."""
+        self._program(self._filled(batch))
+
+    def _outputs(self, batch: HostBatch) -> dict[str, jax.Array]:
+        filled = self._filled(batch)
+        outputs: dict[str, jax.Array] = self._program(filled)(
+            self._params, to_global(filled, self._programs.rows), self._constants
+        )
+        return outputs
+
+    def _filled(self, batch: HostBatch) -> HostBatch:
+        """A batch filled up to rows that are a power of two, and as many for each device."""
+        count, parts = _rows(batch), row_parts(self._programs.mesh)
         rows = math.ceil(bucket(count) / parts) * parts
-        filled = {
+        return {
             name: np.pad(array, [(0, rows - count)] + [(0, 0)] * (array.ndim - 1))
             for name, array in batch.items()
         }
+
+    def _program(self, filled: HostBatch) -> jax.stages.Compiled:
         key = tuple((name, array.shape) for name, array in sorted(filled.items()))
         if key not in self._compiled:
             shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in filled.items()}
             self._compiled[key] = self._programs.predict(shapes)
-        outputs: dict[str, jax.Array] = self._compiled[key](
-            self._params, to_global(filled, self._programs.rows), self._constants
-        )
-        return outputs
+        return self._compiled[key]
+
+
+def _rows(batch: HostBatch) -> int:
+    return len(next(iter(batch.values())))
 
 
 class Predictor(Runner):
@@ -117,3 +133,17 @@ class Predictor(Runner):
         rest = iter(inputs)
         while some := list(itertools.islice(rest, size)):
             yield from self.task.predict(self, some, everything)
+
+
+def as_inputs(said: Any) -> tuple[list[Input], bool]:
+    """What Python or JSON gives to be answered, and whether it is one input alone, not a list.
+
+    Raises:
+      InputError: one is no text and no dictionary.
+    """
+    alone = isinstance(said, str | Mapping)
+    asked = [Input(f"input {i}", each) for i, each in enumerate([said] if alone else said)]
+    for place, each in asked:
+        if not isinstance(each, str | Mapping):
+            raise InputError(f"{place} is {each!r}: give a text, or a dictionary of texts.")
+    return asked, alone

@@ -1,6 +1,6 @@
 """What a pre-trained model says of a line: its [MASK]s filled, or how it goes on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _BEST = 5  # pieces reported for each mask
 _NEW = 32  # pieces that a line is gone on with, at most
+_PIECES = 8  # of a row for each place that is asked for: with fewer the row has more places
+_CELLS = 8192  # of a batch, at most, so that the scores of all places fit in memory
 
 
 def fill(opened: Opened, placed: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
@@ -19,26 +21,29 @@ def fill(opened: Opened, placed: Sequence[tuple[str, str]]) -> Iterator[dict[str
     tokenizer, most = opened.tokenizer, opened.config.model.max_positions
     lines = [_masked(text, place, tokenizer, most) for place, text in placed]
     masks = [np.flatnonzero(ids == tokenizer.mask_id) for ids in lines]
-    batch, places = _lay(lines, masks, most)
-    (outputs,) = opened.run([batch])
-    for (_, text), ids, (row, slots) in zip(placed, lines, places, strict=True):
-        logits = outputs["mlm_logits"][row, slots, : len(tokenizer.pieces)]
-        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        likely = powers / powers.sum(axis=-1, keepdims=True)
-        best = np.argsort(-likely, axis=-1, kind="stable")[:, :_BEST]
+    found = _ask(opened, lines, masks, _likeliest)
+    for (_, text), ids, own, guesses in zip(placed, lines, masks, found, strict=True):
         filled = ids.copy()
-        filled[ids == tokenizer.mask_id] = best[:, 0]
+        filled[own] = [best[0][0] for best in guesses]
         yield {
             "text": text,
             "filled": tokenizer.decode(filled[1:-1].tolist()),
             "masks": [
-                [
-                    {"piece": tokenizer.pieces[i], "probability": round(float(chances[i]), 6)}
-                    for i in order
-                ]
-                for chances, order in zip(likely, best, strict=True)
+                [{"piece": tokenizer.pieces[i], "probability": p} for i, p in best]
+                for best in guesses
             ],
         }
+
+
+def _likeliest(scores: np.ndarray) -> list[list[tuple[int, float]]]:
+    """For each place its likeliest pieces and their probabilities, from scores [places, pieces]."""
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    likely = powers / powers.sum(axis=-1, keepdims=True)
+    best = np.argsort(-likely, axis=-1, kind="stable")[:, :_BEST]
+    return [
+        [(i, round(float(chances[i]), 6)) for i in order.tolist()]
+        for chances, order in zip(likely, best, strict=True)
+    ]
 
 
 def _masked(text: str, place: str, tokenizer: Tokenizer, max_positions: int) -> np.ndarray:
@@ -57,21 +62,49 @@ def _masked(text: str, place: str, tokenizer: Tokenizer, max_positions: int) -> 
     return np.array(ids, np.int32)
 
 
-def _lay(
-    lines: Sequence[np.ndarray], asked: Sequence[np.ndarray], max_positions: int
-) -> tuple[HostBatch, list[tuple[int, slice]]]:
-    """A batch of lines packed into rows, and where each has what it is asked: row and slots.
-
-    Lengths and slots are powers of two, so that few shapes are compiled.
+def _ask(
+    opened: Opened,
+    lines: Sequence[np.ndarray],
+    asked: Sequence[np.ndarray],
+    say: Callable[[np.ndarray], Any],
+) -> list[Any]:
+    """What is said of each line.
 
     Args:
       asked: of each line, which of its pieces are asked for, ascending.
+      say: is given the scores of a line where it is asked, float32 [places, pieces].
+    """
+    laid, places = _lay(lines, asked, opened.config.model.max_positions)
+    rows, length = laid["token_ids"].shape
+    most, pieces = max(1, _CELLS // length), len(opened.tokenizer.pieces)
+    of_batch: dict[int, list[int]] = {}
+    for number, (row, _) in enumerate(places):
+        of_batch.setdefault(row // most, []).append(number)
+    batches = (
+        {name: array[first : first + most] for name, array in laid.items()}
+        for first in range(0, rows, most)
+    )
+    found: list[Any] = [None] * len(lines)
+    for batch, outputs in enumerate(opened.run(batches)):
+        for number in of_batch[batch]:
+            row, slots = places[number]
+            found[number] = say(outputs["mlm_logits"][row % most, slots, :pieces])
+    return found
+
+
+def _lay(
+    lines: Sequence[np.ndarray], asked: Sequence[np.ndarray], max_positions: int
+) -> tuple[HostBatch, list[tuple[int, slice]]]:
+    """Lines packed into rows, and where each has what it is asked: row and slots.
+
+    The length is a power of two, and the slots follow from it where not many places are asked for,
+    so that few shapes are compiled.
     """
     lengths, counts = (np.array(list(map(len, each))) for each in (lines, asked))
     length = min(max(16, bucket(lengths.max())), max_positions)
-    row_of = pack(lengths, counts, RowShape(length, length, length))
+    slots = max(bucket(counts.max()), length // _PIECES)
+    row_of = pack(lengths, counts, RowShape(length, slots, length))
     rows = int(row_of.max()) + 1
-    slots = bucket(int(np.bincount(row_of, counts).max()))
     pieces = ("token_ids", "type_ids", "pack_ids", "positions")
     batch = {name: np.zeros((rows, length), np.int32) for name in pieces}
     batch["mlm_positions"] = np.zeros((rows, slots), np.int32)
@@ -107,10 +140,9 @@ def go_on(opened: Opened, placed: Sequence[tuple[str, str]]) -> Iterator[dict[st
         if not unfinished:
             break
         some = [lines[i] for i in unfinished]
-        batch, places = _lay(some, [np.array([len(ids) - 1]) for ids in some], most)
-        (outputs,) = opened.run([batch])
-        for i, (row, slots) in zip(list(unfinished), places, strict=True):
-            best = int(outputs["mlm_logits"][row, slots.start, : len(tokenizer.pieces)].argmax())
+        last = [np.array([len(ids) - 1]) for ids in some]
+        found = _ask(opened, some, last, lambda scores: int(scores.argmax()))
+        for i, best in zip(list(unfinished), found, strict=True):
             if best != tokenizer.sep_id:
                 lines[i] = np.append(lines[i], np.int32(best))
             if best == tokenizer.sep_id or len(lines[i]) == most:

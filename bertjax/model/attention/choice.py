@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 from jax import Array
+from jax.export import is_symbolic_dim
 
 from bertjax.mesh.sharding import for_cpu, gpu_kind, tpu_kind
 from bertjax.model.attention import cpu as cpu_attention
@@ -34,6 +35,8 @@ def choose(query: Array | jax.ShapeDtypeStruct) -> Way:
 
     TPUs and GPUs have kernels, and CPUs take a row at a time, where nothing stands against it.
     """
+    if any(map(is_symbolic_dim, query.shape)):  # as in a program that is to be exported
+        return Way("plain", plain_attention.attention, "rows or lengths are free")
     # What kernels are written with takes a while to import, and is of use with their devices alone.
     if tpu_kind():
         from bertjax.model.attention import tpu as fused_attention

@@ -1,0 +1,48 @@
+"""Answer requests over HTTP with a model, and show a page to try it."""
+
+import argparse
+import importlib.util
+
+from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from data_pipelines.errors import InputError
+
+ORDER = 72
+EXAMPLE = "bertjax serve --checkpoint runs/smoke"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="a checkpoint or a workdir, or a model of Hugging Face or TF1",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="an address of this machine (%(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, help="a port that is free, 0 for any (%(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    if not 0 <= args.port < 2**16:
+        raise InputError(f"--port {args.port} is no port: name one from 0 to 65535.")
+    for library in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(library) is None:
+            raise InputError(f"{library} is missing; pip install 'bertjax[serve]'.")
+    pass_over_absent_tpu()
+    keep_compiled()
+    from bertjax.runs.predict import Predictor
+    from bertjax.serving.server import Server, bound
+
+    with bound(args.host, args.port) as listener:
+        opened = Predictor(args.checkpoint)
+        server = Server(listener, opened)
+        host, port = listener.getsockname()[:2]
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"http://{place}/ {opened.task.ability}: Ctrl-C ends it.", flush=True)
+        try:
+            server.wait()
+        finally:
+            server.close()

@@ -1,0 +1,188 @@
+"""The HTTP of a served model: its page, its health, and `POST /predict`."""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bertjax.runs.predict import Predictor
+from bertjax.serving.batches import Batches
+from bertjax.serving.page import render
+from bertjax.serving.requests import Limits, Refusal, parse, read
+from bertjax.serving.warming import warm
+from data_pipelines.errors import InputError
+
+# The page asks nothing but this server, and no other page may show it in a frame.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'"
+)
+_GRACE = 8  # seconds for what was accepted, of those in which a command is to end
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket at an address, to which nothing connects yet.
+
+    Raises:
+      InputError: the address cannot be had.
+    """
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(kind)
+    except OSError as error:
+        raise InputError(f"--host {host} is no address ({error.strerror}): mend it.") from error
+    with found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(address)
+        except OSError as error:
+            raise InputError(
+                f"--host {host} --port {port} cannot be had ({error.strerror}): name another port."
+            ) from error
+        yield found
+
+
+class Server:
+    """Answers requests from when it is made, in threads of its own, until it is closed.
+
+    Args:
+      listener: a socket that is bound.
+      opened: compiled for what will be asked before this returns; nobody else may use it.
+    """
+
+    def __init__(
+        self, listener: socket.socket, opened: Predictor, limits: Limits | None = None
+    ) -> None:
+        limits = limits or Limits()
+        warm(opened, limits.inputs)
+        self._batches = Batches(opened, limits)
+        config = uvicorn.Config(
+            application(opened, self._batches, limits),
+            http=_connection(limits.seconds),
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=limits.connections,
+            timeout_graceful_shutdown=_GRACE,
+        )
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what clients do is none of ours
+        self._server = uvicorn.Server(config)
+        listener.listen()  # who connects before the thread is at work waits for it
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when it has ended by itself, which it does not."""
+        self._over.wait()
+
+    def close(self) -> None:
+        """Takes no more requests, and returns when those that there are have been answered."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._batches.close()
+
+    def _run(self, listener: socket.socket) -> None:
+        try:
+            self._server.run(sockets=[listener])
+        finally:
+            self._over.set()
+
+
+def application(opened: Predictor, batches: Batches, limits: Limits) -> Starlette:
+    """What answers requests, whatever carries them."""
+    page = render(opened)
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+
+    async def health(request: Request) -> Response:
+        does = opened.task.ability
+        return _said({"status": "ok", "model": str(opened.path), "does": does})
+
+    async def predict(request: Request) -> Response:
+        try:
+            asked = parse(await read(request, limits), limits)
+            answers = await asyncio.wrap_future(batches.ask(asked))
+        except InputError as error:
+            return _refused(400, str(error))
+        except Refusal as refusal:
+            return _refused(refusal.status, str(refusal))
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody reads
+        except Exception:  # which has been logged
+            return _refused(500, "the model failed at this request: its log says where.")
+        return _said({"answers": answers[0] if asked.alone else answers})
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        sentence = f"{request.method} {request.url.path} is none of GET /, GET /health, "
+        return _refused(error.status_code, f"{sentence}POST /predict: ask one of these.")
+
+    routes = [
+        Route("/", show),
+        Route("/health", health),
+        Route("/predict", predict, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+def _said(content: Any, status: int = 200, **headers: str) -> Response:
+    # In ASCII, so that half of a surrogate pair, which UTF-8 cannot hold, is text like any other.
+    return Response(json.dumps(content), status, headers, "application/json")
+
+
+def _refused(status: int, sentence: str) -> Response:
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    if status in (408, 413):  # the rest of the request is not waited for
+        headers["Connection"] = "close"
+    return _said({"error": sentence}, status, **headers)
+
+
+def _connection(seconds: float) -> type[H11Protocol]:
+    """A connection that is closed when it has asked nothing for so long: uvicorn waits for the
+    first line of a request, and for the rest of its head, for as long as it takes.
+    """
+
+    class Connection(H11Protocol):
+        _late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self._late:
+                self._late.cancel()
+
+        def _wait(self) -> None:
+            if self._late:
+                self._late.cancel()
+            self._late = self.loop.call_later(seconds, self._end)
+
+        def _end(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return Connection
