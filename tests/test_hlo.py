@@ -45,6 +45,28 @@ def test_a_scattered_sum_counts_what_each_device_brings() -> None:
     assert found[0].sent == 16 * 32 * 4 * 3 / 4
 
 
+TPU_SCATTER = """\
+HloModule jit_f, is_scheduled=true
+
+%all-reduce-scatter.3 (input: bf16[64,128]) -> bf16[16,128] {
+  %input = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %all-reduce.1 = bf16[64,128]{1,0:T(8,128)(2,1)} all-reduce(%input), replica_groups={{0,1,2,3}}
+  %first = u32[] parameter(1)
+  ROOT %cut = bf16[16,128]{1,0:T(8,128)(2,1)} dynamic-slice(%all-reduce.1, %first)
+}
+
+ENTRY %main.1 (x: bf16[64,128], i: u32[]) -> bf16[16,128] {
+  %x = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %i = u32[] parameter(1)
+  ROOT %sum = bf16[16,128]{1,0} fusion(%x, %i), kind=kCustom, calls=%all-reduce-scatter.3
+}
+"""
+
+
+def test_a_sum_that_a_tpu_scatters_is_no_sum_that_each_device_has_whole() -> None:
+    assert read_program(TPU_SCATTER)[1] == [Collective("reduce-scatter", 64 * 128 * 2, 4, 1)]
+
+
 @pytest.mark.parametrize(("dtype", "size"), [(jnp.int8, 1), (jnp.float16, 2), (jnp.float32, 4)])
 def test_bytes_follow_the_dtype(dtype, size) -> None:
     gather = functools.partial(jax.lax.all_gather, axis_name="b", tiled=True)
