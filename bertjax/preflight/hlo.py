@@ -81,9 +81,10 @@ def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
         if opcode:
             kind = next((k for k in KINDS if opcode in (k, f"{k}-start")), None)
         if kind is not None:
-            # One that is spread over several fusions, to run beside them, keeps its channel.
-            channel = re.search(r"channel_id=(\d+)", line)
-            key = channel[1] if channel else line
+            # One that is spread over several fusions, to run beside them, is a chain of parts;
+            # those of several layers may share a channel.
+            chain = re.search(r'chain_id="(\d+)"', line)
+            key = chain[1] if chain else line
             size = _payload(line, kind, opcode)
             kind = "reduce-scatter" if line in scattered and kind == "all-reduce" else kind
             found = Collective(kind, size, _group(line), runs)
