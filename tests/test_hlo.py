@@ -45,6 +45,62 @@ def test_a_scattered_sum_counts_what_each_device_brings() -> None:
     assert found[0].sent == 16 * 32 * 4 * 3 / 4
 
 
+TPU_SCATTER = """\
+HloModule jit_f, is_scheduled=true
+
+%all-reduce-scatter.3 (input: bf16[64,128]) -> bf16[16,128] {
+  %input = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %all-reduce.1 = bf16[64,128]{1,0:T(8,128)(2,1)} all-reduce(%input), replica_groups={{0,1,2,3}}
+  %first = u32[] parameter(1)
+  ROOT %cut = bf16[16,128]{1,0:T(8,128)(2,1)} dynamic-slice(%all-reduce.1, %first)
+}
+
+ENTRY %main.1 (x: bf16[64,128], i: u32[]) -> bf16[16,128] {
+  %x = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %i = u32[] parameter(1)
+  ROOT %sum = bf16[16,128]{1,0} fusion(%x, %i), kind=kCustom, calls=%all-reduce-scatter.3
+}
+"""
+
+
+def test_a_sum_that_a_tpu_scatters_is_no_sum_that_each_device_has_whole() -> None:
+    assert read_program(TPU_SCATTER)[1] == [Collective("reduce-scatter", 64 * 128 * 2, 4, 1)]
+
+
+CHAINS = """\
+HloModule jit_f, is_scheduled=true
+
+%part.1 (p: f32[64]) -> f32[64] {
+  %p = f32[64]{0:T(128)} parameter(0)
+  ROOT %sum.1 = f32[64]{0:T(128)} all-reduce(%p), channel_id=2, GROUPS, attributes={CHAIN_0}
+}
+
+%part.2 (q: f32[64]) -> f32[64] {
+  %q = f32[64]{0:T(128)} parameter(0)
+  ROOT %sum.2 = f32[64]{0:T(128)} all-reduce(%q), channel_id=2, GROUPS, attributes={CHAIN_0}
+}
+
+%part.3 (r: f32[64]) -> f32[64] {
+  %r = f32[64]{0:T(128)} parameter(0)
+  ROOT %sum.3 = f32[64]{0:T(128)} all-reduce(%r), channel_id=2, GROUPS, attributes={CHAIN_1}
+}
+
+ENTRY %main.1 (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0:T(128)} parameter(0)
+  %start = f32[64]{0:T(128)} fusion(%x), kind=kCustom, calls=%part.1
+  %done = f32[64]{0:T(128)} fusion(%start), kind=kCustom, calls=%part.2
+  ROOT %next = f32[64]{0:T(128)} fusion(%done), kind=kCustom, calls=%part.3
+}
+"""
+
+
+def test_parts_of_a_chain_are_one_sum_and_chains_of_one_channel_are_several() -> None:
+    text = CHAINS.replace("GROUPS", "replica_groups={{0,1,2,3}}")
+    for number in "01":
+        text = text.replace(f"CHAIN_{number}", f'chain_id="{number}"')
+    assert read_program(text)[1] == [Collective("all-reduce", 64 * 4, 4, 1)] * 2
+
+
 @pytest.mark.parametrize(("dtype", "size"), [(jnp.int8, 1), (jnp.float16, 2), (jnp.float32, 4)])
 def test_bytes_follow_the_dtype(dtype, size) -> None:
     gather = functools.partial(jax.lax.all_gather, axis_name="b", tiled=True)

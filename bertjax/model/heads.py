@@ -17,7 +17,7 @@ from bertjax.model import losses
 from bertjax.model.bilstm import BiLSTM, Features
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm, parse_layers
-from bertjax.model.layers import ACTIVATIONS
+from bertjax.model.layers import ACTIVATIONS, sum_rows
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
@@ -36,23 +36,25 @@ def last_positions(pack_ids: Array, count: int) -> Array:
 
 
 @jax.custom_vjp
-def similarity(x: Array, word: Array) -> Array:
-    """The products of vectors [N, H] and word embeddings [V, H]: float32 [N, V].
+def similarity(x: Array, word: Array, bias: Array) -> Array:
+    """The products of vectors [N, H] and word embeddings [V, H], and a bias [V]: float32 [N, V].
 
     Scores keep the precision that they are summed in; the backward pass then multiplies in the
     dtype of the inputs, where differentiating this line would multiply in float32.
     """
-    return jnp.einsum("nh,vh->nv", x, word, preferred_element_type=jnp.float32)
+    return jnp.einsum("nh,vh->nv", x, word, preferred_element_type=jnp.float32) + bias
 
 
-def _similarity_forward(x: Array, word: Array) -> tuple[Array, tuple[Array, Array]]:
-    return similarity(x, word), (x, word)
+def _similarity_forward(x: Array, word: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
+    return similarity(x, word, bias), (x, word)
 
 
-def _similarity_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _similarity_backward(
+    inputs: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array, Array]:
     x, word = inputs
     gradient = gradient.astype(x.dtype)
-    return gradient @ word, jnp.einsum("nv,nh->vh", gradient, x)
+    return gradient @ word, jnp.einsum("nv,nh->vh", gradient, x), sum_rows(gradient)
 
 
 similarity.defvjp(_similarity_forward, _similarity_backward)
@@ -80,7 +82,7 @@ class MLM(nn.Module):
         x = ACTIVATIONS[config.activation](Dense(config, config.hidden_size, name="transform")(x))
         x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
-        scores = similarity(x.reshape(-1, x.shape[-1]), word.astype(x.dtype)) + bias
+        scores = similarity(x.reshape(-1, x.shape[-1]), word.astype(x.dtype), bias)
         return scores.reshape(*x.shape[:-1], -1)
 
 

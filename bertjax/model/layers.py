@@ -54,14 +54,19 @@ def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
 
 
 def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
-    return gradient, (_sum_by_product if tpu_kind() else _sum)(gradient)
+    return gradient, sum_rows(gradient).astype(gradient.dtype)
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
+def sum_rows(x: Array) -> Array:
+    """Of x [..., n] the sum over all axes but the last, float32 [n]."""
+    return (_sum_by_product if tpu_kind() else _sum)(x)
+
+
 def _sum(x: Array) -> Array:
-    return x.sum(axis=tuple(range(x.ndim - 1)))
+    return x.sum(axis=tuple(range(x.ndim - 1)), dtype=jnp.float32)
 
 
 def _sum_by_product(x: Array) -> Array:
@@ -78,7 +83,7 @@ def _sum_by_product(x: Array) -> Array:
         precision=jax.lax.Precision.HIGHEST,  # float32 stays what it is
         preferred_element_type=jnp.float32,
     )
-    return sums[0].astype(x.dtype)
+    return sums[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

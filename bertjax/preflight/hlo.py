@@ -67,6 +67,13 @@ class Collective:
 def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
     """The instructions and the collectives of a compiled program."""
     computations, entry = split(text)
+    # TPUs' compiler writes a sum of which each device keeps a piece as a fusion of a sum and a cut.
+    scattered = {
+        line
+        for name, lines in computations.items()
+        if name.startswith("all-reduce-scatter")
+        for line in lines
+    }
     instructions: list[Instruction] = []
     collectives: dict[str, Collective] = {}
     for line, runs, fused in walk(computations, entry, 1, False):
@@ -74,10 +81,13 @@ def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
         if opcode:
             kind = next((k for k in KINDS if opcode in (k, f"{k}-start")), None)
         if kind is not None:
-            # One that is spread over several fusions, to run beside them, keeps its channel.
-            channel = re.search(r"channel_id=(\d+)", line)
-            key = channel[1] if channel else line
-            found = Collective(kind, _payload(line, kind, opcode), _group(line), runs)
+            # One that is spread over several fusions, to run beside them, is a chain of parts;
+            # those of several layers may share a channel.
+            chain = re.search(r'chain_id="(\d+)"', line)
+            key = chain[1] if chain else line
+            size = _payload(line, kind, opcode)
+            kind = "reduce-scatter" if line in scattered and kind == "all-reduce" else kind
+            found = Collective(kind, size, _group(line), runs)
             if key not in collectives or collectives[key].runs < runs:
                 collectives[key] = found
         if not fused and opcode:

@@ -52,6 +52,11 @@ def _compiler_options(device: jax.Device) -> dict[str, str | bool]:
         # By itself the compiler sums gradients in a ring while it computes them, a slice at a time,
         # at half the speed of the whole product, and copies their inputs into another layout.
         options["xla_jf_spmd_threshold_for_windowed_einsum_mib"] = "1000000"
+        # By itself it sums them all at the end, when nothing is left to do beside that. So each
+        # matrix is summed by itself, while the backward pass goes on.
+        options["xla_jf_crs_combiner_threshold_in_bytes"] = "2000000"
+        options["xla_enable_async_all_reduce"] = True
+        options["xla_tpu_enable_async_collective_fusion_fuse_all_reduce"] = True
     if device.device_kind.startswith(("TPU v5", "TPU v6")):
         # By itself it leaves a product 16 MiB of the core's memory (all that older chips have), too
         # little for the backward pass: inputs would be read several times over.
