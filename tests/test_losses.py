@@ -64,6 +64,25 @@ def test_accuracy_counts_what_an_argmax_would(seed):
     assert accuracy(logits, targets, weights) == (expected, weights.sum())
 
 
+def test_the_score_of_the_target_is_the_same_on_a_tpu(monkeypatch) -> None:
+    """There it is a choice and a sum, elsewhere a gather."""
+    logits, targets, weights = draw()
+
+    def both(logits):
+        return losses.cross_entropy(logits, targets, weights)[0]
+
+    def computed():
+        found = losses.cross_entropy(logits, targets, weights)
+        return *found, losses.accuracy(logits, targets, weights)[0], jax.grad(both)(logits)
+
+    gathered = computed()
+    monkeypatch.setattr(losses, "tpu_kind", lambda: "TPU v5 lite")
+    for ours, theirs in zip(computed(), gathered, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    targets[0, 0] = CLASSES
+    assert np.isnan(losses.cross_entropy(logits, targets, np.ones_like(weights))[0])
+
+
 def test_a_model_gone_to_nan_is_never_right():
     logits, targets, weights = draw()
     assert accuracy(np.full_like(logits, np.nan), targets, weights)[0] == 0

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bertjax.mesh.sharding import tpu_kind
+
 Sum = tuple[Array, Array]
 Sums = dict[str, Sum]  # name -> (sum, weight), float32 scalars
 
@@ -35,8 +37,10 @@ def accuracy(logits: Array, targets: Array, weights: Array) -> Sum:
 
 
 def _of_target(logits: Array, targets: Array) -> Array:
+    if not tpu_kind():
+        return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     # A choice that fuses with its use: a TPU would copy all logits for a gather, and write as many
-    # again for its gradient.
+    # again for its gradient. On a CPU it costs a tenth of the head.
     classes = logits.shape[-1]
     own = targets[..., None] == jnp.arange(classes, dtype=targets.dtype)
     found = jnp.where(own, logits, 0).sum(axis=-1)
