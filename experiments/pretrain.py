@@ -84,7 +84,7 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
             "model": {
                 "hidden_dropout": 0.0,
                 "attention_dropout": 0.0,
-                "beginning": "neighbours",
+                "initialization": "neighbours",
             },
             "masks": {"mask_prob": 0.3, "max_predictions": None},
         },

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.initialization import looking, normal, waves
+from bertjax.model.initialization import neighbours, normal, sinusoids
 
 SHAPES = [(32, 1), (64, 1), (96, 3), (128, 2), (256, 4), (384, 6), (768, 12), (1024, 16)]
 POSITIONS = 512
@@ -19,7 +19,7 @@ def test_what_is_drawn_is_a_normal_cut_at_two_deviations() -> None:
 
 @pytest.mark.parametrize("size", [7, 64, 128, 768])
 def test_positions_are_waves_of_the_given_deviation(size: int) -> None:
-    table = np.asarray(waves(0.02)(jax.random.key(0), (POSITIONS, size)))
+    table = np.asarray(sinusoids(0.02)(jax.random.key(0), (POSITIONS, size)))
     assert table.shape == (POSITIONS, size)
     even = table[:, : size // 2 * 2]
     assert np.sqrt(np.square(even).mean(axis=1)) == pytest.approx(0.02, rel=1e-5)
@@ -30,9 +30,9 @@ def test_positions_are_waves_of_the_given_deviation(size: int) -> None:
 @pytest.mark.parametrize(("size", "heads"), SHAPES)
 def test_each_head_scores_highest_the_piece_so_far_to_its_side(size: int, heads: int) -> None:
     key = jax.random.key(0)
-    places = np.asarray(waves(1.0)(key, (POSITIONS, size)))
+    places = np.asarray(sinusoids(1.0)(key, (POSITIONS, size)))
     queries, keys = (
-        (places @ np.asarray(looking(1e-9, heads, POSITIONS, aside)(key, (size, size))))
+        (places @ np.asarray(neighbours(1e-9, heads, POSITIONS, aside)(key, (size, size))))
         .reshape(POSITIONS, heads, size // heads)
         .swapaxes(0, 1)
         for aside in (True, False)
@@ -50,8 +50,8 @@ def test_each_head_scores_highest_the_piece_so_far_to_its_side(size: int, heads:
 def test_all_else_begins_as_usual() -> None:
     """The random numbers are the same ones, so that nothing else differs."""
 
-    def params(beginning: str) -> dict:
-        config = BertConfig(64, 2, 64, 2, max_positions=32, beginning=beginning)
+    def params(initialization: str) -> dict:
+        config = BertConfig(64, 2, 64, 2, max_positions=32, initialization=initialization)
         ids = np.zeros((1, 8), np.int32)
         encoder = Encoder(config)
         return encoder.init(jax.random.key(3), ids, ids, ids, ids, deterministic=True)["params"]

@@ -182,6 +182,24 @@ def test_nothing_is_compiled_for_a_request(served, method: str, compilations) ->
     assert not compilations
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost:80"}, 200),
+        ({"Host": "localhost:80", "Origin": "http://localhost:80"}, 200),
+        ({"Host": "localhost:80", "Origin": "http://localhost:81"}, 403),
+    ],
+)
+def test_pages_of_other_servers_are_not_answered(served, headers: dict, status: int) -> None:
+    """A browser sends what any page asks, also by a name that was made to point here."""
+    it, body = served("fill"), json.dumps({"inputs": "[MASK]"})
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)) as line:
+        line.request("POST", "/predict", body, headers)
+        assert line.getresponse().status == status
+
+
 FORM = {"inputs": "ba [MASK]"}
 
 
@@ -255,7 +273,7 @@ def raw(port: int, sent: bytes) -> bytes:
 
 def test_who_does_not_end_a_request_is_not_waited_for(served) -> None:
     it = served("fill")
-    half = raw(it.port, b'POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"inp')
+    half = raw(it.port, b'POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"inp')
     assert half.startswith(b"HTTP/1.1 408") and b"did not come in whole within 1 s" in half
     assert raw(it.port, b"POST /predict HTTP/1.1\r\nHo") == b""
     assert raw(it.port, b"") == b""
@@ -321,7 +339,7 @@ def test_stopped_it_answers_what_it_has_accepted(tmp_path) -> None:
     until(ready)
     body = json.dumps({"inputs": ["ba [MASK]"] * 32}).encode()
     with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
-        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         line.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode() + body[:-1])
         assert line.recv(1 << 16).startswith(b"HTTP/1.1 100")  # it is being read
         server.terminate()

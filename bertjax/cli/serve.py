@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.errors import RunError
 from data_pipelines.errors import InputError
 
 ORDER = 72
@@ -44,5 +45,6 @@ def run(args: argparse.Namespace) -> None:
         print(f"http://{place}/ {opened.task.ability}: Ctrl-C ends it.", flush=True)
         try:
             server.wait()
+            raise RunError("the server has ended by itself: start it again.")
         finally:
             server.close()

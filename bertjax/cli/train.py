@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workdir", required=True, metavar="DIR", help="a new one, or that of a run to go on with"
     )
     parser.add_argument(
-        "--tell",
+        "--report-to",
         metavar="WHOM",
         help="gives the metrics to wandb too, or to what MODULE:FUNCTION makes of configuration "
         "and workdir (nobody)",
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int | None:
     if (status := supervise(args)) is not None:
         return status
-    from bertjax.runs.telling import teller
+    from bertjax.runs.reporting import reporter
     from bertjax.runs.train import Run
 
     pass_over_absent_tpu()
     check_directory(args.workdir, "--workdir")
     config = load(args)
-    tell = teller(args.tell, config, args.workdir) if args.tell else None
+    tell = reporter(args.report_to, config, args.workdir) if args.report_to else None
     join(args, saves=True)
     keep_compiled(args.workdir)
     Run(config, args.workdir, tell).train()

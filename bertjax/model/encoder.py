@@ -17,7 +17,7 @@ from jax import Array
 
 from bertjax.model.attention.choice import attention
 from bertjax.model.dropout import dropout
-from bertjax.model.initialization import BEGINNINGS, Initializer, looking, normal, waves
+from bertjax.model.initialization import INITIALIZATIONS, Initializer, neighbours, normal, sinusoids
 from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
@@ -57,7 +57,7 @@ class BertConfig:
     init_std: float = field(
         0.02, "parameters begin with a normal of this deviation, cut at two of them"
     )
-    beginning: str = field(
+    initialization: str = field(
         "normal",
         'vectors of positions, queries and keys begin as all parameters do, or with "neighbours" '
         "so that each head looks a few pieces to one side, which saves small runs the time of "
@@ -118,7 +118,7 @@ class BertConfig:
             ("activation", ACTIVATIONS),
             ("dtype", DTYPES),
             ("feature_mix", FEATURE_MIXES),
-            ("beginning", BEGINNINGS),
+            ("initialization", INITIALIZATIONS),
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name}={getattr(self, name)!r} must be {' or '.join(known)}.")
@@ -165,7 +165,7 @@ class Embeddings(nn.Module):
 
     def setup(self) -> None:
         config, init = self.config, normal(self.config.init_std)
-        place = waves(config.init_std) if config.beginning == "neighbours" else init
+        place = sinusoids(config.init_std) if config.initialization == "neighbours" else init
         self.word = self.param("word", init, (config.vocab_size, config.hidden_size))
         self.type = self.param("type", init, (config.type_vocab_size, config.hidden_size))
         self.position = self.param("position", place, (config.max_positions, config.hidden_size))
@@ -194,11 +194,11 @@ class SelfAttention(nn.Module):
         config, size = self.config, self.config.hidden_size
         heads = (*x.shape[:-1], config.num_heads, size // config.num_heads)
         inits: dict[str, Initializer] = {}
-        if config.beginning == "neighbours":
-            look = functools.partial(
-                looking, config.init_std, config.num_heads, config.max_positions
+        if config.initialization == "neighbours":
+            aside = functools.partial(
+                neighbours, config.init_std, config.num_heads, config.max_positions
             )
-            inits = {"query": look(aside=True), "key": look(aside=False)}
+            inits = {"query": aside(query=True), "key": aside(query=False)}
         query, key, value = (
             Dense(config, size, inits.get(name), name=name)(x).reshape(heads)
             for name in ("query", "key", "value")

@@ -2,8 +2,8 @@
 
 Masked language models linger for long before they learn who stands beside whom, and hardly use
 their attention until then. With `neighbours` they begin with it, in the spirit of the convolutional
-beginnings of d'Ascoli et al. (2021): positions are waves, and each head looks a few pieces to one
-side. All of it learns as other parameters do.
+initialization of d'Ascoli et al. (2021): positions are waves, and each head looks a few pieces to
+one side. All of it learns as other parameters do.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from jax import Array
 
 Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as flax takes it
 
-BEGINNINGS = ("normal", "neighbours")
+INITIALIZATIONS = ("normal", "neighbours")
 _SHORTEST = 4  # pieces of the shortest wave
 
 
@@ -28,7 +28,7 @@ def normal(std: float) -> Initializer:
     return jax.nn.initializers.truncated_normal(std)
 
 
-def waves(std: float) -> Initializer:
+def sinusoids(std: float) -> Initializer:
     """Vectors of positions [P, H]: sines, then cosines, of deviation `std`.
 
     Wavelengths go geometrically from 4 pieces to twice as many as there are positions.
@@ -43,11 +43,11 @@ def waves(std: float) -> Initializer:
     return init
 
 
-def looking(std: float, heads: int, positions: int, aside: bool) -> Initializer:
-    """Matrices [H, H] of queries, or of keys unless `aside`, besides the usual random numbers.
+def neighbours(std: float, heads: int, positions: int, query: bool) -> Initializer:
+    """Matrices [H, H] of queries, or of keys unless `query`, besides the usual random numbers.
 
-    The score of two pieces in head h is the greater the nearer the one is to the place 1, -1, 2,
-    -2, ... of the other, counted from it: queries are the waves of that place, by the sums of
+    The score of two pieces in head h is the greater the nearer the one is to the place -1, 1,
+    -2, 2, ... of the other, counted from it: queries are the waves of that place, by the sums of
     angles, and keys those of the piece's own.
     """
 
@@ -60,7 +60,7 @@ def looking(std: float, heads: int, positions: int, aside: bool) -> Initializer:
         for head in range(heads):
             own = np.arange(head % stride, count, stride)[: width // 2]
             offset = (head // 2 + 1) * (1 if head % 2 else -1)
-            turn = _frequencies(positions, count)[own] * offset * aside
+            turn = _frequencies(positions, count)[own] * offset * query
             sine, cosine = np.arange(len(own)), width // 2 + np.arange(len(own))
             table[own, head, sine] = table[count + own, head, cosine] = np.cos(turn)
             table[count + own, head, sine] = np.sin(turn)

@@ -32,7 +32,7 @@ _log = logging.getLogger("bertjax")
 
 # What no array shows, and what would change what the same arrays compute.
 _COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
-_PAST = ("num_labels", "init_std", "beginning")  # of no matter to parameters that are there
+_PAST = ("num_labels", "init_std", "initialization")  # of no matter to parameters that are there
 _UNPUBLISHED = ("dtype", "scan_layers", "remat")  # what no published model says of itself
 
 

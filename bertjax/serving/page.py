@@ -48,7 +48,7 @@ def render(opened: Predictor) -> str:
         f"\n{escape(each.text)}</textarea></label>\n"
         for each in fields
     )
-    name = opened.path.name
+    name = opened.path.parent.parent.name if opened.path.name.isdigit() else opened.path.name
     body = (
         f"<style>{STYLE}</style>\n"
         f'<header><p class="state finished">{escape(str(opened.path))}</p>'

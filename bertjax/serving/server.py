@@ -3,10 +3,12 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
@@ -29,6 +31,7 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; frame-ancestors 'none'"
 )
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _GRACE = 8  # seconds for what was accepted, of those in which a command is to end
 
 
@@ -42,8 +45,9 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(kind)
-    except OSError as error:
-        raise InputError(f"--host {host} is no address ({error.strerror}): mend it.") from error
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
+        raise InputError(f"--host {host} is no address ({why}): mend it.") from error
     with found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -117,6 +121,8 @@ def application(opened: Predictor, batches: Batches, limits: Limits) -> Starlett
         return _said({"status": "ok", "model": str(opened.path), "does": does})
 
     async def predict(request: Request) -> Response:
+        if not _is_own(request):
+            return _refused(403, "the request comes from a page of another server: ask from here.")
         try:
             asked = parse(await read(request, limits), limits)
             answers = await asyncio.wrap_future(batches.ask(asked))
@@ -141,6 +147,18 @@ def application(opened: Predictor, batches: Batches, limits: Limits) -> Starlett
         Route("/predict", predict, methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+def _is_own(request: Request) -> bool:
+    """Whether no page of another server asks: a browser would ask for any page that is open in it,
+    and say so, but for a name that has been made to point to this machine.
+    """
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    scope = request.scope.get("server")
+    if scope and ip_address(scope[0]).is_loopback and name not in (*_LOOPBACK, scope[0]):
+        return False
+    return origin is None or origin.partition("://")[2] == host
 
 
 def _said(content: Any, status: int = 200, **headers: str) -> Response:
@@ -183,6 +201,6 @@ def _connection(seconds: float) -> type[H11Protocol]:
 
         def _end(self) -> None:
             if self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
+                self.transport.abort()  # to close would wait for one who does not read
 
     return Connection

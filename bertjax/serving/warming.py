@@ -51,9 +51,10 @@ def warm(opened: Predictor, most: int) -> None:
             try:
                 list(opened.task.predict(compiler, [Input("warm-up", said)] * count))
             except _Ready:
-                count *= 2
+                pass
             except InputError:  # a task of one's own, that asks for something else
                 return
+            count *= 2
         _log.info("compiled for inputs of up to %d pieces (%d/%d)", length, number, len(lengths))
 
 

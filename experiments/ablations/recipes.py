@@ -31,7 +31,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no next sentences": {"data.objective": "mlm"},
     "40% masked": {"data.mask_prob": 0.4},
     "a growing batch": {"batch_growth": 4},
-    "heads that look aside": {"model.beginning": "neighbours"},
+    "heads that look aside": {"model.initialization": "neighbours"},
     LEFT: {},
 }
 PAPER, ALL, THIRD = "the paper's", "all together", "all together, a third of the steps"
@@ -58,15 +58,22 @@ def stages(name: str, fields: dict[str, Any], steps: int) -> dict[str, dict[str,
     }
 
 
-def train(workdir: pathlib.Path, base: list[str], runs: dict[str, dict[str, Any]]) -> None:
-    """Trains what is missing of a row's runs, and writes down the processor's time."""
+def train(
+    workdir: pathlib.Path, base: list[str], runs: dict[str, dict[str, Any]], rest: list[str]
+) -> None:
+    """Trains what is missing of a row's runs, and writes down the processor's time.
+
+    Args:
+      rest: flags that come last, and so before those of the row.
+    """
     took = workdir / "seconds"
     if took.exists():
         return
     before, init = processor_seconds(), ""
     for stage, own in runs.items():
         fields = {field: str(value) for field, value in (own | {"init": init}).items()}
-        bertjax("train", "--workdir", str(workdir / stage), *base, *overrides(fields))
+        given = [*base, *overrides(fields), *rest]
+        bertjax("train", "--workdir", str(workdir / stage), *given)
         init = str(workdir / stage)
     took.write_text(str(processor_seconds() - before))
 
@@ -95,9 +102,9 @@ def main() -> None:
             workdir = args.output / name.replace(" ", "-").replace("'", "").replace(",", "")
             workdir /= str(seed)
             options = f"model={args.size},recipe=paper,data={args.corpus}"
-            base = ["--config", f"experiments/pretrain.py:{options}", *rest]
+            base = ["--config", f"experiments/pretrain.py:{options}"]
             runs = stages(name, every | {"seed": seed} | fields, steps)
-            train(workdir, base, runs)
+            train(workdir, base, runs, rest)
             losses.append(read_metrics(workdir / "masks")[-1]["mlm_loss"])
             minutes.append(float((workdir / "seconds").read_text()) / 60)
         rows.append(Row(name, None, {LOSS: losses, MINUTES: minutes}, 0))
