@@ -273,7 +273,9 @@ def raw(port: int, sent: bytes) -> bytes:
 
 def test_who_does_not_end_a_request_is_not_waited_for(served) -> None:
     it = served("fill")
-    half = raw(it.port, b'POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"inp')
+    half = raw(
+        it.port, b'POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"inp'
+    )
     assert half.startswith(b"HTTP/1.1 408") and b"did not come in whole within 1 s" in half
     assert raw(it.port, b"POST /predict HTTP/1.1\r\nHo") == b""
     assert raw(it.port, b"") == b""
