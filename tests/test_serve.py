@@ -156,7 +156,7 @@ def test_more_than_may_wait_are_told_to_come_again_and_none_is_lost(served, held
         found += [clients.submit(it.predict, "ba [MASK]") for _ in range(LIMITS.waiting)]
         until(lambda: len(it.server._batches._waiting) == LIMITS.waiting)
         status, said = it.ask("POST", "/predict", b'{"inputs": "[MASK]"}')
-        assert status == 503 and said["error"].startswith("12 requests wait already")
+        assert status == 503 and said["error"].startswith("12 inputs wait already")
         go.set()
         assert all(each.result()["masks"] for each in found)
     assert max(sizes) == LIMITS.inputs

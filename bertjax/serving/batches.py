@@ -40,15 +40,14 @@ class Batches:
         """The answers to a request, once there are some; what it raises is an InputError, or ours.
 
         Raises:
-          Refusal: too many requests wait already.
+          Refusal: too many inputs wait already.
         """
         waiting = _Waiting(asked, Future())
         waiting.answers.set_running_or_notify_cancel()  # from here on nobody takes it back
         with self._changed:
-            if len(self._waiting) >= self._limits.waiting:
-                raise Refusal(
-                    503, f"{self._limits.waiting} requests wait already: send this one later."
-                )
+            wait = sum(len(other.asked.inputs) for other in self._waiting)
+            if wait + len(asked.inputs) > self._limits.waiting:
+                raise Refusal(503, f"{wait} inputs wait already: send this request later.")
             self._waiting.append(waiting)
             self._changed.notify()
         return waiting.answers

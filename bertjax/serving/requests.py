@@ -23,7 +23,7 @@ class Limits:
       bytes: of a request's body.
       inputs: of a request, and of those that are answered in one batch.
       characters: of an input.
-      waiting: requests that wait while others are answered.
+      waiting: inputs that wait, of all requests, while others are answered.
       seconds: until a request has come in whole, and an idle connection is closed.
       connections: at once.
     """
