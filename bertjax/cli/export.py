@@ -3,19 +3,14 @@
 import argparse
 
 from bertjax.cli.devices import pass_over_absent_tpu
-from bertjax.cli.files import check_output
+from bertjax.cli.files import add_checkpoint, check_output
 
 ORDER = 92
 EXAMPLE = "bertjax export --checkpoint runs/smoke --to stablehlo --output smoke.stablehlo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="DIR",
-        help="a checkpoint or a workdir, or a model of Hugging Face or TF1",
-    )
+    add_checkpoint(parser)
     parser.add_argument("--to", required=True, choices=["stablehlo"], help="what it is written in")
     parser.add_argument(
         "--output",

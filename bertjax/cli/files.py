@@ -1,5 +1,6 @@
 """Files and directories that a user names, to read from and to write to."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -12,6 +13,16 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file, is_remote, replacing
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """The option that names the model of a verb, ours or a published one."""
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="a checkpoint or a workdir, or a model of Hugging Face or TF1",
+    )
 
 
 def read_lines(path: str) -> Iterator[str]:

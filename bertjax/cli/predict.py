@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
-from bertjax.cli.files import as_json, output, read_lines
+from bertjax.cli.files import add_checkpoint, as_json, output, read_lines
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,12 +22,7 @@ _TOGETHER, _WATCHED = 4096, 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="DIR",
-        help="a checkpoint or a workdir, or a model of Hugging Face or TF1",
-    )
+    add_checkpoint(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.files import add_checkpoint
 from bertjax.errors import RunError
 from data_pipelines.errors import InputError
 
@@ -12,12 +13,7 @@ EXAMPLE = "bertjax serve --checkpoint runs/smoke"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="DIR",
-        help="a checkpoint or a workdir, or a model of Hugging Face or TF1",
-    )
+    add_checkpoint(parser)
     parser.add_argument(
         "--host", default="127.0.0.1", help="an address of this machine (%(default)s)"
     )

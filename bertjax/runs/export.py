@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ def _network(start: Start) -> _Network:
             names = ("token_ids", "type_ids", "pack_ids", "positions")
             inputs = (batch[name] for name in names)
             own = {"params": params["encoder"]}
-            return {"vectors": encoder.apply(own, *inputs, deterministic=True)}  # type: ignore
+            return {"vectors": cast(Array, encoder.apply(own, *inputs, deterministic=True))}
 
         return _Network(vectors, False)
     objective = registry.objective(start.config())
@@ -116,6 +116,8 @@ def _network(start: Start) -> _Network:
         try:
             found = objective.apply(params, batch, None, constants)
         except KeyError as error:
+            if error.args[0] not in objective.batch_shapes(1):
+                raise  # of ours
             raise InputError(
                 f"{start.path} reads {error} of its batches, which only its task knows: export "
                 "models of bertjax's own tasks."
