@@ -21,7 +21,8 @@ from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.pooling import POOLS, normalize, pool
 from bertjax.runs import features as module
 from bertjax.runs.features import Features
-from bertjax.tasks.vectors import Found, Wanted
+from bertjax.tasks.vectors import Found, Objective, Wanted, vectors_of
+from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 
 CONFIG = BertConfig(128, 2, 64, 4, max_positions=128)
@@ -106,6 +107,31 @@ def test_so_have_pieces_and_words(model) -> None:
             of_words += 1
         assert len(own) == len(starts) - 1
     assert at == len(pieces.vectors) and of_words == len(words.vectors)
+
+
+class _Shapes:
+    """Computes nothing, and keeps the shapes of the rows it is given."""
+
+    def __init__(self) -> None:
+        self.seen = set[tuple[int, ...]]()
+
+    def run(self, batches) -> Iterator[dict[str, np.ndarray]]:
+        for batch in batches:
+            self.seen.add(batch["token_ids"].shape)
+            yield {"vectors": np.zeros((*batch["cls_positions"].shape, 1), np.float32)}
+
+
+def test_many_texts_are_computed_in_one_shape_for_each_length_and_one_text_in_its_own() -> None:
+    config = Config(model=CONFIG, seq_len=128, batch_size=1)
+    objective = Objective(config, 1, Wanted(seq_len=128))
+    random, shapes = np.random.default_rng(0), _Shapes()
+    for _ in range(5):
+        texts = ["ba " * n for n in random.integers(1, 120, size=500)]
+        vectors_of(texts, shapes, toys.TOKENIZER, objective)
+    assert shapes.seen == {(16, 64), (8, 128)}
+    few = _Shapes()
+    vectors_of(["ba do"], few, toys.TOKENIZER, objective)
+    assert few.seen == {(1, 64)}
 
 
 def test_longer_texts_are_cut_and_counted(model, caplog, tmp_path) -> None:

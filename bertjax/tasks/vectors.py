@@ -27,6 +27,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 OF = ("text", "words", "pieces")
 _SHORTEST = 64  # pieces of a row, at least
 _PIECES = 8  # of a text, at least, by which a row has places for texts
+_TOGETHER = 1024  # pieces that a device computes at once, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,18 +131,21 @@ def vectors_of(
 ) -> Found:
     """The vectors of texts, in their order, whatever the length of each.
 
-    Texts of like length share rows, which are no longer than they need be.
+    Texts of like length share rows, which are no longer than they need be. Batches of many texts
+    have one shape for each length, so that memory does not grow with the programs compiled.
     """
     wanted = objective.wanted
     encoded = encode(Sentences("input", [], list(texts)), tokenizer, wanted.seq_len, "head")
     examples = encoded.examples
     sizes = np.array([max(_SHORTEST, bucket(int(size))) for size in examples.lengths])
+    together = min(_TOGETHER, bucket(int(examples.lengths.sum())))
     found: list[Any] = [None] * len(texts)
     for size in np.unique(sizes):
         numbers = np.flatnonzero(sizes == size)
         row = objective.row._replace(pieces=min(int(size), wanted.seq_len))
         row = row._replace(examples=max(1, row.pieces // _PIECES))
-        laid = Laid(_some(examples, numbers), row)
+        rows = objective.multiple * max(1, together // row.pieces)
+        laid = Laid(_some(examples, numbers), row, rows)
         outputs = [each["vectors"] for each in encoder.run(laid.batches())]
         part = laid.split(outputs, "example" if wanted.of == "text" else "pieces")
         for number, vectors in zip(numbers, part, strict=True):
