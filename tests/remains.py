@@ -1,6 +1,7 @@
 """What is left of a run."""
 
 import json
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -38,3 +39,15 @@ def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[st
     """What its model answers to lines."""
     opened = Predictor(checkpoint)
     return list(opened.answers(opened.task.inputs(lines), 64))
+
+
+def events(workdir: pathlib.Path, split: str) -> list[Any]:
+    """What TensorBoard is told of a split, in the order of its files."""
+    import tensorflow as tf
+
+    found = []
+    for path in sorted((workdir / "tensorboard" / split).iterdir()):
+        assert path.name.startswith("events.out.tfevents.")
+        for record in tf.data.TFRecordDataset(os.fspath(path)):
+            found.append(tf.compat.v1.Event.FromString(record.numpy()))
+    return found

@@ -79,6 +79,7 @@ def test_a_misspelt_field_is_refused_and_the_nearest_named(field: str, nearest: 
         ({"model": {"num_heads": 7}}, "num_heads"),
         ({"profile": "5"}, "profile='5' must read START:STOP"),
         ({"profile": "9:5"}, "profile='9:5' must read START:STOP"),
+        ({"tensorboard": "examples+text"}, r"'text' is unknown, use examples\+parameters"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(raw: dict, message: str) -> None:

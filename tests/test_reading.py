@@ -110,6 +110,7 @@ def test_scores_of_version_2_are_those_at_the_threshold(of_cls: float) -> None:
     assert found.scores["f1"] == found.scores["best_f1"] == 50
     assert found.scores["threshold"] < min(found.files["null_odds"].values())
     assert found.files["predictions"] == {"1": "", "2": ""}
+    assert found.examples == ["a → - (d)", "c → - (-)"]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -92,6 +92,7 @@ def test_it_scores_the_same_wherever_it_is_opened(kind, trained, exported, folde
             assert value == pytest.approx(while_training[name], abs=1e-5), name
     entries = found.files["predictions"]
     assert len(entries) == 60
+    assert len(found.examples) == 8 and any(" → " in line for line in found.examples)
     if kind == "class":
         gold = [row["mood"] for row in toys.rows_of(folder / "dev.csv")]
         assert [entry["gold"] for entry in entries] == gold

@@ -1,5 +1,6 @@
 """Runs of a sweep are trained together, are what they are alone, and survive being killed."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
@@ -84,6 +85,13 @@ def test_rates_and_seeds_need_no_program_of_their_own_and_shapes_do(folder) -> N
 def test_a_grid_that_cannot_be_is_refused(folder, grid, seeds, message) -> None:
     with pytest.raises(InputError, match=message):
         trials_of(folder, grid, seeds)
+
+
+def test_pictures_of_several_runs_at_once_are_refused(folder, tmp_path) -> None:
+    config = dataclasses.replace(original(folder), tensorboard="parameters")
+    with pytest.raises(InputError, match="a sweep trains several"):
+        sweep(trials_of(folder, ["batch_size=8"], 1), config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @given(st.integers(1, 99), st.integers(1, 99))

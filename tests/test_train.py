@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 from jax.sharding import NamedSharding
-from remains import answers_of
+from remains import answers_of, events
 
 import bertjax.runs.train as train_module
 from bertjax.mesh import hosts
@@ -66,7 +66,7 @@ def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
 def whole(corpus, tmp_path_factory) -> pathlib.Path:
     """A run of 12 steps without interruption."""
     workdir = tmp_path_factory.mktemp("whole")
-    Run(configure(corpus), workdir).train()
+    Run(configure(corpus, tensorboard="examples+parameters"), workdir).train()
     return workdir
 
 
@@ -83,6 +83,15 @@ def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
 def test_it_learns(whole) -> None:
     curve = [m["mlm_loss"] for m in metrics(whole) if m["split"] == "train"]
     assert curve == sorted(curve, reverse=True) and curve[-1] < curve[0] - 0.3
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_masks_and_parameters_where_asked(whole) -> None:
+    shown = [(e.step, v) for e in events(whole, "heldout") for v in e.summary.value]
+    pictures = {v.tag: v for step, v in shown if step == 12 and v.HasField("tensor")}
+    assert "⟦" in pictures["examples"].tensor.string_val[0].decode()
+    assert {"encoder/blocks/1/feed_forward/up/kernel", "mlm/bias"} < pictures.keys()
+    assert [step for step, v in shown if v.tag == "examples"] == [6, 12]
 
 
 @pytest.mark.slow

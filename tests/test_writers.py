@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from remains import events
 
 from bertjax.runs import metrics as writers
 from bertjax.runs.metrics import Metrics, Writers, duration, metrics_path, read_metrics, truncate
+from bertjax.training.histograms import Histogram
 
 TRAIN: Metrics = {
     "loss": 7.25,
@@ -229,17 +231,6 @@ def test_other_hosts_write_nothing(tmp_path: pathlib.Path) -> None:
 # TensorBoard
 
 
-def events(workdir: pathlib.Path, split: str) -> list[Any]:
-    import tensorflow as tf
-
-    found = []
-    for path in sorted((workdir / "tensorboard" / split).iterdir()):
-        assert path.name.startswith("events.out.tfevents.")
-        for record in tf.data.TFRecordDataset(os.fspath(path)):
-            found.append(tf.compat.v1.Event.FromString(record.numpy()))
-    return found
-
-
 def test_tensorboard_has_a_directory_a_split(tmp_path: pathlib.Path) -> None:
     with quiet(tmp_path) as w:
         w.write(10, "train", TRAIN)
@@ -264,6 +255,20 @@ def test_tensorboard_is_told_which_steps_are_run_again(tmp_path: pathlib.Path) -
         w.write(20, "train", TRAIN)
     marks = [event for event in events(tmp_path, "train") if event.HasField("session_log")]
     assert [(mark.session_log.status, mark.step) for mark in marks] == [(1, 1), (1, 11)]
+
+
+def test_tensorboard_shows_examples_and_histograms(tmp_path: pathlib.Path) -> None:
+    spread = {"a/b": Histogram(np.array([0, 1, 3.0]), np.array([5, 2.0]))}
+    with quiet(tmp_path) as w:
+        w.picture(7, ["a <b>", "c"], spread)
+    _, _, shown = events(tmp_path, "heldout")
+    text, bars = shown.summary.value
+    assert (shown.step, text.tag, bars.tag) == (7, "examples", "a/b")
+    plugins = [each.metadata.plugin_data.plugin_name for each in (text, bars)]
+    assert plugins == ["text", "histograms"]
+    assert text.tensor.string_val[0] == b"a &lt;b&gt;\n\nc"
+    rows = np.frombuffer(bars.tensor.tensor_content).reshape(-1, 3)
+    assert rows.tolist() == [[0, 1, 5], [1, 3, 2]]  # left, right, how many
 
 
 # The terminal

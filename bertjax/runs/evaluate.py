@@ -201,7 +201,12 @@ def _joined(
     for held_out, each in zip(sets, found, strict=True):
         scores |= {f"{held_out.name}/{metric}": value for metric, value in each.scores.items()}
         files |= {f"{held_out.name}.{file}": content for file, content in each.files.items()}
-    return Evaluation(scores, files)
+    examples = [
+        f"{held_out.name}: {line}"
+        for held_out, each in zip(sets, found, strict=True)
+        for line in each.examples
+    ]
+    return Evaluation(scores, files, examples=examples)
 
 
 def _means(sums: Sums) -> dict[str, float]:

@@ -10,11 +10,10 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
@@ -22,6 +21,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.pages.tables import aligned, by_set
+from bertjax.runs.events import Events
+from bertjax.training.histograms import Histogram
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
@@ -95,13 +96,15 @@ class Writers:
         workdir = epath.Path(workdir)
         self._progress = Progress(total_steps, stream or sys.stderr) if active else None
         self._files: list[_Sink] = []
+        self._events: Events | None = None
         self._flush_seconds = REMOTE_FLUSH_SECONDS if is_remote(workdir) else 0.0
         self._flushed = time.monotonic()
         if active:
             workdir.mkdir(parents=True, exist_ok=True)
             truncate(workdir, start_step)
             kind = RewrittenLines if is_remote(workdir) else AppendedLines
-            self._files = [kind(metrics_path(workdir)), Events(workdir / "tensorboard", start_step)]
+            self._events = Events(workdir / "tensorboard", start_step)
+            self._files = [kind(metrics_path(workdir)), self._events]
             self._files += [Told(tell)] if tell else []
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
@@ -117,6 +120,13 @@ class Writers:
             file.write(step, split, metrics)
         if time.monotonic() - self._flushed >= self._flush_seconds:
             self.flush()
+
+    def picture(
+        self, step: int, examples: Sequence[str], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Has TensorBoard show what is said of examples, and histograms by their names."""
+        if self._events:
+            self._events.picture(step, examples, histograms)
 
     def show(self, step: int, split: str, metrics: Metrics) -> None:
         """Shows metrics in the terminal, and writes them nowhere."""
@@ -196,59 +206,6 @@ class RewrittenLines:
 
     def close(self) -> None:
         self.flush()
-
-
-class Events:
-    """TensorBoard event files, in a directory a split so that it draws the curves in one chart."""
-
-    def __init__(self, directory: epath.Path, start_step: int) -> None:
-        # Slow to import, and whoever only reads metrics does without.
-        import tensorflow as tf
-
-        self._tf = tf
-        self._directory = directory
-        self._start_step = start_step
-        self._writers: dict[str, Any] = {}
-
-    def write(self, step: int, split: str, metrics: Metrics) -> None:
-        if split not in self._writers:
-            self._writers[split] = self._open(split)
-        proto = self._tf.compat.v1
-        values = [
-            proto.Summary.Value(tag=name, simple_value=value)
-            for name, value in metrics.items()
-            if value is not None
-        ]
-        self._record(split, step=step, summary=proto.Summary(value=values))
-
-    def flush(self) -> None:
-        for split, writer in self._writers.items():
-            self._guard(split, writer.flush)
-
-    def close(self) -> None:
-        for split, writer in self._writers.items():
-            self._guard(split, writer.close)
-
-    def _open(self, split: str) -> Any:
-        directory = self._directory / split
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._writers[split] = self._tf.io.TFRecordWriter(os.fspath(directory / name))
-        self._record(split, file_version="brain.Event:2")
-        # TensorBoard drops what older files of the directory hold from this step on.
-        start = self._tf.compat.v1.SessionLog(status=self._tf.compat.v1.SessionLog.START)
-        self._record(split, step=self._start_step + 1, session_log=start)
-        return self._writers[split]
-
-    def _record(self, split: str, **fields: Any) -> None:
-        event = self._tf.compat.v1.Event(wall_time=time.time(), **fields)
-        self._guard(split, self._writers[split].write, event.SerializeToString())
-
-    def _guard(self, split: str, call: Any, *arguments: Any) -> None:
-        try:
-            call(*arguments)
-        except self._tf.errors.OpError as error:
-            raise OSError(f"{self._directory / split}: {error.message}") from error
 
 
 class Told:

@@ -167,6 +167,11 @@ def sweep(
       InputError: there are no held-out data, or the workdir is another sweep's.
     """
     workdir = epath.Path(workdir)
+    if original.pictures:
+        raise InputError(
+            f"tensorboard={original.tensorboard!r} is for one run, and a sweep trains several at "
+            "once: leave it out, or train one of them alone."
+        )
     _claim(workdir, trials)
     together = each * jax.device_count()
     results: dict[str, dict[str, Any]] = {}

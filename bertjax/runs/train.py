@@ -34,6 +34,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, HostBatch, Task
 from bertjax.training.checkpoint import Checkpoints, find_finished, has_checkpoint
 from bertjax.training.config import Config
+from bertjax.training.histograms import histograms
 from bertjax.training.programs import Programs
 from bertjax.training.schedules import Plan
 from bertjax.training.step import Sums, TrainState, means
@@ -233,6 +234,7 @@ class Run:
                     found = evaluate([state.params]) if evaluates else None
                     if found:
                         self._write(writers, step, "heldout", found.scores)
+                        self._picture(writers, state, found)
                         saves = self.checkpoints.is_best(step, found.scores) or saves
                     if saves:
                         writers.flush()
@@ -306,6 +308,14 @@ class Run:
 
     def _write(self, writers: Writers, step: int, split: str, values: Metrics) -> None:
         writers.write(step, split, values)
+
+    def _picture(self, writers: Writers, state: TrainState, found: Evaluation) -> None:
+        """Has TensorBoard show what the configuration asks for."""
+        wanted = self.config.pictures
+        spread = histograms(state.params) if "parameters" in wanted else {}
+        if wanted:
+            examples = found.examples if "examples" in wanted else ()
+            writers.picture(int(state.step), examples, spread)
 
     def _kept(self, state: TrainState) -> TrainState:
         """The state as a checkpoint takes it."""

@@ -19,7 +19,7 @@ from data_pipelines.errors import InputError
 # Fields that may differ between the runs that continue each other in one workdir.
 _FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "eval_batch_size"}
 _FREE |= {"keep", "keep_best", "keep_every", "log_every", "mesh.data", "mesh.fsdp", "mesh.model"}
-_FREE |= {"profile", "data.dir", "data.workers", "model.remat", "model.scan_layers"}
+_FREE |= {"profile", "tensorboard", "data.dir", "data.workers", "model.remat", "model.scan_layers"}
 
 
 def claim(workdir: epath.Path, config: Config, task: Task) -> None:

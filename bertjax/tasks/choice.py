@@ -1,6 +1,7 @@
 """Choosing one of several answers: SWAG and what has its layout (paper, section 4.4)."""
 
 import functools
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from etils import epath
 
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import Evaluation, EvaluationSet, HostBatch, Input, Opened
+from bertjax.tasks.contract import EXAMPLES, Evaluation, EvaluationSet, HostBatch, Input, Opened
 from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of, warn_of_loss
 from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid, show_examples
@@ -164,7 +165,16 @@ class Questions(Laid):
             }
             for number, (question, each) in enumerate(zip(self.data.questions, said, strict=True))
         ]
-        return Evaluation({"accuracy": float(np.mean(right))}, {PREDICTIONS: entries})
+        examples = [
+            f"{question.context} → {question.answers[each.argmax()]} ({question.answers[gold]})"
+            for question, each in itertools.islice(
+                zip(self.data.questions, said, strict=True), EXAMPLES
+            )
+            if (gold := question.right) is not None
+        ]
+        return Evaluation(
+            {"accuracy": float(np.mean(right))}, {PREDICTIONS: entries}, examples=examples
+        )
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, Choices]]:

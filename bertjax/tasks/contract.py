@@ -20,6 +20,7 @@ from data_pipelines.fields import Field
 from data_pipelines.finetuning.table import parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
+EXAMPLES = 8  # of held-out data, that a person is shown
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
 
 HostBatch = dict[str, np.ndarray]
@@ -33,11 +34,13 @@ class Evaluation(NamedTuple):
       files: for each file that goes with them, by its name without `.json`, its content; a string
         is a text, under its whole name.
       calibration: numbers that prediction is to use, such as a threshold; kept in a checkpoint.
+      examples: the first `EXAMPLES` and what is said of each, a line each, for a person.
     """
 
     scores: dict[str, float]
     files: Mapping[str, Any] = {}
     calibration: Mapping[str, float] = {}
+    examples: Sequence[str] = ()
 
 
 class EvaluationSet(Protocol):

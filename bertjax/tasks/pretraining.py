@@ -12,13 +12,16 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax import Array
 
 from bertjax.formats.tensors import Model
+from bertjax.mesh.feed import Batch
 from bertjax.mesh.hosts import from_first
 from bertjax.model import flops
 from bertjax.model.heads import BODY
 from bertjax.tasks import contract
 from bertjax.tasks.contract import (
+    EXAMPLES,
     Evaluation,
     EvaluationSet,
     HostBatch,
@@ -56,8 +59,19 @@ class Objective(objective.Objective):
                 f"{self.options.objective}: a left-to-right model is causal, and no other is."
             )
 
+        if "examples" in config.pictures:
+            self.outputs = ("mlm_best",)
+
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         return _shapes(self.options, rows)
+
+    def apply(
+        self, params: Any, batch: Batch, key: Array | None, constants: Any
+    ) -> dict[str, Array]:
+        outputs = super().apply(params, batch, key, constants)
+        if self.outputs:
+            outputs["mlm_best"] = outputs["mlm_logits"].argmax(axis=-1)
+        return outputs
 
     @property
     def eval_options(self) -> PretrainingOptions:
@@ -223,7 +237,18 @@ class HeldOut:
     def evaluation(
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
-        return Evaluation({"mlm_perplexity": float(np.exp(means["mlm_loss"]))})
+        examples: list[str] = []
+        if outputs[0]:  # of rows of which this host's are the first
+            batch = next(iter(self.batches()))
+            rows = range(min(EXAMPLES, len(batch["token_ids"])))
+            seen, best = (
+                batch["token_ids"].copy(),
+                outputs[0]["mlm_best"][: len(batch["token_ids"])],
+            )
+            np.put_along_axis(seen, batch["mlm_positions"], best, axis=1)
+            shown = batch | {"token_ids": seen}
+            examples = [render_row(shown, row, self._data.tokenizer) for row in rows]
+        return Evaluation({"mlm_perplexity": float(np.exp(means["mlm_loss"]))}, examples=examples)
 
 
 def _shapes(options: PretrainingOptions, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

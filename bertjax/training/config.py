@@ -58,6 +58,9 @@ class OptimizerSection(OptimizerFields):
     cooldown: Duration = field(0, 'of schedule "wsd": how long the rate falls')
 
 
+PICTURES = {"examples", "parameters"}  # see `Config.tensorboard`
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """One run. `resolve` makes steps of the durations.
@@ -113,6 +116,11 @@ class Config:
     profile: str = field(
         "", '"START:STOP" writes a trace of these steps by the profiler; "" for none'
     )
+    tensorboard: str = field(
+        "",
+        'what TensorBoard shows at each evaluation beside the scores: "examples" and what is said '
+        'of them, "parameters" as histograms, or both, joined by "+"; "" for neither',
+    )
     mesh: MeshConfig = MeshConfig()
     model: BertConfig = dataclasses.field(default_factory=BertConfig)
     optimizer: OptimizerSection = OptimizerSection()
@@ -157,6 +165,16 @@ class Config:
             )
         if self.profile:
             self.profile_steps()
+        if unknown_parts := self.pictures - PICTURES:
+            raise InputError(
+                f"tensorboard={self.tensorboard!r}: {min(unknown_parts)!r} is unknown, use "
+                f"{'+'.join(sorted(PICTURES))} or one of them."
+            )
+
+    @property
+    def pictures(self) -> set[str]:
+        """What of `PICTURES` TensorBoard is to show."""
+        return {*self.tensorboard.split("+")} - {""}
 
     def profile_steps(self) -> range:
         """Steps that a profiler trace covers; empty when `profile` is."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.contract import Evaluation, HostBatch, Input
+from bertjax.tasks.contract import EXAMPLES, Evaluation, HostBatch, Input
 from bertjax.tasks.finetuning import Laid
 from bertjax.tasks.reading.answers import Prediction, decode
 from bertjax.tasks.reading.scoring import score
@@ -87,7 +87,11 @@ class Reading:
             files["null_odds"] = odds
         scores |= score(self.data, best)
         kept = {name: value for name, value in scores.items() if name not in _COUNTS}
-        return Evaluation(kept, {"predictions": best} | files, calibration)
+        examples = [
+            f"{q.text} → {best[q.id] or '-'} ({q.answers[0].text if q.answers else '-'})"
+            for q in self.data.questions[:EXAMPLES]
+        ]
+        return Evaluation(kept, {"predictions": best} | files, calibration, examples)
 
 
 def windows_of(

@@ -1,12 +1,13 @@
 """Held-out sentences, and what becomes of their logits."""
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.contract import Evaluation
+from bertjax.tasks.contract import EXAMPLES, Evaluation
 from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid
 from bertjax.tasks.sentences.scoring import score_classes, score_labels, score_numbers
@@ -86,7 +87,16 @@ class Labelled(Laid):
             {"id": name, "gold": value} | each
             for name, value, each in zip(names, self.data.values or (), answers, strict=True)
         ]
-        return Evaluation(scores, {PREDICTIONS: entries})
+        return Evaluation(scores, {PREDICTIONS: entries}, examples=self._shown(answers))
+
+    def _shown(self, answers: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The first texts, each with what is said of it and what is right."""
+        texts = zip(self.data.texts, self.data.pairs or itertools.repeat(""), strict=False)
+        rows = zip(texts, answers, self.data.values or (), strict=False)
+        return [
+            f"{' | '.join(filter(None, own))} → {next(iter(said.values()))} ({gold})"
+            for own, said, gold in itertools.islice(rows, EXAMPLES)
+        ]
 
 
 def answer(

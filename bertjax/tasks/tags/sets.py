@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.contract import Evaluation
+from bertjax.tasks.contract import EXAMPLES, Evaluation
 from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid
 from bertjax.tasks.tags.scoring import count_entities, total
@@ -143,7 +143,17 @@ class Sentences(Laid):
             for sentence, tags, (mine, chances) in zip(self.sentences, gold, found, strict=True)
         ]
         files = {PREDICTIONS: entries, "types": types, COLUMNS: _columns(entries)}
-        return Evaluation(total(counts.values()).scores() | {"accuracy": accuracy}, files)
+        scores = total(counts.values()).scores() | {"accuracy": accuracy}
+        return Evaluation(scores, files, examples=[_line(each) for each in entries[:EXAMPLES]])
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """A sentence with the tags that are said, and in parentheses those that are right."""
+
+    def word(word: str, said: str, gold: str) -> str:
+        return word if said == gold == "O" else f"{word} → {said} ({gold})"
+
+    return "  ".join(map(word, entry["words"], entry["tags"], entry["gold"]))
 
 
 def _columns(entries: Sequence[Mapping[str, Any]]) -> str:
