@@ -6,6 +6,10 @@ from typing import Any
 
 from etils import epath
 
+# Before tensorflow is imported, which serves data alone here and need not say more.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
 from bertjax.runs import evaluate as evaluation
 from bertjax.runs.configuration import Source, configure
 from bertjax.runs.model import Model

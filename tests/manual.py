@@ -34,7 +34,7 @@ ELSEWHERE = [
     (r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*", 40,
      "pods: tests/test_launch.py runs them with stand-ins for the tools"),
     (r"bertjax serve .*|curl .*", 4, "a server: tests/test_serve.py"),
-    (r"pip install .*|python3 -m venv .*|\. \.venv/.*|make .*", 9,
+    (r"pip install .*|python3 -m venv .*|\. \.venv/.*|make .*", 10,
      "installing, and what CI itself is made of"),
     (r"python (-m experiments\.bench\.\w+|experiments/bench/\w+\.py).*", 12,
      "measurements of minutes to hours, beside programs of others"),

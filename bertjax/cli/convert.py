@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from bertjax.formats.opening import find_format
+    from bertjax.formats.sentence_transformers import MODULES
     from bertjax.runs.convert import convert
 
     pass_over_absent_tpu()
@@ -31,6 +32,11 @@ def run(args: argparse.Namespace) -> None:
     model = convert(args.source, args.target, style, args.to)
     shape = f"{model.config.num_layers} layers, {model.config.hidden_size} wide"
     print(f"{args.target}: {', '.join(model.params)} of {shape}, from {style} to {args.to}.")
+    if (epath.Path(args.source) / MODULES).exists():
+        print(
+            f"{args.source} says how pieces become the vector of a text, and {args.target} does "
+            "not: give `bertjax features` the first, or --pool and --normalize."
+        )
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary: put vocab.txt beside it and convert again.")
     if model.left_out:

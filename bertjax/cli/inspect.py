@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = [
         parser.add_argument("--steps", type=int, help="steps that are shown (1)"),
         parser.add_argument("--start", type=int, help="the first of them (0)"),
+        parser.add_argument("--rows", type=int, help="rows of each that are shown, at most (4)"),
         parser.add_argument("--hosts", type=int, help="hosts that share the batches (1)"),
         parser.add_argument("--host", type=int, help="the host whose rows are shown (0)"),
         parser.add_argument(
@@ -47,12 +48,20 @@ def run(args: argparse.Namespace) -> None:
         return
     from bertjax.runs.inspection import parameter_table, save_batches, show_batches
 
-    start, steps, hosts, host = (
+    start, steps, hosts, host, rows = (
         default if given is None else given
-        for given, default in ((args.start, 0), (args.steps, 1), (args.hosts, 1), (args.host, 0))
+        for given, default in (
+            (args.start, 0),
+            (args.steps, 1),
+            (args.hosts, 1),
+            (args.host, 0),
+            (args.rows, 4),
+        )
     )
     if start < 0:
         raise InputError(f"--start={start} is no step: count them from 0.")
+    if rows < 1:
+        raise InputError(f"--rows={rows} must be at least 1.")
     pass_over_absent_tpu()
     config = load(args)
     if args.params:
@@ -61,5 +70,5 @@ def run(args: argparse.Namespace) -> None:
         check_output(args.save)
         save_batches(config, start, steps, hosts, host, args.save)
     else:
-        for text in show_batches(config, start, steps, hosts, host):
+        for text in show_batches(config, start, steps, hosts, host, rows):
             print(text)

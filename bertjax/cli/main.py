@@ -29,7 +29,7 @@ from typing import Any
 import bertjax.cli
 from bertjax.cli.configuration import refuse
 from bertjax.cli.files import bucket_errors, check_buckets
-from bertjax.cli.stopping import say_stopped, stoppable
+from bertjax.cli.stopping import end_stopped, say_stopped, stoppable
 from bertjax.errors import CHILD, RunError
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
@@ -41,17 +41,20 @@ _UNCHECKED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirecto
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit status."""
+    """Runs one verb; returns the exit status. What is stopped ends the process, which is its own
+    unless arguments are given.
+    """
     _open_streams()
+    end = end_stopped if argv is None else say_stopped
     with stoppable() as stopped:
         try:
             return _main(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
-            return say_stopped()
+            return end()
         except Exception:  # libraries may make another one of it
             if not stopped.is_set():
                 raise
-            return say_stopped()
+            return end()
 
 
 def _main(argv: Sequence[str]) -> int:

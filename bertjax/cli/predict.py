@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> None:
 
     if (args.question is None) != (args.context is None):
         raise InputError("--question and --context go together: give both.")
+    if args.text is not None and not args.text.strip():
+        raise InputError("--text is empty: write a text.")
     pass_over_absent_tpu()
     keep_compiled()
     inputs_of = _source(args)
@@ -56,16 +58,19 @@ def run(args: argparse.Namespace) -> None:
     if args.input == "-":
         together = 1
     with output(args.output) as sink:
-        opened = Predictor(args.checkpoint)
+        opened, count = Predictor(args.checkpoint), 0
         try:
             for answer in opened.answers(inputs_of(opened.task), together, args.all):
                 # A remote file that is flushed is written anew as a whole.
                 print(as_json(answer), file=sink, flush=sink is sys.stdout)
+                count += 1
         except InputError as error:
             if args.input is not None:  # where a line is named
                 raise
             task, example = opened.task, opened.task.example(opened.config)
             raise InputError(f"{error} This model {task.ability}: {example}") from error
+    if args.output != "-":
+        print(f"{args.output}: {count:,} answers.", file=sys.stderr)
 
 
 def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:

@@ -3,7 +3,8 @@
 Either raises KeyboardInterrupt, so that workers are stopped and drafts are deleted. But libraries
 do not stand one while they are imported, one that arrives in a callback of C is lost, and a
 compiler looks at none for minutes: a command is ended at once in the first case, and otherwise
-where it was told to stop and has not ended soon.
+where it was told to stop and has not ended soon. A thread sees to that, since Python's main thread,
+which alone may handle signals, does so only when it comes back from C.
 """
 
 import contextlib
@@ -13,16 +14,20 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from typing import NoReturn
 
 from bertjax.errors import CHILD, RESTART
 
 _SECONDS = 10.0  # to end by itself
 
+# What a signal to a process that was forked tells is not for the one that it comes from.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[threading.Event]:
     """Gives whether the command was told to stop."""
-    stopped = threading.Event()
+    stopped, ended = threading.Event(), threading.Event()
 
     def stop(number: int, frame: types.FrameType | None) -> None:
         for each in before:
@@ -30,10 +35,13 @@ def stoppable() -> Iterator[threading.Event]:
         stopped.set()
         if _imports(frame):
             end_stopped()
-        end = threading.Timer(_SECONDS, end_stopped)
-        end.daemon = True
-        end.start()
         raise KeyboardInterrupt
+
+    def watch() -> None:
+        while number := os.read(reader, 1):
+            if number[0] in before and not ended.wait(_SECONDS):
+                end_stopped()
+        os.close(reader)
 
     # Of several hosts JAX heeds SIGTERM. A signal that is ignored, as by nohup, stays so.
     heeded = [signal.SIGINT] if CHILD in os.environ else [signal.SIGINT, signal.SIGTERM]
@@ -41,13 +49,23 @@ def stoppable() -> Iterator[threading.Event]:
     before = {each: signal.getsignal(each) for each in heeded if signal.getsignal(each) in usual}
     if threading.current_thread() is not threading.main_thread():
         before = {}
+    if not before:
+        yield stopped
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    threading.Thread(target=watch, daemon=True).start()
     for each in before:
         signal.signal(each, stop)
+    told = signal.set_wakeup_fd(writer)
     try:
         yield stopped
     finally:
+        ended.set()
         for each, handler in before.items():
             signal.signal(each, handler)
+        signal.set_wakeup_fd(told)
+        os.close(writer)
 
 
 def _imports(frame: types.FrameType | None) -> bool:
@@ -65,6 +83,11 @@ def say_stopped() -> int:
     return RESTART
 
 
-def end_stopped() -> None:
-    """Ends the process there and then."""
-    os._exit(say_stopped())
+def end_stopped() -> NoReturn:
+    """Ends the process there and then: what compilers and data pipelines still do in threads of
+    their own does not stand the end of Python.
+    """
+    status = say_stopped()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(status)

@@ -37,6 +37,8 @@ def find_format(path: epath.PathLike) -> str:
         return "hf"
     if tf1.is_tf1(path):
         return "tf1"
+    if (path / "run.json").exists():
+        raise InputError(f"{path} holds a run that has no checkpoint yet: let it train further.")
     raise InputError(
         f"{path} is no model: give a directory with config.json and {huggingface.WEIGHTS}, with "
         f"{tf1.CONFIG} and {tf1.CHECKPOINT}.index, or one that `bertjax train` wrote."

@@ -39,16 +39,24 @@ def machine_room() -> int:
     """
     page = os.sysconf("SC_PAGE_SIZE")
     limit = min([page * os.sysconf("SC_PHYS_PAGES"), *_containers()])
-    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     try:
         sizes = pathlib.Path("/proc/self/statm").read_text().split()
     except OSError:  # no Linux
         return limit
-    virtual, resident = (page * int(count) for count in sizes[:2])
-    left = limit - resident
-    if addresses != resource.RLIM_INFINITY:
-        left = min(left, addresses - virtual)
+    left = limit - page * int(sizes[1])
+    addresses = free_addresses()
+    if addresses is not None:
+        left = min(left, addresses)
     return max(left - _BESIDE, 0)
+
+
+def free_addresses() -> int | None:
+    """Bytes of addresses that `ulimit -v` leaves this process; None where it sets no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    return max(limit - os.sysconf("SC_PAGE_SIZE") * pages, 0)
 
 
 def _containers() -> Iterator[int]:

@@ -41,10 +41,14 @@ def stop_signals() -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def _handling(numbers: list[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
-    """Handles the first of these signals; a second one acts as it does outside."""
+    """Handles the first of these signals, of which nobody else is told; a second one acts as it
+    does outside.
+    """
     before = {number: signal.getsignal(number) for number in numbers}
+    told = signal.set_wakeup_fd(-1)
 
     def restore() -> None:
+        signal.set_wakeup_fd(told)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -20,7 +20,7 @@ from bertjax.pages.page import facts, page, section, table, tiles
 from bertjax.pages.tables import by_set
 from bertjax.reports import corpus, sweep
 from bertjax.runs.metrics import duration, metrics_path, read_metrics
-from bertjax.runs.sweep import RESULT_FILE
+from bertjax.runs.sweep import RESULT_FILE, WAVES
 from bertjax.tasks import registry
 from bertjax.tasks.contract import EVALUATION_FILE
 from bertjax.training.config import parse_config
@@ -78,6 +78,8 @@ def write_report(directory: epath.PathLike) -> epath.Path:
         text = sweep.render(name, json.loads((directory / RESULT_FILE).read_text()))
     elif (directory / MANIFEST).exists():
         text = corpus.render(directory, name)
+    elif (directory / WAVES).exists():
+        raise InputError(f"{directory} holds a sweep that is not done: run it again to its end.")
     else:
         text = _report_run(name, directory)
     path = directory / "report.html"

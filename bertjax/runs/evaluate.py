@@ -29,8 +29,9 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 _TELL_SECONDS = 10.0  # between two lines on how far an evaluation is
 # Fields that decide scores, besides those of the data and the model but for some.
 _COMPARED = {"task", "seq_len", "packing", "eval_batches"}
-_ALIKE = {"data.workers", "model.remat", "model.scan_layers"}
+_ALIKE = {"data.workers", "data.train", "model.remat", "model.scan_layers"}
 _ALIKE |= {"model.hidden_dropout", "model.attention_dropout"}
+_PREPARE = "prepare the data with it, `bertjax prepare --vocab {}`."
 _log = logging.getLogger("bertjax")
 
 Found = tuple[Sums, list[dict[str, np.ndarray]]]  # sums over the batches, outputs of each
@@ -55,13 +56,13 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     programs.check_rows(train=False)
     for member in members:
         check_tokenizer(task, member.tokenizer, member.path)
+        member.check_whole(config.model, programs.params)
         if member.labels != task.labels:
             raise InputError(
                 f"{member.path} tells apart {_some(member.labels)} and the data "
                 f"{_some(task.labels)}: give the data that it was made for, or models of one order "
                 "of labels."
             )
-        member.check_whole(config.model, programs.params)
         if made := member.made_by():
             _tell_differences(config, made, member.path)
     sets, rows = task.evaluation_sets(), task.objective.eval_rows
@@ -90,8 +91,8 @@ def _tell_differences(config: Config, made: Config, path: epath.Path) -> None:
         if name in _COMPARED or (name.startswith(("data.", "model.")) and name not in _ALIKE)
         if ours[name] != theirs.get(name)
     ]
-    if said:
-        _tell(f"not as {path} was made: {'; '.join(said)}.")
+    if said and hosts.is_first():
+        _log.warning("not as %s was made: %s.", path, "; ".join(said))
 
 
 def _some(labels: Sequence[str]) -> str:
@@ -177,8 +178,8 @@ def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -
     """Raises InputError where the tokenizer of a model at `path` is not that of the task's data."""
     if tokenizer is None or tokenizer.fingerprint() != task.tokenizer.fingerprint():
         raise InputError(
-            f"{path} was trained with another vocabulary than that of the data: prepare the data "
-            "with the checkpoint's vocabulary, or leave data.vocab out."
+            f"{path} was trained with another vocabulary than that of the data: "
+            + ("leave data.vocab out." if "vocab" in task.DATA_FIELDS else _PREPARE.format(path))
         )
 
 

@@ -16,13 +16,21 @@ from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 
 
-def show_batches(config: Config, start: int, steps: int, hosts: int, host: int) -> Iterator[str]:
-    """The rows of this host's batches as text, a string a row."""
+def show_batches(
+    config: Config, start: int, steps: int, hosts: int, host: int, most: int
+) -> Iterator[str]:
+    """The rows of this host's batches as text, a string a row.
+
+    Args:
+      most: rows of each batch; where there are more, how many is said in their place.
+    """
     task = _open(config, hosts, host)
     for step, batch in enumerate(task.train_batches(start, start + steps), start):
         rows = len(batch["token_ids"])
-        for row in range(rows):
+        for row in range(min(rows, most)):
             yield f"--- step {step} row {host * rows + row}\n{task.show(batch, row)}"
+        if rows > most:
+            yield f"--- step {step}: {rows - most:,} rows more, which --rows shows"
 
 
 def save_batches(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 
 from bertjax.errors import RunError
-from bertjax.mesh.memory import room, shard_bytes, short_of, size
+from bertjax.mesh.memory import GIB, free_addresses, room, shard_bytes, short_of, size
 from bertjax.mesh.sharding import row_parts
 from bertjax.tasks import registry
 from bertjax.training.config import Config
@@ -22,6 +22,9 @@ from data_pipelines.errors import InputError
 _TRIES = 3  # programs compiled in search of one that fits
 _SPARE = 0.9  # of the room, which differs a little from run to run
 _FRAGMENTS = 0.8  # of what did not find its room once, of which as much should
+_COMPILING = (
+    3 * GIB // 2
+)  # of addresses; a compiler that finds none ends the process without a word
 _log = logging.getLogger("bertjax")
 
 
@@ -76,7 +79,13 @@ class Need:
         return self._programs.taken["train_step"] + self._copy
 
     def check_state(self) -> None:
-        """Raises InputError where parameters and optimizer alone do not fit."""
+        """Raises InputError where parameters and optimizer do not fit, or nothing would compile."""
+        addresses = free_addresses() if self._for_cpu else None
+        if addresses is not None and addresses < _COMPILING:
+            raise InputError(
+                f"`ulimit -v` leaves this process {size(addresses)} of addresses, and to compile "
+                f"takes {size(_COMPILING)}, most of which are only reserved: raise it."
+            )
         limit, needed = room(self._devices), self._state + self._copy
         if limit is not None and needed > limit:
             raise InputError(

@@ -135,7 +135,9 @@ def _schedule(config: Config) -> str:
         return ", ".join([said, *parts])
     said += f", warm-up {int(given.warmup):,} steps"
     if optimizer.schedule != "wsd":
-        return f"{said}, to 0 at step {optimizer.total_steps:,}"
+        after = optimizer.total_steps - (config.total_steps or 0)
+        beyond = f", {after:,} after the run" if after > 0 else ""
+        return f"{said}, to 0 at step {optimizer.total_steps:,}{beyond}"
     return f"{said}, cool-down {int(given.cooldown):,}"
 
 

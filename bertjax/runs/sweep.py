@@ -29,6 +29,7 @@ from data_pipelines.errors import InputError
 
 RESULT_FILE = "sweep.json"
 BEST = "best"  # the directory of the best run's checkpoint
+WAVES = "waves"  # the directory of runs that are trained at once
 _DONE_FILE = "done.json"  # of a wave: what became of its runs
 
 _log = logging.getLogger("bertjax")
@@ -58,7 +59,7 @@ class Wave(Run):
         super().__init__(trials[0].config, workdir)
 
     def _open(self, config: Config) -> Task:
-        return self._task
+        return self._task.reseeded(_resolved(self.trials[0].config, self._task.config))
 
     def _plan(self) -> Together:
         filled = [*self.trials, *[self.trials[-1]] * (self.runs - len(self.trials))]
@@ -102,9 +103,17 @@ class Wave(Run):
 
         return evaluator
 
+    def _progress(self, step: int) -> dict[str, float]:
+        """The rate is told of each run, in `_write`."""
+        found = super()._progress(step)
+        return {name: value for name, value in found.items() if name != "learning_rate"}
+
     def _write(self, writers: Writers, step: int, split: str, values: Metrics) -> None:
         super()._write(writers, step, split, values)
         for trial, own in zip(self.trials, self._own, strict=True):
+            if split == "train":
+                config = _resolved(trial.config, self.config).optimizer_config()
+                own = own | {"learning_rate": float(config.rates()(step - 1))}
             writers.write(step, f"{trial.name}/{split}", own)
 
     def _kept(self, state: TrainState) -> TrainState:
@@ -181,7 +190,7 @@ def sweep(
         headline = headline or _headline(task, group[0].config)
         for first in range(0, len(group), together):
             some = group[first : first + together]
-            directory = workdir / "waves" / f"{number:03d}-{first:05d}"
+            directory = workdir / WAVES / f"{number:03d}-{first:05d}"
             if not (directory / _DONE_FILE).exists():
                 _log.info(
                     "%d of %d runs done; now %s.",

@@ -43,6 +43,7 @@ from data_pipelines.errors import InputError
 _log = logging.getLogger("bertjax")
 
 _SOON = (1, 11)  # steps of a process that are shown where metrics are logged more seldom
+_SHOW_SECONDS = 60.0  # after which one is shown all the same
 
 
 class Diverged(RunError):
@@ -187,12 +188,14 @@ class Run:
         if budget:
             budget.begin(first)
         pending: tuple[int, Sums, bool] | None = None
+        before: Sums = {}
+        shown = time.monotonic()
 
         def log_pending(done: int) -> None:
-            nonlocal pending
+            nonlocal pending, shown
             if pending is not None:
                 step, window, kept = pending
-                pending = None
+                pending, shown = None, time.monotonic()
                 values = self._means(window)
                 rates = meter.read(step, values)
                 values |= self._progress(step)
@@ -219,9 +222,13 @@ class Run:
                 profiler.after(step, state)
                 feed.working = window
                 log_pending(step)  # the devices are at work on the new step meanwhile
+                # More steps ahead would keep them no busier, and a stop signal waiting.
+                jax.block_until_ready(before)
+                before = window
                 last, stopping = self._is_last(step), stop(step)
                 logged = last or step % int(config.log_every) == 0
-                if logged or step - first in soon:
+                late = time.monotonic() - shown > _SHOW_SECONDS
+                if logged or late or step - first in soon:
                     pending = (step, window, logged)
                 evaluates = evaluating.due(step) or last
                 saves = saving.due(step) or last or stopping

@@ -1,5 +1,6 @@
 """The parameters of a checkpoint: what there are, whether they will do, their arrays."""
 
+import logging
 from typing import Any
 
 import jax
@@ -8,6 +9,9 @@ from etils import epath
 
 from bertjax.mesh.sharding import named_leaves
 from data_pipelines.errors import InputError
+
+# Orbax looks for a file of its own beside the arrays, and misses it in a way that alarms.
+logging.getLogger("absl").addFilter(lambda said: "Metadata file does not" not in said.getMessage())
 
 
 def saved_params(path: epath.Path) -> Any:
@@ -27,10 +31,16 @@ def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
     for name, leaf in named_leaves(target):
         if name not in have:
             raise InputError(f"{path} has no {name}: give a checkpoint of a model that has it.")
-        if have[name] != tuple(leaf.shape):
+        ours, theirs = tuple(leaf.shape), have[name]
+        if "/blocks/" in name and ours[0] != theirs[0] and ours[1:] == theirs[1:]:
             raise InputError(
-                f"{path} has {name} of shape {have[name]} and this configuration has "
-                f"{tuple(leaf.shape)}: give it the model that the checkpoint was made with."
+                f"{path} has {theirs[0]} layers and this configuration {ours[0]}: leave "
+                "--config.model.num_layers out, or give another model."
+            )
+        if ours != theirs:
+            raise InputError(
+                f"{path} has {name} of shape {theirs} and this configuration has "
+                f"{ours}: give it the model that the checkpoint was made with."
             )
 
 

@@ -105,7 +105,7 @@ def train_and_kill(step: int) -> None:
         time.sleep(0.2)
     process.kill()
     process.wait()
-    print(f"   killed after step {last_step()}.")
+    print(f"   killed after step {last_step()}, and goes on from the checkpoint before.")
 
 
 def metrics() -> list[dict]:
