@@ -325,6 +325,11 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
         (["train", "--config", "x.py", "--workdir", "y", "--config.seed"], "has no value"),
         (["train", "--config", "nowhere.py", "--workdir", "x"], "no file nowhere.py"),
         (["inspect", "--config", f"{PRETRAIN}:smoke", "--start", "-1"], "--start=-1 is no step"),
+        (
+            ["inspect", "--config", f"{PRETRAIN}:smoke", "--rows", "0"],
+            "--rows=0 must be at least 1",
+        ),
+        (["predict", "--checkpoint", "x", "--text", " "], "--text is empty: write a text"),
     ],
 )
 def test_a_command_that_cannot_be_is_refused(refused, tmp_path, monkeypatch, arguments, message):
@@ -432,6 +437,23 @@ def test_a_command_that_does_not_heed_a_signal_is_ended(monkeypatch) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
+def test_so_is_one_that_computes_and_looks_at_no_signal() -> None:
+    program = (
+        "import hashlib; from bertjax.cli import stopping; stopping._SECONDS = 0.1\n"
+        "with stopping.stoppable():\n"
+        "    print('begun', flush=True)\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)\n"  # minutes in C
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout and process.stdout.readline() == b"begun\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and b"run the same command again" in said
+
+
 def test_a_disk_that_is_full_costs_no_file_and_is_named(tmp_path) -> None:
     path = tmp_path / "page.html"
     path.write_text("before")
@@ -534,6 +556,7 @@ def test_inspect_shows_masks_and_saves_batches(corpus, tmp_path, capsys) -> None
     assert main(["inspect", *config, "--steps", "1"]) == 0
     shown = capsys.readouterr().out
     assert "[CLS]" in shown and "[MASK]" in shown
+    assert shown.count(" row ") == 4 and "4 rows more, which --rows shows" in shown
     path = tmp_path / "batches.npz"
     assert main(["inspect", *config, "--steps", "3", "--start", "5", "--save", str(path)]) == 0
     arrays = np.load(path)

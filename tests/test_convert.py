@@ -357,6 +357,9 @@ def test_what_is_no_model_is_refused(tmp_path) -> None:
         find_format(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is no model: give a directory with"):
         find_format(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a run that has no checkpoint yet"):
+        find_format(tmp_path)
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="torch is installed here")

@@ -229,4 +229,7 @@ def test_what_is_no_run_is_refused_in_a_sentence(workdir: pathlib.Path) -> None:
     metrics_path(workdir).unlink()
     with pytest.raises(ValueError, match=r"metrics\.jsonl does not exist: give the --workdir"):
         write_report(workdir)
+    (workdir / "waves").mkdir()
+    with pytest.raises(ValueError, match="holds a sweep that is not done: run it again"):
+        write_report(workdir)
     assert (workdir / "report.html").read_text() == "an older report"

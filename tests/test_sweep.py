@@ -193,6 +193,20 @@ def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> N
 
 
 @pytest.mark.slow
+def test_each_run_tells_its_own_rate(swept) -> None:
+    workdir, found, _ = swept
+    waves = sorted((workdir / "waves").iterdir())
+    lines = {line["split"]: line for path in waves for line in metrics(path)}
+    assert "learning_rate" not in lines["train"]
+    for run in found["runs"]:
+        rate = float(run["point"].split("=")[1])
+        told = lines[f"{run['name']}/train"]["learning_rate"]  # of the last step, of 14 that decay
+        assert told == pytest.approx(rate / 14)
+    configs = [json.loads((path / "config.json").read_text()) for path in waves]
+    assert {config["optimizer"]["learning_rate"] for config in configs} == {1e-3, 8e-3}
+
+
+@pytest.mark.slow
 def test_a_run_that_learns_nothing_has_failed(swept) -> None:
     _, found, _ = swept
     failed = {point["point"]: point["failed"] for point in found["points"]}

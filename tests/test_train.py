@@ -31,6 +31,7 @@ from bertjax.training.checkpoint import CheckpointError, find_checkpoint
 from bertjax.training.config import Config, load_config
 from bertjax.training.integrity import finish
 from bertjax.training.parameters import load_params
+from bertjax.training.programs import Programs
 from bertjax.training.step import means, sums_and_gradient
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_rows
@@ -272,6 +273,30 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
         params_of(tmp_path, configure(corpus)), params_of(whole, configure(corpus)), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> None:
+    """So that a stop signal has not to wait for many."""
+    train, begun, late = Programs.train, [], []
+
+    def counted(self: Programs, *rows: int):
+        step = train(self, *rows)
+
+        def counting(*arguments):
+            late.extend(window for window in begun[:-1] if not is_ready(window))
+            state, window = step(*arguments)
+            begun.append(window)
+            return state, window
+
+        return counting
+
+    def is_ready(window) -> bool:
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(window))
+
+    monkeypatch.setattr(Programs, "train", counted)
+    Run(configure(corpus, log_every=12, eval_every=12, checkpoint_every=12), tmp_path).train()
+    assert len(begun) == 12 and not late
 
 
 @pytest.mark.slow

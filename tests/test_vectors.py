@@ -251,6 +251,13 @@ def test_a_directory_of_sentence_transformers_brings_its_recipe(tmp_path, capsys
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
 
 
+def test_to_convert_it_tells_that_its_recipe_stays_behind(tmp_path, capsys) -> None:
+    (tmp_path / "from").mkdir()
+    path = publish(tmp_path / "from", "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    assert main(["convert", "--to", "bertjax", str(path), str(tmp_path / "to")]) == 0
+    assert "give `bertjax features` the first, or --pool" in capsys.readouterr().out
+
+
 def test_modules_that_bertjax_has_not_are_refused(tmp_path) -> None:
     path = publish(tmp_path, "Transformer", "Pooling", "Dense", pooling_mode_mean_tokens=True)
     with pytest.raises(InputError, match="has the modules Transformer, Pooling, Dense and bertjax"):
