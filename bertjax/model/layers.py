@@ -98,11 +98,11 @@ def normalize(x: Array, scale: Array, bias: Array, eps: float) -> Array:
 def _normalize_forward(
     x: Array, scale: Array, bias: Array, eps: float
 ) -> tuple[Array, tuple[Array, ...]]:
-    centred = x.astype(jnp.float32)
-    mean = centred.mean(axis=-1, keepdims=True)
-    centred -= mean
-    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + eps)
-    return centred * inverse * scale + bias, (x, mean, inverse, scale)
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(axis=-1, keepdims=True)
+    variance = jnp.square(wide).mean(axis=-1, keepdims=True) - jnp.square(mean)
+    inverse = jax.lax.rsqrt(jnp.maximum(variance, 0) + eps)
+    return (wide - mean) * inverse * scale + bias, (x, mean, inverse, scale)
 
 
 def _normalize_backward(
