@@ -123,13 +123,13 @@ def test_any_command_that_runs_out_says_so(error: Exception, monkeypatch, capsys
 def limit_addresses() -> None:
     """As `ulimit -v`: somewhat more than the process has."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + 5 * 2**29
+    most = pages * os.sysconf("SC_PAGE_SIZE") + 11 * 2**28
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 @pytest.mark.slow
 def test_where_addresses_are_limited_the_cure_works(corpus, tmp_path) -> None:
-    fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 512, "seq_len": 128}
+    fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 640, "seq_len": 128}
     fields |= {"eval_batch_size": 8, "steps": 1, "optimizer.warmup": 0}
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
     spec = f"{PRETRAIN}:smoke,data={corpus}"
