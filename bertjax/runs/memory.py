@@ -22,9 +22,8 @@ from data_pipelines.errors import InputError
 _TRIES = 3  # programs compiled in search of one that fits
 _SPARE = 0.9  # of the room, which differs a little from run to run
 _FRAGMENTS = 0.8  # of what did not find its room once, of which as much should
-_COMPILING = (
-    3 * GIB // 2
-)  # of addresses; a compiler that finds none ends the process without a word
+# Of addresses: a compiler that finds none ends the process without a word.
+_COMPILING = 3 * GIB // 2
 _log = logging.getLogger("bertjax")
 
 

@@ -43,7 +43,7 @@ from data_pipelines.errors import InputError
 _log = logging.getLogger("bertjax")
 
 _SOON = (1, 11)  # steps of a process that are shown where metrics are logged more seldom
-_SHOW_SECONDS = 60.0  # after which one is shown all the same
+_SHOW_SECONDS = 60.0  # after which one is shown all the same, where hosts need not agree on it
 
 
 class Diverged(RunError):
@@ -189,7 +189,7 @@ class Run:
             budget.begin(first)
         pending: tuple[int, Sums, bool] | None = None
         before: Sums = {}
-        shown = time.monotonic()
+        shown, alone = time.monotonic(), jax.process_count() == 1
 
         def log_pending(done: int) -> None:
             nonlocal pending, shown
@@ -227,7 +227,7 @@ class Run:
                 before = window
                 last, stopping = self._is_last(step), stop(step)
                 logged = last or step % int(config.log_every) == 0
-                late = time.monotonic() - shown > _SHOW_SECONDS
+                late = alone and time.monotonic() - shown > _SHOW_SECONDS
                 if logged or late or step - first in soon:
                     pending = (step, window, logged)
                 evaluates = evaluating.due(step) or last

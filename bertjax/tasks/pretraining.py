@@ -240,14 +240,11 @@ class HeldOut:
         examples: list[str] = []
         if outputs[0]:  # of rows of which this host's are the first
             batch = next(iter(self.batches()))
-            rows = range(min(EXAMPLES, len(batch["token_ids"])))
-            seen, best = (
-                batch["token_ids"].copy(),
-                outputs[0]["mlm_best"][: len(batch["token_ids"])],
-            )
+            seen = batch["token_ids"].copy()
+            best = outputs[0]["mlm_best"][: len(seen)]
             np.put_along_axis(seen, batch["mlm_positions"], best, axis=1)
-            shown = batch | {"token_ids": seen}
-            examples = [render_row(shown, row, self._data.tokenizer) for row in rows]
+            said, rows = batch | {"token_ids": seen}, range(min(EXAMPLES, len(seen)))
+            examples = [render_row(said, row, self._data.tokenizer) for row in rows]
         return Evaluation({"mlm_perplexity": float(np.exp(means["mlm_loss"]))}, examples=examples)
 
 
