@@ -449,7 +449,7 @@ def test_so_is_one_that_computes_and_looks_at_no_signal() -> None:
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout and process.stdout.readline() == b"begun\n"
-    process.send_signal(signal.SIGINT)
+    process.terminate()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75 and b"run the same command again" in said
 

@@ -56,13 +56,13 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     programs.check_rows(train=False)
     for member in members:
         check_tokenizer(task, member.tokenizer, member.path)
-        member.check_whole(config.model, programs.params)
-        if member.labels != task.labels:
+        if member.labels != task.labels and {*programs.params} <= {*member.parts}:
             raise InputError(
                 f"{member.path} tells apart {_some(member.labels)} and the data "
                 f"{_some(task.labels)}: give the data that it was made for, or models of one order "
                 "of labels."
             )
+        member.check_whole(config.model, programs.params)
         if made := member.made_by():
             _tell_differences(config, made, member.path)
     sets, rows = task.evaluation_sets(), task.objective.eval_rows
