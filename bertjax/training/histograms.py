@@ -18,7 +18,7 @@ class Histogram(NamedTuple):
 
     Attributes:
       edges: float32 [BINS + 1].
-      counts: float32 [BINS].
+      counts: int32 [BINS].
     """
 
     edges: np.ndarray
@@ -56,6 +56,5 @@ def _of_one(array: Array) -> tuple[Array, Array]:
     low, high = array.min(), array.max()
     edges = jnp.linspace(low, high, BINS + 1, dtype=jnp.float32)
     # A sum for each edge, which stays on the device that holds a part, where sorting would not.
-    below = (array[..., None] < edges[1:-1]).sum(axis=tuple(range(array.ndim)), dtype=jnp.float32)
-    counts = jnp.diff(jnp.concatenate([jnp.zeros(1), below, jnp.full(1, array.size)]))
-    return edges, counts.astype(jnp.float32)
+    below = (array[..., None] < edges[1:-1]).sum(axis=tuple(range(array.ndim)), dtype=jnp.int32)
+    return edges, jnp.diff(below, prepend=0, append=array.size)
