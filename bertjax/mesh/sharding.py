@@ -207,11 +207,17 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(leaf_sharding, tree)
 
 
-def gather_matrices(mesh: Mesh, params: Any, dtype: jax.typing.DTypeLike) -> Any:
+def gather_matrices(
+    mesh: Mesh, params: Any, dtype: jax.typing.DTypeLike, *, apart: bool = False
+) -> Any:
     """The parameters that a step computes with: matrices in `dtype` and whole over `data`.
 
     What goes over the wire is the copy in `dtype`, and in the backward pass the gradient of it,
     which each device receives summed for its own piece alone, and which is float32 from there on.
+
+    Args:
+      apart: whether layers are gathered one by one. They must be where they are not scanned: of
+        a whole stack a TPU fills its fast memory with what it needs last, and all else stays out.
     """
 
     def gathered(path: tuple[Any, ...], leaf: Array) -> Array:
@@ -221,26 +227,36 @@ def gather_matrices(mesh: Mesh, params: Any, dtype: jax.typing.DTypeLike) -> Any
             return leaf
         stored = NamedSharding(mesh, PartitionSpec(*_stored(mesh, name, leaf)))
         used = NamedSharding(mesh, PartitionSpec(*rule))
-        return _gather(leaf, np.dtype(dtype), stored, used)
+        return _gather(leaf, np.dtype(dtype), stored, used, apart and leaf.ndim > 2)
 
     return jax.tree_util.tree_map_with_path(gathered, params)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gather(x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _gather(
+    x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding, apart: bool
+) -> Array:
     # Without the first, the partitioner gathers before it casts where devices are GPUs.
     stored_copy = jax.lax.with_sharding_constraint(x.astype(dtype), stored)
-    return jax.lax.with_sharding_constraint(stored_copy, used)
+    if not apart:
+        return jax.lax.with_sharding_constraint(stored_copy, used)
+    layer = NamedSharding(used.mesh, PartitionSpec(*used.spec[1:]))
+    return jnp.stack([jax.lax.with_sharding_constraint(each, layer) for each in stored_copy])
 
 
 def _gather_forward(
-    x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding
+    x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding, apart: bool
 ) -> tuple[Array, None]:
-    return _gather(x, dtype, stored, used), None
+    return _gather(x, dtype, stored, used, apart), None
 
 
 def _gather_backward(
-    dtype: np.dtype, stored: NamedSharding, used: NamedSharding, _: None, gradient: Array
+    dtype: np.dtype,
+    stored: NamedSharding,
+    used: NamedSharding,
+    apart: bool,
+    _: None,
+    gradient: Array,
 ) -> tuple[Array]:
     return (jax.lax.with_sharding_constraint(gradient, stored).astype(np.float32),)
 

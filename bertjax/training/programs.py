@@ -280,7 +280,8 @@ class Programs:
     def _apply(
         self, params: Any, batch: Batch, key: jax.Array | None, constants: Any
     ) -> dict[str, jax.Array]:
-        params = gather_matrices(self.mesh, params, self._config.model.dtype)
+        model = self._config.model
+        params = gather_matrices(self.mesh, params, model.dtype, apart=not model.scan_layers)
         return self._objective.apply(params, batch, key, constants)
 
     def _compile(
