@@ -137,6 +137,8 @@ def test_layers_start_different():
         ({"intermediate_size": 0}, "feed_forward_size=0"),
         ({"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
         ({"attention_dropout": 0.999999}, "attention_dropout=0.999999"),
+        ({"attention_dropout": 0.001}, "attention_dropout=0.001"),
+        ({"attention_dropout": float("nan")}, "attention_dropout=nan"),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
         ({"init_std": float("nan")}, "init_std=nan"),

@@ -188,10 +188,11 @@ def test_what_the_data_axis_does_not_divide_is_whole_on_each_of_its_devices(para
         assert "data" not in axes_of(sharding), name
 
 
-def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params, apart) -> None:
     mesh = make_mesh(4, 2, 1)
     shapes = sharded_shapes(mesh, params)
-    jaxpr_of = jax.jit(lambda tree: gather_matrices(mesh, tree, "bfloat16"))
+    jaxpr_of = jax.jit(lambda tree: gather_matrices(mesh, tree, "bfloat16", apart=apart))
     used = dict(named_leaves(jaxpr_of.lower(shapes).compile().output_shardings))
     for name, leaf in named_leaves(jax.eval_shape(jaxpr_of, shapes)):
         matrix = name.endswith("kernel") or name.split("/")[-2] == "embeddings"
@@ -200,13 +201,14 @@ def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params)
 
 
 @pytest.mark.slow
-def test_gradients_come_back_summed_in_pieces_and_in_float32(params) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_come_back_summed_in_pieces_and_in_float32(params, apart) -> None:
     mesh = make_mesh(8, 1, 1)
     tree = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), params)
     tree = jax.device_put(tree, tree_shardings(mesh, tree))
 
     def total(tree):
-        gathered = gather_matrices(mesh, tree, "bfloat16")
+        gathered = gather_matrices(mesh, tree, "bfloat16", apart=apart)
         return sum(jnp.sum(leaf.astype(jnp.float32)) * 2 for leaf in jax.tree.leaves(gathered))
 
     for name, leaf in named_leaves(jax.jit(jax.grad(total))(tree)):

@@ -1,6 +1,7 @@
 """Dropout whose mask is a hash of each element's place: neither mesh nor kernel changes it."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,12 @@ from jax import Array
 # nine they do.
 _GROUPS = 3
 
+PARTS = 8  # of an axis: an element of each has a byte of the two words that are drawn for all
+
 
 def threshold(rate: float) -> int:
-    """The 16 random bits of an element, as a number, below which it is dropped."""
-    return round(rate * 2**16)
+    """The random byte of an element, as a number, below which it is dropped."""
+    return round(rate * 256)
 
 
 def limit_and_seeds(rate: float, key: Array | None) -> tuple[int, Array]:
@@ -25,14 +28,14 @@ def limit_and_seeds(rate: float, key: Array | None) -> tuple[int, Array]:
 
 def scale(limit: int) -> float:
     """What survives a threshold is multiplied with this, so that expectations stay."""
-    return 2**16 / (2**16 - limit)
+    return 256 / (256 - limit)
 
 
 @jax.named_scope("dropout")
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
     """Zeroes elements of `x` [B, ..., N, D] with probability `rate` and scales up the rest.
 
-    Without a key the input comes back. The rate is rounded to a multiple of 2**-16 and the scale
+    Without a key the input comes back. The rate is rounded to a multiple of 1/256, and the scale
     follows the rounded rate, so the expectation is exact. Whether an element is dropped follows
     from the key and its place alone, so it does not depend on the mesh, and each device draws the
     bits of its own elements and no others.
@@ -58,27 +61,39 @@ def survivors(
       start: on each of the first axes the number of the first element, 0 where nothing is said.
       swapped: gives [B, ..., D, N], without the cost of a transposition.
     """
-    # Two words of 32 bits serve four elements, a quarter of the last axis but one apart: the last
+    # Two words of 32 bits serve eight elements, an eighth of the last axis but one apart: the last
     # one fills a TPU's lanes, the first may be split over devices.
     axis = len(shape) - 2
-    quarter = (*shape[:axis], -(-shape[axis] // 4), shape[-1])
+    part = (*shape[:axis], -(-shape[axis] // PARTS), shape[-1])
     axes = (*range(axis), axis + 1, axis) if swapped else range(len(shape))
-    laid_out = tuple(quarter[i] for i in axes)
+    laid_out = tuple(part[i] for i in axes)
     numbers = [jax.lax.broadcasted_iota(jnp.uint32, laid_out, i) for i in axes]
     for i, first in enumerate(start):
         numbers[i] += first.astype(jnp.uint32)
     row, *rest = numbers
     place = functools.reduce(
-        lambda place, axis: place * quarter[axis[0]] + axis[1], enumerate(rest, 1), jnp.uint32(0)
+        lambda place, axis: place * part[axis[0]] + axis[1], enumerate(rest, 1), jnp.uint32(0)
     )
-    quartered = axis + swapped
+    parted = axis + swapped
     words = random_words(seeds, row, place)
-    low, high = (jnp.expand_dims(each, quartered) for each in words)
+    low, high = (jnp.expand_dims(each, parted) for each in words)
     # A broadcast, which fuses with its use where a concatenation would not.
-    part = jnp.expand_dims(jnp.arange(4, dtype=jnp.uint32), range(1, low.ndim - quartered))
-    bits = jnp.where(part < 2, low, high) >> 16 * (part % 2) & 0xFFFF
-    bits = bits.reshape(*laid_out[:quartered], -1, *laid_out[quartered + 1 :])
-    return jax.lax.slice_in_dim(bits, 0, shape[axis], axis=quartered) >= limit
+    number = jnp.expand_dims(jnp.arange(PARTS, dtype=jnp.uint32), range(1, low.ndim - parted))
+    word = jnp.where(number < PARTS // 2, low, high)
+    keep = outlives(word << shift_of(number), limit)
+    keep = keep.reshape(*laid_out[:parted], -1, *laid_out[parted + 1 :])
+    return jax.lax.slice_in_dim(keep, 0, shape[axis], axis=parted)
+
+
+def shift_of(part: Any) -> Any:
+    """By how many bits a part's word is shifted up for its byte to be the first of it."""
+    return part % 4 * 8
+
+
+def outlives(word: Array, limit: int) -> Array:
+    """Whether elements survive, by the first byte of a uint32 each."""
+    # Read with a sign, bytes are as evenly drawn, and nothing needs to be masked.
+    return jax.lax.bitcast_convert_type(word, jnp.int32) >= (limit - 128) * 2**24
 
 
 def random_words(

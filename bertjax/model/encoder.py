@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model.attention.choice import attention
-from bertjax.model.dropout import dropout
+from bertjax.model.dropout import dropout, threshold
 from bertjax.model.initialization import INITIALIZATIONS, Initializer, neighbours, normal, sinusoids
 from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
 from data_pipelines.errors import InputError
@@ -47,9 +47,12 @@ class BertConfig:
     max_positions: int = field(512, "vectors of positions: no example is longer")
     type_vocab_size: int = field(2, "vectors of types: of sentence A and sentence B")
     hidden_dropout: float = field(
-        0.1, "dropout of embeddings, and of what each half of a block adds"
+        0.1,
+        "dropout of embeddings, and of what each half of a block adds, to the nearest 1/256",
     )
-    attention_dropout: float = field(0.1, "dropout of the probabilities of attention")
+    attention_dropout: float = field(
+        0.1, "dropout of the probabilities of attention, to the nearest 1/256"
+    )
     activation: str = field(
         "gelu", '"gelu" (with erf, as the released checkpoints), "gelu_tanh" or "relu"'
     )
@@ -109,8 +112,12 @@ class BertConfig:
                 f"choose a divisor of it, usually hidden_size / 64."
             )
         for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 0.99999:  # it is rounded to a multiple of 2**-16
-                raise InputError(f"{name}={getattr(self, name)} must lie in [0, 0.99999).")
+            rate = getattr(self, name)
+            if not 0 <= rate < 1 or (rate and not 0 < threshold(rate) < 256):
+                raise InputError(
+                    f"{name}={rate} must be 0 or lie from 0.002 to 0.998: of rates it takes "
+                    "multiples of 1/256."
+                )
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}={getattr(self, name)} must be greater than 0.")

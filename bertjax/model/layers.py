@@ -112,7 +112,10 @@ def _normalize_backward(
     unit = (x.astype(jnp.float32) - mean) * inverse
     scaled = gradient * scale
     along = (scaled * unit).mean(axis=-1, keepdims=True)
-    d_x = inverse * (scaled - scaled.mean(axis=-1, keepdims=True) - unit * along)
+    # inverse * (scaled - scaled's mean - unit * along), by three numbers of a row and not four.
+    slope = jnp.square(inverse) * along
+    start = mean * slope - inverse * scaled.mean(axis=-1, keepdims=True)
+    d_x = inverse * scaled - slope * x.astype(jnp.float32) + start
     return d_x.astype(x.dtype), _sum(gradient * unit), _sum(gradient)
 
 

@@ -5,8 +5,8 @@ backward pass computes the weights again, and draws dropout's bits again: one ke
 gradient of the queries, another those of keys and values, so that each sum has one owner and one
 order, and the same bits come out every time.
 
-Two words of dropout serve four keys, a quarter of the row apart: a block of keys is four short
-blocks, one in each quarter.
+Two words of dropout serve eight keys, an eighth of the row apart: a block of keys is eight short
+blocks, one in each eighth, or four of them where eight are more than registers hold.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from bertjax.mesh.sharding import gpu_kind, over_rows_and_heads, why_not_split
-from bertjax.model.dropout import limit_and_seeds, random_words, scale
+from bertjax.model.dropout import PARTS, limit_and_seeds, outlives, random_words, scale, shift_of
 
 _SIZES = (32, 64, 128)  # of heads
 _LEAST = 16  # of a block, for tensor cores
 _STAGES = 3  # of loads that are under way at a time
-# Queries of a block, keys in each of its four parts, warps, by the size of heads: the largest that
+# Queries of a block, keys in each of its parts, warps, by the size of heads: the largest that
 # leave no register of a bfloat16 kernel to memory on compute capability 8.0 and 9.0.
 _BLOCKS = {
-    "forward": {32: (64, 32, 4), 64: (64, 32, 4), 128: (32, 16, 4)},
+    "forward": {32: (64, 32, 4), 64: (64, 16, 4), 128: (32, 16, 8)},
     "d_query": {32: (64, 32, 4), 64: (64, 16, 4), 128: (32, 16, 4)},
     "d_key_value": {32: (32, 16, 4), 64: (64, 16, 4), 128: (32, 16, 8)},
 }
@@ -110,8 +110,9 @@ class _Kernels:
     warps: int = 0
 
     @property
-    def quarter(self) -> int:
-        return -(-self.length // 4)
+    def part(self) -> int:
+        """Keys of a part of the row."""
+        return -(-self.length // PARTS)
 
     def _sized(self, name: str) -> "_Kernels":
         """With the blocks of one of the kernels, no longer than the rows need."""
@@ -119,7 +120,7 @@ class _Kernels:
         return dataclasses.replace(
             self,
             queries=max(_LEAST, min(queries, pl.next_power_of_2(self.length))),
-            keys=max(_LEAST, min(keys, pl.next_power_of_2(self.quarter))),
+            keys=max(_LEAST, min(keys, pl.next_power_of_2(self.part))),
             warps=warps,
         )
 
@@ -146,7 +147,7 @@ class _Kernels:
         blocks = pl.cdiv(self.length, kernel.queries)
         (d_query,) = kernel._run(kernel._d_query, blocks, *given, wide=1)
         kernel = self._sized("d_key_value")
-        blocks = pl.cdiv(self.quarter, kernel.keys)
+        blocks = 2 * pl.cdiv(self.part, kernel.keys)
         return d_query, *kernel._run(kernel._d_key_value, blocks, *given, wide=2)
 
     def _run(
@@ -199,7 +200,7 @@ class _Kernels:
         def block(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             sums, largest, mixed = carry
             words = draw(number)
-            for part in range(4):
+            for part in range(PARTS):
                 k_place = self._key_places(number, part)
                 scores = self._scores(q, _load(key, k_place), ids, pack_ids, q_place, k_place)
                 before, largest = largest, jnp.maximum(largest, scores.max(axis=1))
@@ -207,14 +208,14 @@ class _Kernels:
                 shrunk = jnp.exp(before - largest)
                 sums = sums * shrunk + weights.sum(axis=1)
                 if self.limit:
-                    weights = jnp.where(self._kept(words, part), weights, 0.0)
+                    weights = jnp.where(self._kept(words[part // 4], part), weights, 0.0)
                 product = _product(weights.astype(value.dtype), _load(value, k_place))
                 mixed = mixed * shrunk[:, None] + product
             return sums, largest, mixed
 
         start = jnp.zeros(self.queries, jnp.float32)
         carry = (start, start - jnp.inf, jnp.zeros((self.queries, self.size), jnp.float32))
-        sums, largest, mixed = jax.lax.fori_loop(0, pl.cdiv(self.quarter, self.keys), block, carry)
+        sums, largest, mixed = jax.lax.fori_loop(0, pl.cdiv(self.part, self.keys), block, carry)
         _store(out, q_place, mixed * (scale(self.limit) / sums)[:, None])
         _store(total, q_place, largest + jnp.log(sums))
 
@@ -227,27 +228,28 @@ class _Kernels:
 
         def block(number: Array, found: Array) -> Array:
             words = draw(number)
-            for part in range(4):
+            for part in range(PARTS):
                 k_place = self._key_places(number, part)
                 k = _load(key, k_place)
                 scores = self._scores(q, k, ids, pack_ids, q_place, k_place)
                 weights = jnp.exp(scores - sums[:, None])
                 d_weights = _product(g, _load(value, k_place), transpose=True)
                 if self.limit:
-                    kept = self._kept(words, part)
+                    kept = self._kept(words[part // 4], part)
                     d_weights = jnp.where(kept, d_weights * scale(self.limit), 0.0)
                 d_scores = weights * (d_weights - means[:, None])
                 found += _product(d_scores.astype(k.dtype), k)
             return found
 
         found = jnp.zeros((self.queries, self.size), jnp.float32)
-        found = jax.lax.fori_loop(0, pl.cdiv(self.quarter, self.keys), block, found)
+        found = jax.lax.fori_loop(0, pl.cdiv(self.part, self.keys), block, found)
         _store(d_query, q_place, found * self.size**-0.5)
 
     def _d_key_value(self, seeds: Any, row: Any, head: Any, pack_ids: Any, *refs: Any) -> None:
         query, key, value, gradient, total, mean, d_key, d_value = refs
-        number = pl.program_id(0)
-        places = [self._key_places(number, part) for part in range(4)]
+        number, half = pl.program_id(0) // 2, pl.program_id(0) % 2
+        parts = [half * (PARTS // 2) + i for i in range(PARTS // 2)]
+        places = [self._key_places(number, part) for part in parts]
         keys, values = ([_load(each, place) for place in places] for each in (key, value))
 
         def block(start: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -256,37 +258,39 @@ class _Kernels:
             q, g = _load(query, q_place), _load(gradient, q_place)
             ids, sums, means = (_load(each, q_place) for each in (pack_ids, total, mean))
             words = self._draw(seeds, row, head, q_place)(number)
-            for part, (k, v, k_place) in enumerate(zip(keys, values, places, strict=True)):
+            for i, (k, v, k_place) in enumerate(zip(keys, values, places, strict=True)):
                 scores = self._scores(q, k, ids, pack_ids, q_place, k_place)
                 weights = dropped = jnp.exp(scores - sums[:, None])
                 if q_place.valid is not None:  # of no query, the sum is no number
                     weights = dropped = jnp.where(q_place.valid[:, None], weights, 0.0)
                 d_weights = _product(g, v, transpose=True)
                 if self.limit:
-                    factors = jnp.where(self._kept(words, part), scale(self.limit), 0.0)
+                    low, high = words
+                    word = jnp.where(half == 0, low, high)
+                    factors = jnp.where(self._kept(word, i), scale(self.limit), 0.0)
                     dropped, d_weights = weights * factors, d_weights * factors
                 d_scores = weights * (d_weights - means[:, None])
-                found[2 * part] += _product(q.T, d_scores.astype(q.dtype))
-                found[2 * part + 1] += _product(g.T, dropped.astype(g.dtype))
+                found[2 * i] += _product(q.T, d_scores.astype(q.dtype))
+                found[2 * i + 1] += _product(g.T, dropped.astype(g.dtype))
             return tuple(found)
 
-        carry = (jnp.zeros((self.size, self.keys), jnp.float32),) * 8
+        carry = (jnp.zeros((self.size, self.keys), jnp.float32),) * PARTS
         carry = jax.lax.fori_loop(0, pl.cdiv(self.length, self.queries), block, carry)
-        for part, place in enumerate(places):
-            _store(d_key, place, carry[2 * part].T * self.size**-0.5)
-            _store(d_value, place, carry[2 * part + 1].T)
+        for i, place in enumerate(places):
+            _store(d_key, place, carry[2 * i].T * self.size**-0.5)
+            _store(d_value, place, carry[2 * i + 1].T)
 
     def _places(self, start: Any, count: int) -> "_Places":
         number = start + jnp.arange(count)
         valid = None if self.length % count == 0 else number < self.length
         return _Places(start, count, number, valid)
 
-    def _key_places(self, block: Any, part: int) -> "_Places":
+    def _key_places(self, block: Any, part: Any) -> "_Places":
         within = block * self.keys + jnp.arange(self.keys)
-        start = part * self.quarter + block * self.keys
+        start = part * self.part + block * self.keys
         number = start + jnp.arange(self.keys)
-        whole = self.length % 4 == 0 and self.quarter % self.keys == 0
-        valid = None if whole else (within < self.quarter) & (number < self.length)
+        whole = self.length % PARTS == 0 and self.part % self.keys == 0
+        valid = None if whole else (within < self.part) & (number < self.length)
         return _Places(start, self.keys, number, valid)
 
     def _scores(
@@ -310,15 +314,14 @@ class _Kernels:
 
         def draw(block: Any) -> tuple[Array, Array]:
             key = (block * self.keys + jnp.arange(self.keys)).astype(jnp.uint32)[None, :]
-            place = (n * self.quarter + key) * self.length + query
+            place = (n * self.part + key) * self.length + query
             return random_words(both, b, place)
 
         return draw
 
-    def _kept(self, words: tuple[Array, ...], part: int) -> Array:
+    def _kept(self, word: Array, part: int) -> Array:
         """Which weights survive, as `bertjax.model.dropout` says of [B, N, T keys, T queries]."""
-        half = words[part // 2] >> 16 * (part % 2) & 0xFFFF
-        return half.astype(jnp.int32) >= self.limit
+        return outlives(word << shift_of(part), self.limit)
 
 
 @dataclasses.dataclass(frozen=True)

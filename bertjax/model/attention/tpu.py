@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.mesh.sharding import over_rows_and_heads, tpu_kind, why_not_split
-from bertjax.model.dropout import limit_and_seeds, random_words, scale
+from bertjax.model.dropout import PARTS, limit_and_seeds, outlives, random_words, scale, shift_of
 
 _LANES = 128  # elements side by side in a TPU's registers
 _LONGEST = 512
@@ -47,7 +47,7 @@ _CORES = {
 
 # Vector operations for a weight, by the compiler's schedule of the kernel for v5e: of the softmax,
 # of dropout (its bits, for the most part), and of the gradients of both.
-_SOFTMAX, _DROPOUT, _GRADIENT = 16, 23, 10
+_SOFTMAX, _DROPOUT, _GRADIENT = 16, 14, 10
 
 
 def why_not(query: Array | jax.ShapeDtypeStruct) -> str:
@@ -224,15 +224,15 @@ class _Kernel:
 
     def _keep(self, seeds: Any, rows: Any, heads: Any, head: int, length: int) -> Array:
         """Which weights [T, T] survive, as `bertjax.model.dropout` says of [B, N, T, T]."""
-        quarter = (length // 4, length)
+        part = (length // PARTS, length)
         together = heads.shape[0] // pl.num_programs(1)
         row = rows[pl.program_id(0)].astype(jnp.uint32)
         number = heads[pl.program_id(1) * together + head].astype(jnp.uint32)
-        key, query = (jax.lax.broadcasted_iota(jnp.uint32, quarter, i) for i in (0, 1))
-        place = (number * quarter[0] + key) * quarter[1] + query
-        words = random_words(seeds, jnp.full(quarter, row), place)
-        parts = [half for word in words for half in (word & 0xFFFF, word >> 16)]
-        return jnp.concatenate(parts).astype(jnp.int32) >= self.limit
+        key, query = (jax.lax.broadcasted_iota(jnp.uint32, part, i) for i in (0, 1))
+        place = (number * part[0] + key) * part[1] + query
+        words = random_words(seeds, jnp.full(part, row), place)
+        parts = [words[part // 4] << shift_of(part) for part in range(PARTS)]
+        return outlives(jnp.concatenate(parts), self.limit)
 
 
 def _weights(query: Array, key: Array, seen: Array) -> Array:
