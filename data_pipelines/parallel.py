@@ -73,7 +73,7 @@ class _Worker:
         try:
             self._pipe.send(item)
             answer: Answer = self._pipe.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # the second of an answer that ends in its midst
             self._process.join()
             status = self._process.exitcode
             return None, ChildProcessError(
@@ -92,7 +92,7 @@ def _result(future: Future[Answer]) -> Any:
 def _work(pipe: Connection, make: Callable[[], Callable]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
     function: Callable | None = None
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended, or needs no more
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended, or needs no more
         while True:
             item = pipe.recv()
             try:

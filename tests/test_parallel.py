@@ -5,11 +5,13 @@ import multiprocessing
 import operator
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from data_pipelines import parallel
 from data_pipelines.parallel import ordered_map
 
 FIRST = functools.partial(operator.itemgetter, 0)  # makes the function that is to be mapped
@@ -69,3 +71,11 @@ def test_a_worker_that_is_killed_is_missed() -> None:
     with pytest.raises(ChildProcessError, match="status -9: have fewer"):
         list(ordered_map(dying, [signal.SIGKILL] * 5, 2))
     assert no_process_is_left()
+
+
+def test_a_worker_whose_item_ends_in_its_midst_ends_in_silence(monkeypatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    ours, theirs = multiprocessing.Pipe()
+    os.write(ours.fileno(), struct.pack("!i", 100) + b"a part")  # as where the parent is killed
+    ours.close()
+    parallel._work(theirs, FIRST)
