@@ -31,14 +31,17 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 # Minutes each, most of them in processes of their own.
 LONGEST = [
-    "hosts",
-    "storage",
-    "preflight",
-    "resume",
     "train",
+    "hosts",
+    "resume",
+    "manual",
+    "preflight",
+    "gpus",
+    "sweep",
+    "storage",
     "squad_task",
-    "sentence_task",
     "meshes",
+    "start",
 ]
 
 

@@ -113,9 +113,12 @@ def test_an_answer_is_that_of_the_model_in_python(served, method: str) -> None:
     assert it.predict([]) == []
 
 
-def test_it_says_that_it_is_well_and_what_it_does(served) -> None:
-    status, said = served("fill").ask("GET", "/health")
-    assert status == 200 and said["status"] == "ok" and said["does"].startswith("fills [MASK]s")
+@pytest.mark.parametrize(
+    ("method", "does"), [("fill", "fills [MASK]s"), ("classify", "tells the class of texts")]
+)
+def test_it_says_that_it_is_well_and_what_it_does(served, method: str, does: str) -> None:
+    status, said = served(method).ask("GET", "/health")
+    assert status == 200 and said["status"] == "ok" and said["does"] == does
 
 
 def test_requests_that_wait_together_are_one_batch(served, held) -> None:
@@ -288,7 +291,7 @@ def test_the_page_has_what_can_be_typed_and_needs_nothing_else(served, method: s
     status, page = served(method).ask("GET", "/")
     names = [*INPUTS[method]] if isinstance(INPUTS[method], dict) else [""]
     assert status == 200 and re.findall(r'<textarea name="(.*?)"', page) == names
-    assert served(method).opened.task.ability in page
+    assert served(method).opened.ability in page
     assert not re.search(r"https?://|src=|href=|@import|innerHTML", page)
 
 
@@ -299,6 +302,7 @@ def test_names_of_a_model_are_text_on_its_page(served, tmp_path) -> None:
 
     class Opened:
         task, path = served("classify").opened.task, tmp_path / "<i>"
+        ability = served("classify").opened.ability
 
     Opened.config = type(config)(**{**vars(config), "data": data})  # type: ignore[attr-defined]
     page = render(Opened())  # type: ignore[arg-type]

@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> None:
         except InputError as error:
             if args.input is not None:  # where a line is named
                 raise
-            task, example = opened.task, opened.task.example(opened.config)
-            raise InputError(f"{error} This model {task.ability}: {example}") from error
+            example = opened.task.example(opened.config)
+            raise InputError(f"{error} This model {opened.ability}: {example}") from error
     if args.output != "-":
         print(f"{args.output}: {count:,} answers.", file=sys.stderr)
 

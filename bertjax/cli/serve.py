@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
         server = Server(listener, opened)
         host, port = listener.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        print(f"http://{place}/ {opened.task.ability}: Ctrl-C ends it.", flush=True)
+        print(f"http://{place}/ {opened.ability}: Ctrl-C ends it.", flush=True)
         try:
             server.wait()
             raise RunError("the server has ended by itself: start it again.")

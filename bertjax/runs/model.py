@@ -258,7 +258,7 @@ class Model:
             wanted = registry.find(task).ability
             own = METHODS.get(opened.config.task, "predict")
             raise InputError(
-                f"{self.path} {opened.task.ability}: call {own}, or encode for vectors, or load a "
+                f"{self.path} {opened.ability}: call {own}, or encode for vectors, or load a "
                 f"model that {wanted}."
             )
         return self._answers(opened, inputs, everything)

@@ -119,6 +119,11 @@ class Predictor(Runner):
         """Of which it is a model."""
         return registry.find(self.config.task)
 
+    @property
+    def ability(self) -> str:
+        """What it does, as in "it tags words"."""
+        return self.task.ability_of(self.config)
+
     def answers(
         self, inputs: Iterable[Input], together: int = 1, everything: bool = False
     ) -> Iterator[dict[str, Any]]:

@@ -52,7 +52,7 @@ def render(opened: Predictor) -> str:
     body = (
         f"<style>{STYLE}</style>\n"
         f'<header><p class="state finished">{escape(str(opened.path))}</p>'
-        f"<h1>This model {escape(opened.task.ability)}</h1></header>\n"
+        f"<h1>This model {escape(opened.ability)}</h1></header>\n"
         f'<form>{boxes}<p><button>Ask</button> <span id="said" class="aside" role="status">'
         f"</span></p></form>\n"
         '<section id="answer" aria-live="polite"></section>\n'

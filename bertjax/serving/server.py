@@ -117,7 +117,7 @@ def application(opened: Predictor, batches: Batches, limits: Limits) -> Starlett
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
     async def health(request: Request) -> Response:
-        does = opened.task.ability
+        does = opened.ability
         return _said({"status": "ok", "model": str(opened.path), "does": does})
 
     async def predict(request: Request) -> Response:

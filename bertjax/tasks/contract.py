@@ -100,7 +100,7 @@ class Task(abc.ABC):
     Class attributes:
       DATA_FIELDS: its `data` fields, each made by `data_pipelines.fields.field`.
       headline: scores that stand for several held-out sets by their means over them.
-      ability: what its models do, as in "it tags words".
+      ability: what its models do, as in "it tags words", whatever their heads.
       together: inputs that are answered at once, at most.
 
     Attributes:
@@ -126,6 +126,11 @@ class Task(abc.ABC):
         Args:
           hosts, host: how many share the rows of each batch, and which of them this is.
         """
+
+    @classmethod
+    def ability_of(cls, config: Config) -> str:
+        """What a model of this configuration does, where not all models of the task do the same."""
+        return cls.ability
 
     @property
     @abc.abstractmethod

@@ -131,6 +131,10 @@ class Task(contract.Task):
             else:
                 _log.warning("%s holds out no text: it is not evaluated on.", corpus.directory)
 
+    @classmethod
+    def ability_of(cls, config: Config) -> str:
+        return "continues texts" if config.model.causal else "fills [MASK]s"
+
     @functools.cached_property
     def data(self) -> PretrainingData:
         """The training data, which no evaluation opens."""
@@ -221,7 +225,7 @@ class Task(contract.Task):
 def _text(asked: Input) -> tuple[str, str]:
     place, said = asked
     if not isinstance(said, str):
-        raise InputError(f"{place} is no text, and the model {Task.ability}: write a text.")
+        raise InputError(f"{place} is no text, and the model reads nothing else: write a text.")
     return place, said
 
 

@@ -115,6 +115,11 @@ class Task(finetuning.Task):
             for name, data in found
         ]
 
+    @classmethod
+    def ability_of(cls, config: Config) -> str:
+        said = {"class": "the class", "labels": "the labels", "number": "a number"}
+        return f"tells {said[columns_of(config).target]} of texts"
+
     def _find_labels(self) -> tuple[str, ...]:
         """Those that training gives, in the order of the model that the run begins with, if that
         has the same; that model's where there is nothing to train on.
