@@ -151,7 +151,7 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(opened, method, aske
     [
         ("fill", (["[MASK]", "ba"],), r"^input 1 has no \[MASK\]: write one"),
         ("fill", ("ba " * 40 + "[MASK]",), "^input 0 has 43 pieces and the model takes 32"),
-        ("fill", ({"text": "[MASK]"},), "^input 0 is no text, and the model fills"),
+        ("fill", ({"text": "[MASK]"},), "^input 0 is no text, and the model reads nothing else"),
         ("fill", ([None],), "^input 0 is None: give a text, or a dictionary of texts"),
         (
             "answer",
