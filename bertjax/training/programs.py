@@ -137,7 +137,11 @@ class Programs:
 
         It, `init` and `train` need a configuration whose durations are numbers of steps.
         """
-        return sharded_shapes(self.mesh, jax.eval_shape(self._init, {}))
+
+        def state(params: Any) -> TrainState:
+            return init_state(params, self._sums, self._optimizer)
+
+        return sharded_shapes(self.mesh, jax.eval_shape(state, self.params))
 
     @property
     def given(self) -> Any:
@@ -344,13 +348,11 @@ class Programs:
         """Shapes of what the objective sums over a batch."""
         objective = self._objective
 
-        def sums(batch: Batch) -> Sums:
-            params = objective.init_params(jax.random.key(0))
-            return objective.sums(
-                objective.apply(params, batch, None, objective.constants()), batch
-            )
+        def sums(params: Any, batch: Batch, constants: Any) -> Sums:
+            return objective.sums(objective.apply(params, batch, None, constants), batch)
 
-        return cast(Sums, jax.eval_shape(sums, objective.batch_shapes(objective.rows)))
+        batch, fixed = objective.batch_shapes(objective.rows), jax.eval_shape(objective.constants)
+        return cast(Sums, jax.eval_shape(sums, self.given, batch, fixed))
 
 
 def merge(random: Any, given: Any, reinit_layers: int) -> Any:
