@@ -6,26 +6,36 @@ import sys
 import pytest
 
 PROGRAM = """
-import sys
+import sys, threading
 import numpy as np
 from bertjax.mesh.allocator import keep_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 
-if sys.argv[1] == "keep":
+def steps():
+    for _ in range(3):
+        block = np.ones(25 << 20)
+        del block
+
+if "keep" in sys.argv:
     keep_freed_memory()
 before = resident()
-for _ in range(3):
-    block = np.ones(25 << 20)
-    del block
+if "thread" in sys.argv:
+    thread = threading.Thread(target=steps)
+    thread.start()
+    thread.join()
+else:
+    steps()
 print(resident() - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where memory is glibc's")
-def test_a_freed_block_stays_and_is_taken_again() -> None:
+@pytest.mark.parametrize("where", ["alone", "thread"])
+def test_a_freed_block_stays_and_is_taken_again(where) -> None:
     freed, kept = (
-        int(subprocess.check_output([sys.executable, "-c", PROGRAM, what])) for what in ("", "keep")
+        int(subprocess.check_output([sys.executable, "-c", PROGRAM, where, what]))
+        for what in ("", "keep")
     )
     assert freed < 50 < 150 < kept < 300  # MiB, of a block of 200

@@ -123,7 +123,7 @@ def test_any_command_that_runs_out_says_so(error: Exception, monkeypatch, capsys
 def limit_addresses() -> None:
     """As `ulimit -v`: somewhat more than the process has."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + 11 * 2**28
+    most = pages * os.sysconf("SC_PAGE_SIZE") + 7 * 2**28
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 

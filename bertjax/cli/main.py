@@ -31,6 +31,7 @@ from bertjax.cli.configuration import refuse
 from bertjax.cli.files import bucket_errors, check_buckets
 from bertjax.cli.stopping import end_stopped, say_stopped, stoppable
 from bertjax.errors import CHILD, RunError
+from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     unless arguments are given.
     """
     _open_streams()
+    if not _device_files():
+        keep_freed_memory()  # what computes is this host, and there are no threads as yet
     end = end_stopped if argv is None else say_stopped
     with stoppable() as stopped:
         try:
@@ -104,8 +107,11 @@ def _may_have_accelerators() -> bool:
     """Whether a TPU or an NVIDIA GPU is here, or a plugin for other devices."""
     ours = {"xla_cuda12", "xla_cuda13"}
     others = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")} - ours
-    devices = ("accel", "vfio/", "nvidia", "dxg")
-    return bool(others) or any(glob.glob(f"/dev/{name}*") for name in devices)
+    return bool(others) or _device_files()
+
+
+def _device_files() -> bool:
+    return any(glob.glob(f"/dev/{name}*") for name in ("accel", "vfio/", "nvidia", "dxg"))
 
 
 def _hush_plugins(compiles_for_them: bool) -> None:
