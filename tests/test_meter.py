@@ -76,6 +76,22 @@ def test_time_of_a_pause_does_not_count(meter, clock) -> None:
     assert meter.read(14, {"fill": 1.0})["sequences_per_second"] == 4 * 16 / 2
 
 
+def test_where_pauses_take_much_of_the_time_it_is_said_once(meter, clock) -> None:
+    for minute in range(1, 5):
+        with meter.pause():
+            clock.now += 40
+        clock.now += 20
+        said = meter.advice()
+        assert said.startswith("67% of the time goes into evaluations") == (minute == 2)
+
+
+def test_pauses_that_take_little_are_not_spoken_of(meter, clock) -> None:
+    with meter.pause():
+        clock.now += 80
+    clock.now += 200
+    assert not meter.advice()
+
+
 def operations(directory: pathlib.Path) -> collections.Counter[str]:
     """How often each operation of a compiled program ran while a trace was taken."""
     (file,) = directory.rglob("*.xplane.pb")

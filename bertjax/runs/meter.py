@@ -14,6 +14,8 @@ from bertjax.model import flops
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
 
+_MUCH, _SURE = 0.3, 120.0  # of the time; seconds after which it is known
+
 
 class Meter:
     """Speed since it was last read, leaving out evaluation and saving.
@@ -40,13 +42,26 @@ class Meter:
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
         self._peak = None if peak is None else peak * mesh.size
         self._began, self._waited = time.perf_counter(), feed.waited
+        self._first, self._paused, self._said = self._began, 0.0, False
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Time inside does not count."""
         began = time.perf_counter()
         yield
-        self._began += time.perf_counter() - began
+        took = time.perf_counter() - began
+        self._began, self._paused = self._began + took, self._paused + took
+
+    def advice(self) -> str:
+        """What to change where little of the time goes into training; once, and otherwise ""."""
+        passed = time.perf_counter() - self._first
+        if self._said or passed < _SURE or self._paused < _MUCH * passed:
+            return ""
+        self._said = True
+        return (
+            f"{self._paused / passed:.0%} of the time goes into evaluations and checkpoints: make "
+            "them fewer, --config.eval_every=5%, or shorter, --config.eval_batches=20."
+        )
 
     def read(self, step: int, values: dict[str, float]) -> dict[str, float]:
         """Rates from the step of the last call to `step`, whose outputs are on the host now; no

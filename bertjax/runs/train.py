@@ -247,6 +247,8 @@ class Run:
                         writers.flush()
                         describe = functools.partial(self._describe, step, found)
                         self.checkpoints.save(self._kept(state), describe)
+                if advice := meter.advice():
+                    writers.note(advice)
                 if last:  # which batches that the clock ends know nothing of
                     break
                 if stopping:
