@@ -10,7 +10,7 @@ from test_train import configure, losses, metrics
 from bertjax.model.heads import last_positions
 from bertjax.runs.convert import convert
 from bertjax.runs.train import Run
-from bertjax.tasks.pretraining import Objective
+from bertjax.tasks.pretraining import Objective, Task
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import PretrainingOptions
@@ -67,6 +67,11 @@ def test_the_model_must_look_as_the_objective_does(corpus, objective) -> None:
     fields = CAUSAL | {"data__objective": objective, "model__causal": objective == "mlm"}
     with pytest.raises(InputError, match=f"does not go with data.objective={objective}"):
         Objective(configure(corpus, **fields))
+
+
+def test_a_model_says_whether_it_continues_texts_or_fills_masks(corpus) -> None:
+    assert Task.ability_of(configure(corpus)) == "fills [MASK]s"
+    assert Task.ability_of(configure(corpus, **CAUSAL)) == "continues texts"
 
 
 @pytest.mark.slow
