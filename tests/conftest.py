@@ -1,5 +1,6 @@
 """What several test modules share: real data where there is some, and a small corpus of our own."""
 
+import gc
 import json
 import lzma
 import os
@@ -17,7 +18,9 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Many processes compile the same programs. Workers of pytest find the folder in their environment.
+# Many tests compile the same programs, most of them small. Workers of pytest find the folder in
+# their environment.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     compiled = tempfile.TemporaryDirectory()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
@@ -28,6 +31,10 @@ from laptop import Laptop
 
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+# Programs that are traced are many objects that stay, and to look through them takes a sixth of a
+# worker's time.
+gc.set_threshold(100_000)
 
 # Minutes each, most of them in processes of their own.
 LONGEST = [
@@ -174,4 +181,6 @@ def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProces
 def process_environment(devices: int = 1) -> dict[str, str]:
     """That of a process with so many devices."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
-    return os.environ | {"XLA_FLAGS": flags}
+    # One that finds a small program while another writes it would complain.
+    rest = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1"}
+    return os.environ | {"XLA_FLAGS": flags} | rest
