@@ -89,7 +89,7 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     together = {name: value for fields in CHANGES.values() for name, value in fields.items()}
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, ALL: together, THIRD: together}
-    every: dict[str, Any] = {"data.max_predictions": None, "eval_every": "25%"}
+    every: dict[str, Any] = {"data.max_predictions": None, "eval_every": "100%"}
     every |= {"optimizer.warmup": "10%", "optimizer.decay_steps": 0}
     every |= {"checkpoint_every": "50%", "keep_every": 0}
     rows = []
