@@ -88,7 +88,7 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
             },
             "masks": {"mask_prob": 0.3, "max_predictions": None},
             # All held-out text of a small corpus takes as long as hundreds of these steps.
-            "often": {"checkpoint_every": "1%", "eval_every": "5%", "eval_batches": 20},
+            "cadence": {"checkpoint_every": "1%", "eval_every": "5%", "eval_batches": 20},
         },
     },
 }
@@ -128,7 +128,7 @@ def get_config(
         "checkpoint_every": "0.5%",
         "eval_every": "1%",
         "keep_every": "10%",
-        **given.get("often", {}),
+        **given.get("cadence", {}),
         "init": init,
         "mesh": {"data": -1, "fsdp": 1, "model": 1},
         "model": {

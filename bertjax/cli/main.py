@@ -111,6 +111,7 @@ def _may_have_accelerators() -> bool:
 
 
 def _device_files() -> bool:
+    """Whether the system has files of accelerators."""
     return any(glob.glob(f"/dev/{name}*") for name in ("accel", "vfio/", "nvidia", "dxg"))
 
 

@@ -59,8 +59,8 @@ class Meter:
             return ""
         self._said = True
         return (
-            f"{self._paused / passed:.0%} of the time goes into evaluations and checkpoints: make "
-            "them fewer, --config.eval_every=5%, or shorter, --config.eval_batches=20."
+            f"{self._paused / passed:.0%} of the time goes into evaluations and checkpoints: "
+            "raise --config.eval_every and checkpoint_every, which a run that goes on may change."
         )
 
     def read(self, step: int, values: dict[str, float]) -> dict[str, float]:

@@ -247,10 +247,10 @@ class Run:
                         writers.flush()
                         describe = functools.partial(self._describe, step, found)
                         self.checkpoints.save(self._kept(state), describe)
-                if advice := meter.advice():
-                    writers.note(advice)
                 if last:  # which batches that the clock ends know nothing of
                     break
+                if advice := meter.advice():
+                    writers.note(advice)
                 if stopping:
                     self.checkpoints.wait()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
