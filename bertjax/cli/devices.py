@@ -59,7 +59,8 @@ def keep_compiled(workdir: epath.PathLike | None = None) -> None:
     jax.config.update("jax_compilation_cache_dir", place)
     # By itself JAX keeps what took a second; of small models that is nothing, and what they are
     # asked takes not much longer.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _is_writable(place: pathlib.Path) -> bool:
