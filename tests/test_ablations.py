@@ -31,6 +31,10 @@ def test_every_row_is_a_configuration_of_its_own(name) -> None:
 def test_tables_share_the_models_that_are_alike() -> None:
     plain = [TABLES[name](SIZES, SHARES).variants[0].pretraining for name in TABLES]
     assert plain == ["plain", "plain", "model=2-128", "plain"]
+    small, large = TABLES["sizes"](SIZES, SHARES).variants
+    options = {"model": "2-128", "recipe": "modern", "data": "corpus"}
+    assert small.beside(options).pretraining == "plain"
+    assert large.beside(options) == large
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -14,6 +14,7 @@ nothing is chosen among runs.
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,10 @@ class Ablation:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._shares = sorted(float(share) for share in args.milestones.split(","))
-        self.table = TABLES[args.table](args.sizes.split(","), self._shares)
+        self._options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
+        table = TABLES[args.table](args.sizes.split(","), self._shares)
+        variants = [each.beside(self._options) for each in table.variants]
+        self.table = dataclasses.replace(table, variants=variants)
         self._tasks = pairs(args.task, "--task")
         for name in self._tasks:
             if name not in TASKS:
@@ -68,8 +72,8 @@ class Ablation:
     def _pretrain(self, variant: Variant) -> pathlib.Path:
         """The checkpoint that the variant is."""
         args, workdir, own = self._args, self._workdir(variant), pairs(self._args.pretrain, "")
-        options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
-        spec = ",".join(f"{name}={value}" for name, value in {**options, **variant.options}.items())
+        options = {**self._options, **variant.options}
+        spec = ",".join(f"{name}={value}" for name, value in options.items())
         every = round(args.steps * self._least())
         fields = {
             "steps": str(args.steps),

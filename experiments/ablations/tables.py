@@ -29,6 +29,11 @@ class Variant:
         own = {**self.options, **{name.split(".")[-1]: v for name, v in self.fields.items()}}
         return ",".join(f"{name}={value}" for name, value in sorted(own.items())) or "plain"
 
+    def beside(self, options: Mapping[str, str]) -> "Variant":
+        """The same without what all runs have, so that a size of the table may be the plain run."""
+        own = {name: v for name, v in self.options.items() if options.get(name) != v}
+        return dataclasses.replace(self, options=own)
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
