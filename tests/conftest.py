@@ -13,7 +13,9 @@ import tempfile
 # most of it runs for a moment only. It must be set before JAX starts.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false",
+    "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false "
+    # A device that waits for others ends the process by then, and one core may have them all.
+    "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
 )
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -25,6 +27,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     compiled = tempfile.TemporaryDirectory()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
 
+import hypothesis
 import numpy as np
 import pytest
 from laptop import Laptop
@@ -35,6 +38,14 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 # Programs that are traced are many objects that stay, and to look through them takes a sixth of a
 # worker's time.
 gc.set_threshold(100_000)
+
+# How long an example takes says what else the machine does.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+
+LONG = 1800  # seconds after which what a test waits for will not come, on any machine
 
 # Minutes each, most of them in processes of their own.
 LONGEST = [
@@ -173,7 +184,7 @@ def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         env=process_environment(),
-        timeout=300,
+        timeout=LONG,
         **options,  # type: ignore[call-overload]
     )
 

@@ -93,7 +93,7 @@ class Laptop:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=1800,
         )
 
     def launch(self, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

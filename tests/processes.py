@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
-from conftest import process_environment
+from conftest import LONG, process_environment
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -52,7 +53,7 @@ class Command:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def communicate(self, timeout: float = 300) -> tuple[str, str]:
+    def communicate(self, timeout: float = LONG) -> tuple[str, str]:
         """Standard output, and as much of standard error as nobody has read."""
         late = threading.Timer(timeout, self.kill)
         late.start()
@@ -78,6 +79,23 @@ def run(
     command = Command(*arguments, begin=begin, **environment)
     said = command.communicate()
     return subprocess.CompletedProcess(arguments, command.poll(), *said)
+
+
+def hold(step: int, until: str = "") -> None:
+    """Begins a run that does no more than `step` steps before there is a file `until`.
+
+    So what is to happen to a run in its midst finds it there, however late it comes.
+    """
+    from bertjax.runs.meter import Profiler
+
+    plain = Profiler.before
+
+    def before(self: Profiler, done: int, state: object) -> None:
+        while done >= step and not (until and os.path.exists(until)):
+            time.sleep(0.05)
+        plain(self, done, state)
+
+    Profiler.before = before  # type: ignore[method-assign]
 
 
 @atexit.register

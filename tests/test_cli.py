@@ -19,7 +19,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from conftest import bertjax, process_environment, sample_pieces, sample_text
+from conftest import LONG, bertjax, process_environment, sample_pieces, sample_text
 
 from bertjax.cli import report, stopping
 from bertjax.cli.devices import keep_compiled
@@ -421,7 +421,8 @@ def test_a_signal_while_a_command_begins_is_a_sentence_and_asks_for_another_try(
         time.sleep(seconds)
         process.send_signal(number)
         _, said = process.communicate()
-        begun = process.returncode != -number  # Python itself may not have
+        # Python itself may not have, or may have been at its own first module.
+        begun = process.returncode != -number and b"init_import_site" not in said
         assert not begun or process.returncode in (0, 75)
         assert b"Traceback" not in said or not begun
 
@@ -433,7 +434,7 @@ def test_a_command_that_does_not_heed_a_signal_is_ended(monkeypatch) -> None:
     with stopping.stoppable() as stopped:
         with contextlib.suppress(KeyboardInterrupt):  # as a callback of C does
             signal.raise_signal(signal.SIGTERM)
-        assert stopped.is_set() and ended.wait(5)
+        assert stopped.is_set() and ended.wait(LONG)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -453,7 +454,7 @@ def test_so_is_one_that_computes_and_looks_at_no_signal() -> None:
     )
     assert process.stdout and process.stdout.readline() == b"begun\n"
     process.terminate()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=LONG)
     assert process.returncode == 75 and b"run the same command again" in said
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +20,10 @@ import psutil
 import pyarrow
 import pytest
 import zstandard
-from conftest import process_environment, sample_pieces, sample_text
+from conftest import LONG, process_environment, sample_pieces, sample_text
 from pyarrow import parquet
 
+from data_pipelines.corpus import prepare as prepare_module
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.records import MANIFEST, Manifest, read_manifest, read_shard
 from data_pipelines.corpus.spool import Spool
@@ -191,8 +193,12 @@ def test_blank_lines_and_lines_without_pieces_make_no_documents(tmp_path: pathli
 
 
 def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, monkeypatch
 ) -> None:
+    looks = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: next(looks) / 1000)
+    monkeypatch.setattr(prepare_module, "time", clock)
+
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -303,6 +309,7 @@ def test_an_output_can_be_prepared_after_one_that_was_refused_or_killed(tmp_path
 
 PREPARE = """
 import sys
+from data_pipelines.corpus import prepare as prepare_module
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
@@ -329,8 +336,7 @@ def endless(tmp_path: pathlib.Path, *command: object) -> Iterator[tuple[Any, lis
             pipe.write(sample_text(seed=1, documents=5000))
             pipe.flush()
             workers = psutil.Process(process.pid).children(recursive=True)
-            deadline = time.monotonic() + 30
-            while len(workers) < 2 and time.monotonic() < deadline:
+            while len(workers) < 2 and process.poll() is None:
                 time.sleep(0.05)
                 workers = psutil.Process(process.pid).children(recursive=True)
             yield process, workers
@@ -351,11 +357,11 @@ def test_a_preparation_that_is_stopped_says_so_and_leaves_no_workers(tmp_path, n
         for number in numbers:
             process.send_signal(number)
             time.sleep(0.2)
-        assert process.wait(30) == 75
+        assert process.wait(LONG) == 75
         lines = process.stderr.read().splitlines()
     assert lines[-1] == "bertjax: stopped: run the same command again."
     assert not any("Traceback" in line for line in lines)
-    assert not psutil.wait_procs(workers, timeout=20)[1]
+    assert not psutil.wait_procs(workers, timeout=LONG)[1]
     assert not (tmp_path / "out").exists()
 
 
@@ -371,7 +377,7 @@ def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.
     for leftover in (out, tmp_path / "out.partial"):
         with pytest.raises(InputError):
             read_manifest(leftover)
-    gone, alive = psutil.wait_procs(workers, timeout=20)
+    gone, alive = psutil.wait_procs(workers, timeout=LONG)
     assert gone
     assert not alive
 

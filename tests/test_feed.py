@@ -1,13 +1,14 @@
 """Host batches become global arrays, in order, ahead of their use."""
 
-import threading
-import time
+import math
+import queue
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from bertjax.mesh import feed as feed_module
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.sharding import ROWS, make_mesh
 
@@ -45,21 +46,45 @@ def test_an_error_of_the_source_arrives_after_the_batches_before_it(sharding) ->
 
 
 def test_closing_ends_the_thread_of_an_endless_source(sharding) -> None:
-    before = threading.active_count()
     feed = Feed(batches(10**9), sharding)
     next(iter(feed))
     feed.close()
-    assert threading.active_count() == before
+    assert not feed._thread.is_alive()
+
+
+class Clock:
+    """Time that passes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Paced:
+    """A queue whose batches come `gap` seconds after the last one was taken."""
+
+    def __init__(self, clock: Clock, gap: float) -> None:
+        self._clock, self._gap, self._due = clock, gap, gap
+
+    def get(self, timeout: float = math.inf) -> dict:
+        if self._due > self._clock.now + timeout:
+            self._clock.now += timeout
+            raise queue.Empty
+        self._clock.now = max(self._clock.now, self._due)
+        self._due = self._clock.now + self._gap
+        return {}
 
 
 class Work:
     """Arrays that a device gives at some time."""
 
-    def __init__(self, done: float) -> None:
-        self.done = done
+    def __init__(self, clock: Clock, done: float) -> None:
+        self._clock, self._done = clock, done
 
     def is_ready(self) -> bool:
-        return time.perf_counter() >= self.done
+        return self._clock.now >= self._done
 
 
 @pytest.mark.parametrize(
@@ -67,22 +92,24 @@ class Work:
     [(0.04, 0.0, 0.0), (0.0, 0.04, 1.0), (0.03, 0.06, 0.5), (0.06, 0.03, 0.0)],
     ids=["slow device", "slow data", "data at half the speed", "device at half the speed"],
 )
-def test_waiting_counts_from_when_the_devices_are_idle(step, gap, share, sharding) -> None:
+def test_waiting_counts_from_when_the_devices_are_idle(
+    step, gap, share, sharding, monkeypatch
+) -> None:
     """A device takes `step` seconds for a batch, which comes `gap` seconds after the last one."""
-
-    def paced():
-        for batch in batches(12):
-            time.sleep(gap)
-            yield batch
-
-    feed, done, idle = Feed(paced(), sharding), None, 0.0
-    for _ in feed:
-        now = time.perf_counter()
-        if done is None:  # the first batch, for which there is nothing to do
-            began, waited, done = now, feed.waited, now
-        idle += max(0.0, now - done)
-        done = max(now, done) + step
-        feed.working = [Work(done)]
+    clock = Clock()
+    feed = Feed([], sharding)
+    feed.close()
+    monkeypatch.setattr(feed_module, "time", clock)
+    monkeypatch.setattr(feed, "_queue", Paced(clock, gap))
+    batches = iter(feed)
+    next(batches)  # the first, for which there is nothing to do
+    began, waited, done, idle = clock.now, feed.waited, clock.now, 0.0
+    for _ in range(50):
+        done = max(clock.now, done) + step
+        feed.working = [Work(clock, done)]
+        next(batches)
+        idle += max(0.0, clock.now - done)
     found = feed.waited - waited
-    assert found == pytest.approx(idle, abs=0.1)
-    assert found / (now - began) == pytest.approx(share, abs=0.25)
+    # What passes between two looks is not told apart.
+    assert found == pytest.approx(idle, abs=50 * feed_module._LOOK_SECONDS)
+    assert found == pytest.approx(share * (clock.now - began), rel=0.1)

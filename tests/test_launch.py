@@ -82,7 +82,7 @@ def remote_shell(laptop: Laptop, home: pathlib.Path, command: str) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
 

@@ -50,7 +50,7 @@ def run_alone(command: list[str], **variables: str) -> subprocess.CompletedProce
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1800,
     )
 
 

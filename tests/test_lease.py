@@ -7,7 +7,7 @@ import time
 
 import pytest
 from bucket import Server
-from conftest import process_environment
+from conftest import LONG, process_environment
 from etils import epath
 
 from bertjax.runs import lease as module
@@ -68,7 +68,8 @@ def test_a_second_holder_is_refused_and_the_first_keeps_it(workdir) -> None:
         first.check()
 
 
-def test_nothing_is_left_of_a_holder_that_ended(workdir) -> None:
+def test_nothing_is_left_of_a_holder_that_ended(workdir, monkeypatch) -> None:
+    monkeypatch.setattr(module, "RENEW_SECONDS", 600)  # no renewal is under way
     with Lease(workdir):
         assert [path.name for path in workdir.iterdir()] == [LEASE]
     assert not list(workdir.iterdir())
@@ -105,6 +106,7 @@ def test_a_holder_elsewhere_that_is_silent_is_waited_for_and_replaced(workdir) -
 def test_a_holder_elsewhere_that_renews_is_left_alone(workdir, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(module, "_machine", lambda: "another")
+        monkeypatch.setattr(module, "SILENT_SECONDS", 600)  # though a renewal may be late
         first = Lease(workdir).__enter__()
     with pytest.raises(InputError, match="is in use by process"):
         Lease(workdir).__enter__()
@@ -115,7 +117,8 @@ def test_a_holder_elsewhere_that_renews_is_left_alone(workdir, monkeypatch) -> N
 def test_a_holder_that_was_replaced_is_told_and_takes_nothing_back(workdir) -> None:
     with Lease(workdir) as first:
         other = elsewhere(workdir)
-        time.sleep(0.3)
+        while not first._lost.wait(0.2):  # a renewal may have been under way
+            other = elsewhere(workdir)
         with pytest.raises(LeaseLost, match="was taken by another run"):
             first.check()
     assert (workdir / LEASE).read_bytes() == other
@@ -129,7 +132,7 @@ def test_a_bucket_is_held_in_the_same_way(tmp_path) -> None:
         env=process_environment() | server.environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LONG,
     )
     server.close()
     assert done.returncode == 0, done.stderr

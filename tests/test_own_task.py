@@ -1,15 +1,17 @@
 """A task and a head of one's own go through everything, with nothing in the package edited."""
 
+import functools
 import json
 import pathlib
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import sentiment
 from conftest import sample_pieces
 from models import draw_model
-from processes import Command
+from processes import Command, hold
 from remains import metrics, params_of
 
 from bertjax.formats import huggingface
@@ -64,17 +66,17 @@ def configure(folder: pathlib.Path, **overrides: object) -> Config:
     return load_config(f"{folder}/moods.py:data={folder}", text, registry.data_fields())
 
 
-def train(folder: pathlib.Path, workdir: pathlib.Path) -> Command:
+def train(folder: pathlib.Path, workdir: pathlib.Path, **options: Any) -> Command:
     """A run in a process of its own, which finds the task beside these tests."""
     given = ["--config", f"{folder}/moods.py:data={folder}", "--workdir", workdir]
-    return Command("train", *given)
+    return Command("train", *given, **options)
 
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory) -> pathlib.Path:
     """A workdir whose run was killed in its midst, and then finished."""
     workdir = tmp_path_factory.mktemp("run")
-    process = train(folder, workdir)
+    process = train(folder, workdir, begin=functools.partial(hold, 40))
     process.wait_for_step(24)
     process.kill()
     process.wait()

@@ -18,7 +18,7 @@ FIRST = functools.partial(operator.itemgetter, 0)  # makes the function that is 
 
 
 def no_process_is_left() -> bool:
-    for _ in range(100):
+    for _ in range(6000):
         if not multiprocessing.active_children():
             return True
         time.sleep(0.1)

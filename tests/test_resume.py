@@ -1,5 +1,6 @@
 """A run survives what machines and people do: kill -9 at any moment, a full disk, a second run."""
 
+import functools
 import pathlib
 import random
 import re
@@ -8,9 +9,11 @@ import subprocess
 import time
 
 import pytest
-from processes import Command, run
+from conftest import LONG
+from processes import Command, hold, run
 from remains import metrics, params_of
 
+from bertjax.training import checkpoint
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -35,6 +38,11 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+def write_for_ever() -> None:
+    """Begins a run of whose checkpoints none is ever finished."""
+    checkpoint.finish = lambda *_: time.sleep(LONG)
+
+
 def wait_for_save(process: Command, checkpoints: Checkpoints) -> None:
     """Returns while a checkpoint that had not been begun is being written, beside training."""
     begun = {int(path.name[:8]) for path in checkpoints.directory.glob("0*")}
@@ -50,7 +58,8 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for kill in range(10):
         saved = max(checkpoints.steps(), default=0)
-        process = Command(*command(corpus, tmp_path))
+        begin = write_for_ever if kill in (3, 7) else functools.partial(hold, saved + 36)
+        process = Command(*command(corpus, tmp_path), begin=begin)
         if kill == 0:
             time.sleep(draw.uniform(0.5, 3))  # before there is anything
         elif kill == 1:  # as soon as there is something to go on from
@@ -75,10 +84,12 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
 
 
 def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -> None:
-    process = Command(*command(corpus, tmp_path))
+    go = tmp_path.with_name(f"{tmp_path.name}.go")
+    process = Command(*command(corpus, tmp_path), begin=functools.partial(hold, 45, str(go)))
     process.wait_for_step(30)
     process.terminate()
-    process.communicate(timeout=60)
+    go.touch()
+    process.communicate()
     assert process.poll() == 75
     saved = Checkpoints(tmp_path / "checkpoints").steps()
     assert saved[-1] >= 30
@@ -98,13 +109,15 @@ def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -
 def test_a_second_run_in_a_workdir_is_refused_and_the_first_goes_on(
     corpus, tmp_path, whole
 ) -> None:
-    first = Command(*command(corpus, tmp_path))
+    go = tmp_path.with_name(f"{tmp_path.name}.go")
+    first = Command(*command(corpus, tmp_path), begin=functools.partial(hold, 20, str(go)))
     first.wait_for_step(10)
     second = run(*command(corpus, tmp_path))
+    go.touch()
     assert second.returncode == 2
     (sentence,) = second.stderr.splitlines()
     assert f"{tmp_path} is in use by process {first.pid} on {socket.gethostname()}" in sentence
-    first.communicate(timeout=300)
+    first.communicate()
     assert first.poll() == 0
     assert metrics(tmp_path) == metrics(whole)
     assert params_of(tmp_path) == params_of(whole)

@@ -1,6 +1,7 @@
 """`bertjax serve`: what it answers and refuses, what it computes at once, and how it ends."""
 
 import contextlib
+import dataclasses
 import functools
 import http.client
 import importlib.util
@@ -15,19 +16,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from conftest import LONG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import Command
 from test_interface import ASKED, write_model
 
 import bertjax
+from bertjax.cli import stopping
 from bertjax.runs.predict import Predictor
+from bertjax.serving import server as server_module
 from bertjax.serving.page import render
 from bertjax.serving.requests import Limits
 from bertjax.serving.server import Server, bound
 from data_pipelines.errors import InputError
 
-LIMITS = Limits(bytes=4000, inputs=8, characters=600, waiting=12, seconds=1.0)
+LIMITS = Limits(bytes=4000, inputs=8, characters=600, waiting=12, seconds=60.0)
 METHODS = ["fill", *(pytest.param(m, marks=pytest.mark.slow) for m in ASKED if m != "fill")]
 INPUTS: dict[str, Any] = {method: asked[0] for method, asked in ASKED.items()} | {
     "answer": dict(zip(("question", "context"), ASKED["answer"], strict=True)),
@@ -38,10 +42,10 @@ INPUTS: dict[str, Any] = {method: asked[0] for method, asked in ASKED.items()} |
 class Served:
     """A model behind a port of this machine, and the same one asked from Python."""
 
-    def __init__(self, path: Any, listener: socket.socket) -> None:
+    def __init__(self, path: Any, listener: socket.socket, limits: Limits = LIMITS) -> None:
         self.model, self.opened = bertjax.load(path), Predictor(path)
         self.port = listener.getsockname()[1]
-        self.server = Server(listener, self.opened, LIMITS)
+        self.server = Server(listener, self.opened, limits)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         return ask(self.port, method, path, body)
@@ -55,7 +59,7 @@ class Served:
 
 def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
     """The status of a response, and what it says."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as line:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)) as line:
         line.request(method, path, body)
         response = line.getresponse()
         said = response.read().decode()
@@ -80,6 +84,16 @@ def served(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
 
 
 @pytest.fixture
+def hasty(tmp_path) -> Iterator[Served]:
+    """A server of a filling model that waits a second for a request."""
+    limits = dataclasses.replace(LIMITS, seconds=1.0)
+    with bound("127.0.0.1", 0) as listener:
+        it = Served(write_model(tmp_path / "fill", "fill"), listener, limits)
+        yield it
+        it.server.close()
+
+
+@pytest.fixture
 def held(served, monkeypatch) -> Iterator[tuple[list[int], threading.Event]]:
     """How many inputs each batch of the filling model has had since the test began; it computes
     none before the event.
@@ -89,7 +103,7 @@ def held(served, monkeypatch) -> Iterator[tuple[list[int], threading.Event]]:
 
     def answer(inputs: list, **options: Any) -> Any:
         sizes.append(len(inputs))
-        assert go.wait(60)
+        assert go.wait(LONG)
         return answers(inputs, **options)
 
     monkeypatch.setattr(opened, "answers", answer)
@@ -98,7 +112,7 @@ def held(served, monkeypatch) -> Iterator[tuple[list[int], threading.Event]]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 180  # of a machine that does much else
+    end = time.monotonic() + LONG
     while not holds():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.05)
@@ -265,7 +279,7 @@ def test_whatever_is_asked_is_answered_or_refused(served, method: str, inputs: A
 
 def raw(port: int, sent: bytes) -> bytes:
     """What comes back for what was sent, until the server ends the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as line:
         line.sendall(sent)
         found = b""
         with contextlib.suppress(ConnectionResetError):
@@ -274,8 +288,8 @@ def raw(port: int, sent: bytes) -> bytes:
         return found
 
 
-def test_who_does_not_end_a_request_is_not_waited_for(served) -> None:
-    it = served("fill")
+def test_who_does_not_end_a_request_is_not_waited_for(hasty) -> None:
+    it = hasty
     half = raw(
         it.port, b'POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"inp'
     )
@@ -329,12 +343,17 @@ def test_a_port_or_a_library_that_is_not_there_is_named(refused, monkeypatch) ->
     assert refused(*command) == "starlette is missing; pip install 'bertjax[serve]'."
 
 
+def be_patient() -> None:
+    """Makes a server wait for what it has accepted, however slow the machine is."""
+    server_module._GRACE, stopping._SECONDS = LONG, LONG
+
+
 @pytest.mark.slow
 def test_stopped_it_answers_what_it_has_accepted(tmp_path) -> None:
     with bound("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     model = write_model(tmp_path / "model", "fill")
-    server = Command("serve", "--checkpoint", model, "--port", port)
+    server = Command("serve", "--checkpoint", model, "--port", port, begin=be_patient)
 
     def ready() -> bool:
         with contextlib.suppress(ConnectionRefusedError):
@@ -344,7 +363,7 @@ def test_stopped_it_answers_what_it_has_accepted(tmp_path) -> None:
 
     until(ready)
     body = json.dumps({"inputs": ["ba [MASK]"] * 32}).encode()
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as line:
         head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         line.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode() + body[:-1])
         assert line.recv(1 << 16).startswith(b"HTTP/1.1 100")  # it is being read

@@ -1,5 +1,6 @@
 """Fine-tuning on SQuAD goes through the one loop, from files to answers."""
 
+import functools
 import json
 import pathlib
 import random
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from models import draw_model
-from processes import Command, run
+from processes import Command, hold, run
 from remains import answers_of, metrics, params_of
 
 from bertjax.cli.configuration import parse_overrides
@@ -340,11 +341,11 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     draw = random.Random(3)
     killed = ["train", "--workdir", tmp_path / "killed", *given]
     for kill in range(4):
-        process = Command(*killed)
+        saved = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps(), default=0)
+        process = Command(*killed, begin=functools.partial(hold, saved + 36))
         if kill == 0:
             time.sleep(draw.uniform(0.5, 3))
         else:
-            saved = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps(), default=0)
             process.wait_for_step(saved + draw.randrange(5, 30))
             time.sleep(draw.uniform(0, 0.1))
         assert process.poll() is None

@@ -45,12 +45,14 @@ runs() {
 }
 
 serve() {
-  local workdir arguments training copying status
+  local workdir arguments training stopped copying status
   # shellcheck source=/dev/null
   source ./launched.sh
+  training='' stopped=''
+  trap 'stopped=1; [ -z "$training" ] || kill -TERM "$training" || true' TERM
   .venv/bin/bertjax "${arguments[@]}" >>train.log 2>&1 &
   training=$!
-  trap 'kill -TERM "$training" || true' TERM
+  [ -z "$stopped" ] || kill -TERM "$training" # the signal was sooner
   while sleep 60; do copy_log; done >/dev/null 2>&1 &
   copying=$!
   while kill -0 "$training" 2>/dev/null; do
