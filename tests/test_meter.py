@@ -92,6 +92,12 @@ def test_pauses_that_take_little_are_not_spoken_of(meter, clock) -> None:
     assert not meter.advice()
 
 
+def test_nor_are_those_that_do_not_come_again(meter, clock) -> None:
+    with meter.pause(periodic=False):
+        clock.now += 200
+    assert not meter.advice()
+
+
 def operations(directory: pathlib.Path) -> collections.Counter[str]:
     """How often each operation of a compiled program ran while a trace was taken."""
     (file,) = directory.rglob("*.xplane.pb")

@@ -45,12 +45,14 @@ class Meter:
         self._first, self._paused, self._said = self._began, 0.0, False
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Time inside does not count."""
+    def pause(self, *, periodic: bool = True) -> Iterator[None]:
+        """Time inside does not count; `advice` is about what is periodic of it."""
         began = time.perf_counter()
         yield
         took = time.perf_counter() - began
-        self._began, self._paused = self._began + took, self._paused + took
+        self._began += took
+        if periodic:
+            self._paused += took
 
     def advice(self) -> str:
         """What to change where little of the time goes into training; once, and otherwise ""."""

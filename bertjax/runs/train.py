@@ -213,7 +213,7 @@ class Run:
                 self._tell_saved(writers)
                 profiler.before(step - 1, state)
                 if growth.size(step - 1) != growth.size(max(step - 2, first)):
-                    with meter.pause():
+                    with meter.pause(periodic=False):
                         train_step = self._train_step(step - 1)
                 if budget and plan != budget.plan(step - 1):
                     plan = budget.plan(step - 1)
