@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 import pytest
+from conftest import LONG
 from laptop import (
     AWKWARD,
     EVERY_VERB,
@@ -82,7 +83,7 @@ def remote_shell(laptop: Laptop, home: pathlib.Path, command: str) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=LONG,
     )
     assert done.returncode == 0, done.stderr
 

@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from conftest import LONG
 from laptop import (
     EVERY_VERB,
     LAUNCH,
@@ -50,7 +51,7 @@ def run_alone(command: list[str], **variables: str) -> subprocess.CompletedProce
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=LONG,
     )
 
 
