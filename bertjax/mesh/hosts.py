@@ -176,8 +176,9 @@ def from_first(make: Callable[[], Sequence[int]], size: int) -> tuple[int, ...]:
     """The `size` integers, of 32 bits, that `make` gives on the first process, on all of them."""
     if jax.process_count() == 1:
         return tuple(make())
-    wait_for_all("share")
-    mine = jax.numpy.asarray(make() if is_first() else [0] * size, jax.numpy.int32)
+    numbers = make() if is_first() else [0] * size
+    wait_for_all("share")  # `make` may read for minutes
+    mine = jax.numpy.asarray(numbers, jax.numpy.int32)
     return tuple(int(n) for n in multihost_utils.broadcast_one_to_all(mine))
 
 
