@@ -18,6 +18,7 @@ from bertjax.mesh.sharding import (
     make_mesh,
     named_leaves,
     sharded_shapes,
+    stack_layers,
     tree_shardings,
 )
 from bertjax.model.encoder import BertConfig
@@ -192,7 +193,7 @@ def test_what_the_data_axis_does_not_divide_is_whole_on_each_of_its_devices(para
 def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params, apart) -> None:
     mesh = make_mesh(4, 2, 1)
     shapes = sharded_shapes(mesh, params)
-    jaxpr_of = jax.jit(lambda tree: gather_matrices(mesh, tree, "bfloat16", apart=apart))
+    jaxpr_of = jax.jit(lambda t: stack_layers(gather_matrices(mesh, t, "bfloat16", apart=apart)))
     used = dict(named_leaves(jaxpr_of.lower(shapes).compile().output_shardings))
     for name, leaf in named_leaves(jax.eval_shape(jaxpr_of, shapes)):
         matrix = name.endswith("kernel") or name.split("/")[-2] == "embeddings"

@@ -216,11 +216,12 @@ def gather_matrices(
     which each device receives summed for its own piece alone, and which is float32 from there on.
 
     Args:
-      apart: whether layers are gathered one by one. They must be where they are not scanned: of
-        a whole stack a TPU fills its fast memory with what it needs last, and all else stays out.
+      apart: whether layers are gathered one by one, each matrix of all layers becoming a tuple of
+        them. They must be where they are not scanned: of a whole stack a TPU fills its fast memory
+        with what it needs last, and all else stays out.
     """
 
-    def gathered(path: tuple[Any, ...], leaf: Array) -> Array:
+    def gathered(path: tuple[Any, ...], leaf: Array) -> Array | tuple[Array, ...]:
         name = parameter_name(path)
         rule = _rule(name, leaf)
         if not any("fsdp" in (axes or ()) for axes in rule):
@@ -232,21 +233,32 @@ def gather_matrices(
     return jax.tree_util.tree_map_with_path(gathered, params)
 
 
+def stack_layers(params: Any) -> Any:
+    """What `gather_matrices` gives, with the matrices of all layers in one array again."""
+
+    def are_layers(leaf: Any) -> bool:
+        return isinstance(leaf, tuple)
+
+    return jax.tree.map(
+        lambda leaf: jnp.stack(leaf) if are_layers(leaf) else leaf, params, is_leaf=are_layers
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _gather(
     x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding, apart: bool
-) -> Array:
+) -> Array | tuple[Array, ...]:
     # Without the first, the partitioner gathers before it casts where devices are GPUs.
     stored_copy = jax.lax.with_sharding_constraint(x.astype(dtype), stored)
     if not apart:
         return jax.lax.with_sharding_constraint(stored_copy, used)
     layer = NamedSharding(used.mesh, PartitionSpec(*used.spec[1:]))
-    return jnp.stack([jax.lax.with_sharding_constraint(each, layer) for each in stored_copy])
+    return tuple(jax.lax.with_sharding_constraint(each, layer) for each in stored_copy)
 
 
 def _gather_forward(
     x: Array, dtype: np.dtype, stored: NamedSharding, used: NamedSharding, apart: bool
-) -> tuple[Array, None]:
+) -> tuple[Array | tuple[Array, ...], None]:
     return _gather(x, dtype, stored, used, apart), None
 
 
@@ -256,8 +268,9 @@ def _gather_backward(
     used: NamedSharding,
     apart: bool,
     _: None,
-    gradient: Array,
+    gradient: Array | tuple[Array, ...],
 ) -> tuple[Array]:
+    gradient = jnp.stack(gradient) if apart else gradient
     return (jax.lax.with_sharding_constraint(gradient, stored).astype(np.float32),)
 
 

@@ -27,6 +27,7 @@ from bertjax.mesh.sharding import (
     parameter_name,
     row_parts,
     sharded_shapes,
+    stack_layers,
     with_shardings,
 )
 from bertjax.model.attention.choice import Way, choose
@@ -211,8 +212,11 @@ class Programs:
                 optimizer = scaled(optimizer, self.schedule(plan.at(state.step)))
 
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
-                params = hold_frozen(params, config.optimizer_config())
-                return self._objective.sums(self._apply(params, batch, key, constants), batch)
+                outputs = self._objective.apply(stack_layers(params), batch, key, constants)
+                return self._objective.sums(outputs, batch)
+
+            def gather(params: Any) -> Any:
+                return self._gather(hold_frozen(params, config.optimizer_config()))
 
             step = make_train_step(
                 loss,
@@ -220,6 +224,7 @@ class Programs:
                 seed_key=jax.random.key(config.seed),
                 accumulation=self._accumulation(rows),
                 log_every=int(config.log_every),
+                gather=gather,
             )
             return step(state, batch)
 
@@ -245,7 +250,9 @@ class Programs:
         """(what `laid` gives, batch, constants) -> all outputs, for batches of these shapes."""
 
         def predict(params: Any, batch: Batch, constants: Any) -> dict[str, Any]:
-            return self._apply(_stacked(params) if self._apart else params, batch, None, constants)
+            if self._apart:
+                params = stack_layers(_with_blocks(params, lambda leaf: leaf.T))
+            return self._apply(params, batch, None, constants)
 
         def take(leaf: Any, layer: int) -> Any:
             return jax.ShapeDtypeStruct(leaf.shape[:0:-1], leaf.dtype, sharding=self._whole)
@@ -275,19 +282,17 @@ class Programs:
     def _laid(self, params: Any, take: Callable[[Any, int], Any]) -> Any:
         if not self._apart:
             return params
-        blocks = params["encoder"]["blocks"]
-        layers = [
-            jax.tree.map(lambda leaf, layer=layer: take(leaf, layer), blocks)
-            for layer in range(self._config.model.num_layers)
-        ]
-        return {**params, "encoder": {**params["encoder"], "blocks": layers}}
+        layers = range(self._config.model.num_layers)
+        return _with_blocks(params, lambda leaf: tuple(take(leaf, layer) for layer in layers))
 
     def _apply(
         self, params: Any, batch: Batch, key: jax.Array | None, constants: Any
     ) -> dict[str, jax.Array]:
+        return self._objective.apply(stack_layers(self._gather(params)), batch, key, constants)
+
+    def _gather(self, params: Any) -> Any:
         model = self._config.model
-        params = gather_matrices(self.mesh, params, model.dtype, apart=not model.scan_layers)
-        return self._objective.apply(params, batch, key, constants)
+        return gather_matrices(self.mesh, params, model.dtype, apart=not model.scan_layers)
 
     def _compile(
         self,
@@ -373,12 +378,11 @@ def merge(random: Any, given: Any, reinit_layers: int) -> Any:
     return merged
 
 
-def _stacked(params: Any) -> Any:
-    """What `laid` gives as it was, in one array of all layers, which the compiler takes apart."""
-    blocks = jax.tree.map(
-        lambda *each: jnp.stack([leaf.T for leaf in each]), *params["encoder"]["blocks"]
-    )
-    return {**params, "encoder": {**params["encoder"], "blocks": blocks}}
+def _with_blocks(params: Any, change: Callable[[Any], Any]) -> Any:
+    """The parameters with those of the blocks changed."""
+    encoder = params["encoder"]
+    blocks = jax.tree.map(change, encoder["blocks"])
+    return {**params, "encoder": {**encoder, "blocks": blocks}}
 
 
 def _shardings(shapes: Any) -> Any:

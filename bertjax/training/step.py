@@ -52,7 +52,12 @@ def _mean(value: Array, weight: Array) -> Array:
 
 
 def sums_and_gradient(
-    loss: LossFunction, params: Any, batch: Batch, key: Array | None, accumulation: int = 1
+    loss: LossFunction,
+    params: Any,
+    batch: Batch,
+    key: Array | None,
+    accumulation: int = 1,
+    gather: Callable[[Any], Any] = lambda params: params,
 ) -> tuple[Sums, Any]:
     """All sums over the batch, and the gradient of the total loss.
 
@@ -61,22 +66,27 @@ def sums_and_gradient(
       key: key of dropout; None to leave it out.
       accumulation: parts that the rows are computed in, one after the other. Each part is
         divided by the weight of the whole batch, so the result is that of one part.
+      gather: makes of the parameters those that the loss takes, once for all parts.
     """
+    used, gradient_of_params = jax.vjp(gather, params)
 
     def scaled(
-        params: Any, rows: Batch, key: Array | None, weights: dict[str, Array]
+        used: Any, rows: Batch, key: Array | None, weights: dict[str, Array]
     ) -> tuple[Array, Sums]:
-        sums = loss(params, rows, key)
+        sums = loss(used, rows, key)
         whole = {name: (value, weights.get(name, weight)) for name, (value, weight) in sums.items()}
         return total_loss(whole), sums
 
-    gradient = jax.grad(scaled, has_aux=True)
+    def gradient(rows: Batch, key: Array | None, weights: dict[str, Array]) -> tuple[Any, Sums]:
+        grads, sums = jax.grad(scaled, has_aux=True)(used, rows, key, weights)
+        return gradient_of_params(grads)[0], sums
+
     if accumulation == 1:
-        grads, sums = gradient(params, batch, key, {})
+        grads, sums = gradient(batch, key, {})
         return sums, grads
 
     # The weights do not depend on the parameters: the compiler drops the model from this call.
-    weights = {name: weight for name, (_, weight) in terms(loss(params, batch, None)).items()}
+    weights = {name: weight for name, (_, weight) in terms(loss(used, batch, None)).items()}
     # Every `accumulation`-th row goes into a part, so rows stay on the device that holds them.
     parts = {
         name: array.reshape(-1, accumulation, *array.shape[1:]).swapaxes(0, 1)
@@ -86,10 +96,10 @@ def sums_and_gradient(
     def add(carry: Any, part: tuple[Batch, Array]) -> tuple[Any, None]:
         rows, index = part
         part_key = None if key is None else jax.random.fold_in(key, index)
-        return jax.tree.map(jnp.add, carry, gradient(params, rows, part_key, weights)), None
+        return jax.tree.map(jnp.add, carry, gradient(rows, part_key, weights)), None
 
     first = {name: array[0] for name, array in parts.items()}
-    shapes = jax.eval_shape(gradient, params, first, key, weights)
+    shapes = jax.eval_shape(gradient, first, key, weights)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     (grads, sums), _ = jax.lax.scan(add, zeros, (parts, jnp.arange(accumulation)))
     return sums, grads
@@ -102,17 +112,19 @@ def make_train_step(
     seed_key: Array,
     accumulation: int = 1,
     log_every: int = 1,
+    gather: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
     """A function (state, batch) -> (state, window); `jax.jit` it with shardings.
 
     The window holds the sums over all steps since the last multiple of `log_every`, this one
     included: those of the loss function, and `loss` (the total) and `grad_norm`, to which each
-    step adds a weight of 1. Dropout's key is a function of `seed_key` and the step.
+    step adds a weight of 1. Dropout's key is a function of `seed_key` and the step. `accumulation`
+    and `gather` are those of `sums_and_gradient`.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         key = jax.random.fold_in(seed_key, state.step)
-        sums, grads = sums_and_gradient(loss, state.params, batch, key, accumulation)
+        sums, grads = sums_and_gradient(loss, state.params, batch, key, accumulation, gather)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
