@@ -19,6 +19,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from experiments import pretrain
 from experiments.ablations.commands import bertjax, overrides
 from experiments.ablations.results import Row, read_row, write_results
 from experiments.ablations.tables import TABLES, TASKS, Variant
@@ -97,7 +98,9 @@ class Ablation:
     def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
         """The workdir of the restarts of a task."""
         args, task = self._args, TASKS[name]
-        parts = [variant.pretraining, f"{variant.share:g}", *variant.finetuning.values(), name]
+        width = pretrain.get_config(model=args.size).model.hidden_size
+        head = {field: each.format(width=width) for field, each in variant.finetuning.items()}
+        parts = [variant.pretraining, f"{variant.share:g}", *head.values(), name]
         workdir = args.output / "finetuning" / "-".join(parts)
         joint = "" if task.config.endswith(":") else ","
         spec = f"{task.config}{joint}init={model},data={self._tasks[name]}"
@@ -106,7 +109,7 @@ class Ablation:
             for field, value in self._finetune.items()
             if field.partition(".")[0] in (name, "all")
         }
-        fields = overrides({**task.fields, **variant.finetuning, **own})
+        fields = overrides({**task.fields, **head, **own})
         if not (workdir / "sweep.json").exists():
             seeds = f"--seeds={args.seeds}"
             bertjax("sweep", "--config", spec, "--workdir", str(workdir), seeds, *fields)

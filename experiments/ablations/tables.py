@@ -13,7 +13,7 @@ class Variant:
       name: as the table has it.
       options: of `experiments/pretrain.py` that are its own.
       fields: of the configuration of pre-training, likewise.
-      finetuning: fields of the configuration of every fine-tuning.
+      finetuning: fields of the configuration of every fine-tuning; {width} is the encoder's.
       share: of the steps of pre-training, after which the model is taken.
     """
 
@@ -75,7 +75,7 @@ def objectives(sizes: Sequence[str], steps: Sequence[float]) -> Table:
             Variant("masked pieces and next sentences"),
             Variant("no next sentences", {"objective": "mlm"}),
             Variant("left to right, no next sentences", one_way),
-            Variant("the same, with a BiLSTM", one_way, finetuning={"model.bilstm": "768"}),
+            Variant("the same, with a BiLSTM", one_way, finetuning={"model.bilstm": "{width}"}),
         ],
         [
             Finding("next sentences help", 0, 1, ("qnli", "squad")),
