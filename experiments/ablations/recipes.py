@@ -92,7 +92,7 @@ def main() -> None:
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, MODERN: {}, THIRD: {}}
     every: dict[str, Any] = {"data.max_predictions": None, "eval_every": "100%"}
     every |= {"optimizer.warmup": "10%", "optimizer.decay_steps": 0}
-    every |= {"eval_batches": None, "checkpoint_every": "50%", "keep_every": 0}
+    every |= {"eval_batches": 0, "checkpoint_every": "50%", "keep_every": 0}
     rows = []
     for name, fields in variants.items():
         if args.only and not any(word in name for word in args.only):

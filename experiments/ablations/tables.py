@@ -25,9 +25,12 @@ class Variant:
 
     @property
     def pretraining(self) -> str:
-        """The name of its pre-training, which variants of other tables may have too."""
+        """The name of its pre-training, which variants of other tables may have too.
+
+        It stands among options, and so has no comma.
+        """
         own = {**self.options, **{name.split(".")[-1]: v for name, v in self.fields.items()}}
-        return ",".join(f"{name}={value}" for name, value in sorted(own.items())) or "plain"
+        return "+".join(f"{name}={value}" for name, value in sorted(own.items())) or "plain"
 
     def beside(self, options: Mapping[str, str]) -> "Variant":
         """The same without what all runs have, so that a size of the table may be the plain run."""
