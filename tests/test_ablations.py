@@ -1,15 +1,19 @@
 """The paper's ablations: what is compared, and what is said of it."""
 
+import argparse
 import itertools
 import json
+import pathlib
 
 import pytest
 
 from bertjax.tasks import registry
-from bertjax.training.config import load_config
-from experiments.ablations import features
+from bertjax.training.config import Config, load_config
+from experiments.ablations import __main__ as ablations
+from experiments.ablations import features, recipes
+from experiments.ablations.__main__ import Ablation
 from experiments.ablations.results import Row, verdicts, write_results
-from experiments.ablations.tables import TABLES, Finding, Table, Variant
+from experiments.ablations.tables import TABLES, TASKS, Finding, Table, Variant
 
 SIZES, SHARES = ("2-128", "4-256"), (0.1, 0.5, 1.0)
 
@@ -20,13 +24,57 @@ def test_every_row_is_a_configuration_of_its_own(name) -> None:
     runs = [(v.pretraining, v.share, *v.finetuning.items()) for v in table.variants]
     assert len(set(runs)) == len(runs)
     for variant in table.variants:
-        assert "," not in variant.pretraining  # the checkpoint is an option among others
         options = {"model": "2-128", "recipe": "paper", **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
         config = load_config(
             f"experiments/pretrain.py:{spec}", variant.fields, registry.data_fields()
         )
         registry.objective(config.resolve())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_command_has_a_configuration(name, tmp_path, monkeypatch) -> None:
+    commands = []
+    monkeypatch.setattr(ablations, "bertjax", lambda *words: commands.append(words))
+    args = argparse.Namespace(
+        **{"table": name, "output": tmp_path, "corpus": "corpus", "recipe": "modern", "seeds": 1},
+        **{"size": "2-128", "sizes": "2-128,4-256", "milestones": "0.5,1", "steps": 10},
+        **{"task": [f"{task}=data" for task in TASKS], "pretrain": ["seq_len=64"]},
+        finetune=["all.batch_size=8", "ner-features.model.bilstm=128"],
+    )
+    ablation = Ablation(args)
+    for variant in ablation.table.variants:
+        model = ablation._pretrain(variant)
+        for task in TASKS:
+            ablation._fine_tune(variant, model, task)
+    assert len(commands) == (1 + len(TASKS)) * len(ablation.table.variants)
+    for command in commands:
+        configuration(command)
+
+
+def configuration(command: list[str]) -> Config:
+    flags = [word.partition("=") for word in command if word.startswith("--config.")]
+    fields = {flag.removeprefix("--config."): value for flag, _, value in flags}
+    return load_config(command[command.index("--config") + 1], fields, registry.data_fields())
+
+
+def test_so_has_every_command_of_the_recipes(tmp_path, monkeypatch) -> None:
+    steps = {}
+
+    def train(*command: str) -> None:
+        workdir = pathlib.Path(command[command.index("--workdir") + 1])
+        workdir.mkdir(parents=True)
+        row = workdir.parent.parent.name
+        steps[row] = steps.get(row, 0) + configuration(command).total_steps
+
+    monkeypatch.setattr(recipes, "bertjax", train)
+    monkeypatch.setattr(recipes, "read_metrics", lambda _: [{"mlm_loss": 6.0}])
+    told = ["--output", str(tmp_path), "--corpus", "corpus", "--steps", "60", "--size", "2-128"]
+    monkeypatch.setattr("sys.argv", ["recipes", *told, "--seeds", "1", "--config.batch_size=8"])
+    recipes.main()
+    assert steps.pop("modern-a-third-of-the-steps") == 20
+    assert set(steps.values()) == {60} and len(steps) == 2 + len(recipes.CHANGES)
+    assert "| modern | - | 6.0000 |" in (tmp_path / "recipes.md").read_text()
 
 
 def test_tables_share_the_models_that_are_alike() -> None:
