@@ -66,7 +66,9 @@ def test_commands_are_understood(each: Printed, monkeypatch) -> None:
 @pytest.mark.parametrize("each", PROGRAMS, ids=lambda each: each.command)
 def test_programs_of_experiments_are_there_and_have_their_options(each: Printed) -> None:
     name = each.words[2] if each.words[1] == "-m" else each.words[1].removesuffix(".py")
-    source = (ROOT / f"{name.replace('.', '/')}.py").read_text()
+    program = ROOT / name.replace(".", "/")
+    file = program / "__main__.py" if program.is_dir() else program.with_suffix(".py")
+    source = file.read_text()
     for word in each.words:
         if word.startswith("--") and not word.startswith("--config."):
             option = word.partition("=")[0]
