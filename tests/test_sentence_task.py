@@ -309,6 +309,7 @@ def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -
     scores = found.scores
     mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
     assert scores["accuracy"] == pytest.approx(mean)
+    assert not registry.find(config.task).failed(scores)  # which a sweep asks of all
     assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
 
 

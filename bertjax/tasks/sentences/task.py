@@ -84,6 +84,8 @@ class Task(finetuning.Task):
         "pearson",
         "spearman",
         "micro_f1",
+        "exact",
+        "majority",  # which `failed` asks for
     )
     ability = "tells the class, the labels or a number of texts"
     objective: Objective
