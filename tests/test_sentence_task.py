@@ -18,6 +18,7 @@ from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
 from bertjax.runs.convert import convert
 from bertjax.runs.evaluate import evaluate
+from bertjax.runs.predict import Predictor
 from bertjax.runs.start import Start
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
@@ -311,6 +312,17 @@ def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -
     assert scores["accuracy"] == pytest.approx(mean)
     assert not registry.find(config.task).failed(scores)  # which a sweep asks of all
     assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
+
+
+@pytest.mark.slow
+def test_a_tagger_of_documents_reads_no_other_input(trained) -> None:
+    opened = Predictor(trained("tags"))
+    data = {**opened.config.data, "context": "document"}
+    opened.config = dataclasses.replace(opened.config, data=data)
+    texts = ["ra me si", "ba ki tu ve"]
+    alone = [next(opened.answers([(text, text)])) for text in texts]
+    beside = opened.answers([(text, text) for text in texts], together=2, everything=False)
+    assert list(beside) == alone
 
 
 @pytest.mark.slow

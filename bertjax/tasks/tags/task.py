@@ -165,10 +165,13 @@ class Task(finetuning.Task):
         opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
         """The entities of each text, with their characters; of an object with "words" the tag of
-        each.
+        each. An input is a document of its own, whatever is asked beside it.
         """
         asked = [_asked(*each) for each in inputs]
-        sentences = [sentence for _, sentence, _ in asked]
+        sentences = [
+            dataclasses.replace(sentence, document=number)
+            for number, (_, sentence, _) in enumerate(asked)
+        ]
         data = opened.tokenizer, opened.config, opened.labels, Objective(opened.config).row
         tagged = Sentences("input", sentences, *data)
         logits = [found["tagger_logits"] for found in opened.run(tagged.batches())]
