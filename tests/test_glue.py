@@ -255,13 +255,15 @@ def catalogue(tmp_path_factory) -> None:
         task, (text, pair, values) = GLUE[name], FOUND[name]
         kind = tfds.features.ClassLabel(names=classes) if classes else np.float32
         features = dict.fromkeys(task.tfds, tfds.features.Text()) | {"label": kind, "idx": np.int32}
+        text_column = task.tfds[0]
         texts = dict(zip(task.tfds, filter(None, (text, pair)), strict=True))
         # What is a number in the files is that of the class.
         train = [
             texts | {"label": int(v) if str(v).isdigit() else v, "idx": i}
             for i, v in enumerate(values)
         ]
-        test = [texts | {"label": -1, "idx": 0}]
+        # As they lie there: in any order.
+        test = [texts | {text_column: f"the {i}.", "label": -1, "idx": i} for i in (2, 0, 1)]
         type(
             f"Tiny{name}",
             (home,),
@@ -277,7 +279,10 @@ def test_the_catalogue_gives_the_same_as_the_files(name: str) -> None:
     found = read_glue_tfds(name, source, "train", True)
     assert found.texts == [text, text] and found.pairs == (pair and [pair, pair])
     assert found.values == pytest.approx(values)
-    assert read_glue_tfds(name, source, "test", False).values is None
+    tests = read_glue_tfds(name, source, "test", False)
+    assert tests.values is None and tests.texts == ["the 0.", "the 1.", "the 2."]
+    with pytest.raises(InputError, match='"idx" of its records does not count them from 0'):
+        read_glue_tfds(name, source, "train[1:]", False)
     if name != "stsb":
         with pytest.raises(InputError, match=f"{source} test record 1: "):
             read_glue_tfds(name, source, "test", True)

@@ -6,7 +6,7 @@ record has the text in every language.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from etils import epath
 
@@ -165,12 +165,18 @@ def read_glue(
 
 
 def read_glue_tfds(name: str, source: str, split: str, labelled: bool, by: str = "") -> Sentences:
-    """The same from TensorFlow Datasets, `tfds:glue/NAME` or what has its columns."""
+    """The same from TensorFlow Datasets, `tfds:glue/NAME` or what has its columns.
+
+    Records lie there in an order of their own; unlabelled ones are given in that of the published
+    file, which their "idx" tells.
+    """
     task = find_glue(name)
     # Classes that have numbers here have names there, and the same order.
     rows = read_tfds_table(source, split, ("label",) if task.labels == _BINARY else ())
     if rows and isinstance(rows[0].values.get(task.tfds[0]), Mapping):
         rows = list(_each_language(rows, task.tfds))
+    if not labelled:
+        rows = _as_published(f"{source} {split}", rows)
     return _checked(task, f"{source} {split}", rows, task.tfds, "label", labelled, 0.0, by)
 
 
@@ -195,6 +201,17 @@ def _each_language(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Ro
             own = {column: given[language] for column, given in texts.items()}
             place = f"{row.place} ({language})"
             yield Row(place, {**row.values, **own, _LANGUAGE: language})
+
+
+def _as_published(name: str, rows: Sequence[Row]) -> list[Row]:
+    """The rows in the order of their "idx"."""
+    numbered = sorted(rows, key=lambda row: row.value("idx"))
+    if [row.value("idx") for row in numbered] != list(range(len(rows))):
+        raise InputError(
+            f'{name}: "idx" of its records does not count them from 0: give the directory of '
+            "GLUE's files."
+        )
+    return numbered
 
 
 def is_tfds(source: epath.PathLike) -> bool:
