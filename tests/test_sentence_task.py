@@ -22,6 +22,8 @@ from bertjax.runs.predict import Predictor
 from bertjax.runs.start import Start
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
+from bertjax.tasks.contract import Input
+from bertjax.tasks.tags.task import _asked
 from bertjax.training.config import Config, load_config
 from data_pipelines.errors import InputError
 
@@ -186,6 +188,56 @@ def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
     assert [each["text"] for each in found["entities"]] == ["ba ki", "no"]
     assert len(found["probabilities"]) == 103
     assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["probabilities"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ada's \u201cnote_1\u201d, 3.5%!", "Ada's|\u201c|note_1|\u201d|,|3.5|%|!"),
+        ("caf\u0065\u0301. \u0065\u0301", "caf\u0065\u0301|.|\u0065\u0301"),  # decomposed
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940\u0964",
+            "\u0939\u093f\u0928\u094d\u0926\u0940|\u0964",
+        ),
+        ("\u0e17\u0e35\u0e48", "\u0e17\u0e35\u0e48"),
+        ("\u6771\u4eac, ok", "\u6771|\u4eac|,|ok"),
+        ("(\u2764\ufe0f)", "(|\u2764\ufe0f|)"),
+        ("-", "-"),
+    ],
+)
+def test_running_text_falls_into_words_in_any_script(text: str, words: str) -> None:
+    asked = _asked("input 0", text)[1]
+    assert asked.words == words.split("|")
+
+
+@pytest.mark.slow
+def test_words_in_columns_are_tagged_by_themselves(trained, tmp_path, capsys) -> None:
+    (tmp_path / "test.conll").write_text("ra\tO\nba\tB-odd,\nki\tO\n\nno\tO\n")
+    given = "--checkpoint", trained("tags"), "--input"
+    found = predict(capsys, *given, tmp_path / "test.conll")
+    assert [each["words"] for each in found] == [["ra", "ba", "ki"], ["no"]]
+    assert [each["tags"] for each in found] == [["O", "B-glad", "I-glad"], ["B-odd,"]]
+
+
+@pytest.mark.slow
+def test_labels_of_no_scheme_are_types(trained, tmp_path, capsys) -> None:
+    model = read_model(trained("tags"))
+    plain = ("O", "GLAD", "GLAD2", "ODD", "ODD2")
+    (tmp_path / "plain").mkdir()
+    huggingface.write(dataclasses.replace(model, labels=plain), tmp_path / "plain")
+    (found,) = predict(capsys, "--checkpoint", tmp_path / "plain", "--text", "ra ba ki tu no")
+    said = [(each["text"], each["type"]) for each in found["entities"]]
+    assert said == [("ba", "GLAD"), ("ki", "GLAD2"), ("no", "ODD")]
+
+
+@pytest.mark.slow
+def test_a_column_named_pair_or_a_missing_id_changes_nothing_of_ones_own_model(trained) -> None:
+    opened = Predictor(trained("class"))
+    data = {**opened.config.data, "id": "number"}
+    opened.config = dataclasses.replace(opened.config, data=data)
+    asked = [Input("input 0", "do ki"), Input("input 1", {"text": "do ki", "pair": "ba ba"})]
+    first, second = opened.answers(asked, together=2)
+    assert first == second
 
 
 @pytest.mark.slow

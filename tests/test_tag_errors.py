@@ -18,13 +18,17 @@ FILES = {"train.conll": GOOD, "dev.conll": GOOD}
 LABELS = ("O", "B-x", "I-x")
 
 
+def publish_tagger(path: pathlib.Path, labels: tuple[str, ...]) -> None:
+    config = BertConfig(128, 1, 64, 2, max_positions=64, num_labels=len(labels))
+    model = draw_model(config, toys.TOKENIZER, "tagger")
+    path.mkdir()
+    huggingface.write(dataclasses.replace(model, labels=labels), path)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("models")
-    config = BertConfig(128, 1, 64, 2, max_positions=64, num_labels=len(LABELS))
-    model = draw_model(config, toys.TOKENIZER, "tagger")
-    (folder / "tagger").mkdir()
-    huggingface.write(dataclasses.replace(model, labels=LABELS), folder / "tagger")
+    publish_tagger(folder / "tagger", LABELS)
     publish(folder / "classifier", "classifier")
     toys.TOKENIZER.save(folder)
     return folder
@@ -163,6 +167,17 @@ def test_evaluating_another_model_is_refused(
         *arguments(models, f"ner:data={tmp_path}", init=models / model),
     )  # fmt: skip
     assert re.search(complaint, sentence), sentence
+
+
+def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refused) -> None:
+    """As those of published models may be, which yet tag."""
+    publish_tagger(tmp_path / "plain", ("O", "LOC", "PER"))
+    write(tmp_path, {"dev.conll": GOOD.replace("B-x", "O").replace("I-x", "O")})
+    sentence = refused(
+        "evaluate", "--checkpoint", tmp_path / "plain", "--output", tmp_path / "scores",
+        *arguments(models, f"ner:data={tmp_path}", init=tmp_path / "plain"),
+    )  # fmt: skip
+    assert "of one whose labels are as B-person, I-person and O" in sentence
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from data_pipelines.finetuning.schemes import (
     recognise,
     scheme_of,
     strict_entities,
+    tags_of,
     write_tags,
 )
 from data_pipelines.finetuning.tagged import (
@@ -90,8 +91,20 @@ def test_labels_of_a_model_tell_its_scheme(labels: str, scheme: str) -> None:
     assert scheme_of(labels.split()) == scheme
 
 
+def test_labels_that_are_no_tags_are_types() -> None:
+    """They go on from word to word only beside words of no type."""
+    tags = tags_of(["O", "PER", "B-LOC"])
+    assert entities([tags[each] for each in ("PER", "PER", "O", "B-LOC", "PER")]) == [
+        Entity("PER", 0, 1),
+        Entity("LOC", 3, 3),
+        Entity("PER", 4, 4),
+    ]
+    tags = tags_of(["NOUN", "VERB"])
+    assert entities([tags["NOUN"], tags["NOUN"]]) == [Entity("NOUN", 0, 0), Entity("NOUN", 1, 1)]
+
+
 def read(text: str) -> list[Sentence]:
-    return list(parse_columns("f", text.splitlines()))
+    return list(parse_columns("f", text.split("\n")))
 
 
 def test_columns_are_read_between_tabs_or_white_space() -> None:
@@ -114,6 +127,17 @@ def test_comments_are_passed_over_and_a_hash_may_be_a_word() -> None:
     assert found.words == ["#", "a"]
     (found,) = read("# one two\na O\n# O\n")
     assert found.words == ["a", "#"]
+    for mark in ("# newdoc", "# newdoc\n\n", "# newdoc\n# sent_id = 1"):
+        (found,) = read(f"{mark}\n#\tNN\tO\na\tNN\tO\n")
+        assert found.words == ["#", "a"]
+        assert [each.words for each in read(f"{mark}\n# O\na O\n# newdoc\nb O")] == [
+            ["#", "a", "b"]
+        ]
+
+
+def test_a_no_break_space_is_part_of_a_word() -> None:
+    (found,) = read("10\u00a0000 \t B-x\r\neuros O\n")
+    assert (found.words, found.tags) == (["10\u00a0000", "euros"], ["B-x", "O"])
 
 
 def test_a_word_between_tabs_may_be_empty() -> None:

@@ -13,6 +13,7 @@ from data_pipelines.errors import InputError
 if TYPE_CHECKING:
     from bertjax.tasks.contract import Input, Task
     from data_pipelines.finetuning.table import Row
+    from data_pipelines.finetuning.tagged import Sentence
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         metavar="FILE",
         help='lines of text, or JSON objects, such as {"question": ..., "context": ...}; a file in '
-        "SQuAD's layout; a table (.csv, .tsv, .parquet); - for standard input",
+        "SQuAD's layout; a table (.csv, .tsv, .parquet); words in columns (.conll, .bio, .iob); - "
+        "for standard input",
     )
     source.add_argument("--text", metavar="LINE", help="one line instead")
     source.add_argument("--question", metavar="TEXT", help="one question, on --context")
@@ -77,6 +79,7 @@ def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Inpu
     """What there is to answer, as a task reads it; what is no file is refused here."""
     from bertjax.tasks.contract import Input
     from data_pipelines.finetuning.table import is_table, read_table
+    from data_pipelines.finetuning.tagged import is_columns, parse_columns
 
     if args.question is not None:
         asked = Input("line 1", {"question": args.question, "context": args.context})
@@ -85,7 +88,16 @@ def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Inpu
         rows = read_table(args.input)
         return lambda task: map(_asked, rows)
     lines = read_lines(args.input) if args.text is None else [args.text]
+    if args.input is not None and is_columns(args.input):
+        return lambda task: map(_untagged, parse_columns("the input", lines))
     return lambda task: task.inputs(lines)
+
+
+def _untagged(sentence: "Sentence") -> "Input":
+    """A sentence of words, whose place is the line of its first one."""
+    from bertjax.tasks.contract import Input
+
+    return Input(f"line {sentence.places[0].rpartition(' ')[2]}", {"words": [*sentence.words]})
 
 
 def _asked(row: "Row") -> "Input":

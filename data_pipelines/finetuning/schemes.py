@@ -127,9 +127,28 @@ def recognise(sentences: Iterable[Sequence[str]]) -> tuple[str, list[tuple[int, 
 
 
 def scheme_of(labels: Iterable[str]) -> str:
-    """The scheme of the names of a model's labels: those with an end are IOBES or BILOU."""
+    """The scheme of the names of a model's labels: those with an end are IOBES or BILOU.
+
+    Raises:
+      ValueError: they are of none; the message is a phrase.
+    """
     prefixes = {parse_tag(label)[0] for label in labels} - {OUTSIDE}
     for name in ("BIO", "IOBES", "BILOU"):
         if prefixes <= set(_PREFIXES[name]):
             return "IOB1" if prefixes == {"I"} else name
     raise ValueError(f"tags begin with {', '.join(sorted(prefixes))}, which are of no scheme")
+
+
+def tags_of(labels: Sequence[str]) -> dict[str, str]:
+    """The tag that each of a model's labels is; of one that is none, `PER` or `NOUN`, that of a
+    type of its name, which goes on from word to word only where some words are of no type.
+    """
+    prefix = "I" if OUTSIDE in labels else "B"
+    found = {}
+    for label in labels:
+        try:
+            parse_tag(label)
+            found[label] = label
+        except ValueError:
+            found[label] = join_tag(prefix, label)
+    return found

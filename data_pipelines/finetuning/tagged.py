@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from etils import epath
@@ -21,7 +22,9 @@ from data_pipelines.text.lines import read_lines
 _log = logging.getLogger("data_pipelines")
 
 DOCUMENT = "-DOCSTART-"
-NAMES = (".conll", ".bio", ".iob", ".txt", ".tsv", *OBJECTS)  # what files may end in
+_SPACES = re.compile(r"[ \t\r\f\v]+")  # a no-break space is part of a word
+_COLUMNS = (".conll", ".bio", ".iob")
+NAMES = (*_COLUMNS, ".txt", ".tsv", *OBJECTS)  # what files may end in
 _WORDS = ("words", "tokens")  # keys of a JSON object
 _TAGS = ("tags", "labels", "ner_tags", "ner")
 
@@ -81,6 +84,11 @@ def read_tagged(path: epath.PathLike, mend: bool = False) -> Tagged:
     return make_tagged(str(path), found, mend)
 
 
+def is_columns(path: epath.PathLike) -> bool:
+    """Whether a file has a word a line by its name, and is nothing else."""
+    return kind_of(epath.Path(path)) in _COLUMNS
+
+
 def make_tagged(name: str, sentences: Sequence[Sentence], mend: bool = False) -> Tagged:
     """A data set whose tags become BIO; see `read_tagged`."""
     if not sentences:
@@ -124,8 +132,8 @@ def parse_columns(name: str, lines: Iterable[str]) -> Iterator[Sentence]:
     """The sentences of lines of columns.
 
     A word may be empty between tabs, as some are that a machine has cleaned. A line that begins
-    with # and has not the columns of the others is a comment. Where no line has more than one
-    column, words have no tags.
+    with # and has not the columns of the others, or no tag, is a comment. Where no line has more
+    than one column, words have no tags.
 
     Raises:
       InputError: a line has not the columns of the others, or no word.
@@ -141,13 +149,14 @@ def parse_columns(name: str, lines: Iterable[str]) -> Iterator[Sentence]:
                 kept, begun = [], True
             document += begun and line.startswith(DOCUMENT)
             continue
-        if tabs is None and not line.startswith("#"):
-            tabs = "\t" in line.strip()
-        fields = [each.strip() for each in line.rstrip().split("\t")] if tabs else line.split()
-        if line.startswith("#") and len(fields) != (columns or 2):
+        split_at_tabs = "\t" in line.strip() if tabs is None else tabs
+        fields = [each.strip() for each in line.rstrip().split("\t")]
+        if not split_at_tabs:
+            fields = _SPACES.split(line.strip())
+        if line.startswith("#") and not _is_word(fields, columns):
             continue
         if not columns:
-            columns, first = len(fields), number
+            tabs, columns, first = split_at_tabs, len(fields), number
         place = f"{name} line {number}"
         if len(fields) != columns:
             raise InputError(
@@ -159,6 +168,23 @@ def parse_columns(name: str, lines: Iterable[str]) -> Iterator[Sentence]:
         kept.append((number, fields))
     if kept:
         yield _sentence(name, kept, document)
+
+
+def _is_word(fields: Sequence[str], columns: int) -> bool:
+    """Whether a line that begins with # is one of a word, where others have so many columns, 0 if
+    there is none yet; else it is a comment.
+    """
+    if columns:
+        return len(fields) == columns and (columns == 1 or _is_tag(fields[-1]))
+    return len(fields) > 1 and _is_tag(fields[-1])
+
+
+def _is_tag(text: str) -> bool:
+    try:
+        parse_tag(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _sentence(name: str, kept: Sequence[tuple[int, list[str]]], document: int) -> Sentence:

@@ -203,10 +203,12 @@ class Task(finetuning.Task):
         opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
         """What is said of each text, or object with the columns that were trained."""
-        columns, labels = columns_of(opened.config), labels_of(opened)
-        rows = [_row(each, columns) for each in inputs]
-        if not columns.pair and any(_PAIR in row.values for row in rows):
-            # A published model says not what its texts are.
+        # What is asked needs no name of its own.
+        columns = dataclasses.replace(columns_of(opened.config), id="")
+        labels, rows = labels_of(opened), [_row(each, columns) for each in inputs]
+        published = not any(opened.config.data[name] for name in ("dir", "train"))
+        if published and any(_PAIR in row.values for row in rows):
+            # It says not what its texts are.
             columns = dataclasses.replace(columns, pair=(_PAIR,))
         found = said_of(opened, from_rows("input", rows, columns, False))
         for row, each in zip(rows, found, strict=True):

@@ -53,15 +53,15 @@ def numbers_of(sentences: Sequence[Sentence], labels: Sequence[str]) -> np.ndarr
     """The number of each word's tag among the labels, int32 [N]; -1 where it is not known.
 
     Raises:
-      InputError: a tag is none of them.
+      InputError: a tag is none of them, or they are of no scheme.
     """
     numbers = {label: number for number, label in enumerate(labels)}
-    scheme = scheme_of(labels)
-    found: list[int] = []
+    scheme, found = "", list[int]()
     for sentence in sentences:
         if sentence.tags is None:
             found += [-1] * len(sentence.words)
             continue
+        scheme = scheme or _scheme_of(labels)
         tags = write_tags(entities(sentence.tags), len(sentence.tags), scheme)
         for tag, place in zip(tags, sentence.places, strict=True):
             if tag not in numbers:
@@ -95,7 +95,7 @@ class Sentences(Laid):
         host: int = 0,
     ) -> None:
         self.name, self.sentences, self.labels = name, sentences, labels
-        self._strict = scheme_of(labels) if config.data["strict"] else ""
+        self._strict = bool(config.data["strict"])
         self._words = words_of(name, sentences, tokenizer, config, labels)
         super().__init__(self._words, row, rows, hosts, host)
 
@@ -123,13 +123,13 @@ class Sentences(Laid):
         word, gold and said tag, as conlleval reads them.
         """
         found = list(self.said([each["tagger_logits"] for each in outputs]))
-        scheme = scheme_of(self.labels)
+        scheme = _scheme_of(self.labels)
         gold = [
             write_tags(entities(tags), len(tags), scheme)
             for tags in (sentence.tags or () for sentence in self.sentences)
         ]
         said = [tags for tags, _ in found]
-        counts = count_entities(gold, said, self._strict)
+        counts = count_entities(gold, said, scheme if self._strict else "")
         pairs = [*zip(itertools.chain(*gold), itertools.chain(*said), strict=True)]
         accuracy = sum(a == b for a, b in pairs) / len(pairs)
         types = {kind: count._asdict() | count.scores() for kind, count in counts.items()}
@@ -145,6 +145,16 @@ class Sentences(Laid):
         files = {PREDICTIONS: entries, "types": types, COLUMNS: _columns(entries)}
         scores = total(counts.values()).scores() | {"accuracy": accuracy}
         return Evaluation(scores, files, examples=[_line(each) for each in entries[:EXAMPLES]])
+
+
+def _scheme_of(labels: Sequence[str]) -> str:
+    try:
+        return scheme_of(labels)
+    except ValueError as error:
+        raise InputError(
+            f"the model's {error}: entities can be counted of one whose labels are as B-person, "
+            "I-person and O."
+        ) from None
 
 
 def _line(entry: Mapping[str, Any]) -> str:

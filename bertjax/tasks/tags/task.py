@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.rows import Shape, Target
-from data_pipelines.finetuning.schemes import entities
+from data_pipelines.finetuning.schemes import entities, tags_of
 from data_pipelines.finetuning.table import Row, read_tfds_table
 from data_pipelines.finetuning.tagged import (
     NAMES,
@@ -42,10 +43,8 @@ from data_pipelines.finetuning.tagging import Words, tag_target
 from data_pipelines.text.sources import TFDS
 
 _PIECES = 8  # of a sentence, at least, by which a row has places for sentences
-# Words of running text: what stands between spaces, without the punctuation on either side, each
-# mark of which is a word, as is each ideograph.
 _IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_IDEOGRAPHS}]|\w(?:[^\s{_IDEOGRAPHS}]*\w)?|[^\w\s]")
+_UNSPACED = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
 
 
 class Objective(finetuning.Objective):
@@ -165,7 +164,9 @@ class Task(finetuning.Task):
         opened: Opened, inputs: Sequence[Input], everything: bool = False
     ) -> Iterator[dict[str, Any]]:
         """The entities of each text, with their characters; of an object with "words" the tag of
-        each. An input is a document of its own, whatever is asked beside it.
+        each. An input is a document of its own, whatever is asked beside it. Of a published model
+        whose labels are of no scheme, words side by side of one label are an entity where some
+        are of none, O; else, as of parts of speech, each word is.
         """
         asked = [_asked(*each) for each in inputs]
         sentences = [
@@ -175,12 +176,14 @@ class Task(finetuning.Task):
         data = opened.tokenizer, opened.config, opened.labels, Objective(opened.config).row
         tagged = Sentences("input", sentences, *data)
         logits = [found["tagger_logits"] for found in opened.run(tagged.batches())]
+        as_tags = tags_of(opened.labels)
         for (text, sentence, places), (tags, chances) in zip(
             asked, tagged.said(logits), strict=True
         ):
             found: dict[str, Any] = {"words": list(sentence.words), "tags": tags}
             if text is not None:
-                found = {"text": text, "entities": _entities(text, places, tags, chances)}
+                own = [as_tags[tag] for tag in tags]
+                found = {"text": text, "entities": _entities(text, places, own, chances)}
             if everything:
                 names = zip(*([label] * len(tags) for label in opened.labels), strict=True)
                 found["probabilities"] = [
@@ -219,9 +222,28 @@ def _asked(
     text = said if isinstance(said, str) else said["text"]
     if not isinstance(text, str) or not text.strip():
         raise InputError(f'{place}: "text" is {text!r}: write some text, or a list "words".')
-    places = [match.span() for match in _WORD.finditer(text)]
+    places = list(_words(text))
     words = [text[first:last] for first, last in places]
     return text, Sentence(words, None, [place] * len(words)), places
+
+
+def _words(text: str) -> Iterator[tuple[int, int]]:
+    """Where the words of running text begin and end: what stands between spaces, without the
+    punctuation on either side, each mark of which is a word, as is each ideograph.
+    """
+    for run in _UNSPACED.finditer(text):
+        # An accent, a vowel's sign or a joiner is of the character before it.
+        starts = [at for at in range(*run.span()) if at == run.start() or not _joins(text[at])]
+        ends = [*starts[1:], run.end()]
+        letters = [n for n, at in enumerate(starts) if text[at].isalnum() or text[at] == "_"]
+        if letters:
+            first, last = letters[0], letters[-1]
+            del starts[first + 1 : last + 1], ends[first:last]
+        yield from zip(starts, ends, strict=True)
+
+
+def _joins(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
 
 
 def _entities(
