@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import gzip
 import importlib.util
 import json
 import os
@@ -329,6 +330,10 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
             ["inspect", "--config", f"{PRETRAIN}:smoke", "--rows", "0"],
             "--rows=0 must be at least 1",
         ),
+        (
+            ["inspect", "--config", f"{PRETRAIN}:smoke", "--hosts", "2", "--host", "2"],
+            "--host=2 is none of --hosts=2: count them from 0",
+        ),
         (["predict", "--checkpoint", "x", "--text", " "], "--text is empty: write a text"),
     ],
 )
@@ -389,7 +394,9 @@ def test_a_path_that_cannot_be_used_is_named(refused, tmp_path, monkeypatch, arg
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_a_byte_order_mark_is_no_part_of_the_first_line(mark: str, tmp_path) -> None:
     (tmp_path / "text.txt").write_text(f"{mark}ba\ndo\n")
-    assert list(read_lines(str(tmp_path / "text.txt"))) == ["ba\n", "do\n"]
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(f"{mark}ba\ndo\n".encode()))
+    for name in ("text.txt", "text.txt.gz"):
+        assert list(read_lines(str(tmp_path / name))) == ["ba\n", "do\n"]
     assert parse_json(f'{mark}{{"ba": 1}}') == {"ba": 1}
 
 
@@ -477,7 +484,7 @@ def test_a_link_to_a_directory_is_one_and_a_link_to_nothing_is_refused(tmp_path)
 
 def test_lines_that_are_not_text_are_refused(tmp_path) -> None:
     (tmp_path / "text.txt").write_bytes(b"ba\n\xff\n")
-    with pytest.raises(InputError, match=r"text\.txt is not UTF-8 \(.* position 3"):
+    with pytest.raises(InputError, match=r"text\.txt: byte 3 is not UTF-8; convert the file"):
         list(read_lines(str(tmp_path / "text.txt")))
 
 

@@ -295,7 +295,7 @@ def test_evaluating_another_model_is_refused(
     [
         ("classifier", "in.jsonl", '{"text"\n', "line 1 is no JSON .*: write an object"),
         ("classifier", "in.jsonl", '\n{"body": "ba"}\n', "line 2: there is no column 'text'"),
-        ("classifier", "in.txt", b"ba\n\xff\n", "in.txt is not UTF-8 .*: convert it first"),
+        ("classifier", "in.txt", b"ba\n\xff\n", "in.txt: byte 3 is not UTF-8; convert the file"),
         ("classifier", "in.csv", "text\nba\n ,\n", "in.csv line 3 has 2 fields where the header"),
         ("classifier", "in.csv", "text,x\nba,1\n,2\n", "line 3: column 'text' is empty"),
         ("classifier", "in.csv", 'text,x\n"ba\ndo",1\n,2\n', "line 4: column 'text' is empty"),

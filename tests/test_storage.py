@@ -195,6 +195,15 @@ def test_batches_are_saved_in_the_bucket(bucket, corpus) -> None:
     assert bucket.objects["batches.npz"].content.startswith(b"PK")
 
 
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_vectors_are_written_into_the_bucket(bucket, resumed, suffix: str) -> None:
+    name = f"vectors.{suffix}"
+    given = "features", "--checkpoint", f"{GS}/run", "--input", f"{GS}/masked.txt"
+    finish(start(bucket, *given, "--output", f"{GS}/{name}"))
+    (content,) = bucket.below(name).values()
+    assert content.startswith({"npz": b"PK", "parquet": b"PAR1"}[suffix])
+
+
 def test_questions_and_answers_may_lie_in_the_bucket(bucket) -> None:
     answer = {"text": "do", "answer_start": 3}
     qa = {"id": "1", "question": "ki", "answers": [answer]}

@@ -1,8 +1,10 @@
 """Write the vectors that a model has for texts, or for their words or pieces."""
 
 import argparse
+import json
 import logging
 import re
+from collections.abc import Iterable
 
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import check_output, read_lines
@@ -27,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         required=True,
         metavar="FILE",
-        help='lines of text, or JSON objects {"text": ...}; - for standard input',
+        help='lines of text, or JSON objects {"text": ...}; a table with a column "text" (.csv, '
+        ".tsv, .parquet); - for standard input",
     )
     parser.add_argument(
         "--output",
@@ -71,6 +74,13 @@ def run(args: argparse.Namespace) -> None:
     check_output(args.output)
     pass_over_absent_tpu()
     keep_compiled()
-    lines = read_lines(args.input)
-    count = Features(model, wanted).write(lines, args.output)
+    count = Features(model, wanted).write(_lines(args.input), args.output)
     _log.info("%s: the vectors of %d texts.", args.output, count)
+
+
+def _lines(path: str) -> Iterable[str]:
+    from data_pipelines.finetuning.table import is_table, read_table
+
+    if not is_table(path):
+        return read_lines(path)
+    return [json.dumps({"text": row.text(("text",))}) for row in read_table(path)]

@@ -13,6 +13,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.paths import check_file, is_remote, replacing
+from data_pipelines.text import lines
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -26,24 +27,37 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """The lines of a file as they come, "-" being standard input.
+    """The lines of a file as they come, with their ends; it may be compressed, and "-" is standard
+    input.
 
     Raises:
       InputError: there is no such file, or, once that is read, a line is not UTF-8.
     """
-    source = contextlib.nullcontext(sys.stdin) if path == "-" else check_file(path).open()
-    return _decoded(path, source)
+    if path == "-":
+        return _standard_input()
+    return _with_ends(lines.read_lines(check_file(path), _refuse))
 
 
-def _decoded(path: str, source: contextlib.AbstractContextManager[TextIO]) -> Iterator[str]:
+def _standard_input() -> Iterator[str]:
     try:
-        with source as lines:
-            first = next(lines, "")
-            if first:
-                yield first.removeprefix("\ufeff")  # a byte-order mark
-            yield from lines
+        for number, line in enumerate(sys.stdin):
+            yield line if number else line.removeprefix("\ufeff")  # a byte-order mark
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 ({error}): convert it first.") from error
+        raise InputError(f"- is not UTF-8 ({error}): convert it first.") from error
+
+
+def _with_ends(parts: Iterator[str]) -> Iterator[str]:
+    """Lines, from what stands before, between and after their ends."""
+    before = next(parts)
+    for part in parts:
+        yield f"{before}\n"
+        before = part
+    if before:
+        yield before
+
+
+def _refuse(complaint: InputError) -> None:
+    raise complaint
 
 
 @contextlib.contextmanager

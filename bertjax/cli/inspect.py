@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> None:
     )
     if start < 0:
         raise InputError(f"--start={start} is no step: count them from 0.")
+    if not 0 <= host < hosts:
+        raise InputError(f"--host={host} is none of --hosts={hosts}: count them from 0.")
     if rows < 1:
         raise InputError(f"--rows={rows} must be at least 1.")
     pass_over_absent_tpu()

@@ -51,7 +51,10 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     task = registry.find(config.task)(config, jax.process_count(), jax.process_index())
     config = task.config
     if not task.evaluation_sets():
-        raise InputError(f"{config.data['dir']} has no held-out data: prepare it with --held-out.")
+        cure = "prepare it with --held-out"
+        if "dev" in config.data:
+            cure = "name a file with --config.data.dev=FILE"
+        raise InputError(f"{config.data['dir']} has no held-out data: {cure}.")
     programs = Programs(config, task.objective)
     programs.check_rows(train=False)
     for member in members:

@@ -4,7 +4,11 @@ Parts lie beside the file, in OUTPUT.partial, each whole or not there. When all 
 become the file, one after the other, so that memory does not grow with it.
 """
 
+import contextlib
+import io
 import json
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -13,6 +17,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 
 Part = Mapping[str, Any]
 TEXTS = "texts"  # of a part; see `keep_texts`
@@ -54,8 +59,7 @@ class Parts:
         """
         if not self._path(number).exists():
             return False
-        with self._path(number).open("rb") as file:
-            before = str(np.load(file)["digest"])
+        before = str(self._read(number)["digest"])
         if before != digest:
             raise InputError(
                 f"the input is not what {self._folder} was begun with: remove it, or name another "
@@ -65,9 +69,9 @@ class Parts:
 
     def write(self, number: int, digest: str, part: Part) -> None:
         """Writes a part: whole, or not at all."""
-        draft = self._folder / "draft"
-        with draft.open("wb") as file:
-            np.savez(file, allow_pickle=False, digest=np.array(digest), **part)
+        draft, content = self._folder / "draft", io.BytesIO()
+        np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
+        draft.write_bytes(content.getvalue())
         draft.replace(self._path(number))
 
     def finish(self, count: int) -> None:
@@ -75,18 +79,34 @@ class Parts:
 
         def read() -> Iterator[dict[str, np.ndarray]]:
             for number in range(count):
-                with self._path(number).open("rb") as file:
-                    found = np.load(file)
-                    yield {name: found[name] for name in found.files if name != "digest"}
+                found = self._read(number)
+                yield {name: found[name] for name in found.files if name != "digest"}
 
         draft = self._folder / self._output.name
-        with draft.open("wb") as file:
+        with _seekable(draft) as file:
             WRITERS[self._output.suffix](file, read)
         draft.replace(self._output)
         self._folder.rmtree()
 
+    def _read(self, number: int) -> Any:
+        return np.load(io.BytesIO(self._path(number).read_bytes()))
+
     def _path(self, number: int) -> epath.Path:
         return self._folder / f"{number:08}.npz"
+
+
+@contextlib.contextmanager
+def _seekable(path: epath.Path) -> Iterator[IO[bytes]]:
+    """A file to write, in which one may go back; a remote one is written when that is closed."""
+    if not is_remote(path):
+        with path.open("wb") as file:
+            yield file
+        return
+    with tempfile.TemporaryFile() as local:
+        yield local
+        local.seek(0)
+        with path.open("wb") as file:
+            shutil.copyfileobj(local, file)
 
 
 def keep_texts(texts: Sequence[str]) -> np.ndarray:
