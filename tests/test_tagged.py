@@ -136,8 +136,9 @@ def test_comments_are_passed_over_and_a_hash_may_be_a_word() -> None:
 
 
 def test_a_no_break_space_is_part_of_a_word() -> None:
-    (found,) = read("10\u00a0000 \t B-x\r\neuros O\n")
-    assert (found.words, found.tags) == (["10\u00a0000", "euros"], ["B-x", "O"])
+    for text in ("10\u00a0000 \t B-x\r\neuros\tO\n", "10\u00a0000  B-x\r\neuros O\n"):
+        (found,) = read(text)
+        assert (found.words, found.tags) == (["10\u00a0000", "euros"], ["B-x", "O"])
 
 
 def test_a_word_between_tabs_may_be_empty() -> None:
