@@ -50,6 +50,12 @@ def test_every_command_has_a_configuration(name, tmp_path, monkeypatch) -> None:
     assert len(commands) == (1 + len(TASKS)) * len(ablation.table.variants)
     for command in commands:
         configuration(command)
+    (of_two_layers,) = {
+        configuration(command).model.feature_layers
+        for command in commands
+        if "features=concat_last_four" in " ".join(command) and "4-256" not in " ".join(command)
+    }
+    assert of_two_layers == "-2..-1"
 
 
 def configuration(command: list[str]) -> Config:

@@ -98,8 +98,10 @@ class Ablation:
     def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
         """The workdir of the restarts of a task."""
         args, task = self._args, TASKS[name]
-        width = pretrain.get_config(model=args.size).model.hidden_size
-        head = {field: each.format(width=width) for field, each in variant.finetuning.items()}
+        shape = pretrain.get_config(**{"model": args.size, **variant.options}).model
+        told = {"width": shape.hidden_size, "depth": min(4, shape.num_layers)}
+        head = {field: each.format(**told) for field, each in variant.finetuning.items()}
+        fixed = {field: each.format(**told) for field, each in task.fields.items()}
         parts = [variant.pretraining, f"{variant.share:g}", *head.values(), name]
         workdir = args.output / "finetuning" / "-".join(parts)
         joint = "" if task.config.endswith(":") else ","
@@ -109,7 +111,7 @@ class Ablation:
             for field, value in self._finetune.items()
             if field.partition(".")[0] in (name, "all")
         }
-        fields = overrides({**task.fields, **head, **own})
+        fields = overrides({**fixed, **head, **own})
         if not (workdir / "sweep.json").exists():
             seeds = f"--seeds={args.seeds}"
             bertjax("sweep", "--config", spec, "--workdir", str(workdir), seeds, *fields)

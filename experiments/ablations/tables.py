@@ -153,7 +153,7 @@ class Finetuning:
     Attributes:
       config: file and options, but for `init` and `data`.
       scores: those that the table shows.
-      fields: of its configuration.
+      fields: of its configuration; {depth} is 4, or all layers of an encoder that has fewer.
     """
 
     config: str
@@ -167,5 +167,9 @@ TASKS: Mapping[str, Finetuning] = {
     "qnli": Finetuning("experiments/glue.py:task=qnli", ("accuracy",)),
     "squad": Finetuning("experiments/squad.py:version=1", ("exact", "f1")),
     "ner": Finetuning("experiments/ner.py:", ("f1",)),
-    "ner-features": Finetuning("experiments/ner.py:features=concat_last_four", ("f1",)),
+    "ner-features": Finetuning(
+        "experiments/ner.py:features=concat_last_four",
+        ("f1",),
+        {"model.feature_layers": "-{depth}..-1"},
+    ),
 }
