@@ -13,8 +13,11 @@ from test_train import configure, losses, metrics
 from bertjax.runs import budget, cadence
 from bertjax.runs.budget import FILE, Budget
 from bertjax.runs.train import Run
+from bertjax.tasks import registry
+from bertjax.training.config import load_config
 from bertjax.training.durations import TICKS
 from data_pipelines.errors import InputError
+from experiments import pretrain
 
 SECONDS = 1000.0
 
@@ -70,6 +73,21 @@ def test_until_the_first_look_no_time_is_known(tmp_path, clock) -> None:
     assert not budget.is_over(10**9)
 
 
+def test_time_that_is_over_before_a_rate_is_known_is_told(tmp_path, clock, caplog) -> None:
+    follow(Budget(epath.Path(tmp_path), SECONDS), clock, pace=200.0)
+    assert "was over after 10 steps, before it had a rate to learn at" in caplog.text
+
+
+def test_a_second_look_at_a_step_changes_nothing(tmp_path, clock) -> None:
+    budget = Budget(epath.Path(tmp_path), SECONDS)
+    budget.begin(0)
+    for step in range(1, 400):
+        clock.now += 1.0
+        for _ in range(2):
+            budget.look(step)
+    assert budget.share(399) == pytest.approx(0.4, abs=0.01)
+
+
 def test_what_was_planned_is_followed_again_to_the_same_ticks(tmp_path, clock) -> None:
     budget = Budget(epath.Path(tmp_path), SECONDS)
     ticks = follow(budget, clock, stop=600, pace=1.0)
@@ -101,7 +119,7 @@ def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path, monkey
         monkeypatch.setattr(module, "time", clock)
     config = configure(
         corpus,
-        steps="6 seconds",
+        steps="15 seconds",
         log_every=1,
         checkpoint_every="25%",
         eval_every="50%",
@@ -128,3 +146,32 @@ def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path, monkey
     same = [entry for entry in losses(whole) if entry[1] == "train" and entry[0] <= planned]
     assert same == [e for e in losses(again) if e[1] == "train" and e[0] <= planned]
     Run(config, again).train()  # which is over
+
+
+@pytest.mark.slow
+def test_a_short_run_learns_before_it_logs(corpus, tmp_path) -> None:
+    """And keeps the first checkpoint after each half of its time."""
+    config = configure(
+        corpus,
+        steps="3 seconds",
+        log_every=10**6,
+        checkpoint_every=5,
+        keep=1,
+        keep_every="50%",
+        optimizer__warmup="20%",
+    )
+    run = Run(config, tmp_path)
+    run.train()
+    plans = json.loads((tmp_path / FILE).read_text())
+    assert plans[1][0] <= 2 and plans[1][2] > 0
+    half, end = run.checkpoints.steps()
+    shares = [Budget(epath.Path(tmp_path), 3.0).share(step) for step in (half - 5, half, end)]
+    assert shares[0] < 0.5 <= shares[1] < shares[2]
+
+
+@pytest.mark.parametrize("recipe", pretrain.RECIPES)
+def test_the_clock_may_end_every_recipe(recipe) -> None:
+    config = load_config(
+        f"pretrain:recipe={recipe},data=x", {"steps": "20 hours"}, registry.data_fields()
+    ).resolve()
+    assert config.budget == 72_000 and config.seconds("checkpoint_every")

@@ -113,6 +113,14 @@ def test_only_the_newest_and_the_milestones_are_kept(tmp_path) -> None:
     assert checkpoints.steps() == [20, 40, 45, 50]
 
 
+def test_of_multiples_that_are_no_checkpoint_the_next_one_is_kept(tmp_path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, keep_every=1.0, reached=lambda step: step / 10)
+    for step in range(4, 45, 4):
+        checkpoints.save(make_state(step), describe)
+    checkpoints.wait()
+    assert checkpoints.steps() == [12, 20, 32, 40, 44]
+
+
 def _truncate(path: pathlib.Path) -> None:
     largest = max(arrays_of(path), key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])

@@ -58,7 +58,8 @@ def test_commands_are_understood(each: Printed, monkeypatch) -> None:
         return
     overrides = args.parse_rest(rest)
     if getattr(args, "config", None):
-        load_config(args.config, overrides, registry.data_fields(), lambda _: BertConfig())
+        config = load_config(args.config, overrides, registry.data_fields(), lambda _: BertConfig())
+        config.resolve(rows_per_epoch=10**6)
     if "topology" in args:
         Topology(args.topology)
 

@@ -6,12 +6,13 @@ when metrics are logged and enough time has passed. Plans are kept in WORKDIR/bu
 they are followed, and a run that goes on from a checkpoint follows them as far as they go: what was
 trained by them is trained again to the same bytes.
 
-Until the first plan is made the run stays at tick 0. What counts is the time in the train loop,
-evaluations and saving with it, and neither what is compiled before it nor what passes while a run
-is stopped.
+Until the first plan is made, after the first step, the run stays at tick 0; it begins with the part
+of the time that has passed by then. What counts is the time in the train loop, evaluations and
+saving with it, and neither what is compiled before it nor what passes while a run is stopped.
 """
 
 import json
+import logging
 import time
 
 from etils import epath
@@ -23,6 +24,8 @@ from data_pipelines.errors import InputError
 
 FILE = "budget.json"
 _PLANS = 200  # in the whole time, at most
+
+_log = logging.getLogger("bertjax")
 
 
 class Budget:
@@ -37,6 +40,7 @@ class Budget:
     def __init__(self, workdir: epath.Path, seconds: float) -> None:
         self._path, self._seconds = workdir / FILE, seconds
         self._plans = _read(self._path) or [Plan(0, 0.0, 0.0)]
+        self._known = self._plans[-1].step  # by the run that this one goes on from
 
     def begin(self, step: int) -> None:
         """Starts the clock, at what the plans say of the time after `step` updates."""
@@ -61,8 +65,9 @@ class Budget:
 
     def look(self, step: int) -> None:
         """Makes a new plan for what comes after `step` updates, if it is time; on all hosts."""
-        if step <= self._plans[-1].step:  # planned before, by the run that this one goes on from
+        if step <= self._known:
             self.begin(step)
+        if step <= self._plans[-1].step:
             return
         passed = time.monotonic() - self._began
         (hundredths,) = hosts.from_first(lambda: [int(100 * passed)], 1)
@@ -72,7 +77,14 @@ class Budget:
         each = max(now - then, 0.01) / (step - since)  # seconds of a step
         steps = max(self._seconds - now, each) / each
         # The tick goes on from where it is, so that no rate leaps; the pace makes up for it.
-        tick = float(before.at(step))
+        tick = float(before.at(step) if before.pace else min(now / self._seconds, 1.0) * TICKS)
+        if not before.pace and now >= self._seconds and hosts.is_first():
+            _log.warning(
+                "the time of the run, %g s, was over after %d steps, before it had a rate to learn "
+                "at: give it more.",
+                self._seconds,
+                step,
+            )
         self._plans.append(Plan(step, tick, max(TICKS - tick, 1.0) / steps))
         self._seen = step, now
         if hosts.is_first():

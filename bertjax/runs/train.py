@@ -99,8 +99,13 @@ class Run:
             check_tokenizer(self.task, self._start.tokenizer, self._start.path)
             self._start.check(config.model, self.programs.given, self.task.labels)
         workdirs.check(self.workdir, config, self.task)
+        milestones = config.seconds("keep_every")
         self.checkpoints = Checkpoints(
-            self.workdir / "checkpoints", config.keep, int(config.keep_every), config.keep_best
+            self.workdir / "checkpoints",
+            config.keep,
+            int(config.keep_every) if milestones is None else milestones,
+            config.keep_best,
+            float if milestones is None else self._seconds,
         )
 
     def _open(self, config: Config) -> Task:
@@ -199,11 +204,11 @@ class Run:
                 values = self._means(window)
                 rates = meter.read(step, values)
                 values |= self._progress(step)
-                if not kept:
+                if kept:
+                    self._write(writers, step, "train", values | rates)
+                    self._check_finite(step, values)
+                else:
                     writers.show(step, "train", values | (rates if step > first + 1 else {}))
-                    return
-                self._write(writers, step, "train", values | rates)
-                self._check_finite(step, values)
                 if budget:
                     budget.look(done)
 
@@ -297,6 +302,11 @@ class Run:
         if config.batch_growth == 1:
             return self.programs.train()
         return self.programs.train(config.growth.size(step))
+
+    def _seconds(self, step: int) -> float:
+        """Of a run that the clock ends, after a step."""
+        assert self._budget and self.config.budget
+        return self._budget.share(step) * self.config.budget
 
     def _is_last(self, step: int) -> bool:
         return self._budget.is_over(step) if self._budget else step == self.steps

@@ -51,17 +51,24 @@ class Checkpoints:
     Args:
       directory: where they lie, local or `gs://`.
       keep: newest ones that are kept.
-      keep_every: multiples of this step are kept for ever; 0 for none.
+      keep_every: the first at or after each multiple of this is kept for ever; 0 for none.
       keep_best: the score by which the best one is kept until there is a better; "" for none.
+      reached: how far the run is after a step, in what `keep_every` counts.
     """
 
     def __init__(
-        self, directory: epath.PathLike, keep: int = 3, keep_every: int = 0, keep_best: str = ""
+        self,
+        directory: epath.PathLike,
+        keep: int = 3,
+        keep_every: float = 0,
+        keep_best: str = "",
+        reached: Callable[[int], float] = float,
     ) -> None:
         self.directory = _absolute(directory)
         self.keep = keep
         self.keep_every = keep_every
         self.keep_best = keep_best
+        self._reached = reached
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future[None] | None = None
         self._finished: list[int] = []
@@ -250,10 +257,15 @@ class Checkpoints:
     def _delete_old(self, newest: int) -> None:
         steps = [step for step in self.steps() if step <= newest]  # a later one is damaged
         best = find_best(self.keep_best, map(self.path, steps))
+        passed = 0  # multiples of `keep_every`, by the checkpoint before
         for step in steps[: -self.keep]:
-            milestone = self.keep_every and step % self.keep_every == 0
-            if not milestone and self.path(step) != best:
+            before, passed = passed, self._passed(step)
+            if passed == before and self.path(step) != best:
                 discard(self.path(step))
+
+    def _passed(self, step: int) -> int:
+        """Multiples of `keep_every`."""
+        return int(self._reached(step) // self.keep_every) if self.keep_every else 0
 
 
 def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path], None]) -> None:

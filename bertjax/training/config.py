@@ -101,7 +101,11 @@ class Config:
     )
     eval_batches: int = field(0, "batches of held-out data in an evaluation; 0 for all")
     keep: int = field(3, "newest checkpoints that are kept")
-    keep_every: Duration = field(0, "checkpoints at its multiples are kept for ever; 0 for none")
+    keep_every: Duration = field(
+        0,
+        "the first checkpoint at or after each of its multiples is kept for ever; 0 for none; a "
+        "time only where the clock ends the run",
+    )
     keep_best: str = field(
         "", 'a score of evaluations; the best checkpoint by it is kept, and used; "" for none'
     )
@@ -207,7 +211,10 @@ class Config:
         return None if self.budget is not None else int(self.steps)
 
     def seconds(self, name: str) -> float | None:
-        """Those of `eval_every` or `checkpoint_every`, where that is a time; else None."""
+        """Those of `eval_every`, `checkpoint_every` or `keep_every`; None where it counts steps.
+
+        A share is a time where the clock ends the run.
+        """
         number, unit = durations.parse(name, getattr(self, name))
         if unit == "%" and self.budget:
             return number / 100 * self.budget
@@ -240,10 +247,11 @@ class Config:
             return found
 
         least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_every": 0}
-        for name in ("checkpoint_every", "eval_every"):
+        timed = ["checkpoint_every", "eval_every", *(["keep_every"] if self.budget else [])]
+        for name in timed:
             seconds = self.seconds(name)
             if seconds is not None:
-                if not seconds:
+                if not seconds and least[name]:
                     raise InputError(f"{name}={getattr(self, name)!r} is no time at all.")
                 del least[name]
         optimizer, total = self.optimizer, None
