@@ -239,8 +239,42 @@ def test_what_is_done_is_not_repeated_and_another_grid_is_refused(swept, folder)
     workdir, found, _ = swept
     trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
     assert sweep(trials, original(folder), workdir) == found
-    with pytest.raises(InputError, match="holds a sweep of other runs"):
+    with pytest.raises(InputError, match="holds a sweep of other runs, 'learning_rate=1e-30,seed"):
         sweep(trials[:-1], original(folder), workdir)
+    other = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4, steps=17)
+    with pytest.raises(InputError, match="run 'learning_rate=1e-3,seed=0' has steps=16, and here"):
+        sweep(other, original(folder), workdir)
+
+
+@pytest.mark.slow
+def test_a_sweep_on_other_data_is_refused(swept, folder, tmp_path) -> None:
+    workdir, _, _ = swept
+    toys.write_data(tmp_path / "other")
+    train = tmp_path / "other" / "train.csv"
+    train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
+    grid = [f"optimizer.learning_rate={','.join(RATES)}"]
+    trials = trials_of(folder, grid, 4, **{"data.dir": str(tmp_path / "other")})
+    with pytest.raises(InputError, match="holds a sweep on other data than"):
+        sweep(trials, original(folder), workdir)
+
+
+@pytest.mark.slow
+def test_runs_may_be_added_and_more_be_trained_at_once(folder, tmp_path) -> None:
+    """What was done stays, and what came to no end goes."""
+    fields = {"steps": 4, "log_every": 2, "eval_every": 4}
+    trials = trials_of(folder, ["optimizer.learning_rate=1e-3,4e-3"], 6, **fields)
+    few = [trial for trial in trials if trial.config.seed == 0]
+    before = sweep(few, original(folder), tmp_path / "grid")
+    (tmp_path / "grid" / "waves" / "00002-abandoned").mkdir()
+    found = sweep(trials, original(folder), tmp_path / "grid", 2)
+    assert len(found["runs"]) == 12 and all(run in found["runs"] for run in before["runs"])
+    assert len([*(tmp_path / "grid" / "waves").iterdir()]) == 2
+
+
+def test_runs_that_the_clock_ends_are_refused(folder, tmp_path) -> None:
+    with pytest.raises(InputError, match="steps='2 hours' is a time, and a sweep trains several"):
+        sweep(trials_of(folder, [], 2, steps="2 hours"), original(folder), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

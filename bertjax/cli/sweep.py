@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workdir",
         required=True,
         metavar="DIR",
-        help="a new one, or that of a sweep to go on with",
+        help="a new one, or that of a sweep to go on with, to which seeds and values may be added",
     )
     parser.add_argument(
         "--grid",

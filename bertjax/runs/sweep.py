@@ -16,6 +16,7 @@ from bertjax.mesh import hosts
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import make_evaluators
 from bertjax.runs.grid import Trial, of_one_shape
+from bertjax.runs.ledger import DONE_FILE, Ledger, write
 from bertjax.runs.metrics import Metrics, Writers, read_metrics
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
@@ -29,8 +30,6 @@ from data_pipelines.errors import InputError
 
 RESULT_FILE = "sweep.json"
 BEST = "best"  # the directory of the best run's checkpoint
-WAVES = "waves"  # the directory of runs that are trained at once
-_DONE_FILE = "done.json"  # of a wave: what became of its runs
 
 _log = logging.getLogger("bertjax")
 
@@ -173,7 +172,8 @@ def sweep(
       What `sweep.json` holds: the runs with their scores, a summary of each point of the grid, and
       which run is the best.
     Raises:
-      InputError: there are no held-out data, or the workdir is another sweep's.
+      InputError: there are no held-out data, the clock is to end runs, or the workdir is another
+        sweep's.
     """
     workdir = epath.Path(workdir)
     if original.pictures:
@@ -181,45 +181,59 @@ def sweep(
             f"tensorboard={original.tensorboard!r} is for one run, and a sweep trains several at "
             "once: leave it out, or train one of them alone."
         )
-    _claim(workdir, trials)
+    for trial in trials:
+        if trial.config.budget is not None:
+            raise InputError(
+                f"steps={trial.config.steps!r} is a time, and a sweep trains several runs at once: "
+                "count steps or epochs."
+            )
+    ledger = Ledger(workdir, trials)
     together = each * jax.device_count()
-    results: dict[str, dict[str, Any]] = {}
-    headline = ""
-    for number, group in enumerate(of_one_shape(trials)):
-        task, programs, rows = _compiled(group, together)
+    results, headline = ledger.results(), ""
+    for group in of_one_shape(trials):
+        task = _opened(group[0].config)
+        ledger.claim(group, task)
         headline = headline or _headline(task, group[0].config)
-        for first in range(0, len(group), together):
-            some = group[first : first + together]
-            directory = workdir / WAVES / f"{number:03d}-{first:05d}"
-            if not (directory / _DONE_FILE).exists():
-                _log.info(
-                    "%d of %d runs done; now %s.",
-                    len(results),
-                    len(trials),
-                    "; ".join(trial.name for trial in some),
-                )
-                wave = Wave(some, task, programs, rows, directory)
-                wave.train()
-                _finish(wave, headline, results, original, workdir)
-            results |= json.loads((directory / _DONE_FILE).read_text())
+        left = [trial for trial in group if trial.name not in results]
+        if not left:
+            continue
+        programs, rows = _compiled(group, task, together)
+        for first in range(0, len(left), together):
+            some = left[first : first + together]
+            _log.info(
+                "%d of %d runs done; now %s.",
+                len(results),
+                len(trials),
+                "; ".join(trial.name for trial in some),
+            )
+            wave = Wave(some, task, programs, rows, ledger.wave(some, together, len(results)))
+            wave.train()
+            _finish(wave, headline, results, original, workdir)
+            results |= json.loads((wave.workdir / DONE_FILE).read_text())
     found = summary(trials, results, headline)
     if hosts.is_first():
-        _write(workdir / RESULT_FILE, found)
+        write(workdir / RESULT_FILE, found)
+        ledger.clear()
     return found
 
 
-def _compiled(group: Sequence[Trial], together: int) -> tuple[Task, Together, int]:
-    """The data of runs of one shape, their programs, and the rows of a batch that suit all."""
-    first = group[0].config
-    task = registry.find(first.task)(first)
+def _opened(config: Config) -> Task:
+    """The data of runs of one shape."""
+    task = registry.find(config.task)(config)
     if not task.evaluation_sets():
-        raise InputError(f"{first.data['dir']} has no held-out data, and runs are told by scores.")
+        raise InputError(f"{config.data['dir']} has no held-out data, and runs are told by scores.")
+    return task
+
+
+def _compiled(group: Sequence[Trial], task: Task, together: int) -> tuple[Together, int]:
+    """The programs of runs of one shape, and the rows of a batch that suit all."""
+    first = group[0].config
     config = dataclasses.replace(task.config, init=first.init).resolve(task.examples_per_epoch)
     prepared = [_prepared(task, _resolved(trial.config, config)) for trial in group]
     rows = max(each.objective.rows for each in prepared)
     task.objective.rows = rows
     programs = Together([config] * together, task.objective)
-    return task, programs, rows
+    return programs, rows
 
 
 def _prepared(task: Task, config: Config) -> Task:
@@ -273,7 +287,7 @@ def _finish(
     if merits[number] > max(earlier, default=-math.inf):
         wave.write_best(number, original, workdir / BEST)
     if hosts.is_first():
-        _write(wave.workdir / _DONE_FILE, results)
+        write(wave.workdir / DONE_FILE, results)
         wave.checkpoints.directory.rmtree()
     hosts.wait_for_all("wave")
 
@@ -322,24 +336,3 @@ def summary(
     if merits[best] == -math.inf:
         raise RunError(f"no run has a finite {headline}: lower optimizer.learning_rate.")
     return {"score": headline, "points": points, "best": best, "runs": runs}
-
-
-def _claim(workdir: epath.Path, trials: Sequence[Trial]) -> None:
-    """Makes the workdir this sweep's, or sees that it is."""
-    path, names = workdir / "trials.json", [trial.name for trial in trials]
-    if (workdir / "run.json").exists():
-        raise InputError(f"{workdir} holds a run and no sweep: use another --workdir.")
-    if hosts.is_first() and not path.exists():
-        workdir.mkdir(parents=True, exist_ok=True)
-        _write(path, names)
-    hosts.wait_for_all("sweep")
-    if json.loads(path.read_text()) != names:
-        raise InputError(
-            f"{workdir} holds a sweep of other runs: use another --workdir, or its grid and seeds."
-        )
-
-
-def _write(path: epath.Path, content: Any) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1, allow_nan=False))
-    partial.replace(path)

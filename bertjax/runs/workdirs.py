@@ -4,6 +4,7 @@ config.json is the whole configuration, run.json the step, the data position and
 """
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -17,9 +18,9 @@ from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
 # Fields that may differ between the runs that continue each other in one workdir.
-_FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "eval_batch_size"}
-_FREE |= {"keep", "keep_best", "keep_every", "log_every", "mesh.data", "mesh.fsdp", "mesh.model"}
-_FREE |= {"profile", "tensorboard", "data.dir", "data.workers", "model.remat", "model.scan_layers"}
+FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "eval_batch_size"}
+FREE |= {"keep", "keep_best", "keep_every", "log_every", "mesh.data", "mesh.fsdp", "mesh.model"}
+FREE |= {"profile", "tensorboard", "data.dir", "data.workers", "model.remat", "model.scan_layers"}
 
 
 def claim(workdir: epath.Path, config: Config, task: Task) -> None:
@@ -49,19 +50,33 @@ def check(workdir: epath.Path, config: Config, task: Task) -> None:
             f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
             "finish it with the version that began it, or use another --workdir."
         )
-    # Fields that are newer than the run have their defaults in it.
-    before, now = map(flat, (parse_config(raw, registry.data_fields()), config))
-    for name in sorted(before.keys() | now.keys()):
-        if name not in _FREE and before.get(name) != now.get(name):
-            raise InputError(
-                f"{workdir} holds a run with {name}={before.get(name)!r} and this configuration "
-                f"has {now.get(name)!r}: use another --workdir, or that run's configuration."
-            )
+    if found := difference(raw, config, FREE):
+        name, before, now = found
+        raise InputError(
+            f"{workdir} holds a run with {name}={before!r} and this configuration has {now!r}: use "
+            "another --workdir, or that run's configuration."
+        )
     if run.get("data_fingerprint") != task.data_fingerprint:
         raise InputError(
             f"{workdir} holds a run on another corpus than {config.data['dir']}: use another "
             "--workdir, or that run's corpus."
         )
+
+
+def difference(
+    raw: Mapping[str, Any], config: Config, free: Collection[str]
+) -> tuple[str, Any, Any] | None:
+    """The first field that a configuration does not have as one that was written down.
+
+    Args:
+      raw: the latter; fields that are newer than it have their defaults in it.
+      free: fields that may differ.
+    """
+    before, now = map(flat, (parse_config(raw, registry.data_fields()), config))
+    for name in sorted(before.keys() | now.keys()):
+        if name not in free and before.get(name) != now.get(name):
+            return name, before.get(name), now.get(name)
+    return None
 
 
 def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> None:
