@@ -1,16 +1,18 @@
 """The paper's ablations: what is compared, and what is said of it."""
 
 import argparse
+import collections
 import itertools
 import json
 import pathlib
+from types import SimpleNamespace
 
 import pytest
 
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
 from experiments.ablations import __main__ as ablations
-from experiments.ablations import features, recipes
+from experiments.ablations import commands, features, recipes
 from experiments.ablations.__main__ import Ablation
 from experiments.ablations.results import Row, verdicts, write_results
 from experiments.ablations.tables import TABLES, TASKS, Finding, Table, Variant
@@ -34,8 +36,9 @@ def test_every_row_is_a_configuration_of_its_own(name) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_command_has_a_configuration(name, tmp_path, monkeypatch) -> None:
-    commands = []
-    monkeypatch.setattr(ablations, "bertjax", lambda *words: commands.append(words))
+    given = []
+    monkeypatch.setattr(ablations, "bertjax", lambda *words: given.append(words))
+    monkeypatch.setattr(ablations, "run_once", lambda _, more: given.extend(more))
     args = argparse.Namespace(
         **{"table": name, "output": tmp_path, "corpus": "corpus", "recipe": "modern", "seeds": 1},
         **{"size": "2-128", "sizes": "2-128,4-256", "milestones": "0.5,1", "steps": 10},
@@ -47,12 +50,12 @@ def test_every_command_has_a_configuration(name, tmp_path, monkeypatch) -> None:
         model = ablation._pretrain(variant)
         for task in TASKS:
             ablation._fine_tune(variant, model, task)
-    assert len(commands) == (1 + len(TASKS)) * len(ablation.table.variants)
-    for command in commands:
+    assert len(given) == (1 + len(TASKS)) * len(ablation.table.variants)
+    for command in given:
         configuration(command)
     (of_two_layers,) = {
         configuration(command).model.feature_layers
-        for command in commands
+        for command in given
         if "features=concat_last_four" in " ".join(command) and "4-256" not in " ".join(command)
     }
     assert of_two_layers == "-2..-1"
@@ -64,23 +67,86 @@ def configuration(command: list[str]) -> Config:
     return load_config(command[command.index("--config") + 1], fields, registry.data_fields())
 
 
-def test_so_has_every_command_of_the_recipes(tmp_path, monkeypatch) -> None:
-    steps = {}
+Trained = dict[str, list[int]]
 
-    def train(*command: str) -> None:
+
+@pytest.fixture
+def train(monkeypatch) -> Trained:
+    """What stands in for `bertjax train`: the steps of each run by the name of its row.
+
+    Metrics are written as if the loss of held-out text were 6, and with "heads" at the start of the
+    name as if the run had diverged.
+    """
+    steps: Trained = collections.defaultdict(list)
+
+    def run(words: list[str]) -> SimpleNamespace:
+        command = words[3:]
         workdir = pathlib.Path(command[command.index("--workdir") + 1])
-        workdir.mkdir(parents=True)
         row = workdir.parent.parent.name
-        steps[row] = steps.get(row, 0) + configuration(command).total_steps
+        steps[row].append(configuration(command).total_steps)
+        workdir.mkdir(parents=True, exist_ok=True)
+        good = not row.startswith("heads")
+        found = {"step": 1, "split": "heldout", "mlm_loss": 6.0, "loss": 7.0 if good else "NaN"}
+        (workdir / "metrics.jsonl").write_text(json.dumps(found) + "\n")
+        return SimpleNamespace(returncode=0 if good else 1)
 
-    monkeypatch.setattr(recipes, "bertjax", train)
-    monkeypatch.setattr(recipes, "read_metrics", lambda _: [{"mlm_loss": 6.0}])
-    told = ["--output", str(tmp_path), "--corpus", "corpus", "--steps", "60", "--size", "2-128"]
-    monkeypatch.setattr("sys.argv", ["recipes", *told, "--seeds", "1", "--config.batch_size=8"])
+    monkeypatch.setattr(commands.subprocess, "run", run)
+    return steps
+
+
+def tabulate(monkeypatch, output: pathlib.Path, *rest: str, steps: int = 60) -> str:
+    told = ["--output", str(output), "--corpus", "corpus", "--steps", str(steps), "--size", "2-128"]
+    monkeypatch.setattr("sys.argv", ["recipes", *told, "--config.batch_size=8", *rest])
     recipes.main()
+    return (output / "recipes.md").read_text()
+
+
+def test_so_has_every_command_of_the_recipes(train, tmp_path, monkeypatch) -> None:
+    table = tabulate(monkeypatch, tmp_path, "--seeds", "1")
+    steps = {row: sum(each) for row, each in train.items()}
     assert steps.pop("modern-a-third-of-the-steps") == 20
     assert set(steps.values()) == {60} and len(steps) == 2 + len(recipes.CHANGES)
-    assert "| modern | - | 6.0000 |" in (tmp_path / "recipes.md").read_text()
+    assert "| modern | - | 6.0000 |" in table
+
+
+def test_a_recipe_that_diverges_has_failed_and_stops_no_other(train, tmp_path, monkeypatch) -> None:
+    lines = tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines()
+    (failed,) = [line for line in lines if line.startswith("| heads")]
+    assert failed.startswith("| heads that look aside | - | - |") and failed.endswith("| 2 |")
+    assert len(train["modern"]) == 4
+
+
+def test_what_is_done_is_not_repeated_but_where_it_is_asked_otherwise(
+    train, tmp_path, monkeypatch
+) -> None:
+    tabulate(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon")
+    tabulate(monkeypatch, tmp_path, "--seeds", "2", "--only", "Muon")
+    assert train["Muon"] == [60, 60]
+    tabulate(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon", steps=80)
+    assert train["Muon"] == [60, 60, 80]  # which bertjax refuses, naming the field
+
+
+def test_a_command_that_fails_ends_all(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(commands.subprocess, "run", lambda _: SimpleNamespace(returncode=75))
+    with pytest.raises(SystemExit) as stop:
+        commands.run_once(tmp_path / "record.json", [["train"]])
+    assert stop.value.code == 75 and not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 1234}, "--steps 1234 is not a multiple of 10"),
+        ({"milestones": "0.5,1.5"}, "--milestones 1.5: write thousandths"),
+        ({"milestones": "0.33333,1"}, "--milestones 0.33333: write thousandths"),
+    ],
+)
+def test_milestones_that_no_step_is_at_are_refused(tmp_path, fields, message) -> None:
+    given = {"table": "steps", "output": tmp_path, "corpus": "c", "recipe": "paper", "seeds": 1}
+    given |= {"size": "2-128", "sizes": "2-128", "milestones": "0.1,0.5,1", "steps": 100}
+    given |= {"task": [], "pretrain": [], "finetune": []}
+    with pytest.raises(SystemExit, match=message):
+        Ablation(argparse.Namespace(**given | fields))
 
 
 def test_tables_share_the_models_that_are_alike() -> None:
@@ -126,6 +192,15 @@ def test_a_finding_shows_beyond_the_spread_of_the_seeds(high, low, verdict) -> N
     (said,) = verdicts(Finding("a helps", 0, 1), rows(high, low))
     assert said == f"a helps: qnli accuracy {verdict}"
     assert verdicts(Finding("a helps", 0, 1, ("squad",)), rows(high, low)) == []
+
+
+def test_scores_of_failed_runs_are_left_out_and_counted(tmp_path) -> None:
+    table = Table("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
+    found = [*rows([0.5, 0.75], []), Row("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1)]
+    found[1] = Row("b", 9.0, {"qnli accuracy": [None, None]}, 2)
+    lines = write_results(tmp_path / "x", table, found).splitlines()
+    assert "| b | 9.00 | - | 2 |" in lines and "| c | 9.00 | 0.5000 | 1 |" in lines
+    assert "- a helps: qnli accuracy is not known of both." in lines
 
 
 def test_a_table_has_every_score_and_nothing_chosen(tmp_path) -> None:

@@ -7,10 +7,10 @@
 TABLE is objectives, masking, sizes or steps. NAME is a task of `tables.TASKS`, DATA its directory.
 Everything it does is a `bertjax` command, printed before it runs; each resumes by itself, so the
 same line again goes on after whatever ended it, and more tasks, seeds or tables may be added to the
-same DIR. Models that tables share are pre-trained once. On a pod it is run on every host, as
-`bertjax train` is. DIR/TABLE.json, .md and .html have the scores, mean and standard deviation over
-the seeds, with the held-out perplexity beside them, and say which of the paper's findings show;
-nothing is chosen among runs.
+same DIR, which refuses other settings. Models that tables share are pre-trained once. On a pod it
+is run on every host, as `bertjax train` is. DIR/TABLE.json, .md and .html have the scores, mean and
+standard deviation over the seeds, with the held-out perplexity beside them, and say which of the
+paper's findings show; nothing is chosen among runs.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 
 from experiments import pretrain
-from experiments.ablations.commands import bertjax, overrides
+from experiments.ablations.commands import bertjax, overrides, run_once
 from experiments.ablations.results import Row, read_row, write_results
 from experiments.ablations.tables import TABLES, TASKS, Variant
 
@@ -57,6 +57,7 @@ class Ablation:
             if name not in TASKS:
                 sys.exit(f"--task {name} is unknown: choose among {', '.join(TASKS)}.")
         self._finetune = pairs(args.finetune, "--finetune")
+        self._check_shares()
 
     def run(self) -> list[Row]:
         """Trains what is not trained; a row for each variant."""
@@ -87,12 +88,22 @@ class Ablation:
         bertjax("train", "--workdir", str(workdir), *config, *overrides(fields))
         return workdir / "checkpoints" / f"{round(args.steps * variant.share):08}"
 
+    def _check_shares(self) -> None:
+        for share in self._shares:
+            if not 0 < share <= 1 or not _is_whole(1000 * share):
+                sys.exit(f"--milestones {share:g}: write thousandths, above 0 and up to 1.")
+        if self._args.table == "steps" and not _is_whole(self._args.steps * self._least()):
+            sys.exit(
+                f"--steps {self._args.steps} is not a multiple of {round(1 / self._least())}, and "
+                "some --milestones would lie between two steps: choose another one."
+            )
+
     def _least(self) -> float:
-        """The share of the steps of which every milestone is a multiple."""
+        """The largest share of the steps of which every milestone is a multiple."""
         return next(
             1 / parts
             for parts in range(1, 1001)
-            if all(abs(share * parts - round(share * parts)) < 1e-9 for share in self._shares)
+            if all(_is_whole(share * parts) for share in self._shares)
         )
 
     def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
@@ -112,10 +123,13 @@ class Ablation:
             if field.partition(".")[0] in (name, "all")
         }
         fields = overrides({**fixed, **head, **own})
-        if not (workdir / "sweep.json").exists():
-            seeds = f"--seeds={args.seeds}"
-            bertjax("sweep", "--config", spec, "--workdir", str(workdir), seeds, *fields)
+        command = ["sweep", "--config", spec, "--workdir", str(workdir), f"--seeds={args.seeds}"]
+        run_once(workdir / "record.json", [[*command, *fields]])
         return workdir
+
+
+def _is_whole(number: float) -> bool:
+    return abs(number - round(number)) < 1e-6
 
 
 def main() -> None:

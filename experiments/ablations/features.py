@@ -7,15 +7,14 @@ OPTIONS are those of `experiments/ner.py`, such as init=MODEL,data=DIR,train=a.c
 Six rows, each the layers that a two-layer BiLSTM of 768 units reads, and the whole model fine-tuned
 as the seventh. Every row is a `bertjax sweep`, printed before it runs; what is there is not
 repeated, so the same line again goes on after whatever ended it. DIR/features.json, .md and .html
-have the scores on the dev set, and the minutes of a run, start and compiling included.
+have the scores on the dev set, and the processor minutes of a run, start and compiling included.
 """
 
 import argparse
 import json
 import pathlib
-import time
 
-from experiments.ablations.commands import bertjax
+from experiments.ablations.commands import run_once
 from experiments.ablations.results import Row, write_results
 from experiments.ablations.tables import Finding, Table, Variant
 from experiments.ner import FEATURES
@@ -48,17 +47,15 @@ def main() -> None:
     for name in (*FEATURES, FINE_TUNED):
         workdir = args.output / name
         given = args.config + (f",features={name}" if name in FEATURES else "")
-        took = args.output / f"{name}.seconds"
-        if not took.exists():
-            began = time.monotonic()
-            command = ["--config", f"experiments/ner.py:{given}", "--workdir", str(workdir)]
-            bertjax("sweep", *command, f"--seeds={args.seeds}", *rest)
-            took.write_text(str(time.monotonic() - began))
+        command = ["sweep", "--config", f"experiments/ner.py:{given}", "--workdir", str(workdir)]
+        command += [f"--seeds={args.seeds}", *rest]
+        minutes = run_once(args.output / f"{name}.record.json", [command]) / args.seeds
         runs = json.loads((workdir / "sweep.json").read_text())["runs"]
         scores = {score: [run["scores"][score] for run in runs] for score in SCORES}
-        minutes = float(took.read_text()) / 60 / args.seeds
         failed = sum(run["failed"] for run in runs)
-        rows.append(Row(name.replace("_", " "), None, scores | {"minutes": [minutes]}, failed))
+        rows.append(
+            Row(name.replace("_", " "), None, scores | {"processor minutes": [minutes]}, failed)
+        )
     table = Table(CAPTION, [Variant(row.name) for row in rows], findings())
     print(write_results(args.output / "features", table, rows))
 

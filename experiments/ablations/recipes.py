@@ -4,7 +4,8 @@
       [--size SIZE] [--seeds N] [--only NAME ...] [--config.FIELD=VALUE ...]
 
 Every row is `bertjax train` of as many steps, for each seed, printed before it runs; what is there
-is not repeated, so the same line again goes on after whatever ended it. "Left to right first" gives
+is not repeated, so the same line again goes on after whatever ended it. A run that diverges counts
+as failed. "Left to right first" gives
 a part of the steps to a run from left to right that the masks go on from. The last rows are
 `recipe=modern`, which has what proved useful of the changes, in as many steps and in a third of
 them. DIR/recipes.json, .md and .html have the loss of held-out masked pieces, always of 15% masked
@@ -13,12 +14,12 @@ interrupted, those since.
 """
 
 import argparse
+import math
 import pathlib
-import resource
 from typing import Any
 
-from bertjax.runs.metrics import read_metrics
-from experiments.ablations.commands import bertjax, overrides
+from bertjax.runs.metrics import metrics_path, read_metrics
+from experiments.ablations.commands import overrides, run_once
 from experiments.ablations.results import Row, write_results
 from experiments.ablations.tables import Finding, Table, Variant
 
@@ -39,12 +40,6 @@ PAPER, MODERN, THIRD = "the paper's", "modern", "modern, a third of the steps"
 LOSS, MINUTES = "mlm loss", "processor minutes"
 
 
-def processor_seconds() -> float:
-    """Of all commands that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def stages(name: str, steps: int) -> dict[str, tuple[str, int]]:
     """Objective and steps of the runs of a row, each of which goes on where the last one ended."""
     if name not in (LEFT, MODERN, THIRD):
@@ -59,25 +54,36 @@ def train(
     runs: dict[str, tuple[str, int]],
     fields: dict[str, Any],
     rest: list[str],
-) -> None:
-    """Trains what is missing of a row's runs, and writes down the processor's time.
+) -> tuple[float | None, float]:
+    """Trains what is missing of a row's runs.
 
     Args:
       options: of `experiments/pretrain.py`.
       fields: of the configuration of every run.
       rest: flags that come last, and so win over those of the row.
+    Returns:
+      The loss at the end, None where a run diverged, and the minutes of the processor.
     """
-    took = workdir / "seconds"
-    if took.exists():
-        return
-    before, init = processor_seconds(), ""
+    commands, init = [], ""
     for stage, (objective, steps) in runs.items():
         config = f"experiments/pretrain.py:{options},objective={objective},init={init}"
         given = overrides({field: str(value) for field, value in fields.items()})
         to = ["--workdir", str(workdir / stage), "--config", config, f"--config.steps={steps}"]
-        bertjax("train", *to, *given, *rest)
+        commands.append(["train", *to, *given, *rest])
         init = str(workdir / stage)
-    took.write_text(str(processor_seconds() - before))
+    stages = [workdir / stage for stage in runs]
+    minutes = run_once(workdir / "record.json", commands, lambda: any(map(diverged, stages)))
+    if any(map(diverged, stages)):
+        return None, minutes
+    return float(read_metrics(workdir / "masks")[-1]["mlm_loss"]), minutes
+
+
+def diverged(workdir: pathlib.Path) -> bool:
+    """Whether a run came to an end because its loss was no number any more."""
+    if not metrics_path(workdir).exists():
+        return False
+    last = read_metrics(workdir)[-1]
+    return not all(math.isfinite(last.get(name, 0.0)) for name in ("loss", "grad_norm"))
 
 
 def main() -> None:
@@ -104,10 +110,11 @@ def main() -> None:
             workdir /= str(seed)
             recipe = "modern" if name in (MODERN, THIRD) else "paper"
             options = f"model={args.size},recipe={recipe},data={args.corpus}"
-            train(workdir, options, stages(name, steps), every | {"seed": seed} | fields, rest)
-            losses.append(read_metrics(workdir / "masks")[-1]["mlm_loss"])
-            minutes.append(float((workdir / "seconds").read_text()) / 60)
-        rows.append(Row(name, None, {LOSS: losses, MINUTES: minutes}, 0))
+            own = every | {"seed": seed} | fields
+            loss, took = train(workdir, options, stages(name, steps), own, rest)
+            losses.append(loss)
+            minutes.append(took)
+        rows.append(Row(name, None, {LOSS: losses, MINUTES: minutes}, losses.count(None)))
     names = [row.name for row in rows]
     findings = [
         Finding(f"{name}: less than {names[0]}", i, 0, ("mlm",), less=True)

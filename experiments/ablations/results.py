@@ -14,7 +14,7 @@ from bertjax.pages.plots import STYLE, strips
 from bertjax.runs.metrics import read_metrics
 from experiments.ablations.tables import TASKS, Finding, Table, Variant
 
-Scores = Mapping[str, Sequence[float]]  # "task score" -> of each seed
+Scores = Mapping[str, Sequence[float | None]]  # "task score" -> of each seed; None of a failed one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +58,13 @@ def verdicts(finding: Finding, rows: Sequence[Row]) -> list[str]:
     """
     better, worse = rows[finding.better], rows[finding.worse]
     said = []
-    for name, high in better.scores.items():
+    for name in better.scores:
         if finding.tasks and name.split()[0] not in finding.tasks:
             continue
-        low = worse.scores[name]
+        high, low = known(better.scores[name]), known(worse.scores[name])
+        if not high or not low:
+            said.append(f"{finding.said}: {name} is not known of both.")
+            continue
         apart = statistics.fmean(high) - statistics.fmean(low)
         found = f"{finding.said}: {name} {apart:+.4f}"
         if len(high) < 2 or len(low) < 2:
@@ -96,10 +99,7 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
     told = ["", "What was to be found:", "", *(f"- {line}" for line in found)]
     text = "\n".join([*lines, *map(_line, cells), *told, ""])
     stem.with_suffix(".md").write_text(text)
-    charts = "".join(
-        strips(name, {str(i): row.scores[name] for i, row in enumerate(rows, 1)}, "")
-        for name in names
-    )
+    charts = "".join(_chart(rows, name) for name in names)
     parts = [
         f"<style>{STYLE}</style>\n<header><h1>Ablation: {escape(stem.name)}</h1>"
         f"<p>{escape(table.caption)}</p></header>",
@@ -115,7 +115,21 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
     return text
 
 
-def _spread(values: Sequence[float]) -> str:
+def _chart(rows: Sequence[Row], name: str) -> str:
+    """The runs of each row, where there are any with this score."""
+    groups = {str(i): own for i, row in enumerate(rows, 1) if (own := known(row.scores[name]))}
+    return strips(name, groups, "") if groups else ""
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    """Those of runs that did not fail altogether."""
+    return [value for value in values if value is not None]
+
+
+def _spread(own: Sequence[float | None]) -> str:
+    values = known(own)
+    if not values:
+        return "-"
     mean = f"{statistics.fmean(values):.4f}"
     return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
 
