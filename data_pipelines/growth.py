@@ -1,11 +1,13 @@
 """Batches that grow: the first steps are small, while small batches already tell the direction."""
 
+import bisect
+
 
 class Growth:
     """The rows of each step of a run.
 
     From a `growth`-th of `batch_size` they double until they are all of it, each size for as many
-    steps as the others.
+    steps as the others, or for one less.
 
     Args:
       growth: a power of 2 that `batch_size` is a multiple of; 1 for batches of one size.
@@ -17,16 +19,17 @@ class Growth:
 
     def __init__(self, batch_size: int, growth: int = 1, steps: int = 1) -> None:
         self.sizes = tuple((batch_size << i) // growth for i in range(growth.bit_length()))
-        self._each = -(-steps // len(self.sizes))  # steps of a size
+        count = len(self.sizes)
+        self._starts = [-(-steps * i // count) for i in range(count)]  # the first step of each
 
     def size(self, step: int) -> int:
         """Rows of the step that comes after `step` others."""
-        return self.sizes[min(step // self._each, len(self.sizes) - 1)]
+        return self.sizes[bisect.bisect(self._starts, step) - 1]
 
     def rows(self, step: int) -> int:
         """Rows of the first `step` steps."""
-        found = 0
-        for size in self.sizes[:-1]:
-            found += size * min(step, self._each)
-            step -= min(step, self._each)
-        return found + self.sizes[-1] * step
+        ends = [*self._starts[1:], step]
+        return sum(
+            size * max(min(step, end) - start, 0)
+            for size, start, end in zip(self.sizes, self._starts, ends, strict=True)
+        )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bertjax.model.encoder import BertConfig
 from bertjax.tasks import registry
+from bertjax.training import durations
 from bertjax.training.config import (
     LEAST_EVERY,
     MODEL_FIELDS,
@@ -191,6 +192,22 @@ def test_a_run_that_the_clock_ends_has_shares_of_its_time() -> None:
     assert (found.warmup_steps, found.cooldown_steps) == (TICKS // 10, TICKS // 4)
     assert found.total_steps == TICKS
     assert config.resolve() == config
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"warmup": "100%"}, {"warmup": "50%", "schedule": "wsd", "cooldown": "90 minutes"}],
+)
+def test_what_does_not_fit_the_time_is_refused(optimizer) -> None:
+    with pytest.raises(InputError, match=r"optimizer\.warmup='.*' and .* do not fit steps='2h'"):
+        parse(steps="2h", optimizer=optimizer).resolve()
+
+
+@given(st.integers(0, 10_000), st.integers(1, 10**6))
+def test_shares_are_rounded_up_from_what_is_written(hundredths: int, total: int) -> None:
+    share = f"{hundredths // 100}.{hundredths % 100:02d}%"
+    expected = -(-hundredths * total // 10_000)
+    assert durations.steps("warmup", share, 8, None, total) == expected
 
 
 def test_epochs_need_data() -> None:

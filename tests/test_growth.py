@@ -30,3 +30,5 @@ def test_rows_are_the_sum_of_sizes(power: int, steps: int) -> None:
     sums = itertools.accumulate(sizes, initial=0)
     assert [growth.rows(step) for step in range(steps + 4)] == list(sums)
     assert sizes == sorted(sizes) and growth.size(10**6) == 64
+    counts = [sizes[:steps].count(size) for size in growth.sizes]
+    assert max(counts) - min(counts) <= 1

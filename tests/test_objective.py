@@ -66,6 +66,15 @@ def test_rows_of_training_must_divide_where_something_trains() -> None:
         programs.check_rows(train=True)
 
 
+def test_smaller_batches_are_in_parts_no_larger_than_those_of_the_last() -> None:
+    """And in as few as divide over the devices."""
+    config = configure(batch_size=48, accumulation=3, batch_growth=4, mesh=MeshConfig(2, 1, 1))
+    config = config.resolve()
+    programs = Programs(config, registry.objective(config), jax.devices()[:2])
+    programs.check_rows(train=True)
+    assert [programs._accumulation(rows) for rows in config.growth.sizes] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("name", ["eval_batches", "eval_batch_size"])
 def test_numbers_of_held_out_rows_are_not_negative(name: str) -> None:
     with pytest.raises(InputError, match=f"{name}=-1 must be at least 0"):

@@ -179,6 +179,8 @@ def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
 def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_path) -> None:
     with pytest.raises(InputError, match=r"keep_best='f1' is no score .* choose one of loss, .*"):
         Run(configure(corpus, keep_best="f1", steps=3), tmp_path).train()
+    assert (tmp_path / "checkpoints" / "00000003" / "scores.json").exists()
+    Run(configure(corpus, keep_best="loss", steps=3), tmp_path).train()
 
 
 def test_the_best_needs_held_out_data(corpus, tmp_path, monkeypatch) -> None:

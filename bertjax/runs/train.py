@@ -247,11 +247,8 @@ class Run:
                     if found:
                         self._write(writers, step, "heldout", found.scores)
                         self._picture(writers, state, found)
-                        saves = self.checkpoints.is_best(step, found.scores) or saves
-                    if saves:
-                        writers.flush()
-                        describe = functools.partial(self._describe, step, found)
-                        self.checkpoints.save(self._kept(state), describe)
+                    if self._is_best(writers, state, found) or saves:
+                        self._save(writers, state, found)
                 if last:  # which batches that the clock ends know nothing of
                     break
                 if advice := meter.advice():
@@ -261,6 +258,20 @@ class Run:
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
         self.checkpoints.wait()
         self._tell_saved(writers)
+
+    def _is_best(self, writers: Writers, state: TrainState, found: Evaluation | None) -> bool:
+        """Whether a state is to be saved for its scores."""
+        try:
+            return found is not None and self.checkpoints.is_best(int(state.step), found.scores)
+        except InputError:  # none of the scores is so called: what was learned is kept all the same
+            self._save(writers, state, found)
+            self.checkpoints.wait()
+            raise
+
+    def _save(self, writers: Writers, state: TrainState, found: Evaluation | None) -> None:
+        writers.flush()
+        describe = functools.partial(self._describe, int(state.step), found)
+        self.checkpoints.save(self._kept(state), describe)
 
     def _tell(self, said: Callable[[], str]) -> None:
         """Says it once, however many hosts there are."""

@@ -286,7 +286,12 @@ class Config:
                 name: durations.ticks(f"optimizer.{name}", value, self.budget)
                 for name, value in parts.items()
             }
-            parts["decay_steps"] = parts["decay_steps"] or TICKS
+            parts["decay_steps"] = whole = parts["decay_steps"] or TICKS
+            if parts["warmup"] >= whole or parts["warmup"] + parts["cooldown"] > whole:
+                raise InputError(
+                    f"optimizer.warmup={self.optimizer.warmup!r} and optimizer.cooldown="
+                    f"{self.optimizer.cooldown!r} do not fit steps={self.steps!r}: shorten them."
+                )
         return OptimizerConfig(
             num_layers=self.model.num_layers,
             warmup_steps=int(parts["warmup"]),

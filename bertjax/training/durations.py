@@ -2,6 +2,7 @@
 
 import math
 import re
+from fractions import Fraction
 
 from data_pipelines.errors import InputError
 
@@ -58,14 +59,19 @@ def steps(
     if unit == "step":
         return int(number)
     if unit == "example":
-        return math.ceil(number / batch_size)
+        return _whole(number, 1, batch_size)
     if unit == "epoch":
         if rows_per_epoch is None:
             raise InputError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
-        return math.ceil(number * rows_per_epoch / batch_size)
+        return _whole(number, rows_per_epoch, batch_size)
     if total is None:
         raise InputError(f"{name}={value!r} is a share of no known number: give steps or epochs.")
-    return math.ceil(number / 100 * total)
+    return _whole(number, total, 100)
+
+
+def _whole(number: float, times: int, over: float) -> int:
+    """number * times / over, rounded up, of the number as it is written: 7% of 100 are 7."""
+    return math.ceil(Fraction(repr(number)) * times / Fraction(over))
 
 
 def ticks(name: str, value: Duration, budget: float) -> int:

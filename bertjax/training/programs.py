@@ -120,12 +120,16 @@ class Programs:
     @property
     def _sizes(self) -> tuple[int, ...]:
         """Rows of the batches of training."""
-        growing = self._config.batch_growth > 1
-        return self._config.growth.sizes if growing else (self._objective.rows,)
+        config = self._config
+        return config.growth.sizes if config.batch_growth > 1 else (self._objective.rows,)
 
     def _accumulation(self, rows: int) -> int:
-        """Parts of a batch of so many rows, each no larger than those of the largest."""
-        return max(1, self._config.accumulation * rows // self._objective.rows)
+        """Parts of a batch of so many rows; of one that grows no larger than those of the last."""
+        count, last = self._config.accumulation, self._objective.rows
+        if rows == last:
+            return count
+        least, own = -(-count * rows // last), rows // row_parts(self.mesh)  # own: of a device
+        return next((parts for parts in range(least, own + 1) if own % parts == 0), least)
 
     @functools.cached_property
     def schedule(self) -> optax.Schedule:
@@ -199,15 +203,13 @@ class Programs:
         Args:
           rows: of the batch, where batches grow; None for the last and largest.
         """
-        config = self._config
-        rows = rows or self._objective.rows
-        given = self._constants
-        if config.budget is not None:
-            given = {"fixed": given, "plan": self._plan}
+        config, rows = self._config, rows or self._objective.rows
+        timed = config.budget is not None
+        given = {"fixed": self._constants, "plan": self._plan} if timed else self._constants
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
             optimizer = self._optimizer
-            if config.budget is not None:
+            if timed:
                 plan, constants = constants["plan"], constants["fixed"]
                 optimizer = scaled(optimizer, self.schedule(plan.at(state.step)))
 
