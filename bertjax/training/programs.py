@@ -34,12 +34,7 @@ from bertjax.model.attention.choice import Way, choose
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.optimizer import (
-    OptimizerConfig,
-    hold_frozen,
-    make_optimizer,
-    scaled,
-)
+from bertjax.training.optimizer import OptimizerConfig, hold_frozen, make_optimizer, scaled
 from bertjax.training.schedules import Plan
 from bertjax.training.step import TrainState, init_state, make_train_step
 from data_pipelines.errors import InputError
@@ -128,7 +123,8 @@ class Programs:
         count, last = self._config.accumulation, self._objective.rows
         if rows == last:
             return count
-        least, own = -(-count * rows // last), rows // row_parts(self.mesh)  # own: of a device
+        least = -(-count * rows // last)
+        own = rows // row_parts(self.mesh)  # of a device
         return next((parts for parts in range(least, own + 1) if own % parts == 0), least)
 
     @functools.cached_property
