@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import toys
+from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import Command
@@ -19,6 +20,7 @@ from bertjax.errors import RunError
 from bertjax.reports.run import write_report
 from bertjax.runs.evaluate import evaluate
 from bertjax.runs.grid import Trial, make_trials, of_one_shape
+from bertjax.runs.lease import Lease
 from bertjax.runs.sweep import summary, sweep
 from bertjax.runs.train import Run
 from bertjax.training.config import Config
@@ -269,6 +271,21 @@ def test_runs_may_be_added_and_more_be_trained_at_once(folder, tmp_path) -> None
     found = sweep(trials, original(folder), tmp_path / "grid", 2)
     assert len(found["runs"]) == 12 and all(run in found["runs"] for run in before["runs"])
     assert len([*(tmp_path / "grid" / "waves").iterdir()]) == 2
+
+
+@pytest.mark.slow
+def test_what_was_refused_may_be_mended(folder, tmp_path) -> None:
+    fields = {"steps": 4, "log_every": 2, "eval_every": 4}
+    for wrong in ({"optimizer.warmup": 20}, {"keep_best": "f2"}):
+        with pytest.raises(InputError):
+            sweep(trials_of(folder, [], 2, **fields | wrong), original(folder), tmp_path / "grid")
+    found = sweep(trials_of(folder, [], 2, **fields), original(folder), tmp_path / "grid")
+    assert len(found["runs"]) == 2
+
+
+def test_of_two_sweeps_at_once_the_second_is_refused(folder, tmp_path) -> None:
+    with Lease(epath.Path(tmp_path)), pytest.raises(InputError, match="is in use by process"):
+        sweep(trials_of(folder, [], 2), original(folder), tmp_path)
 
 
 def test_runs_that_the_clock_ends_are_refused(folder, tmp_path) -> None:

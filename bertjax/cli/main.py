@@ -1,8 +1,9 @@
 """The command line: `bertjax VERB ...` parses, calls and says how it ended.
 
-Exit status: 0 done; 2 a usage or input error, one sentence on standard error; 75 a run that a
-signal or the loss of another host ended early, to be run again; 1 anything else, in a sentence
-where the machine or the run is the cause, and with its traceback where we are.
+Exit status: 0 done; 2 a usage or input error, one sentence on standard error; 3 a run whose loss is
+no number any more; 75 a run that a signal or the loss of another host ended early, to be run again;
+1 anything else, in a sentence where the machine or the run is the cause, and with its traceback
+where we are.
 
 A verb is a file of this folder with a docstring, whose first line says what the verb does, its
 place in the list of verbs, `ORDER`, a command that runs, `EXAMPLE`, `add_arguments(parser)`, and

@@ -6,7 +6,7 @@ when metrics are logged and enough time has passed. Plans are kept in WORKDIR/bu
 they are followed, and a run that goes on from a checkpoint follows them as far as they go: what was
 trained by them is trained again to the same bytes.
 
-Until the first plan is made, after the first step, the run stays at tick 0; it begins with the part
+Until the first plan is made, at the second look, the run stays at tick 0; it begins with the part
 of the time that has passed by then. What counts is the time in the train loop, evaluations and
 saving with it, and neither what is compiled before it nor what passes while a run is stopped.
 """
@@ -23,7 +23,8 @@ from bertjax.training.schedules import Plan
 from data_pipelines.errors import InputError
 
 FILE = "budget.json"
-_PLANS = 200  # in the whole time, at most
+_PLANS = 200  # in the whole time, at most, but for the first ones
+_ENOUGH = 8  # steps that tell how long one takes; a plan from fewer is soon replaced
 
 _log = logging.getLogger("bertjax")
 
@@ -41,12 +42,14 @@ class Budget:
         self._path, self._seconds = workdir / FILE, seconds
         self._plans = _read(self._path) or [Plan(0, 0.0, 0.0)]
         self._known = self._plans[-1].step  # by the run that this one goes on from
+        self._from = _ENOUGH  # steps that the last plan was made from
 
     def begin(self, step: int) -> None:
         """Starts the clock, at what the plans say of the time after `step` updates."""
         passed = self.share(step) * self._seconds
         self._began = time.monotonic() - passed
         self._seen = step, passed  # when the clock was read last for a plan
+        self._looked = False
 
     def plan(self, step: int) -> Plan:
         """The one that holds for the update that comes after `step` updates."""
@@ -54,7 +57,7 @@ class Budget:
 
     def share(self, step: int) -> float:
         """Of the time, after `step` updates."""
-        return min(1.0, float(self.plan(max(step - 1, 0)).at(step)) / TICKS)
+        return min(1.0, float(self.plan(step).at(step)) / TICKS)
 
     def is_over(self, step: int) -> bool:
         """Whether the run ends after `step` updates."""
@@ -67,12 +70,15 @@ class Budget:
         """Makes a new plan for what comes after `step` updates, if it is time; on all hosts."""
         if step <= self._known:
             self.begin(step)
-        if step <= self._plans[-1].step:
+        if step <= max(self._plans[-1].step, self._seen[0]):
             return
         passed = time.monotonic() - self._began
         (hundredths,) = hosts.from_first(lambda: [int(100 * passed)], 1)
         now, before, (since, then) = hundredths / 100, self.plan(step), self._seen
-        if before.pace and now - then < self._seconds / _PLANS:
+        if not before.pace and not self._looked:  # the first step is like no other
+            self._seen, self._looked = (step, now), True
+            return
+        if before.pace and self._from >= _ENOUGH and now - then < self._seconds / _PLANS:
             return
         each = max(now - then, 0.01) / (step - since)  # seconds of a step
         steps = max(self._seconds - now, each) / each
@@ -86,7 +92,7 @@ class Budget:
                 step,
             )
         self._plans.append(Plan(step, tick, max(TICKS - tick, 1.0) / steps))
-        self._seen = step, now
+        self._seen, self._from = (step, now), step - since
         if hosts.is_first():
             partial = self._path.with_name(f"{FILE}.partial")
             partial.write_text(json.dumps(self._plans))

@@ -1,7 +1,6 @@
 """Many short runs: trained several at once, told apart by their scores, the best one kept."""
 
 import dataclasses
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,8 @@ from bertjax.mesh import hosts
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import make_evaluators
 from bertjax.runs.grid import Trial, of_one_shape
-from bertjax.runs.ledger import DONE_FILE, Ledger, write
+from bertjax.runs.lease import Lease
+from bertjax.runs.ledger import Ledger, write
 from bertjax.runs.metrics import Metrics, Writers, read_metrics
 from bertjax.runs.train import Run
 from bertjax.tasks import registry
@@ -173,7 +173,7 @@ def sweep(
       which run is the best.
     Raises:
       InputError: there are no held-out data, the clock is to end runs, or the workdir is another
-        sweep's.
+        sweep's or one is at work in it.
     """
     workdir = epath.Path(workdir)
     if original.pictures:
@@ -187,30 +187,35 @@ def sweep(
                 f"steps={trial.config.steps!r} is a time, and a sweep trains several runs at once: "
                 "count steps or epochs."
             )
-    ledger = Ledger(workdir, trials)
-    together = each * jax.device_count()
-    results, headline = ledger.results(), ""
+    with Lease(workdir) as lease:
+        return _sweep(trials, original, workdir, each * jax.device_count(), lease)
+
+
+def _sweep(
+    trials: Sequence[Trial], original: Config, workdir: epath.Path, together: int, lease: Lease
+) -> dict[str, Any]:
+    ledger, headline = Ledger(workdir, trials), ""
     for group in of_one_shape(trials):
         task = _opened(group[0].config)
-        ledger.claim(group, task)
+        ledger.check_data(group, task)
         headline = headline or _headline(task, group[0].config)
-        left = [trial for trial in group if trial.name not in results]
+        left = [trial for trial in group if trial.name not in ledger.results]
         if not left:
             continue
         programs, rows = _compiled(group, task, together)
         for first in range(0, len(left), together):
+            lease.check()
             some = left[first : first + together]
             _log.info(
                 "%d of %d runs done; now %s.",
-                len(results),
+                len(ledger.results),
                 len(trials),
                 "; ".join(trial.name for trial in some),
             )
-            wave = Wave(some, task, programs, rows, ledger.wave(some, together, len(results)))
+            wave = Wave(some, task, programs, rows, ledger.wave(some, together))
             wave.train()
-            _finish(wave, headline, results, original, workdir)
-            results |= json.loads((wave.workdir / DONE_FILE).read_text())
-    found = summary(trials, results, headline)
+            _finish(wave, headline, ledger, original, workdir)
+    found = summary(trials, ledger.results, headline)
     if hosts.is_first():
         write(workdir / RESULT_FILE, found)
         ledger.clear()
@@ -267,7 +272,7 @@ def _mean(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _finish(
     wave: Wave,
     headline: str,
-    before: Mapping[str, Mapping[str, Any]],
+    ledger: Ledger,
     original: Config,
     workdir: epath.Path,
 ) -> None:
@@ -283,11 +288,11 @@ def _finish(
     }
     merits = [merit(headline, own) for own in scores]
     number = int(np.argmax(merits))
-    earlier = [_merit(headline, each["scores"]) for each in before.values()]
+    earlier = [_merit(headline, each["scores"]) for each in ledger.results.values()]
     if merits[number] > max(earlier, default=-math.inf):
         wave.write_best(number, original, workdir / BEST)
+    ledger.note(wave.workdir, wave.trials, wave.task, results)
     if hosts.is_first():
-        write(wave.workdir / DONE_FILE, results)
         wave.checkpoints.directory.rmtree()
     hosts.wait_for_all("wave")
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.errors import RESTART, RunError
+from bertjax.errors import DIVERGED, RESTART, RunError
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
@@ -42,12 +42,14 @@ from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
-_SOON = (1, 11)  # steps of a process that are shown where metrics are logged more seldom
+_SOON = {1, 11}  # steps of a process that are shown where metrics are logged more seldom
 _SHOW_SECONDS = 60.0  # after which one is shown all the same, where hosts need not agree on it
 
 
 class Diverged(RunError):
     """The loss or the gradient is no longer a finite number."""
+
+    status = DIVERGED
 
 
 class Stopped(RunError):
@@ -188,7 +190,9 @@ class Run:
         hosts.wait_for_all("compiled")  # each at its own pace
         meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
         saving, evaluating = (Cadence(config, f"{name}_every") for name in ("checkpoint", "eval"))
-        soon = [count for count in _SOON if count < int(config.log_every)]
+        # The clock is read after the second one, too, for a first plan.
+        soon = _SOON | ({2} if budget else set())
+        soon = {count for count in soon if count < int(config.log_every)}
         plan: Plan | None = None
         if budget:
             budget.begin(first)
