@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bertjax.errors import DIVERGED
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
 from experiments.ablations import __main__ as ablations
@@ -74,8 +75,8 @@ Trained = dict[str, list[int]]
 def train(monkeypatch) -> Trained:
     """What stands in for `bertjax train`: the steps of each run by the name of its row.
 
-    Metrics are written as if the loss of held-out text were 6, and with "heads" at the start of the
-    name as if the run had diverged.
+    Metrics are written as if the loss of held-out text were 6; a run diverges where the name begins
+    with "heads".
     """
     steps: Trained = collections.defaultdict(list)
 
@@ -85,10 +86,9 @@ def train(monkeypatch) -> Trained:
         row = workdir.parent.parent.name
         steps[row].append(configuration(command).total_steps)
         workdir.mkdir(parents=True, exist_ok=True)
-        good = not row.startswith("heads")
-        found = {"step": 1, "split": "heldout", "mlm_loss": 6.0, "loss": 7.0 if good else "NaN"}
+        found = {"step": 1, "split": "heldout", "mlm_loss": 6.0}
         (workdir / "metrics.jsonl").write_text(json.dumps(found) + "\n")
-        return SimpleNamespace(returncode=0 if good else 1)
+        return SimpleNamespace(returncode=DIVERGED if row.startswith("heads") else 0)
 
     monkeypatch.setattr(commands.subprocess, "run", run)
     return steps
@@ -114,6 +114,12 @@ def test_a_recipe_that_diverges_has_failed_and_stops_no_other(train, tmp_path, m
     (failed,) = [line for line in lines if line.startswith("| heads")]
     assert failed.startswith("| heads that look aside | - | - |") and failed.endswith("| 2 |")
     assert len(train["modern"]) == 4
+    assert tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
+    assert len(train["heads-that-look-aside"]) == 2
+    refused = SimpleNamespace(returncode=2)
+    monkeypatch.setattr(commands.subprocess, "run", lambda _: refused)
+    with pytest.raises(SystemExit, match="2"):  # of other settings, of which nothing is known
+        tabulate(monkeypatch, tmp_path, "--seeds", "2", "--config.optimizer.learning_rate=1e-5")
 
 
 def test_what_is_done_is_not_repeated_but_where_it_is_asked_otherwise(

@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import re
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -207,7 +208,21 @@ def test_what_does_not_fit_the_time_is_refused(optimizer) -> None:
 def test_shares_are_rounded_up_from_what_is_written(hundredths: int, total: int) -> None:
     share = f"{hundredths // 100}.{hundredths % 100:02d}%"
     expected = -(-hundredths * total // 10_000)
-    assert durations.steps("warmup", share, 8, None, total) == expected
+    assert durations.steps("warmup", share, Fraction(8), None, total) == expected
+
+
+@given(st.integers(0, 4), st.integers(1, 40), st.integers(1, 10**6))
+def test_examples_fill_the_steps_of_a_batch_that_grows(
+    power: int, least: int, examples: int
+) -> None:
+    sizes = [least << i for i in range(power + 1)]
+    config = parse(
+        batch_size=sizes[-1],
+        batch_growth=1 << power,
+        steps=f"{examples} examples",
+        optimizer={"warmup": 0},
+    ).resolve()
+    assert config.steps == -(-examples * len(sizes) // sum(sizes))
 
 
 def test_epochs_need_data() -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from etils import epath
@@ -238,7 +239,7 @@ class Config:
         """
 
         sizes = Growth(self.batch_size, self.batch_growth).sizes
-        batch_size = sum(sizes) / len(sizes)
+        batch_size = Fraction(sum(sizes), len(sizes))
 
         def steps_of(name: str, value: Duration, total: int | None, least: int) -> int:
             found = durations.steps(name, value, batch_size, rows_per_epoch, total)

@@ -39,7 +39,7 @@ def is_share(value: Duration) -> bool:
 
 
 def steps(
-    name: str, value: Duration, batch_size: float, rows_per_epoch: int | None, total: int | None
+    name: str, value: Duration, batch_size: Fraction, rows_per_epoch: int | None, total: int | None
 ) -> int:
     """A duration in steps.
 
@@ -69,9 +69,9 @@ def steps(
     return _whole(number, total, 100)
 
 
-def _whole(number: float, times: int, over: float) -> int:
+def _whole(number: float, times: int, over: Fraction | int) -> int:
     """number * times / over, rounded up, of the number as it is written: 7% of 100 are 7."""
-    return math.ceil(Fraction(repr(number)) * times / Fraction(over))
+    return math.ceil(Fraction(repr(number)) * times / over)
 
 
 def ticks(name: str, value: Duration, budget: float) -> int:

@@ -7,7 +7,8 @@ import resource
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 Command = Sequence[str]  # a verb and its arguments
 
@@ -18,9 +19,16 @@ def bertjax(*command: str) -> None:
         sys.exit(status)
 
 
+class Ended(NamedTuple):
+    """How commands ended, and the minutes of the processor that they took, earlier times too."""
+
+    status: int
+    minutes: float
+
+
 def run_once(
-    record: pathlib.Path, commands: Sequence[Command], excused: Callable[[], bool] = lambda: False
-) -> float:
+    record: pathlib.Path, commands: Sequence[Command], excused: Collection[int] = ()
+) -> Ended:
     """Runs verbs one after the other, unless a record says that they ended.
 
     Where the record is of other commands, all are run: each finds what is there and goes on with
@@ -28,25 +36,23 @@ def run_once(
 
     Args:
       record: a JSON file, written once all have ended.
-      excused: whether the one that failed did so in a way that is a result.
-    Returns:
-      Minutes of the processor that they took, those of earlier times with them.
+      excused: statuses of a verb that are a result; what comes after it is not run.
     """
-    known, minutes = json.loads(record.read_text()) if record.exists() else ([], 0.0)
+    known, minutes, status = json.loads(record.read_text()) if record.exists() else ([], 0.0, 0)
     if known == [[*command] for command in commands]:
-        return float(minutes)
+        return Ended(status, minutes)
     before = _processor_minutes()
     for command in commands:
         if status := _run(command):
-            if excused():
+            if status in excused:
                 break
             sys.exit(status)
     minutes += _processor_minutes() - before
     record.parent.mkdir(parents=True, exist_ok=True)
     partial = record.with_name(f"{record.name}.{os.getpid()}.partial")  # hosts share the place
-    partial.write_text(json.dumps([commands, minutes], indent=1))
+    partial.write_text(json.dumps([commands, minutes, status], indent=1))
     partial.replace(record)
-    return float(minutes)
+    return Ended(status, minutes)
 
 
 def overrides(fields: Mapping[str, str]) -> list[str]:

@@ -49,7 +49,7 @@ def main() -> None:
         given = args.config + (f",features={name}" if name in FEATURES else "")
         command = ["sweep", "--config", f"experiments/ner.py:{given}", "--workdir", str(workdir)]
         command += [f"--seeds={args.seeds}", *rest]
-        minutes = run_once(args.output / f"{name}.record.json", [command]) / args.seeds
+        minutes = run_once(args.output / f"{name}.record.json", [command]).minutes / args.seeds
         runs = json.loads((workdir / "sweep.json").read_text())["runs"]
         scores = {score: [run["scores"][score] for run in runs] for score in SCORES}
         failed = sum(run["failed"] for run in runs)

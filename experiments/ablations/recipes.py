@@ -14,11 +14,11 @@ interrupted, those since.
 """
 
 import argparse
-import math
 import pathlib
 from typing import Any
 
-from bertjax.runs.metrics import metrics_path, read_metrics
+from bertjax.errors import DIVERGED
+from bertjax.runs.metrics import read_metrics
 from experiments.ablations.commands import overrides, run_once
 from experiments.ablations.results import Row, write_results
 from experiments.ablations.tables import Finding, Table, Variant
@@ -71,19 +71,10 @@ def train(
         to = ["--workdir", str(workdir / stage), "--config", config, f"--config.steps={steps}"]
         commands.append(["train", *to, *given, *rest])
         init = str(workdir / stage)
-    stages = [workdir / stage for stage in runs]
-    minutes = run_once(workdir / "record.json", commands, lambda: any(map(diverged, stages)))
-    if any(map(diverged, stages)):
-        return None, minutes
-    return float(read_metrics(workdir / "masks")[-1]["mlm_loss"]), minutes
-
-
-def diverged(workdir: pathlib.Path) -> bool:
-    """Whether a run came to an end because its loss was no number any more."""
-    if not metrics_path(workdir).exists():
-        return False
-    last = read_metrics(workdir)[-1]
-    return not all(math.isfinite(last.get(name, 0.0)) for name in ("loss", "grad_norm"))
+    ended = run_once(workdir / "record.json", commands, [DIVERGED])
+    if ended.status == DIVERGED:
+        return None, ended.minutes
+    return float(read_metrics(workdir / "masks")[-1]["mlm_loss"]), ended.minutes
 
 
 def main() -> None:
