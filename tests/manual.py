@@ -36,7 +36,7 @@ ELSEWHERE = [
     (r"bertjax serve .*|curl .*", 4, "a server: tests/test_serve.py"),
     (r"pip install .*|python3 -m venv .*|\. \.venv/.*|make .*", 10,
      "installing, and what CI itself is made of"),
-    (r"python (-m experiments\.(bench\.\w+|ablations\b)|experiments/bench/\w+\.py).*", 17,
+    (r"python (-m experiments\.(bench\.\w+|ablations\b)|experiments/bench/\w+\.py).*", 18,
      "measurements of minutes to hours, beside programs of others"),
     (r"(results|performance)\.md bertjax .*", 12, "how the figures were measured, on real data"),
     (r".*gs://.*", 1, "a bucket: tests/test_storage.py"),
