@@ -26,8 +26,10 @@ _TRAINED = ("config", "data_fingerprint")  # of an entry; the rest is what came 
 
 
 class Ledger:
-    """That of a workdir, to which a sweep may add runs: more seeds, for example.
+    """What is done of the sweep of a workdir, to which runs may be added: more seeds, for example.
 
+    Args:
+      trials: all runs of the sweep, done or not.
     Raises:
       InputError: the workdir holds a run, results of other runs, or of these with other settings.
     """
@@ -79,6 +81,9 @@ class Ledger:
         """Where runs are trained at once.
 
         A directory of their own: a state of other runs, or of more, is none to go on from.
+
+        Args:
+          together: runs that the state has, copies that fill it up with them.
         """
         names = "\n".join([str(together), *(trial.name for trial in trials)])
         digest = hashlib.sha256(names.encode()).hexdigest()[:12]
@@ -91,7 +96,11 @@ class Ledger:
         task: Task,
         found: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Notes what became of a wave's runs; all hosts have the same to note."""
+        """Notes what became of a wave's runs; all hosts have the same to note.
+
+        Args:
+          found: of each run by its name the `scores`, and whether it has `failed`.
+        """
         entries = {
             trial.name: {
                 **found[trial.name],

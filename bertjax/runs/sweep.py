@@ -199,7 +199,8 @@ def _sweep(
         task = _opened(group[0].config)
         ledger.check_data(group, task)
         headline = headline or _headline(task, group[0].config)
-        left = [trial for trial in group if trial.name not in ledger.results]
+        done = ledger.results
+        left = [trial for trial in group if trial.name not in done]
         if not left:
             continue
         programs, rows = _compiled(group, task, together)

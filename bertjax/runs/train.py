@@ -264,10 +264,14 @@ class Run:
         self._tell_saved(writers)
 
     def _is_best(self, writers: Writers, state: TrainState, found: Evaluation | None) -> bool:
-        """Whether a state is to be saved for its scores."""
+        """Whether a state is to be saved for its scores.
+
+        Raises:
+          InputError: `keep_best` is none of them; the state was saved all the same.
+        """
         try:
             return found is not None and self.checkpoints.is_best(int(state.step), found.scores)
-        except InputError:  # none of the scores is so called: what was learned is kept all the same
+        except InputError:
             self._save(writers, state, found)
             self.checkpoints.wait()
             raise

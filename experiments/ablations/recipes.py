@@ -5,12 +5,11 @@
 
 Every row is `bertjax train` of as many steps, for each seed, printed before it runs; what is there
 is not repeated, so the same line again goes on after whatever ended it. A run that diverges counts
-as failed. "Left to right first" gives
-a part of the steps to a run from left to right that the masks go on from. The last rows are
-`recipe=modern`, which has what proved useful of the changes, in as many steps and in a third of
-them. DIR/recipes.json, .md and .html have the loss of held-out masked pieces, always of 15% masked
-in 80/10/10, and the processor minutes of a run, start and compiling included; of one that was
-interrupted, those since.
+as failed. "Left to right first" gives a part of the steps to a run from left to right that the
+masks go on from. The last rows are `recipe=modern`, which has what proved useful of the changes, in
+as many steps and in a third of them. DIR/recipes.json, .md and .html have the loss of held-out
+masked pieces, always of 15% masked in 80/10/10, and the processor minutes of a run, start and
+compiling included; of one that was interrupted, those since.
 """
 
 import argparse

@@ -61,7 +61,7 @@ def verdicts(finding: Finding, rows: Sequence[Row]) -> list[str]:
     for name in better.scores:
         if finding.tasks and name.split()[0] not in finding.tasks:
             continue
-        high, low = known(better.scores[name]), known(worse.scores[name])
+        high, low = _known(better.scores[name]), _known(worse.scores[name])
         if not high or not low:
             said.append(f"{finding.said}: {name} is not known of both.")
             continue
@@ -117,17 +117,17 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
 
 def _chart(rows: Sequence[Row], name: str) -> str:
     """The runs of each row, where there are any with this score."""
-    groups = {str(i): own for i, row in enumerate(rows, 1) if (own := known(row.scores[name]))}
+    groups = {str(i): own for i, row in enumerate(rows, 1) if (own := _known(row.scores[name]))}
     return strips(name, groups, "") if groups else ""
 
 
-def known(values: Sequence[float | None]) -> list[float]:
+def _known(values: Sequence[float | None]) -> list[float]:
     """Those of runs that did not fail altogether."""
     return [value for value in values if value is not None]
 
 
 def _spread(own: Sequence[float | None]) -> str:
-    values = known(own)
+    values = _known(own)
     if not values:
         return "-"
     mean = f"{statistics.fmean(values):.4f}"
