@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.model import layers
-from bertjax.model.layers import add_bias, gelu, lookup, normalize
+from bertjax.model.layers import add_bias, gelu, lookup, normalize, product
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -25,6 +25,24 @@ def assert_same_gradients(function, formula, *inputs) -> None:
     )
     for a, b in zip(ours, derived, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (64, 5), (65, 5), (2, 32, 5), (2, 33, 5), (0, 5), (5,)])
+def test_a_product_of_few_vectors_or_many_is_a_product(shape: tuple[int, ...]) -> None:
+    assert_same_gradients(product, jnp.dot, draw(*shape), draw(5, 3, seed=1))
+
+
+def test_a_product_has_the_dtype_of_its_inputs_or_of_its_sums() -> None:
+    x, matrix = (draw(*shape).astype("bfloat16") for shape in ((2, 5), (5, 3)))
+    assert product(x, matrix).dtype == "bfloat16"
+    assert product(x, matrix, jnp.float32).dtype == "float32"
+
+
+def test_few_vectors_meet_a_matrix_that_is_not_laid_out_anew() -> None:
+    """A copy of it would take longer than the product does."""
+    x, matrix = (jax.ShapeDtypeStruct((rows, 128), "float32") for rows in (8, 512))
+    compiled = jax.jit(lambda x, matrix: product(x, matrix.T)).lower(x, matrix).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 512 * 128 * 4
 
 
 def test_gelu_is_x_times_the_normal_distribution_function() -> None:

@@ -18,7 +18,7 @@ from jax import Array
 from bertjax.model.attention.choice import attention
 from bertjax.model.dropout import dropout, threshold
 from bertjax.model.initialization import INITIALIZATIONS, Initializer, neighbours, normal, sinusoids
-from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize
+from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize, product
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 
@@ -149,7 +149,7 @@ class Dense(nn.Module):
         init = self.kernel_init or normal(self.config.init_std)
         kernel = self.param("kernel", init, (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return add_bias(jnp.dot(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
+        return add_bias(product(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
 
 
 class LayerNorm(nn.Module):

@@ -17,7 +17,7 @@ from bertjax.model import losses
 from bertjax.model.bilstm import BiLSTM, Features
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm, parse_layers
-from bertjax.model.layers import ACTIVATIONS, sum_rows
+from bertjax.model.layers import ACTIVATIONS, product, sum_rows
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
@@ -42,7 +42,7 @@ def similarity(x: Array, word: Array, bias: Array) -> Array:
     Scores keep the precision that they are summed in; the backward pass then multiplies in the
     dtype of the inputs, where differentiating this line would multiply in float32.
     """
-    return jnp.einsum("nh,vh->nv", x, word, preferred_element_type=jnp.float32) + bias
+    return product(x, word.T, jnp.float32) + bias
 
 
 def _similarity_forward(x: Array, word: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -7,8 +7,27 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.export import is_symbolic_dim
 
-from bertjax.mesh.sharding import tpu_kind
+from bertjax.mesh.sharding import for_cpu, tpu_kind
+
+_FEW = 64  # vectors for which the order of a product is worth choosing on a CPU
+
+
+def product(x: Array, matrix: Array, dtype: jax.typing.DTypeLike | None = None) -> Array:
+    """Vectors x [..., n] by a matrix [n, m]: [..., m].
+
+    Args:
+      dtype: of the sums; by default that of the inputs.
+    """
+    if not for_cpu() or any(map(is_symbolic_dim, x.shape)) or x.size > _FEW * x.shape[-1]:
+        return jnp.dot(x, matrix, preferred_element_type=dtype)
+    # What comes second is laid out anew at every call, which of a matrix takes longer than to
+    # multiply few vectors by it. So it comes first, best from where it lies turned, as [m, n].
+    # Without the barrier the compiler would swap the two back.
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    columns = jnp.einsum("nm,bn->mb", matrix, flat, preferred_element_type=dtype)
+    return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], matrix.shape[-1])
 
 
 @jax.custom_vjp

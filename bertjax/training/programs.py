@@ -270,8 +270,8 @@ class Programs:
         """Whether each layer's parameters are given to `predict` by themselves, matrices turned.
 
         Of those of all layers in one array a CPU would copy each layer's at every call, which takes
-        longer than to compute a short text. And it multiplies up to 32 pieces by a matrix that lies
-        there as [outputs, inputs] in three quarters of the time.
+        longer than to compute a short text. And it multiplies up to 64 pieces by a matrix that lies
+        there as [outputs, inputs] in half to three quarters of the time.
         """
         alone = self.mesh.size == self.mesh.shape["data"]
         cpu = self.mesh.devices.flat[0].platform == "cpu"
