@@ -18,6 +18,7 @@ from attending import (
 )
 
 from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.model.attention import cpu
 from bertjax.model.attention.cpu import attention, why_not
 from bertjax.model.attention.plain import attention as plain
 
@@ -35,6 +36,16 @@ def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal)
     )
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=5e-6)
+
+
+@pytest.mark.parametrize("scores", [1, 2 * 32**2, 3 * 32**2])
+def test_groups_of_heads_are_what_all_heads_at_once_are(scores: int, monkeypatch) -> None:
+    arrays, ids = inputs(2, length=32, heads=4, size=8), packs(2, 32)
+    whole = run(attention, arrays, ids, **options(True, 0.1))
+    monkeypatch.setattr(cpu, "_SCORES", scores)
+    in_groups = run(attention, arrays, ids, **options(True, 0.1))
+    for a, b in zip(in_groups, whole, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Attention for CPUs, a row of the batch at a time: its weights [N, T, T] stay in the caches.
 
-A batch's weights are a hundred megabytes, which a CPU would write and read several times. Of a row
-only which weights were dropped and what the softmax divided by are kept for the backward pass,
-which computes the weights again.
+A batch's weights are a hundred megabytes, which a CPU would write and read several times. Of a long
+row the forward pass takes some of the heads at a time. Of a row only which weights were dropped and
+what the softmax divided by are kept for the backward pass, which computes the weights again.
 """
 
 import dataclasses
@@ -67,6 +67,8 @@ def _attention_backward(row: "_Row", kept: tuple[Any, ...], gradient: Array) -> 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
+_SCORES = 2**20  # of a forward pass at once
+
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
@@ -89,14 +91,22 @@ class _Row:
         self, mask: Array, keep: Array | None, query: Array, key: Array, value: Array
     ) -> tuple[Array, Array, Array]:
         """The output; of the scores their maximum and 1 / the sum of their powers [N, T, 1]."""
-        scores = self._scores(mask, query, key)
-        top = scores.max(axis=-1, keepdims=True)
-        powers = jnp.exp(scores - top)
-        inverse = 1 / powers.sum(axis=-1, keepdims=True)
-        if keep is not None:
-            powers = powers * jnp.where(keep, scale(self.limit), 0.0)
-        mixed = _product("nqk,nkd->nqd", powers.astype(value.dtype), self._heads(value))
-        return self._joined(mixed * inverse).astype(value.dtype), top, inverse
+
+        def attend(
+            keep: Array | None, query: Array, key: Array, value: Array
+        ) -> tuple[Array, Array, Array]:
+            scores = _product("nqd,nkd->nqk", query, key) + mask
+            top = scores.max(axis=-1, keepdims=True)
+            powers = jnp.exp(scores - top)
+            inverse = 1 / powers.sum(axis=-1, keepdims=True)
+            if keep is not None:
+                powers = powers * jnp.where(keep, scale(self.limit), 0.0)
+            mixed = _product("nqk,nkd->nqd", powers.astype(value.dtype), value)
+            return mixed * inverse, top, inverse
+
+        heads = (self._heads(x) for x in (self._scaled(query), key, value))
+        out, top, inverse = _in_groups(attend, len(query) ** 2, (keep, *heads))
+        return self._joined(out).astype(value.dtype), top, inverse
 
     def backward(
         self,
@@ -146,6 +156,21 @@ class _Row:
     def _joined(self, x: Array) -> Array:
         """[N, T, D] as [T, N * D]."""
         return x.swapaxes(0, 1).reshape(x.shape[1], -1)
+
+
+def _in_groups(function: Any, scores: int, arrays: tuple[Any, ...]) -> Any:
+    """function(*arrays), arrays [N, ...], of as many heads at once as a cache has room for."""
+    count = len(arrays[-1])
+    size = max(
+        size
+        for size in range(1, count + 1)
+        if count % size == 0 and (size == 1 or size * scores <= _SCORES)
+    )
+    if size == count:
+        return function(*arrays)
+    groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), arrays)
+    found = jax.lax.map(lambda group: function(*group), groups)
+    return jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), found)
 
 
 def _product(formula: str, a: Array, b: Array) -> Array:
