@@ -153,6 +153,8 @@ class Config:
                 f"batch_growth={self.batch_growth} must be a power of 2 that batch_size="
                 f"{self.batch_size} is a multiple of."
             )
+        if self.budget == 0:
+            raise InputError(f"steps={self.steps!r} is no time at all: give the run some.")
         if self.batch_growth > 1 and self.budget is not None:
             raise InputError(
                 f"batch_growth={self.batch_growth} counts steps and steps={self.steps!r} is a "
@@ -281,8 +283,6 @@ class Config:
         fields = dataclasses.asdict(self.optimizer)
         parts = {name: fields.pop(name) for name in ("warmup", "cooldown", "decay_steps")}
         if self.budget is not None:
-            if not self.budget:
-                raise InputError(f"steps={self.steps!r} is no time at all.")
             parts = {
                 name: durations.ticks(f"optimizer.{name}", value, self.budget)
                 for name, value in parts.items()
