@@ -27,6 +27,7 @@ FLOORS = {
         "pages",  # how a page is written that needs nothing else
         "tasks",  # what is learned, a file or a folder a task
         "runs",  # what a command does
+        "sweeps",  # many short runs, trained several at once
         "preflight",  # will it fit, how fast
         "reports",  # pages on runs
         "serving",  # a model behind HTTP

@@ -19,10 +19,10 @@ from bertjax.cli.sweep import table
 from bertjax.errors import RunError
 from bertjax.reports.run import write_report
 from bertjax.runs.evaluate import evaluate
-from bertjax.runs.grid import Trial, make_trials, of_one_shape
 from bertjax.runs.lease import Lease
-from bertjax.runs.sweep import summary, sweep
 from bertjax.runs.train import Run
+from bertjax.sweeps.grid import Trial, make_trials, of_one_shape
+from bertjax.sweeps.sweep import summary, sweep
 from bertjax.training.config import Config
 from bertjax.training.together import Together, rounded_up
 from data_pipelines.errors import InputError

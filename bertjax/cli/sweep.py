@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int | None:
     if (status := supervise(args)) is not None:
         return status
     from bertjax.mesh import hosts
-    from bertjax.runs.grid import make_trials
-    from bertjax.runs.sweep import sweep
+    from bertjax.sweeps.grid import make_trials
+    from bertjax.sweeps.sweep import sweep
     from data_pipelines.errors import InputError
 
     pass_over_absent_tpu()

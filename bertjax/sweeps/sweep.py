@@ -14,11 +14,11 @@ from bertjax.errors import RunError
 from bertjax.mesh import hosts
 from bertjax.runs.description import write_description
 from bertjax.runs.evaluate import make_evaluators
-from bertjax.runs.grid import Trial, of_one_shape
 from bertjax.runs.lease import Lease
-from bertjax.runs.ledger import Ledger, write
 from bertjax.runs.metrics import Metrics, Writers, read_metrics
 from bertjax.runs.train import Run
+from bertjax.sweeps.grid import Trial, of_one_shape
+from bertjax.sweeps.ledger import Ledger, write
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, HostBatch, Task
 from bertjax.training.best import merit

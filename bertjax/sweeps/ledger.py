@@ -13,7 +13,7 @@ from etils import epath
 
 from bertjax.mesh import hosts
 from bertjax.runs import workdirs
-from bertjax.runs.grid import Trial
+from bertjax.sweeps.grid import Trial
 from bertjax.tasks.contract import Task
 from data_pipelines.errors import InputError
 
