@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from goldens import make_pretraining as recipe
 
-from bertjax.model.encoder import BertConfig, Encoder
+from bertjax.model import heads
+from bertjax.model.encoder import BertConfig, Encoder, narrows
 from bertjax.model.heads import Model, head_sums
 
 CONFIG = BertConfig(**recipe.MODEL)
@@ -87,6 +88,19 @@ def test_hidden_states_of_every_layer(golden, params):
 def test_logits(golden, params, name):
     assert np.abs(golden[name]).max() > 0.5
     np.testing.assert_allclose(logits(params, BATCH)[name], golden[name], atol=1e-5)
+
+
+def test_nothing_is_lost_with_what_the_last_block_does_not_compute(params, monkeypatch):
+    batch = {name: np.tile(BATCH[name], (1, 3)) for name in ("token_ids", "type_ids", "positions")}
+    batch |= {"pack_ids": np.pad(BATCH["pack_ids"], ((0, 0), (0, 2 * BATCH["pack_ids"].shape[1])))}
+    batch |= {name: BATCH[name] for name in ("mlm_positions", "cls_positions")}
+    asked: list[bool] = []
+    monkeypatch.setattr(heads, "narrows", lambda *args: asked.append(narrows(*args)) or asked[-1])
+    few = MODEL.apply({"params": params}, batch, deterministic=True)
+    monkeypatch.setattr(heads, "narrows", lambda *args: False)
+    whole = MODEL.apply({"params": params}, batch, deterministic=True)
+    assert asked == [True]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), few, whole)
 
 
 @pytest.mark.parametrize("activation", recipe.ACTIVATIONS)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.encoder import BertConfig, Encoder, depths_of
+from bertjax.model.encoder import BertConfig, Encoder, depths_of, narrows
+from bertjax.model.layers import gather
 
 CONFIG = BertConfig(
     vocab_size=120,
@@ -46,6 +47,10 @@ def params(config: BertConfig = CONFIG) -> Any:
     return jax.jit(functools.partial(Encoder(config).init, deterministic=True))(
         draw_key(0), *inputs()
     )
+
+
+def first_blocks(count: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[:count], params()["params"]["blocks"])
 
 
 @functools.cache
@@ -293,6 +298,47 @@ def test_nothing_is_computed_above_the_topmost_layer(layers, scan_layers):
     program = str(jax.make_jaxpr(layers_of(layers, scan_layers))(params(), *inputs()))
     loops = re.findall(r" length=(\d+)\s+num_carry=1", program)  # attention's carry nothing
     assert loops == ([str(top)] if top else [])
+
+
+@pytest.mark.parametrize("fields", [{}, {"scan_layers": True}, {"remat": True}, {"num_layers": 1}])
+def test_vectors_at_some_positions_and_their_gradients_are_those_among_all(fields) -> None:
+    config, at = with_(**fields), np.array([[0, 3, 3], [15, 7, 0]], np.int32)
+    tree = {**params()["params"], "blocks": first_blocks(config.num_layers)}
+    weights = np.random.default_rng(1).normal(size=(2, 3, config.hidden_size))
+
+    def total(tree: Any, narrow: bool) -> tuple[jax.Array, jax.Array]:
+        apply = functools.partial(Encoder(config).apply, {"params": tree}, deterministic=True)
+        found = apply(*inputs(), at=at) if narrow else gather(apply(*inputs()), at)
+        return (found * weights).sum(), found
+
+    run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    few, all_ = run(tree, True), run(tree, False)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), few, all_)
+
+
+def test_what_is_asked_for_twice_is_dropped_from_twice() -> None:
+    apply = functools.partial(Encoder(with_(hidden_dropout=0.5)).apply, params(), *inputs())
+    at = np.array([[3, 3], [5, 5]], np.int32)
+    found = apply(deterministic=False, rngs={"dropout": draw_key(0)}, at=at)
+    assert (np.abs(found[:, 0] - found[:, 1]).max(axis=-1) > 1e-2).all()
+    again = apply(deterministic=True, at=at)
+    np.testing.assert_array_equal(again[:, 0], again[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "length", "narrow"),
+    [
+        ({}, 8, 16, True),
+        ({}, 9, 16, False),
+        ({"scan_layers": True}, 1, 16, False),
+        ({"bilstm": 8}, 1, 16, False),
+        ({"feature_layers": "-2..-1"}, 1, 16, False),
+    ],
+)
+def test_the_last_block_computes_what_is_read_where_that_is_not_much(
+    fields, wanted, length, narrow
+) -> None:
+    assert narrows(with_(**fields), wanted, length) == narrow
 
 
 @pytest.mark.parametrize("layer", [3, -4])

@@ -14,11 +14,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.export import is_symbolic_dim
 
 from bertjax.model.attention.choice import attention
 from bertjax.model.dropout import dropout, threshold
 from bertjax.model.initialization import INITIALIZATIONS, Initializer, neighbours, normal, sinusoids
-from bertjax.model.layers import ACTIVATIONS, add_bias, lookup, normalize, product
+from bertjax.model.layers import ACTIVATIONS, add_bias, gather, lookup, normalize, product
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 
@@ -197,7 +198,7 @@ class SelfAttention(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x: Array, pack_ids: Array) -> Array:
+    def __call__(self, x: Array, pack_ids: Array, at: Array | None) -> Array:
         config, size = self.config, self.config.hidden_size
         heads = (*x.shape[:-1], config.num_heads, size // config.num_heads)
         inits: dict[str, Initializer] = {}
@@ -219,7 +220,7 @@ class SelfAttention(nn.Module):
             dropout_rate=config.attention_dropout,
             dropout_key=None if self.deterministic else self.make_rng("dropout"),
         )
-        return Dense(config, size, name="output")(mixed.reshape(x.shape))
+        return Dense(config, size, name="output")(_only(mixed.reshape(x.shape), at))
 
 
 class FeedForward(nn.Module):
@@ -242,8 +243,13 @@ class Block(nn.Module):
     keep: bool
 
     @nn.compact
-    def __call__(self, x: Array, pack_ids: Array) -> tuple[Array, Array | None]:
-        """[B, T, H], as a scan wants it: once to carry on, once to stack where asked to `keep`."""
+    def __call__(
+        self, x: Array, pack_ids: Array, at: Array | None = None
+    ) -> tuple[Array, Array | None]:
+        """[B, T, H], as a scan wants it: once to carry on, once to stack where asked to `keep`.
+
+        With `at` int32 [B, N] the vectors of these positions alone, [B, N, H].
+        """
 
         def add(x: Array, update: Array, name: str) -> Array:
             key = None if self.deterministic else self.make_rng("dropout")
@@ -251,7 +257,7 @@ class Block(nn.Module):
             return LayerNorm(self.config, name=name)(x + update)
 
         attend = SelfAttention(self.config, self.deterministic, name="attention")
-        x = add(x, attend(x, pack_ids), "attention_norm")
+        x = add(_only(x, at), attend(x, pack_ids, at), "attention_norm")
         x = add(x, FeedForward(self.config, name="feed_forward")(x), "feed_forward_norm")
         return x, x if self.keep else None
 
@@ -274,29 +280,24 @@ class Encoder(nn.Module):
         *,
         deterministic: bool,
         layers: Sequence[int] | None = None,
+        at: Array | None = None,
     ) -> Array:
         """The last block's vectors [B, T, H] from four int32 [B, T], in the computation's dtype.
 
         With `layers`, those of each of them [len(layers), B, T, H]; see `depths_of`. No block above
-        the topmost of them is computed. Unless `deterministic`, `apply` must be given
-        `rngs={"dropout": key}`.
+        the topmost of them is computed. With `at` int32 [B, N], which is not for `init`, the last
+        block computes those at these positions and no others: [B, N, H]. Unless `deterministic`,
+        `apply` must be given `rngs={"dropout": key}`.
         """
         config = self.config
         wanted = depths_of([-1] if layers is None else layers, config.num_layers)
         top = config.num_layers if self.is_initializing() else max(wanted)
         x = self.embeddings(token_ids, type_ids, positions, deterministic=deterministic)
         below: list[Array] = [x]  # what is wanted of it; where only the topmost is, no more is kept
+        if at is not None:
+            return self._narrow(x, pack_ids, at, deterministic)
         if top:
-            blocks = nn.scan(
-                nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block,
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,
-                length=top,
-                unroll=1 if config.scan_layers else top,
-                # Traces the block once more, on which random numbers depend, and nothing else does.
-                check_constancy_invariants=self.is_initializing() or not deterministic,
-            )
+            blocks = self._stacked(top, deterministic)
             if top < config.num_layers:
                 blocks = nn.map_variables(blocks, "params", lambda params: _lowest(params, top))
             keep = any(0 < depth < top for depth in wanted)
@@ -305,6 +306,53 @@ class Encoder(nn.Module):
         if layers is None:
             return x
         return jnp.stack([x if depth == top else below[depth] for depth in wanted])
+
+    @property
+    def _block(self) -> type[Block]:
+        """One, of which the backward pass computes again what it needs where memory is short."""
+        config = self.config
+        return nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block
+
+    def _stacked(self, count: int, deterministic: bool) -> Any:
+        """So many blocks, one after the other."""
+        return nn.scan(
+            self._block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=nn.broadcast,
+            length=count,
+            unroll=1 if self.config.scan_layers else count,
+            # Traces the block once more, on which random numbers depend, and nothing else does.
+            check_constancy_invariants=self.is_initializing() or not deterministic,
+        )
+
+    def _narrow(self, x: Array, pack_ids: Array, at: Array, deterministic: bool) -> Array:
+        """The last block's vectors at some positions, [B, N, H], from those of the embeddings."""
+        config, top = self.config, self.config.num_layers - 1
+        leaves, tree = jax.tree.flatten(self.get_variable("params", "blocks"))
+        # By one operation, whose derivative puts the gradients of all layers together at once.
+        parts = zip(*(jnp.split(leaf, [top]) for leaf in leaves), strict=True)
+        lower, last = (jax.tree.unflatten(tree, part) for part in parts)
+
+        def run(blocks: Any, params: Any, *inputs: Array) -> Array:
+            rngs = {} if deterministic else {"dropout": self.make_rng("dropout")}
+            block = blocks(config, deterministic, keep=False, parent=None, name="blocks")
+            found: tuple[Array, None] = block.apply({"params": params}, *inputs, rngs=rngs)
+            return found[0]
+
+        if top:
+            x = run(self._stacked(top, deterministic), lower, x, pack_ids)
+        return run(self._block, jax.tree.map(lambda leaf: leaf[0], last), x, pack_ids, at)
+
+
+def narrows(config: BertConfig, wanted: int, length: int) -> bool:
+    """Whether a model whose heads read `wanted` of a row's positions computes no others in the last
+    block: they are no more than half, nothing comes between that reads all, and the block is no
+    part of a loop.
+    """
+    known = not (is_symbolic_dim(wanted) or is_symbolic_dim(length))
+    between = config.feature_layers or config.bilstm
+    return known and 2 * wanted <= length and not between and not config.scan_layers
 
 
 def parse_layers(spec: str, num_layers: int) -> tuple[int, ...]:
@@ -338,6 +386,11 @@ def depths_of(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
                 f"embeddings, to {num_layers}, or from -1, its last, to {-num_layers - 1}."
             )
     return tuple(layer % (num_layers + 1) for layer in layers)
+
+
+def _only(x: Array, at: Array | None) -> Array:
+    """Vectors [B, T, H], or those at some positions."""
+    return x if at is None else gather(x, at)
 
 
 def _lowest(params: Any, count: int) -> Any:

@@ -3,7 +3,7 @@
 Utilisation is operations / (seconds * peak * devices) (Chowdhery et al. 2022, appendix B).
 """
 
-from bertjax.model.encoder import BertConfig
+from bertjax.model.encoder import BertConfig, narrows
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, by the beginning of its `device_kind`; the first
 # that matches counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100: float16.
@@ -35,7 +35,8 @@ def forward_flops(
     """Operations of the matrix products in a forward pass of the pre-training model.
 
     A multiplication and an addition count as two. What the shapes make the hardware compute
-    counts, with padding, empty slots and scores that the mask hides.
+    counts, with padding, empty slots and scores that the mask hides; without slots, the last block
+    is computed whole.
 
     Args:
       rows, seq_len: of the batch.
@@ -43,11 +44,14 @@ def forward_flops(
       pairs: slots a row for pooled vectors with two logits each; 0 for a model without.
     """
     hidden, layers = config.hidden_size, config.num_layers
-    kernels = 4 * hidden**2 + 2 * hidden * config.feed_forward_size
-    block = seq_len * kernels + 2 * seq_len**2 * hidden
+    before = 3 * hidden**2  # in a block, the products before attention, and after
+    after = hidden**2 + 2 * hidden * config.feed_forward_size
+    block = seq_len * (before + after) + 2 * seq_len**2 * hidden
+    slots = mlm_slots + pairs
+    unread = seq_len - slots if slots and narrows(config, slots, seq_len) else 0
     mlm = mlm_slots * hidden * (hidden + config.vocab_size)
     nsp = pairs * hidden * (hidden + 2)
-    return 2 * rows * (layers * block + mlm + nsp)
+    return 2 * rows * (layers * block - unread * after + mlm + nsp)
 
 
 def peak_flops(device_kind: str) -> float | None:

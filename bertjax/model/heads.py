@@ -5,7 +5,8 @@ one's own is made known by `register`, with nothing else changed.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,17 +17,12 @@ from jax import Array
 from bertjax.model import losses
 from bertjax.model.bilstm import BiLSTM, Features
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm, parse_layers
-from bertjax.model.layers import ACTIVATIONS, product, sum_rows
+from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm, narrows, parse_layers
+from bertjax.model.layers import ACTIVATIONS, gather, product, sum_rows
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
 Batch = Mapping[str, Array]
-
-
-def gather(hidden: Array, positions: Array) -> Array:
-    """The vectors of `hidden` [B, T, H] at `positions` int32 [B, N]: [B, N, H]."""
-    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
 
 def last_positions(pack_ids: Array, count: int) -> Array:
@@ -76,9 +72,9 @@ class MLM(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, hidden: Array, batch: Batch, word: Array) -> Array:
-        """float32 [B, M, V]; only the masked positions meet the word embeddings [V, H]."""
-        config, x = self.config, gather(hidden, batch["mlm_positions"])
+    def __call__(self, x: Array, batch: Batch, word: Array) -> Array:
+        """float32 [B, M, V] from their vectors [B, M, H] and the word embeddings [V, H]."""
+        config = self.config
         x = ACTIVATIONS[config.activation](Dense(config, config.hidden_size, name="transform")(x))
         x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
@@ -125,9 +121,9 @@ class Head:
     Attributes:
       name: of its parameters; what it gives is called `NAME_logits`.
       module: from the model's configuration a module that is called with the vectors of all pieces
-        [B, T, H], or if `pooled` with the pooled vectors of the batch's `cls_positions` [B, K, H]
-        (of a causal encoder of the examples' last pieces), the batch, and the word embeddings
-        [V, H].
+        [B, T, H] or those that it `reads`, or if `pooled` with the pooled vectors of the batch's
+        `cls_positions` [B, K, H] (of a causal encoder of the examples' last pieces), the batch, and
+        the word embeddings [V, H].
       sums: (logits, batch) -> its loss, `NAME_loss`, and what else it reports.
       names: for each of its modules the path here, at Hugging Face and in TF1, and the kind, as in
         `bertjax.formats.names`.
@@ -135,6 +131,7 @@ class Head:
       pipeline, auto_class: what a model card says of its use.
       part: what it is called in a table of costs.
       titles: metric -> its title, and a value that its axis always shows.
+      reads: the batch's array of the positions [B, N] whose vectors it takes; "" for all pieces.
       dropped: whether dropout comes before it, as before those that are fine-tuned.
       labelled: whether its outputs are `num_labels` labels that have names.
     """
@@ -149,9 +146,12 @@ class Head:
     auto_class: str
     part: str
     titles: Mapping[str, tuple[str, float | None]]
+    reads: str = ""
     dropped: bool = False
     labelled: bool = False
 
+
+_POOLED = "cls_positions"  # of the vectors that the pooler reads
 
 HEADS: dict[str, Head] = {}
 BODY = ("encoder", "pooler", "features", "bilstm")  # the parts of a model that are no heads
@@ -199,6 +199,7 @@ register(
             "mlm_accuracy": ("Masked-piece accuracy", 0.0),
             "mlm_perplexity": ("Masked-piece perplexity", None),
         },
+        reads="mlm_positions",
     )
 )
 register(
@@ -296,31 +297,45 @@ class Model(nn.Module):
         """
         config, encoder = self.config, Encoder(self.config, name="encoder")
         inputs = [batch[name] for name in ("token_ids", "type_ids", "pack_ids", "positions")]
-        if config.feature_layers:
-            layers = encoder(
-                *inputs,
-                deterministic=True,
-                layers=parse_layers(config.feature_layers, config.num_layers),
-            )
-            hidden = Features(config.feature_mix, name="features")(jax.lax.stop_gradient(layers))
-        else:
-            hidden = encoder(*inputs, deterministic=deterministic)
         heads = [HEADS[name] for name in self.heads]
-        if config.bilstm:
-            hidden = BiLSTM(config.bilstm // 2, name="bilstm")(hidden, batch["pack_ids"])
-        if any(head.pooled for head in heads):
-            positions = batch["cls_positions"]
-            if config.causal:  # where [CLS] sees nothing but itself
-                positions = last_positions(batch["pack_ids"], positions.shape[1])
-            pooled = Pooler(config, name="pooler")(gather(hidden, positions))
+        wanted = dict.fromkeys(_POOLED if head.pooled else head.reads for head in heads)
+        places = {name: batch[name] for name in wanted if name}
+        if config.causal and _POOLED in places:  # where [CLS] sees nothing but itself
+            places[_POOLED] = last_positions(batch["pack_ids"], places[_POOLED].shape[1])
+        count = sum(each.shape[1] for each in places.values())
+        few = "" not in wanted and narrows(config, count, batch["pack_ids"].shape[1])
+        if few and not self.is_initializing():  # which makes the parameters of all layers at once
+            at = jnp.concatenate([*places.values()], axis=1)
+            joined = encoder(*inputs, deterministic=deterministic, at=at)
+            ends = itertools.accumulate(each.shape[1] for each in places.values())
+            vectors = dict(zip(places, jnp.split(joined, [*ends][:-1], axis=1), strict=True))
+        else:
+            hidden = self._whole(encoder, inputs, deterministic)
+            vectors = {name: gather(hidden, at) for name, at in places.items()} | {"": hidden}
+        if _POOLED in places:
+            vectors[_POOLED] = Pooler(config, name="pooler")(vectors[_POOLED])
         outputs = {}
         for head in heads:
-            vectors = pooled if head.pooled else hidden
+            x = vectors[_POOLED if head.pooled else head.reads]
             if head.dropped and not deterministic:
-                vectors = dropout(vectors, config.hidden_dropout, self.make_rng("dropout"))
+                x = dropout(x, config.hidden_dropout, self.make_rng("dropout"))
             module = head.module(config, name=head.name)
-            outputs[f"{head.name}_logits"] = module(vectors, batch, encoder.embeddings.word)
+            outputs[f"{head.name}_logits"] = module(x, batch, encoder.embeddings.word)
         return outputs
+
+    def _whole(self, encoder: Encoder, inputs: Sequence[Array], deterministic: bool) -> Array:
+        """The vectors of all pieces [B, T, H] that heads are given."""
+        config = self.config
+        if config.feature_layers:
+            layers = parse_layers(config.feature_layers, config.num_layers)
+            found = jax.lax.stop_gradient(encoder(*inputs, deterministic=True, layers=layers))
+            hidden = Features(config.feature_mix, name="features")(found)
+        else:
+            hidden = encoder(*inputs, deterministic=deterministic)
+        if config.bilstm:
+            *_, pack_ids, _ = inputs
+            hidden = BiLSTM(config.bilstm // 2, name="bilstm")(hidden, pack_ids)
+        return hidden
 
 
 def head_sums(outputs: Mapping[str, Array], batch: Batch) -> Sums:

@@ -141,6 +141,11 @@ def _normalize_backward(
 normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
+def gather(hidden: Array, positions: Array) -> Array:
+    """The vectors of `hidden` [B, T, H] at `positions` int32 [B, N]: [B, N, H]."""
+    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+
+
 @jax.custom_vjp
 def lookup(table: Array, ids: Array) -> Array:
     """The rows of `table` [N, H] at int32 `ids` [...]: [..., H], NaN for an id out of range.
