@@ -129,7 +129,7 @@ def limit_addresses() -> None:
 
 @pytest.mark.slow
 def test_where_addresses_are_limited_the_cure_works(corpus, tmp_path) -> None:
-    fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 640, "seq_len": 128}
+    fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 768, "seq_len": 128}
     fields |= {"eval_batch_size": 8, "steps": 1, "optimizer.warmup": 0}
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
     spec = f"{PRETRAIN}:smoke,data={corpus}"
