@@ -70,7 +70,8 @@ class Objective(objective.Objective):
         }
 
     def forward_flops(self, rows):
-        return flops.forward_flops(self.config.model, rows, self.config.seq_len)
+        model, length = self.config.model, self.config.seq_len
+        return flops.forward_flops(model, rows, length, read=self.read_slots)
 
 
 def examples_of(texts, labels, tokenizer, seq_len):

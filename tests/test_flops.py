@@ -10,7 +10,7 @@ import pytest
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.encoder import BertConfig
 from bertjax.model.flops import PEAKS, forward_flops, peak_flops
-from bertjax.model.heads import Model
+from bertjax.model.heads import Model, read_slots
 
 CONFIG = BertConfig(
     vocab_size=300,
@@ -58,7 +58,8 @@ def test_operations_are_those_of_the_program(next_sentence, length, monkeypatch)
         return sum(x.sum() for x in model.apply(params, batch, deterministic=True).values())
 
     counted = products(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
-    assert counted == 3 * forward_flops(CONFIG, ROWS, length, SLOTS, PAIRS if next_sentence else 0)
+    pairs, read = PAIRS if next_sentence else 0, read_slots(model.heads, batch)
+    assert counted == 3 * forward_flops(CONFIG, ROWS, length, SLOTS, pairs, read)
 
 
 def test_a_large_model_comes_near_six_operations_a_parameter_and_piece():

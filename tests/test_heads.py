@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 from goldens import make_pretraining as recipe
 
+from bertjax.mesh.sharding import make_mesh
 from bertjax.model import heads
 from bertjax.model.encoder import BertConfig, Encoder, narrows
 from bertjax.model.heads import Model, head_sums
+from bertjax.model.layers import gather
 
 CONFIG = BertConfig(**recipe.MODEL)
 MODEL = Model(CONFIG, ("mlm", "nsp"))
@@ -101,6 +104,57 @@ def test_nothing_is_lost_with_what_the_last_block_does_not_compute(params, monke
     whole = MODEL.apply({"params": params}, batch, deterministic=True)
     assert asked == [True]
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), few, whole)
+
+
+def test_a_head_that_reads_cls_has_its_vectors_and_a_pooled_one_beside_it_pooled_ones(
+    params, monkeypatch
+):
+    class Raw(nn.Module):
+        @nn.compact
+        def __call__(self, x, batch, word):
+            return x
+
+    raw = dataclasses.replace(
+        heads.HEADS["nsp"],
+        name="raw",
+        module=lambda config, name: Raw(name=name),
+        pooled=False,
+        reads="cls_positions",
+    )
+    monkeypatch.setitem(heads.HEADS, "raw", raw)
+    found = Model(CONFIG, ("raw", "nsp")).apply({"params": params}, BATCH, deterministic=True)
+    names = ("token_ids", "type_ids", "pack_ids", "positions")
+    hidden = Encoder(CONFIG).apply(
+        {"params": params["encoder"]}, *(BATCH[name] for name in names), deterministic=True
+    )
+    vectors = gather(hidden, BATCH["cls_positions"])
+    np.testing.assert_allclose(found["raw_logits"], vectors, atol=1e-5)
+    np.testing.assert_allclose(found["nsp_logits"], logits(params, BATCH)["nsp_logits"], atol=1e-5)
+    alone = Model(CONFIG, ("raw",)).apply({"params": params}, BATCH, deterministic=True)
+    np.testing.assert_allclose(alone["raw_logits"], vectors, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_no_mesh_changes_what_is_dropped_behind_the_last_attention(params):
+    config = dataclasses.replace(CONFIG, hidden_dropout=0.5, attention_dropout=0.5)
+    batch = {name: np.tile(array, (4, 4)) for name, array in BATCH.items() if "_ids" in name}
+    batch["positions"] = np.tile(BATCH["positions"], (4, 4))
+    batch |= {name: np.tile(BATCH[name], (4, 1)) for name in ("mlm_positions", "cls_positions")}
+    rngs = {"dropout": jax.random.key(0)}
+    assert narrows(config, heads.read_slots(MODEL.heads, batch), batch["pack_ids"].shape[1])
+
+    @jax.jit
+    def run(params):
+        return Model(config, MODEL.heads).apply(
+            {"params": params}, batch, deterministic=False, rngs=rngs
+        )
+
+    alone = run(params)
+    with jax.set_mesh(make_mesh(2, 2, 2)):
+        spread = run(params)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), spread, alone)
+    whole = logits(params, batch)["mlm_logits"]
+    assert np.abs(alone["mlm_logits"] - whole).max() > 1e-2
 
 
 @pytest.mark.parametrize("activation", recipe.ACTIVATIONS)

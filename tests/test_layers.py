@@ -1,5 +1,6 @@
 """Each layer is its formula, and its written-out gradient the one that differentiation gives."""
 
+import contextlib
 import math
 
 import jax
@@ -8,7 +9,15 @@ import numpy as np
 import pytest
 
 from bertjax.model import layers
-from bertjax.model.layers import add_bias, gelu, lookup, normalize, product
+from bertjax.model.layers import (
+    add_bias,
+    gelu,
+    lookup,
+    normalize,
+    product,
+    product_of_turned,
+    turned_kernels,
+)
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -27,22 +36,29 @@ def assert_same_gradients(function, formula, *inputs) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("shape", [(1, 5), (64, 5), (65, 5), (2, 32, 5), (2, 33, 5), (0, 5), (5,)])
-def test_a_product_of_few_vectors_or_many_is_a_product(shape: tuple[int, ...]) -> None:
-    assert_same_gradients(product, jnp.dot, draw(*shape), draw(5, 3, seed=1))
+def test_a_product_of_few_vectors_or_many_is_a_product(
+    shape: tuple[int, ...], turned: bool
+) -> None:
+    with turned_kernels() if turned else contextlib.nullcontext():
+        assert_same_gradients(product, jnp.dot, draw(*shape), draw(5, 3, seed=1))
 
 
 def test_a_product_has_the_dtype_of_its_inputs_or_of_its_sums() -> None:
-    x, matrix = (draw(*shape).astype("bfloat16") for shape in ((2, 5), (5, 3)))
-    assert product(x, matrix).dtype == "bfloat16"
-    assert product(x, matrix, jnp.float32).dtype == "float32"
+    x, matrix = (draw(*shape).astype("bfloat16") for shape in ((2, 5), (3, 5)))
+    assert product(x, matrix.T).dtype == "bfloat16"
+    with turned_kernels():
+        assert product(x, matrix.T).dtype == "bfloat16"
+    assert product_of_turned(x, matrix, jnp.float32).dtype == "float32"
 
 
-def test_few_vectors_meet_a_matrix_that_is_not_laid_out_anew() -> None:
-    """A copy of it would take longer than the product does."""
-    x, matrix = (jax.ShapeDtypeStruct((rows, 128), "float32") for rows in (8, 512))
-    compiled = jax.jit(lambda x, matrix: product(x, matrix.T)).lower(x, matrix).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 512 * 128 * 4
+@pytest.mark.parametrize(("rows", "first"), [(8, "512,8"), (64, "512,64"), (65, "65,512")])
+def test_a_matrix_comes_first_where_vectors_are_few(rows: int, first: str) -> None:
+    """A CPU lays out what comes second at every call."""
+    shapes = (jax.ShapeDtypeStruct((count, 128), "float32") for count in (rows, 512))
+    program = jax.jit(lambda x, matrix: product_of_turned(x, matrix, jnp.float32))
+    assert f"f32[{first}]{{1,0}} dot(" in program.lower(*shapes).compile().as_text()
 
 
 def test_gelu_is_x_times_the_normal_distribution_function() -> None:

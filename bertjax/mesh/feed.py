@@ -84,3 +84,13 @@ def to_global(batch: dict[str, np.ndarray], sharding: NamedSharding) -> Batch:
         name: jax.make_array_from_process_local_data(sharding, array)
         for name, array in batch.items()
     }
+
+
+def fetched(found: Iterable[Any]) -> Iterator[Any]:
+    """Arrays of devices as NumPy's, each fetched when the one after it has been started."""
+    waiting: list[Any] = []
+    for each in found:
+        waiting.append(each)
+        if len(waiting) > 1:
+            yield jax.device_get(waiting.pop(0))
+    yield from map(jax.device_get, waiting)

@@ -285,9 +285,9 @@ class Encoder(nn.Module):
         """The last block's vectors [B, T, H] from four int32 [B, T], in the computation's dtype.
 
         With `layers`, those of each of them [len(layers), B, T, H]; see `depths_of`. No block above
-        the topmost of them is computed. With `at` int32 [B, N], which is not for `init`, the last
-        block computes those at these positions and no others: [B, N, H]. Unless `deterministic`,
-        `apply` must be given `rngs={"dropout": key}`.
+        the topmost of them is computed. With `at` int32 [B, N] in place of it, which is not for
+        `init`, those at these positions [B, N, H], and of the last block's no others. Unless
+        `deterministic`, `apply` must be given `rngs={"dropout": key}`.
         """
         config = self.config
         wanted = depths_of([-1] if layers is None else layers, config.num_layers)
@@ -346,9 +346,9 @@ class Encoder(nn.Module):
 
 
 def narrows(config: BertConfig, wanted: int, length: int) -> bool:
-    """Whether a model whose heads read `wanted` of a row's positions computes no others in the last
-    block: they are no more than half, nothing comes between that reads all, and the block is no
-    part of a loop.
+    """Whether a model whose heads read `wanted` of a row's positions leaves the others out of all
+    that comes behind the last block's attention: those are no more than half, nothing comes between
+    that reads all, and the block is no part of a loop.
     """
     known = not (is_symbolic_dim(wanted) or is_symbolic_dim(length))
     between = config.feature_layers or config.bilstm

@@ -30,25 +30,24 @@ PEAKS: tuple[tuple[str, float], ...] = (
 
 
 def forward_flops(
-    config: BertConfig, rows: int, seq_len: int, mlm_slots: int = 0, pairs: int = 0
+    config: BertConfig, rows: int, seq_len: int, mlm_slots: int = 0, pairs: int = 0, read: int = 0
 ) -> int:
     """Operations of the matrix products in a forward pass of the pre-training model.
 
     A multiplication and an addition count as two. What the shapes make the hardware compute
-    counts, with padding, empty slots and scores that the mask hides; without slots, the last block
-    is computed whole.
+    counts, with padding, empty slots and scores that the mask hides.
 
     Args:
       rows, seq_len: of the batch.
       mlm_slots: slots a row for masked pieces; 0 for a model without that head.
       pairs: slots a row for pooled vectors with two logits each; 0 for a model without.
+      read: slots a row whose vectors heads read, see `bertjax.model.heads.read_slots`.
     """
     hidden, layers = config.hidden_size, config.num_layers
     before = 3 * hidden**2  # in a block, the products before attention, and after
     after = hidden**2 + 2 * hidden * config.feed_forward_size
     block = seq_len * (before + after) + 2 * seq_len**2 * hidden
-    slots = mlm_slots + pairs
-    unread = seq_len - slots if slots and narrows(config, slots, seq_len) else 0
+    unread = seq_len - read if read and narrows(config, read, seq_len) else 0
     mlm = mlm_slots * hidden * (hidden + config.vocab_size)
     nsp = pairs * hidden * (hidden + 2)
     return 2 * rows * (layers * block - unread * after + mlm + nsp)

@@ -18,7 +18,7 @@ from bertjax.model import losses
 from bertjax.model.bilstm import BiLSTM, Features
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm, narrows, parse_layers
-from bertjax.model.layers import ACTIVATIONS, gather, product, sum_rows
+from bertjax.model.layers import ACTIVATIONS, gather, product_of_turned, sum_rows
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
@@ -38,7 +38,7 @@ def similarity(x: Array, word: Array, bias: Array) -> Array:
     Scores keep the precision that they are summed in; the backward pass then multiplies in the
     dtype of the inputs, where differentiating this line would multiply in float32.
     """
-    return product(x, word.T, jnp.float32) + bias
+    return product_of_turned(x, word, jnp.float32) + bias
 
 
 def _similarity_forward(x: Array, word: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -131,7 +131,8 @@ class Head:
       pipeline, auto_class: what a model card says of its use.
       part: what it is called in a table of costs.
       titles: metric -> its title, and a value that its axis always shows.
-      reads: the batch's array of the positions [B, N] whose vectors it takes; "" for all pieces.
+      reads: the batch's array of the positions [B, N] whose vectors it takes; "" for all pieces, or
+        if `pooled`.
       dropped: whether dropout comes before it, as before those that are fine-tuned.
       labelled: whether its outputs are `num_labels` labels that have names.
     """
@@ -150,8 +151,6 @@ class Head:
     dropped: bool = False
     labelled: bool = False
 
-
-_POOLED = "cls_positions"  # of the vectors that the pooler reads
 
 HEADS: dict[str, Head] = {}
 BODY = ("encoder", "pooler", "features", "bilstm")  # the parts of a model that are no heads
@@ -282,6 +281,20 @@ register(
 )
 
 
+_POOLED = "pooled"  # in place of what a head `reads`
+
+
+def read_slots(heads: Iterable[str], batch: Mapping[str, Any]) -> int:
+    """How many of a row's positions heads of these names read; 0 for all, or for no heads.
+
+    Args:
+      batch: or its shapes.
+    """
+    read = {_POOLED if HEADS[name].pooled else HEADS[name].reads for name in heads}
+    arrays = {_POOLED: "cls_positions"}
+    return 0 if "" in read else sum(batch[arrays.get(name, name)].shape[1] for name in read)
+
+
 class Model(nn.Module):
     """The encoder with some of `HEADS`."""
 
@@ -298,12 +311,13 @@ class Model(nn.Module):
         config, encoder = self.config, Encoder(self.config, name="encoder")
         inputs = [batch[name] for name in ("token_ids", "type_ids", "pack_ids", "positions")]
         heads = [HEADS[name] for name in self.heads]
-        wanted = dict.fromkeys(_POOLED if head.pooled else head.reads for head in heads)
-        places = {name: batch[name] for name in wanted if name}
-        if config.causal and _POOLED in places:  # where [CLS] sees nothing but itself
-            places[_POOLED] = last_positions(batch["pack_ids"], places[_POOLED].shape[1])
-        count = sum(each.shape[1] for each in places.values())
-        few = "" not in wanted and narrows(config, count, batch["pack_ids"].shape[1])
+        places = {head.reads: batch[head.reads] for head in heads if head.reads}
+        if any(head.pooled for head in heads):
+            places[_POOLED] = batch["cls_positions"]
+            if config.causal:  # where [CLS] sees nothing but itself
+                places[_POOLED] = last_positions(batch["pack_ids"], places[_POOLED].shape[1])
+        slots = read_slots(self.heads, batch)
+        few = slots and narrows(config, slots, batch["pack_ids"].shape[1])
         if few and not self.is_initializing():  # which makes the parameters of all layers at once
             at = jnp.concatenate([*places.values()], axis=1)
             joined = encoder(*inputs, deterministic=deterministic, at=at)

@@ -74,3 +74,20 @@ def _frequencies(positions: int, count: int) -> np.ndarray:
     """Of so many waves, in radians a piece, falling."""
     longest = 2 * positions
     return 2 * np.pi / _SHORTEST * (_SHORTEST / longest) ** (np.arange(count) / max(count - 1, 1))
+
+
+def merge(random: Any, given: Any, reinit_layers: int) -> Any:
+    """Random parameters with those that are given in their place, but for the highest layers.
+
+    Args:
+      reinit_layers: how many of these stay random.
+    """
+    merged = dict(random) | dict(given)
+    if reinit_layers and "encoder" in given:
+        blocks = jax.tree.map(
+            lambda ours, theirs: jnp.concatenate([theirs[:-reinit_layers], ours[-reinit_layers:]]),
+            random["encoder"]["blocks"],
+            given["encoder"]["blocks"],
+        )
+        merged["encoder"] = {**given["encoder"], "blocks": blocks}
+    return merged

@@ -1,8 +1,10 @@
 """What layers compute, with gradients written out where the derived ones cost more."""
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +14,34 @@ from jax.export import is_symbolic_dim
 from bertjax.mesh.sharding import for_cpu, tpu_kind
 
 _FEW = 64  # vectors for which the order of a product is worth choosing on a CPU
+_turned = contextvars.ContextVar("turned", default=False)
 
 
-def product(x: Array, matrix: Array, dtype: jax.typing.DTypeLike | None = None) -> Array:
-    """Vectors x [..., n] by a matrix [n, m]: [..., m].
+@contextlib.contextmanager
+def turned_kernels() -> Iterator[None]:
+    """What is traced within is given kernels [n, m] that lie as [m, n] in memory."""
+    token = _turned.set(True)
+    try:
+        yield
+    finally:
+        _turned.reset(token)
 
-    Args:
-      dtype: of the sums; by default that of the inputs.
-    """
+
+def product(x: Array, kernel: Array) -> Array:
+    """Vectors x [..., n] by a kernel [n, m]: [..., m]."""
+    return product_of_turned(x, kernel.T, x.dtype) if _turned.get() else jnp.dot(x, kernel)
+
+
+def product_of_turned(x: Array, matrix: Array, dtype: jax.typing.DTypeLike) -> Array:
+    """Vectors x [..., n] by a matrix that lies as [m, n]: [..., m], summed in `dtype`."""
     if not for_cpu() or any(map(is_symbolic_dim, x.shape)) or x.size > _FEW * x.shape[-1]:
-        return jnp.dot(x, matrix, preferred_element_type=dtype)
+        return jnp.einsum("...n,mn->...m", x, matrix, preferred_element_type=dtype)
     # What comes second is laid out anew at every call, which of a matrix takes longer than to
-    # multiply few vectors by it. So it comes first, best from where it lies turned, as [m, n].
-    # Without the barrier the compiler would swap the two back.
+    # multiply few vectors by it: so it comes first. Without the barrier the compiler would swap
+    # the two back.
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    columns = jnp.einsum("nm,bn->mb", matrix, flat, preferred_element_type=dtype)
-    return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], matrix.shape[-1])
+    columns = jnp.einsum("mn,bn->mb", matrix, flat, preferred_element_type=dtype)
+    return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], len(matrix))
 
 
 @jax.custom_vjp

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.mesh import hosts
-from bertjax.mesh.feed import Feed
+from bertjax.mesh.feed import Feed, fetched
 from bertjax.model.losses import Sums
 from bertjax.runs.memory import check_evaluation
 from bertjax.runs.metrics import duration
@@ -20,7 +20,7 @@ from bertjax.runs.workdirs import flat
 from bertjax.tasks import registry
 from bertjax.tasks.contract import Evaluation, EvaluationSet, Task
 from bertjax.training.config import Config
-from bertjax.training.programs import Programs, fetched
+from bertjax.training.programs import Programs
 from bertjax.training.step import means, total_loss
 from bertjax.training.together import Together
 from data_pipelines.errors import InputError

@@ -11,14 +11,14 @@ import numpy as np
 from etils import epath
 
 from bertjax.formats.opening import find_tokenizer
-from bertjax.mesh.feed import to_global
+from bertjax.mesh.feed import fetched, to_global
 from bertjax.mesh.sharding import row_parts
 from bertjax.runs.start import Start
 from bertjax.tasks import registry
 from bertjax.tasks.contract import HostBatch, Input, Task, bucket
 from bertjax.training.config import MeshConfig
 from bertjax.training.objective import Objective
-from bertjax.training.programs import Programs, fetched
+from bertjax.training.programs import Programs
 from data_pipelines.errors import InputError
 
 

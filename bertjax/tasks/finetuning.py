@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from bertjax.model import flops
-from bertjax.model.heads import HEADS
 from bertjax.tasks import contract
 from bertjax.tasks.contract import HostBatch, bucket
 from bertjax.training import objective
@@ -74,9 +73,8 @@ class Objective(objective.Objective):
         }
 
     def forward_flops(self, rows: int) -> float:
-        row, heads = self.row, [HEADS[name] for name in self.heads]
-        pairs = row.examples if heads and all(head.pooled for head in heads) else 0
-        return flops.forward_flops(self.config.model, rows, row.pieces, pairs=pairs)
+        model, length = self.config.model, self.config.seq_len
+        return flops.forward_flops(model, rows, length, read=self.read_slots)
 
 
 def check_labels(config: Config) -> None:

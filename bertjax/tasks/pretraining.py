@@ -90,9 +90,9 @@ class Objective(objective.Objective):
         return _shapes(self.eval_options, self.eval_rows)
 
     def forward_flops(self, rows: int) -> float:
-        row = self.options.row
+        row, model = self.options.row, self.config.model
         pairs = row.pairs if "nsp" in self.heads else 0
-        return flops.forward_flops(self.config.model, rows, row.pieces, row.slots, pairs)
+        return flops.forward_flops(model, rows, row.pieces, row.slots, pairs, self.read_slots)
 
 
 class Task(contract.Task):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.mesh.feed import Batch
-from bertjax.model.heads import Model, head_sums
+from bertjax.model.heads import Model, head_sums, read_slots
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from data_pipelines.errors import InputError
@@ -74,6 +74,11 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def forward_flops(self, rows: int) -> float:
         """Model operations of a forward pass over so many rows."""
+
+    @property
+    def read_slots(self) -> int:
+        """Of a row's positions those whose vectors the heads read; 0 for all of them."""
+        return read_slots(self.heads, self.batch_shapes(1))
 
     def step_flops(self) -> float:
         """Model operations of a training step: a backward pass counts as two forward ones."""

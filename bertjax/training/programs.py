@@ -7,7 +7,7 @@ what is run.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -31,10 +31,18 @@ from bertjax.mesh.sharding import (
     with_shardings,
 )
 from bertjax.model.attention.choice import Way, choose
+from bertjax.model.initialization import merge
+from bertjax.model.layers import turned_kernels
 from bertjax.model.losses import Sums
 from bertjax.training.config import Config
 from bertjax.training.objective import Objective
-from bertjax.training.optimizer import OptimizerConfig, hold_frozen, make_optimizer, scaled
+from bertjax.training.optimizer import (
+    OptimizerConfig,
+    hold_frozen,
+    is_stacked,
+    make_optimizer,
+    scaled,
+)
 from bertjax.training.schedules import Plan
 from bertjax.training.step import TrainState, init_state, make_train_step
 from data_pipelines.errors import InputError
@@ -248,40 +256,52 @@ class Programs:
         """(what `laid` gives, batch, constants) -> all outputs, for batches of these shapes."""
 
         def predict(params: Any, batch: Batch, constants: Any) -> dict[str, Any]:
-            if self._apart:
-                params = stack_layers(_with_blocks(params, lambda leaf: leaf.T))
-            return self._apply(params, batch, None, constants)
+            if not self._apart:
+                return self._apply(params, batch, None, constants)
 
-        def take(leaf: Any, layer: int) -> Any:
-            return jax.ShapeDtypeStruct(leaf.shape[:0:-1], leaf.dtype, sharding=self._whole)
+            with turned_kernels():
+                whole = stack_layers(jax.tree_util.tree_map_with_path(_upright, params))
+                return self._apply(whole, batch, None, constants)
 
-        return self._compile(predict, self._laid(self.params, take), shapes, self._whole)
+        def lie(leaf: Any, layer: int | None, turned: bool) -> Any:
+            own = leaf.shape if layer is None else leaf.shape[1:]
+            shape = own[::-1] if turned else own
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=self._whole)
+
+        return self._compile(predict, self._laid(self.params, lie), shapes, self._whole)
 
     def laid(self, params: Any) -> Any:
         """Parameters as `predict` takes them, in the memory that they have where it can be."""
 
-        def take(leaf: Any, layer: int) -> Any:
-            return jax.device_put(np.asarray(leaf)[layer].T, self._whole)
+        def lie(leaf: Any, layer: int | None, turned: bool) -> Any:
+            found = np.asarray(leaf) if layer is None else np.asarray(leaf)[layer]
+            return jax.device_put(found.T if turned else found, self._whole)
 
-        return self._laid(params, take)
+        return self._laid(params, lie)
 
     @functools.cached_property
     def _apart(self) -> bool:
-        """Whether each layer's parameters are given to `predict` by themselves, matrices turned.
+        """Whether each layer's parameters are given to `predict` by themselves, kernels turned.
 
         Of those of all layers in one array a CPU would copy each layer's at every call, which takes
-        longer than to compute a short text. And it multiplies up to 64 pieces by a matrix that lies
+        longer than to compute a short text. And it multiplies up to 64 pieces by a kernel that lies
         there as [outputs, inputs] in half to three quarters of the time.
         """
         alone = self.mesh.size == self.mesh.shape["data"]
         cpu = self.mesh.devices.flat[0].platform == "cpu"
         return cpu and alone and not self._config.model.scan_layers
 
-    def _laid(self, params: Any, take: Callable[[Any, int], Any]) -> Any:
-        if not self._apart:
-            return params
+    def _laid(self, params: Any, lie: Callable[[Any, int | None, bool], Any]) -> Any:
         layers = range(self._config.model.num_layers)
-        return _with_blocks(params, lambda leaf: tuple(take(leaf, layer) for layer in layers))
+
+        def laid(path: tuple[Any, ...], leaf: Any) -> Any:
+            name = parameter_name(path)
+            turned = name.endswith("/kernel")
+            if is_stacked(name):
+                return tuple(lie(leaf, layer, turned) for layer in layers)
+            return lie(leaf, None, True) if turned else leaf
+
+        return jax.tree_util.tree_map_with_path(laid, params) if self._apart else params
 
     def _apply(
         self, params: Any, batch: Batch, key: jax.Array | None, constants: Any
@@ -359,39 +379,9 @@ class Programs:
         return cast(Sums, jax.eval_shape(sums, self.given, batch, fixed))
 
 
-def merge(random: Any, given: Any, reinit_layers: int) -> Any:
-    """Random parameters with those that are given in their place, but for the highest layers.
-
-    Args:
-      reinit_layers: how many of these stay random.
-    """
-    merged = dict(random) | dict(given)
-    if reinit_layers and "encoder" in given:
-        blocks = jax.tree.map(
-            lambda ours, theirs: jnp.concatenate([theirs[:-reinit_layers], ours[-reinit_layers:]]),
-            random["encoder"]["blocks"],
-            given["encoder"]["blocks"],
-        )
-        merged["encoder"] = {**given["encoder"], "blocks": blocks}
-    return merged
-
-
-def _with_blocks(params: Any, change: Callable[[Any], Any]) -> Any:
-    """The parameters with those of the blocks changed."""
-    encoder = params["encoder"]
-    blocks = jax.tree.map(change, encoder["blocks"])
-    return {**params, "encoder": {**encoder, "blocks": blocks}}
-
-
 def _shardings(shapes: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, shapes)
 
 
-def fetched(found: Iterable[Any]) -> Iterator[Any]:
-    """Arrays of devices as NumPy's, each fetched when the one after it has been started."""
-    waiting: list[Any] = []
-    for each in found:
-        waiting.append(each)
-        if len(waiting) > 1:
-            yield jax.device_get(waiting.pop(0))
-    yield from map(jax.device_get, waiting)
+def _upright(path: tuple[Any, ...], leaf: Any) -> Any:
+    return leaf.T if "/kernel" in parameter_name(path) else leaf
