@@ -28,7 +28,7 @@ import numpy as np
 from experiments.bench.turns import serve, take_turns
 
 SEQ_LEN, STRIDE, MAX_QUERY = 384, 128, 64
-BATCH = {"bertjax": 8, "PyTorch padded": 4, "PyTorch by length": 4}  # the fastest of each
+BATCH = {"bertjax": 4, "PyTorch padded": 4, "PyTorch by length": 4}  # the fastest of each
 FEATURES = ["bertjax", "fast tokenizer", "slow tokenizer"]
 EVALUATION = list(BATCH)
 
