@@ -293,9 +293,9 @@ class Encoder(nn.Module):
         wanted = depths_of([-1] if layers is None else layers, config.num_layers)
         top = config.num_layers if self.is_initializing() else max(wanted)
         x = self.embeddings(token_ids, type_ids, positions, deterministic=deterministic)
-        below: list[Array] = [x]  # what is wanted of it; where only the topmost is, no more is kept
         if at is not None:
             return self._narrow(x, pack_ids, at, deterministic)
+        below: list[Array] = [x]  # what is wanted of it; where only the topmost is, no more is kept
         if top:
             blocks = self._stacked(top, deterministic)
             if top < config.num_layers:
@@ -347,8 +347,8 @@ class Encoder(nn.Module):
 
 def narrows(config: BertConfig, wanted: int, length: int) -> bool:
     """Whether a model whose heads read `wanted` of a row's positions leaves the others out of all
-    that comes behind the last block's attention: those are no more than half, nothing comes between
-    that reads all, and the block is no part of a loop.
+    that comes behind the last block's attention: the wanted are at most half of the row, nothing
+    comes between that reads all, and the block is no part of a loop.
     """
     known = not (is_symbolic_dim(wanted) or is_symbolic_dim(length))
     between = config.feature_layers or config.bilstm

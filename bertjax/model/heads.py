@@ -284,15 +284,26 @@ register(
 _POOLED = "pooled"  # in place of what a head `reads`
 
 
-def read_slots(heads: Iterable[str], batch: Mapping[str, Any]) -> int:
-    """How many of a row's positions heads of these names read; 0 for all, or for no heads.
+def read_positions(heads: Iterable[str], batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a batch with the positions [B, N] that heads of these names read.
 
     Args:
       batch: or its shapes.
     """
-    read = {_POOLED if HEADS[name].pooled else HEADS[name].reads for name in heads}
-    arrays = {_POOLED: "cls_positions"}
-    return 0 if "" in read else sum(batch[arrays.get(name, name)].shape[1] for name in read)
+    found = {}
+    for head in (HEADS[name] for name in heads):
+        if head.pooled:
+            found[_POOLED] = batch["cls_positions"]
+        elif head.reads:
+            found[head.reads] = batch[head.reads]
+    return found
+
+
+def read_slots(heads: Sequence[str], batch: Mapping[str, Any]) -> int:
+    """How many of a row's positions heads of these names read; 0 for all, or for no heads."""
+    if not all(HEADS[name].pooled or HEADS[name].reads for name in heads):
+        return 0
+    return sum(each.shape[1] for each in read_positions(heads, batch).values())
 
 
 class Model(nn.Module):
@@ -311,11 +322,9 @@ class Model(nn.Module):
         config, encoder = self.config, Encoder(self.config, name="encoder")
         inputs = [batch[name] for name in ("token_ids", "type_ids", "pack_ids", "positions")]
         heads = [HEADS[name] for name in self.heads]
-        places = {head.reads: batch[head.reads] for head in heads if head.reads}
-        if any(head.pooled for head in heads):
-            places[_POOLED] = batch["cls_positions"]
-            if config.causal:  # where [CLS] sees nothing but itself
-                places[_POOLED] = last_positions(batch["pack_ids"], places[_POOLED].shape[1])
+        places = read_positions(self.heads, batch)
+        if config.causal and _POOLED in places:  # where [CLS] sees nothing but itself
+            places[_POOLED] = last_positions(batch["pack_ids"], places[_POOLED].shape[1])
         slots = read_slots(self.heads, batch)
         few = slots and narrows(config, slots, batch["pack_ids"].shape[1])
         if few and not self.is_initializing():  # which makes the parameters of all layers at once

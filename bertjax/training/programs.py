@@ -258,7 +258,6 @@ class Programs:
         def predict(params: Any, batch: Batch, constants: Any) -> dict[str, Any]:
             if not self._apart:
                 return self._apply(params, batch, None, constants)
-
             with turned_kernels():
                 whole = stack_layers(jax.tree_util.tree_map_with_path(_upright, params))
                 return self._apply(whole, batch, None, constants)
