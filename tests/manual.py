@@ -6,6 +6,7 @@ Other fenced blocks say what they are.
 """
 
 import json
+import lzma
 import pathlib
 import re
 import shlex
@@ -36,9 +37,11 @@ ELSEWHERE = [
     (r"bertjax serve .*|curl .*", 4, "a server: tests/test_serve.py"),
     (r"pip install .*|python3 -m venv .*|\. \.venv/.*|make .*", 10,
      "installing, and what CI itself is made of"),
-    (r"python (-m experiments\.(bench\.\w+|ablations\b)|experiments/bench/\w+\.py).*", 18,
-     "measurements of minutes to hours, beside programs of others"),
-    (r"(results|performance)\.md bertjax .*", 12, "how the figures were measured, on real data"),
+    (r"python -m experiments\.bench\.\w+ --peer-python .*", 8,
+     "measurements beside programs of others, which are not installed"),
+    (r"python -m experiments\.bench\.(preflight_table|sweep_speed) .*", 2,
+     "compiles or trains for minutes: tests/test_preflight.py, tests/test_sweep.py"),
+    (r"python -m experiments\.ablations\b.*", 3, "many runs: tests/test_ablations.py"),
     (r".*gs://.*", 1, "a bucket: tests/test_storage.py"),
     (r".*--coordinator.*", 1, "several hosts: tests/test_hosts.py"),
     (r"bertjax preflight .*--search.*", 2, "compiles for minutes: tests/test_preflight.py"),
@@ -59,9 +62,18 @@ SMALLER = [
     (r"batch_size=\d+", "batch_size=8"),
     (r"accumulation=\d+", "accumulation=2"),
     (r"--seeds \d+", "--seeds 1"),
+    (r"(bench\.prepare) ", r"\1 --rounds 1 --workers 2 "),
+    (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
+    (r"(bench\.python_speed) ", r"\1 --model tiny "),
+    (r"--lines \d+", "--lines 20"),
+    (r"MINILM", "models/base"),
+    (r"SQUAD_1", "runs/squad"),
+    (r"--data dev-v2", "--data squad/dev-v2"),
+    (r"train-v2\.0\.first11", "train-v2.0"),
     (r"downloads/bert-base-uncased models/base", "downloads/bert-base-uncased models/own"),
     (r"runs/bert-large-1", "runs/base-1"),
     (r"vocab_size=30522", "vocab_size=128"),
+    (r"vocab_size=8192", "vocab_size=256"),
 ]
 
 
@@ -114,7 +126,11 @@ def build(world: pathlib.Path) -> None:
     """Writes what the commands begin with: text, tables, a published model."""
     (world / "text").mkdir()
     (world / "text" / "some.txt").write_text(sample_text(seed=1, documents=60))
-    (world / "lines.txt").write_text("ba do ki\nlu me .\n")
+    (world / "lines.txt").write_text("ba do ki\nlu me .\n" * 20)
+    for seed, name in enumerate(["wiki_en", "novels_en"], start=2):
+        with lzma.open(world / f"{name}.txt.xz", "wt") as file:
+            file.write(sample_text(seed=seed, documents=60))
+    (world / "bert-base-uncased-vocab.txt").write_text("\n".join(toys.TOKENIZER.pieces) + "\n")
     made = world / "toys"
     made.mkdir()
     toys.write_data(made)
@@ -131,9 +147,10 @@ def build(world: pathlib.Path) -> None:
         path = world / "GLUE" / "MRPC" / f"{split}.tsv"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows]) + "\n")
-        path = world / "squad" / f"{split}-v1.1.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": _paragraphs()}]}))
+        (world / "squad").mkdir(exist_ok=True)
+        for version in ("1.1", "2.0"):
+            data = {"data": [{"title": "t", "paragraphs": _paragraphs(version)}]}
+            (world / "squad" / f"{split}-v{version}.json").write_text(json.dumps(data))
     config = BertConfig(len(toys.TOKENIZER.pieces), 2, 64, 2, max_positions=512)
     for place in ("models/base", "downloads/bert-base-uncased"):
         (world / place).mkdir(parents=True)
@@ -141,17 +158,14 @@ def build(world: pathlib.Path) -> None:
         huggingface.write(model, world / place)
 
 
-def _paragraphs() -> list[dict]:
-    return [
-        {
-            "context": f"ba lives in {place}.",
-            "qas": [
-                {
-                    "id": str(number),
-                    "question": "where lives ba?",
-                    "answers": [{"text": place, "answer_start": 12}],
-                }
-            ],
-        }
-        for number, place in enumerate(["ki", "do", "lu", "me"] * 4)
-    ]
+def _paragraphs(version: str) -> list[dict]:
+    found = []
+    for number, place in enumerate(["ki", "do", "lu", "me"] * 4):
+        answers = [{"text": place, "answer_start": 12}]
+        asked: dict = {"id": str(number), "question": "where lives ba?", "answers": answers}
+        if version == "2.0":
+            asked["is_impossible"] = number % 4 == 3
+            if asked["is_impossible"]:
+                asked |= {"question": "where lives lu?", "answers": []}
+        found.append({"context": f"ba lives in {place}.", "qas": [asked]})
+    return found

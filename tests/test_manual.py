@@ -138,7 +138,12 @@ def test_commands_run_as_printed(world) -> None:
         else:
             assert words[0] == "python", f"nobody runs {words[0]}"
             ended = subprocess.run(
-                [sys.executable, *words[1:]], capture_output=True, text=True, check=False
+                [sys.executable, *words[1:]],
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=world,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
             )
         assert ended.returncode == 0, f"{shlex.join(words)}\n{ended.stderr[-3000:]}"
         assert (world / product(words)).exists(), shlex.join(words)

@@ -3,10 +3,10 @@
     python -m experiments.bench.python_speed --vocab bert-base-uncased-vocab.txt
     python -m experiments.bench.python_speed --checkpoint runs/banking --input texts.txt
 
-The first draws a BERT-Base at random, writes it as a directory of Hugging Face, opens that by
-`bertjax.load` and fills the mask of texts of some numbers of pieces, again and again: it tells the
-first call, which compiles, and the median and the least of the later ones, by the clock and by
-processor time.
+The first draws a BERT-Base (or `--model`) at random, writes it as a directory of Hugging Face,
+opens that by `bertjax.load` and fills the mask of texts of some numbers of pieces, again and again:
+it tells the first call, which compiles, and the median and the least of the later ones, by the
+clock and by processor time.
 The second has the method of the model's task answer the lines of a file in one call, in turns with
 what `bertjax predict` does with them in the same process, and tells the texts a second of either.
 """
@@ -25,23 +25,21 @@ LENGTHS = (16, 32, 64, 128)
 CALLS = 30
 
 
-def write_base(vocab: str, directory: pathlib.Path) -> None:
-    """A random BERT-Base with a masked-language head, as a directory of Hugging Face."""
+def write_random(size: str, vocab: str, directory: pathlib.Path) -> None:
+    """A random model with a masked-language head, as a directory of Hugging Face."""
     import jax
     import numpy as np
     from etils import epath
 
     from bertjax.formats import huggingface
     from bertjax.formats.tensors import Model
-    from bertjax.model.encoder import BertConfig
     from bertjax.tasks import registry
-    from bertjax.training.config import parse_config
+    from bertjax.training.config import load_config
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(vocab)
-    raw = {"model": {"vocab_size": len(tokenizer.pieces)}, "data": {"objective": "mlm"}}
-    config = parse_config(raw, registry.data_fields())
-    assert config.model == BertConfig(vocab_size=len(tokenizer.pieces))
+    fields = {"model.vocab_size": len(tokenizer.pieces), "data.objective": "mlm"}
+    config = load_config(f"pretrain:model={size}", fields, registry.data_fields())
     params = jax.jit(registry.objective(config).init_params)(jax.random.key(0))
     model = Model(config.model, jax.tree.map(np.asarray, params), tokenizer)
     huggingface.write(model, epath.Path(directory))
@@ -55,7 +53,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def one_text(model: bertjax.Model) -> Iterator[str]:
-    word = next(piece for piece in model.tokenizer.pieces if piece.isalpha() and len(piece) > 3)
+    word = max((piece for piece in model.tokenizer.pieces if piece.isalpha()), key=len)
     yield f"{'pieces':>8}{'first call':>12}{'median':>10}{'least':>10}{'processor':>11}   (ms)"
     for length in LENGTHS:
         text = " ".join(["[MASK]", *[word] * (length - 3)])
@@ -90,8 +88,11 @@ def many_texts(model: bertjax.Model, lines: Sequence[str], rounds: int) -> Itera
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--vocab", metavar="FILE", help="of a random BERT-Base")
+    source.add_argument("--vocab", metavar="FILE", help="of a random model")
     source.add_argument("--checkpoint", metavar="DIR")
+    parser.add_argument(
+        "--model", default="base", metavar="SIZE", help="with --vocab: tiny, mini, ..."
+    )
     parser.add_argument("--input", type=pathlib.Path, metavar="FILE", help="a text a line")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -99,7 +100,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     with tempfile.TemporaryDirectory() as directory:
         if args.vocab:
-            write_base(args.vocab, pathlib.Path(directory))
+            write_random(args.model, args.vocab, pathlib.Path(directory))
         model = bertjax.load(args.checkpoint or directory)
         if args.input:
             lines = args.input.read_text(encoding="utf-8").splitlines()

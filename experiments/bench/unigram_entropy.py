@@ -1,6 +1,6 @@
 """The loss of knowing how often each piece occurs and nothing else, on the masked held-out pieces.
 
-    python experiments/bench/unigram_entropy.py --config FILE[:ARG] [--config.FIELD=VALUE ...]
+    python -m experiments.bench.unigram_entropy --config FILE[:ARG] [--config.FIELD=VALUE ...]
 
 A model that learnt language is below this; one that learnt frequencies alone comes down to it.
 Frequencies are those of the held-out pieces themselves, the hardest baseline of this kind.
