@@ -1,5 +1,6 @@
 """What stands between an encoder and a head: a BiLSTM, layers as features."""
 
+import functools
 from typing import Any
 
 import jax
@@ -95,14 +96,15 @@ def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
     names = ("token_ids", "type_ids", "pack_ids", "positions")
     batch = dict(zip(names, (ids, 0 * ids, 1 + 0 * ids, ids), strict=True))
     network = Model(config, ("tagger",))
-    params = network.init(jax.random.key(0), batch, deterministic=True)["params"]
+    begin = jax.jit(functools.partial(network.init, deterministic=True))
+    params = begin(jax.random.key(0), batch)["params"]
 
     def loss(params: Any) -> Any:
         rngs = {"dropout": jax.random.key(1)}
         found = network.apply({"params": params}, batch, deterministic=False, rngs=rngs)
         return jnp.sum(jnp.square(found["tagger_logits"]))
 
-    gradient = jax.grad(loss)(params)
+    gradient = jax.jit(jax.grad(loss))(params)
     learns = {
         part: any(jnp.any(leaf) for leaf in jax.tree.leaves(g)) for part, g in gradient.items()
     }

@@ -77,6 +77,18 @@ def test_shards_that_a_long_document_makes_uneven_are_told(tmp_path, caplog):
     assert "as some documents are longer than shards should be" in caplog.text
 
 
+def test_inputs_of_which_the_vocabulary_loses_a_part_are_told_once(tmp_path, caplog) -> None:
+    given = {"known.txt": "ba do ki.", "greek.txt": "ναι οχι.", "thai.txt": "ที่นี่ วันนี้ กำลัง."}
+    for name, line in given.items():
+        (tmp_path / name).write_text(f"{line}\n\n" * 9)
+    inputs = [str(tmp_path / name) for name in given]
+    prepare(inputs, TOKENIZER, tmp_path / "corpus", workers=1)
+    (told,) = [each for each in caplog.messages if "loses part of" in each]
+    assert re.search(r"greek\.txt \(\d+% of its characters are unknown\); ", told)
+    assert re.search(r"thai\.txt \(\d+% of its letters are marks, which are stripped", told)
+    assert "known.txt" not in told
+
+
 def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     manifest = prepare([str(text)], TOKENIZER, tmp_path / "out", workers=1, held_out=0.1)
     written = text.read_text().strip("\n").split("\n\n")

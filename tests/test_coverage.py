@@ -6,8 +6,7 @@ import logging
 import pytest
 import toys
 
-from bertjax.tasks.data import warn_of_loss
-from data_pipelines.vocabulary.coverage import Loss, measure_loss
+from data_pipelines.vocabulary.coverage import Loss, measure_loss, warn_of_loss
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -66,13 +65,13 @@ def test_one_sentence_names_the_languages_of_which_a_vocabulary_loses_a_part(
     name: str, passages, data_dir, caplog
 ) -> None:
     vocabulary = load_tokenizer(data_dir / "vocab" / f"{name}-vocab.txt")
-    with caplog.at_level(logging.WARNING, "bertjax"):
+    with caplog.at_level(logging.WARNING, "data_pipelines"):
         warn_of_loss(vocabulary, passages)
     told = {each for each in LANGUAGES for line in caplog.messages if f" {each} (" in line}
     assert told == LOST[name] and len(caplog.messages) == bool(told)
     if name == "bert-base-uncased":
         assert "hi (20% of its letters are marks, which are stripped, 1" in caplog.text
-        assert "; zh (5" in caplog.text and "take a model that knows such text" in caplog.text
+        assert "; zh (5" in caplog.text and "take one that knows such text" in caplog.text
 
 
 def test_text_that_is_whole_is_not_spoken_of(caplog) -> None:

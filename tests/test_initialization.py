@@ -1,5 +1,7 @@
 """What parameters begin as: a cut normal, or heads that look a few pieces to one side."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -53,8 +55,8 @@ def test_all_else_begins_as_usual() -> None:
     def params(initialization: str) -> dict:
         config = BertConfig(64, 2, 64, 2, max_positions=32, initialization=initialization)
         ids = np.zeros((1, 8), np.int32)
-        encoder = Encoder(config)
-        return encoder.init(jax.random.key(3), ids, ids, ids, ids, deterministic=True)["params"]
+        begin = jax.jit(functools.partial(Encoder(config).init, deterministic=True))
+        return begin(jax.random.key(3), ids, ids, ids, ids)["params"]
 
     usual, begun = params("normal"), params("neighbours")
     changed = {"position", "query", "key"}

@@ -233,7 +233,7 @@ def test_apply_can_be_differentiated_and_a_key_turns_dropout_on(opened) -> None:
     dropped, again, other = (apply(model.params, batch, jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(dropped, again)
     assert not np.array_equal(dropped, other)
-    slopes = jax.grad(lambda params: apply(params, batch)[0, 0, 0])(model.params)
+    slopes = jax.jit(jax.grad(lambda params: apply(params, batch)[0, 0, 0]))(model.params)
     assert jnp.abs(slopes["encoder"]["embeddings"]["word"]).max() > 0
 
 

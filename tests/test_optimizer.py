@@ -228,7 +228,7 @@ def test_each_layer_learns_at_a_share_of_the_rate_above_it() -> None:
         make_optimizer(config(warmup_steps=0, layer_decay=decay)) for decay in (1.0, 0.5)
     )
     full, less = (
-        dict(named_leaves(optimizer.update(gradient, optimizer.init(params), params)[0]))
+        dict(named_leaves(jax.jit(optimizer.update)(gradient, optimizer.init(params), params)[0]))
         for optimizer in (plain, slower)
     )
     for name in SHAPES:

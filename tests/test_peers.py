@@ -26,6 +26,7 @@ from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Model as Network
 from bertjax.model.heads import Pooler
 from data_pipelines.vocabulary.tokenization import load_tokenizer
+from data_pipelines.vocabulary.training import train_vocabulary
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
@@ -109,6 +110,27 @@ def test_an_exported_directory_opens_as_it_is(
     ours = outputs(model, [tokenizer.cls_id, *ids[0][:20], tokenizer.sep_id])
     for name, values in ours.items():
         np.testing.assert_allclose(values, found["outputs"][name], atol=2e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PEERS)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_so_does_one_with_a_sentencepiece_model(
+    kind: str, python: str, lines, data_dir, tmp_path
+) -> None:
+    texts = [*lines, *chinese(data_dir)]
+    path = train_vocabulary([texts], size=4000, kind=kind, cased=False, output=tmp_path / "a.model")
+    tokenizer = load_tokenizer(path)
+    config = dataclasses.replace(CONFIG, vocab_size=4000)
+    huggingface.write(draw_model(config, tokenizer, "mlm"), tmp_path)
+    (tmp_path / "lines.txt").write_text("\n".join(texts), "utf-8")
+    (found,) = ask(python, (tmp_path, "BertForMaskedLM"))
+    assert found["ids"] == [tokenizer.encode(text) for text in texts]
+
+
+def chinese(data_dir: pathlib.Path) -> list[str]:
+    articles = json.loads((data_dir / "xquad" / "xquad.zh.json").read_text("utf-8"))["data"]
+    return [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
 
 
 SMALL = BertConfig(128, 2, 64, 2, max_positions=64)

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 from etils import epath
-from toys import KINDS, configuration, write_data
+from toys import KINDS, TOKENIZER, configuration, write_data
 
 from bertjax.cli.main import _parser
 from bertjax.runs.summary import closing, odd, opening
 from bertjax.tasks import registry
 from bertjax.training.config import Config, load_config
 from bertjax.training.programs import Programs
+from data_pipelines.corpus.prepare import prepare
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 
@@ -82,6 +83,19 @@ def test_what_is_odd_is_said_with_its_cure(corpus) -> None:
 
 def test_a_first_phase_that_leaves_the_end_of_its_decay_to_a_second_is_not_odd(corpus) -> None:
     assert oddities(corpus, steps=900, optimizer__decay_steps=1000) == []
+
+
+@pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
+def test_documents_of_single_sentences_are_odd_where_next_ones_are_learnt(
+    objective: str, tmp_path, caplog
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"ba do ki lu {'me ' * n}." for n in range(40)))
+    prepare([str(text)], TOKENIZER, tmp_path / "corpus", workers=1, held_out=0)
+    task = registry.find("pretrain")(configure(tmp_path / "corpus", data__objective=objective))
+    assert task.examples_per_epoch
+    said = f"{tmp_path / 'corpus'} has 1.0 sentences a document: next to all second sentences are"
+    assert (said in caplog.text) == (objective == "mlm_nsp")
 
 
 def test_at_the_end_stand_the_commands_that_a_model_is_for(corpus) -> None:

@@ -229,6 +229,13 @@ def test_what_is_no_text_is_refused_where_it_stands(value: object, complaint: st
         Row("t.csv line 7", {"a": value}).text(("a",))
 
 
+@pytest.mark.parametrize("value", ["", " \u00a0", None, float("nan")])
+def test_what_holds_nothing_is_blank(value: object) -> None:
+    assert Row("here", {"a": "x", "b": value}).blank(("a", "b")) == "b"
+    for full in ("x", 0, False, ["x"]):
+        assert not Row("here", {"a": full}).blank(("a", "missing"))
+
+
 def test_a_column_that_is_missing_is_named_with_those_that_there_are() -> None:
     with pytest.raises(InputError, match=r"^here: there is no column 'c', but 'a', 'b': name"):
         Row("here", {"a": 1, "b": 2}).text(("c",))

@@ -207,6 +207,15 @@ def test_the_case_of_a_file_is_seen_in_its_pieces(tmp_path: pathlib.Path) -> Non
     assert load_tokenizer(write(tmp_path / "cased.txt", CASED_PIECES)).cased
 
 
+def test_accents_are_kept_where_pieces_have_them(tmp_path: pathlib.Path, data_dir) -> None:
+    hindi = load_tokenizer(write(tmp_path / "hi.txt", [*SPECIALS, "कि", "##ी", "é"]))
+    assert isinstance(hindi, WordPieceTokenizer) and not hindi.strip_accents
+    assert hindi.encode("कि É") == [5, 7]
+    for name, strips in (("uncased", True), ("cased", False), ("multilingual-cased", False)):
+        published = load_tokenizer(data_dir / "vocab" / f"bert-base-{name}-vocab.txt")
+        assert getattr(published, "strip_accents") is strips  # noqa: B009
+
+
 @pytest.mark.parametrize("cased", [False, True])
 def test_pieces_without_case_go_with_either_switch(tmp_path: pathlib.Path, cased: bool) -> None:
     path = write(tmp_path / "vocab.txt", [*SPECIALS, "[X1]", "<S>", "日", "本", "1", "##1", "ا"])

@@ -69,6 +69,12 @@ def test_documents_with_an_answer_at_their_beginning_become_passages(folder) -> 
     assert [answer.text for answer in page.answers] == ["Oslo", "Christiania"]
 
 
+def test_its_documents_are_found_from_within_its_folder(folder, monkeypatch) -> None:
+    write(folder, question())
+    monkeypatch.chdir(folder / "qa")
+    assert len(read_squad("train.json").questions) == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [

@@ -1,11 +1,13 @@
 """Vectors of texts, words and pieces: what they are, and the files that hold them."""
 
+import functools
 import itertools
 import json
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,15 +46,19 @@ def model(tmp_path_factory) -> pathlib.Path:
     return path
 
 
+_apply = jax.jit(
+    functools.partial(Encoder(CONFIG).apply, deterministic=True), static_argnames="layers"
+)
+
+
 def alone(text: str, layers: tuple[int, ...] = (-1,)) -> np.ndarray:
-    """The vectors [L, T, H] of a text that is computed by itself."""
+    """The vectors [L, T, H] of a text that has a row for itself."""
     ids = [toys.TOKENIZER.cls_id, *toys.TOKENIZER.encode(text)[:126], toys.TOKENIZER.sep_id]
-    row = np.array([ids], np.int32)
-    places = np.arange(len(ids), dtype=np.int32)[None]
-    inputs = (row, 0 * row, 1 + 0 * row, places)
-    encoder = Encoder(CONFIG)
+    row, places = np.zeros((1, 128), np.int32), np.arange(128, dtype=np.int32)[None]
+    row[0, : len(ids)] = ids
+    inputs = (row, 0 * row, (places < len(ids)).astype(np.int32), places)
     params = {"params": MODEL.params["encoder"]}
-    return np.asarray(encoder.apply(params, *inputs, deterministic=True, layers=layers))[:, 0]
+    return np.asarray(_apply(params, *inputs, layers=layers))[:, 0, : len(ids)]
 
 
 @pytest.mark.parametrize("how", POOLS)

@@ -13,13 +13,13 @@ from etils import epath
 from safetensors.numpy import save as save_safetensors
 
 from bertjax.formats.tensors import Model, read_tensors
+from bertjax.formats.tokenizer_json import describe
 from bertjax.model.encoder import BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
-from data_pipelines.vocabulary.sentencepieces import MODEL_FILE
 from data_pipelines.vocabulary.specials import CONFIG_FILE
-from data_pipelines.vocabulary.tokenization import load_tokenizer
-from data_pipelines.vocabulary.wordpiece import VOCAB_FILE
+from data_pipelines.vocabulary.tokenization import FILES, load_tokenizer
+from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 # What a `config.json` says, and the fields of ours that say it.
@@ -80,7 +80,7 @@ def read(path: epath.Path) -> Model:
         params, left_out = read_tensors(found, config, "hf", architecture)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
-    has_vocabulary = any((path / name).exists() for name in (VOCAB_FILE, MODEL_FILE))
+    has_vocabulary = any((path / name).exists() for name in FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
     model = Model(config, params, tokenizer, left_out)
     return labelled(model, said, path)
@@ -128,6 +128,7 @@ def write(model: Model, path: epath.Path) -> None:
     (path / WEIGHTS).write_bytes(save_safetensors(tensors, {"format": "pt"}))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
+        (path / JSON_FILE).write_text(describe(model.tokenizer))
         file = path / CONFIG_FILE
         settings = json.loads(file.read_text()) | {"model_max_length": model.config.max_positions}
         file.write_text(json.dumps(settings, indent=2) + "\n")

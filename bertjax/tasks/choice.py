@@ -12,7 +12,7 @@ from etils import epath
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import EXAMPLES, Evaluation, EvaluationSet, HostBatch, Input, Opened
-from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of, warn_of_loss
+from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of
 from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid, show_examples
 from bertjax.tasks.sentences import page
@@ -23,6 +23,7 @@ from data_pipelines.finetuning.choices import Choices, by_question, encode, from
 from data_pipelines.finetuning.rows import Examples, Shape, Target
 from data_pipelines.finetuning.table import Row, read_table, read_tfds_table
 from data_pipelines.text.sources import TFDS
+from data_pipelines.vocabulary.coverage import warn_of_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")

@@ -1,7 +1,6 @@
 """Where the data of a fine-tuning task lie, and the tokenizer that reads them."""
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from etils import epath
 
@@ -13,10 +12,7 @@ from data_pipelines.fields import field
 from data_pipelines.finetuning.table import SUFFIXES
 from data_pipelines.paths import is_remote
 from data_pipelines.text.sources import TFDS
-from data_pipelines.vocabulary.coverage import measure_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
-
-_log = logging.getLogger("bertjax")
 
 # The fields of `data` that are read here.
 FIELDS = {
@@ -27,7 +23,6 @@ FIELDS = {
 }
 
 TFDS_SPLITS = {"train": "train", "dev": "validation"}
-LOSS = 0.03  # of a text, beyond which it is told; of English, nothing is lost
 # What tables are called without their suffix.
 _STEMS = {"train": ("train",), "dev": ("dev", "val", "valid", "validation")}
 
@@ -49,30 +44,6 @@ def tokenizer_of(config: Config) -> Tokenizer:
         )
     check_vocabulary(config.data["vocab"] or config.init, tokenizer, config.model.vocab_size)
     return tokenizer
-
-
-def warn_of_loss(tokenizer: Tokenizer, texts: Mapping[str, Sequence[str]]) -> None:
-    """Tells of which data sets, of some names and texts, the vocabulary loses a part.
-
-    Languages and casing that do not go together are seen nowhere else but in poor scores: the
-    pieces of a text without its vowels are as good as any.
-    """
-    found = []
-    for name, own in texts.items():
-        loss = measure_loss(tokenizer, own)
-        said = []
-        if loss.stripped > LOSS:
-            said.append(f"{loss.stripped:.0%} of its letters are marks, which are stripped")
-        if loss.unknown > LOSS:
-            said.append(f"{loss.unknown:.0%} of its characters are unknown")
-        if said:
-            found.append(f"{name} ({', '.join(said)})")
-    if found:
-        _log.warning(
-            "the vocabulary loses part of %s: take a model that knows such text, and a cased one "
-            "where marks are stripped.",
-            "; ".join(found),
-        )
 
 
 def find_files(config: Config, split: str, usual: str) -> list[tuple[str, epath.Path]]:

@@ -42,6 +42,7 @@ from data_pipelines.pretraining.rows import render_row
 _log = logging.getLogger("bertjax")
 
 _SHARED = ("batch_size", "seq_len", "packing")  # fields of the configuration itself
+_PAIRED = 2  # sentences of a document, with fewer of which hardly any follows another
 
 
 class Objective(objective.Objective):
@@ -138,6 +139,15 @@ class Task(contract.Task):
     @functools.cached_property
     def data(self) -> PretrainingData:
         """The training data, which no evaluation opens."""
+        for corpus in self._corpora.values() if "nsp" in self.objective.heads else ():
+            totals = corpus.manifest.totals
+            each = totals["sentences"] / max(totals["documents"], 1)
+            if each < _PAIRED:
+                _log.warning(
+                    "%s has %.1f sentences a document: next to all second sentences are random "
+                    "ones, which tells nothing; prepare documents of several sentences, or train "
+                    "with objective=mlm.", corpus.directory, each,
+                )  # fmt: skip
         # The processes of one program share what one of them measures.
         share = from_first if jax.process_count() == self._hosts else None
         options = self.objective.options

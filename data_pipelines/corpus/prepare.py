@@ -49,11 +49,14 @@ from data_pipelines.parallel import ordered_map
 from data_pipelines.paths import is_remote
 from data_pipelines.text.sentences import RULES
 from data_pipelines.text.sources import AS_IT_IS, BUILTIN, TFDS, Reading, read_source, resolve
+from data_pipelines.vocabulary.coverage import warn_of_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 log = logging.getLogger(__name__)
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
+_LOOKED_AT = 16  # sources whose first documents are looked at, so many of each
+_BEGINNING = 50
 
 
 def prepare(
@@ -106,7 +109,7 @@ def prepare(
         if spool.position != Position():
             log.info("goes on after %s", meter)
         positions: deque[Position] = deque()
-        batches = _batches(sources, reading, spool.position, positions)
+        batches = _batches(sources, reading, tokenizer, spool.position, positions)
         make = functools.partial(_encoder, tokenizer, filters)
         try:
             for index, payload in ordered_map(make, batches, workers):
@@ -180,9 +183,16 @@ def checked_options(
 
 
 def _batches(
-    sources: Sequence[str], reading: Reading, start: Position, positions: deque[Position]
+    sources: Sequence[str],
+    reading: Reading,
+    tokenizer: Tokenizer,
+    start: Position,
+    positions: deque[Position],
 ) -> Iterator[list[str]]:
-    """Documents behind a position, grouped; where each batch ends is added to `positions`."""
+    """Documents behind a position, grouped; where each batch ends is added to `positions`.
+
+    Tells of the first sources, of each when it begins, whether the tokenizer loses a part.
+    """
 
     def documents() -> Iterator[tuple[Position, str]]:
         for number, source in enumerate(sources[start.source :], start.source):
@@ -191,7 +201,14 @@ def _batches(
             for done, lines in enumerate(found, skipped + 1):
                 yield Position(number, done), "\n".join(lines)
 
+    new = start.source
     for batch in grouped(documents(), lambda item: len(item[1]), _BATCH):
+        begun: dict[str, list[str]] = {}
+        for place, text in batch:
+            if new <= place.source < _LOOKED_AT:
+                begun.setdefault(sources[place.source], []).append(text)
+        warn_of_loss(tokenizer, {name: texts[:_BEGINNING] for name, texts in begun.items()})
+        new = batch[-1][0].source + 1
         positions.append(batch[-1][0])
         yield [text for _, text in batch]
 

@@ -60,8 +60,10 @@ class Row(NamedTuple):
 
     def blank(self, columns: Sequence[str]) -> str:
         """The first of some columns that is there and has no text; "" where none is."""
-        values = ((column, self.values.get(column)) for column in columns)
-        return next((name for name, v in values if isinstance(v, str) and not v.strip()), "")
+        values = ((column, self.values.get(column, "-")) for column in columns)
+        nothing = (None, "")  # and NaN, which is nothing and not itself
+        stripped = ((name, v.strip() if isinstance(v, str) else v) for name, v in values)
+        return next((name for name, v in stripped if v in nothing or v != v), "")
 
     def value(self, column: str) -> Any:
         """The value in a column.

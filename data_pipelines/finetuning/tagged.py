@@ -205,7 +205,10 @@ def from_rows(rows: Iterable[Row]) -> list[Sentence]:
         words, tags = _list(row, _WORDS), _list(row, _TAGS)
         if not words:
             known = ", ".join(map(repr, row.values)) or "nothing"
-            raise InputError(f'{row.place} has no "words", but {known}: write a list of words.')
+            raise InputError(
+                f'{row.place} has no "words", but {known}: write a list of words; a file with a '
+                f"word a line ends in {_COLUMNS[0]}."
+            )
         if tags is not None and len(tags) != len(words):
             raise InputError(
                 f"{row.place} has {len(words)} words and {len(tags)} tags: write a tag for each."

@@ -34,6 +34,8 @@ def squad_layout(content: dict[str, Any], directory: epath.Path) -> dict[str, An
     """
     if not isinstance(content["Data"], list):
         raise InputError("'Data' of TriviaQA is no list")
+    # The folder above one that is told as ".", which has no parent by its name.
+    evidence = (directory.parent if directory.name else directory / "..") / "evidence"
     paragraphs, total = [], 0
     for number, question in enumerate(content["Data"]):
         where = f"Data[{number}]"
@@ -45,7 +47,7 @@ def squad_layout(content: dict[str, Any], directory: epath.Path) -> dict[str, An
             raise InputError(f"{where} of TriviaQA has no {error}") from error
         for folder, document in documents:
             total += 1
-            passage = _beginning(directory.parent / "evidence" / folder / document, where)
+            passage = _beginning(evidence / folder / document, where)
             answers = find_answers(passage, texts)
             if answers:
                 item = {"id": f"{name}--{document}", "question": text, "answers": answers}

@@ -37,7 +37,7 @@ class SentencePieceTokenizer:
     kind = "sentencepiece"
 
     def __init__(self, model: bytes):
-        self._model = model
+        self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -62,7 +62,7 @@ class SentencePieceTokenizer:
         self.real_ids = np.flatnonzero(self._is_text).astype(np.int32)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return type(self), (self._model,)
+        return type(self), (self.model,)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a raw text. No special piece is added, nor recognised in the text."""
@@ -89,14 +89,14 @@ class SentencePieceTokenizer:
 
     def fingerprint(self) -> str:
         """A hex digest of the model, its normalisation rules and scores included."""
-        return digest(self.kind.encode() + self._model)
+        return digest(self.kind.encode() + self.model)
 
     def save(self, directory: epath.PathLike) -> None:
-        """Writes `spm.model` and `tokenizer_config.json`, which `transformers` reads too."""
+        """Writes `spm.model`, and `tokenizer_config.json` as it is beside a `tokenizer.json`."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / MODEL_FILE).write_bytes(self._model)
-        config = {"tokenizer_class": "DebertaV2Tokenizer", "do_lower_case": False, **SPECIAL_NAMES}
+        (directory / MODEL_FILE).write_bytes(self.model)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_NAMES}
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -9,15 +9,23 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.vocabulary import tokenizer_json
 from data_pipelines.vocabulary.sentencepieces import MODEL_FILE, SentencePieceTokenizer
 from data_pipelines.vocabulary.specials import CONFIG_FILE
+from data_pipelines.vocabulary.tokenizer_json import JSON_FILE, Stored
 from data_pipelines.vocabulary.wordpiece import (
+    LONGEST_WORD,
     VOCAB_FILE,
     WordPieceTokenizer,
     case_conflict,
     holds_capitals,
+    holds_marks,
     read_pieces,
 )
+
+FILES = (VOCAB_FILE, MODEL_FILE, JSON_FILE)
+"""Those of a directory that may hold its vocabulary; the first that there is does."""
+_ADDED_FILE = "added_tokens.json"
 
 _log = logging.getLogger("data_pipelines")
 
@@ -63,14 +71,16 @@ class Tokenizer(Protocol):
 def load_tokenizer(
     path: epath.PathLike, *, cased: bool | None = None, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """The tokenizer of a vocabulary file, or of a directory that `Tokenizer.save` has written.
+    """The tokenizer of a vocabulary file, or of a directory of `Tokenizer.save` or a published one.
 
     Args:
-      path: a list of pieces (one a line, as in `vocab.txt`), a SentencePiece `.model`, or a
-        directory with `vocab.txt` or `spm.model` and, if there is one, `tokenizer_config.json`.
+      path: a list of pieces (one a line, as in `vocab.txt`), a SentencePiece `.model`, a WordPiece
+        `tokenizer.json`, or a directory with one of these and, if there is one,
+        `tokenizer_config.json`.
       cased: whether case is kept; None takes it from the directory, or else from the pieces (an
         upper-case letter means cased).
-      strip_accents: None takes it from the directory, or else follows lower-casing.
+      strip_accents: None takes it from the directory, or else from the pieces (one with accents
+        means that they are kept), or else follows lower-casing.
 
     Raises:
       InputError: no such file, not a usable vocabulary, or one that does not go with the switches.
@@ -80,10 +90,13 @@ def load_tokenizer(
         raise InputError(f"there is no vocabulary at {path}; `bertjax vocab` makes one")
     config: dict[str, Any] = {}
     if path.is_dir():
-        directory, names = path, (VOCAB_FILE, MODEL_FILE)
-        path = next((path / name for name in names if (path / name).exists()), path)
+        directory = path
+        path = next((path / name for name in FILES if (path / name).exists()), path)
         if path == directory:
-            raise InputError(f"{directory} holds neither {VOCAB_FILE} nor {MODEL_FILE}")
+            raise InputError(
+                f"{directory} holds neither {VOCAB_FILE} nor {MODEL_FILE} nor {JSON_FILE}; name a "
+                "vocabulary, or a directory with one"
+            )
         if (directory / CONFIG_FILE).exists():
             config = _read_config(directory / CONFIG_FILE)
     try:
@@ -104,10 +117,42 @@ def _read_config(path: epath.Path) -> dict[str, Any]:
     return config
 
 
+def _stored(path: epath.Path, config: dict[str, Any]) -> Stored:
+    """What is published of a WordPiece: its vocabulary, and what the files beside that say."""
+    beside = path.name == VOCAB_FILE and (path.parent / JSON_FILE).exists()
+    if path.suffix == ".json" or beside:
+        stored = tokenizer_json.read((path.parent / JSON_FILE if beside else path).read_bytes())
+    else:
+        stored = Stored([], {}, {})
+    added = dict(stored.added)
+    try:
+        for number, said in (config.get("added_tokens_decoder") or {}).items():
+            added[int(number)] = said["content"]
+        if path.name == VOCAB_FILE and (path.parent / _ADDED_FILE).exists():
+            names = _read_config(path.parent / _ADDED_FILE)
+            added |= {int(number): name for name, number in names.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the pieces added to it cannot be read ({error!r}); mend them") from error
+    pieces = stored.pieces if path.suffix == ".json" else read_pieces(path.read_bytes())
+    known = {name: value for name, value in config.items() if value is not None}
+    return Stored(pieces, stored.switches | known, added)
+
+
 def _load_wordpiece(
     path: epath.Path, config: dict[str, Any], cased: bool | None, strip_accents: bool | None
 ) -> WordPieceTokenizer:
-    pieces = read_pieces(path.read_bytes())
+    pieces, config, added = _stored(path, config)
+    for name, usual in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
+        if config.get(name, usual) != usual:
+            raise InputError(
+                f"{CONFIG_FILE} sets {name} to {config[name]!r}, by which bertjax cuts no text; "
+                f"take a model of {usual!r}"
+            )
+    if more := [piece for number, piece in sorted(added.items()) if number >= len(pieces)]:
+        _log.warning(
+            "%s: %d pieces were added to it (%s), which are not looked for in texts: they are cut "
+            "as if they were none.", path, len(more), ", ".join(more[:5]),
+        )  # fmt: skip
     if not config.get("tokenize_chinese_chars", True):
         raise InputError(
             f"{CONFIG_FILE} sets tokenize_chinese_chars to false, which is not supported; use a "
@@ -124,7 +169,12 @@ def _load_wordpiece(
             raise InputError("; ".join(conflict))
         _log.warning("%s: %s; %s says so.", path, conflict[0], CONFIG_FILE)
     strip_accents = _agreed("strip_accents", strip_accents, config.get("strip_accents"))
-    return WordPieceTokenizer(pieces, cased=cased, strip_accents=strip_accents)
+    if strip_accents is None and stored_cased is None and holds_marks(pieces):
+        strip_accents = False
+    longest = config.get("max_input_chars_per_word") or LONGEST_WORD
+    return WordPieceTokenizer(
+        pieces, cased=cased, strip_accents=strip_accents, longest_word=longest
+    )
 
 
 def _agreed(name: str, asked: bool | None, stored: bool | None) -> bool | None:

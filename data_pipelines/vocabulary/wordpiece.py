@@ -12,6 +12,7 @@ all the work is one dictionary look-up a word.
 import itertools
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from data_pipelines.vocabulary.specials import CONFIG_FILE, SPECIAL_NAMES, diges
 from data_pipelines.vocabulary.words import basic_words, located_words, raw_words
 
 VOCAB_FILE = "vocab.txt"
-LONGEST_WORD = 200  # characters; a longer word is [UNK], as in the original
+LONGEST_WORD = 200  # characters; a longer word is [UNK], in the original
 CONTINUES = "##"  # the mark of a piece that continues a word
 
 
@@ -62,6 +63,7 @@ class WordPieceTokenizer:
       pieces: the vocabulary, a piece for each id.
       cased: whether case is kept; False lower-cases the text.
       strip_accents: whether accents are removed; None follows lower-casing, as in the original.
+      longest_word: characters; a longer word is [UNK]. Hugging Face's models have 100.
 
     Raises:
       InputError: no pieces, an empty or repeated piece, or a special piece that is missing.
@@ -69,8 +71,15 @@ class WordPieceTokenizer:
 
     kind = "wordpiece"
 
-    def __init__(self, pieces: Sequence[str], *, cased: bool, strip_accents: bool | None = None):
-        self.pieces = list(pieces)
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        *,
+        cased: bool,
+        strip_accents: bool | None = None,
+        longest_word: int = LONGEST_WORD,
+    ):
+        self.pieces, self.longest_word = list(pieces), longest_word
         self.cased = cased
         self.strip_accents = not cased if strip_accents is None else strip_accents
         index = _index_of_pieces(self.pieces)
@@ -83,7 +92,7 @@ class WordPieceTokenizer:
             for piece, continues in zip(self.pieces, self.continues, strict=True)
         ]
         self._model = models.WordPiece(
-            vocab=index, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD
+            vocab=index, unk_token="[UNK]", max_input_chars_per_word=longest_word
         )
         self._compiled = CompiledTokenizer(self._model)
         self._compiled.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -91,7 +100,7 @@ class WordPieceTokenizer:
         self._ids_of_raw = _Memo(self._encode_raw)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _wordpiece, (self.pieces, self.cased, self.strip_accents)
+        return _wordpiece, (self.pieces, self.cased, self.strip_accents, self.longest_word)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a raw text. No special piece is added, nor recognised in the text."""
@@ -139,7 +148,7 @@ class WordPieceTokenizer:
 
     def fingerprint(self) -> str:
         """A hex digest of the pieces and the switches."""
-        switches = {"cased": self.cased, "strip_accents": self.strip_accents}
+        switches = {"cased": self.cased, "strip_accents": self.strip_accents, **self._longest}
         return digest(json.dumps([self.kind, self.pieces, switches]).encode())
 
     def save(self, directory: epath.PathLike) -> None:
@@ -152,9 +161,16 @@ class WordPieceTokenizer:
             "do_lower_case": not self.cased,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": True,
+            **self._longest,
             **SPECIAL_NAMES,
         }
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+    @property
+    def _longest(self) -> dict[str, int]:
+        """The longest word where it is not the original's, by its name at Hugging Face."""
+        longest = self.longest_word
+        return {} if longest == LONGEST_WORD else {"max_input_chars_per_word": longest}
 
     def _encode_raw(self, raw: str) -> Iterable[int]:
         words = basic_words(raw, cased=self.cased, strip_accents=self.strip_accents)
@@ -167,8 +183,8 @@ class WordPieceTokenizer:
             return [self.unk_id]
 
 
-def _wordpiece(pieces: list[str], cased: bool, strip_accents: bool) -> WordPieceTokenizer:
-    return WordPieceTokenizer(pieces, cased=cased, strip_accents=strip_accents)
+def _wordpiece(pieces: list[str], cased: bool, strip: bool, longest: int) -> WordPieceTokenizer:
+    return WordPieceTokenizer(pieces, cased=cased, strip_accents=strip, longest_word=longest)
 
 
 def _index_of_pieces(pieces: list[str]) -> dict[str, int]:
@@ -207,6 +223,12 @@ def read_pieces(content: bytes) -> list[str]:
 def holds_capitals(pieces: list[str]) -> bool:
     """Whether lower-casing would change a piece of text, so that the vocabulary must be cased."""
     return _changed_by(pieces, str.lower) is not None
+
+
+def holds_marks(pieces: list[str]) -> bool:
+    """Whether a piece has accents, or vowel and tone signs, which stripping would take off."""
+    characters = unicodedata.normalize("NFD", "".join(pieces))
+    return any(unicodedata.category(char) == "Mn" for char in set(characters))
 
 
 def _changed_by(pieces: list[str], change: Callable[[str], str]) -> str | None:

@@ -11,7 +11,7 @@ from etils import epath
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import HostBatch, Input, Opened
-from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of, warn_of_loss
+from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of
 from bertjax.tasks.reading import page
 from bertjax.tasks.reading.sets import Reading, inputs_of, question_of, windows_of
 from bertjax.training.config import Config
@@ -21,6 +21,7 @@ from data_pipelines.finetuning.rows import Shape, Target
 from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
 from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, span_target
 from data_pipelines.text.sources import TFDS
+from data_pipelines.vocabulary.coverage import warn_of_loss
 
 _log = logging.getLogger("bertjax")
 

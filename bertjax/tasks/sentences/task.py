@@ -15,7 +15,7 @@ from bertjax.formats.opening import find_labels
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
 from bertjax.tasks.contract import EvaluationSet, HostBatch, Input, Opened
-from bertjax.tasks.data import has_training_table, tokenizer_of, warn_of_loss
+from bertjax.tasks.data import has_training_table, tokenizer_of
 from bertjax.tasks.finetuning import show_examples
 from bertjax.tasks.sentences import page
 from bertjax.tasks.sentences.sets import Labelled, answer
@@ -35,6 +35,7 @@ from data_pipelines.finetuning.sentences import (
     make_target,
 )
 from data_pipelines.finetuning.table import Row
+from data_pipelines.vocabulary.coverage import warn_of_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")

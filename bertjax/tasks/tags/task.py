@@ -20,7 +20,6 @@ from bertjax.tasks.data import (
     find_tables,
     has_training_table,
     tokenizer_of,
-    warn_of_loss,
 )
 from bertjax.tasks.tags import page
 from bertjax.tasks.tags.sets import Sentences, words_of
@@ -41,6 +40,7 @@ from data_pipelines.finetuning.tagged import (
 )
 from data_pipelines.finetuning.tagging import Words, tag_target
 from data_pipelines.text.sources import TFDS
+from data_pipelines.vocabulary.coverage import warn_of_loss
 
 _PIECES = 8  # of a sentence, at least, by which a row has places for sentences
 _IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
