@@ -1,6 +1,7 @@
 """Several hosts are one program: same losses, own shards alone, and none outlives the others."""
 
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -19,10 +20,12 @@ import pytest
 from conftest import LONG, process_environment
 from processes import Command
 
+from bertjax.cli import stopping
 from bertjax.errors import CHILD, RunError
-from bertjax.mesh import hosts
+from bertjax.mesh import hosts, signals
 from bertjax.mesh.hosts import Cluster, find_cluster
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.runs import lease
 from bertjax.tasks import registry
 from bertjax.training import programs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint
@@ -86,6 +89,7 @@ def become_host(opened: pathlib.Path, several: bool) -> None:
                 print(os.path.basename(str(arguments[0])), file=file)
 
     sys.addaudithook(note)
+    lease.SEEN_SECONDS = 1
     if several:
         os.environ[CHILD] = str(os.getppid())
 
@@ -296,6 +300,18 @@ def test_an_error_of_one_process_ends_it_at_once_with_its_own_status(corpus, run
     assert "another host is lost" in program.sentence(0)
 
 
+@pytest.mark.slow
+def test_hosts_that_see_no_common_workdir_are_refused_before_anything_compiles(
+    corpus, runs
+) -> None:
+    program = Program(corpus, runs / "mine", 2, last=["--workdir", str(runs / "yours")])
+    assert program.wait() == [2, 2]
+    for host in range(2):
+        assert "host 1 does not see what host 0 wrote there" in program.sentence(host)
+        assert "compiling" not in program.said[host]
+    assert not (runs / "mine" / "lease.json").exists()
+
+
 def test_a_child_that_fails_does_not_wait_for_the_others(monkeypatch, capfd) -> None:
     def end(status: int) -> None:
         raise SystemExit(status)
@@ -389,6 +405,44 @@ def test_a_child_that_a_signal_ends_says_whether_to_run_again(
     assert supervise(f"import os, signal; os.kill(os.getpid(), signal.{name})") == status
     said = capfd.readouterr().err
     assert f"ended by {name}" in said and sentence in said
+
+
+def test_a_child_has_the_time_that_it_takes_to_save(supervise, monkeypatch, tmp_path) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(stopping, "_SECONDS", 0.1)
+    monkeypatch.setattr(stopping, "end_stopped", lambda: ended.append(True))
+    ready = tmp_path / "ready"
+
+    def stop() -> None:
+        while not ready.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    (thread := threading.Thread(target=stop)).start()
+    program = f"""if True:
+        import pathlib, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), exit(75)))
+        pathlib.Path({str(ready)!r}).touch()
+        time.sleep(600)
+    """
+    with stopping.stoppable():
+        assert supervise(program) == 75
+    thread.join()
+    assert not ended
+
+
+def test_hosts_are_asked_by_numbers_that_grow_whatever_the_steps_are(monkeypatch) -> None:
+    """A signal before the first question stops at the one after 0; one between waves, likewise."""
+    asked: list[int] = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(signals, "_asked", itertools.count(1))
+    monkeypatch.setattr(
+        signals.multihost_utils, "reached_preemption_sync_point", lambda n: asked.append(n) or n > 3
+    )
+    for steps in ([28, 29], [1, 2]):
+        with signals.stop_signals() as stop:
+            found = [stop(step) for step in steps]
+    assert asked == [1, 2, 3, 4] and found == [False, True]
 
 
 def test_a_second_interrupt_ends_a_child_that_does_not_stop(supervise, tmp_path) -> None:

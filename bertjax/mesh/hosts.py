@@ -96,6 +96,8 @@ def supervise(argv: Sequence[str]) -> int:
         env=os.environ | {CHILD: str(os.getpid())},
         start_new_session=True,  # or a terminal would interrupt it a second time
     )
+    # Who else is told of signals would end this process in a moment, and the child must save first.
+    signal.set_wakeup_fd(-1)
     interrupts = iter([signal.SIGTERM])
     signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
     signal.signal(signal.SIGINT, lambda *_: child.send_signal(next(interrupts, signal.SIGKILL)))
@@ -165,6 +167,8 @@ def join(cluster: Cluster | None, saves: bool) -> None:
             f"the hosts did not come together ({str(error).splitlines()[0]}): start the same "
             f"command on every host within {_JOIN_SECONDS} s."
         ) from error
+    if jax.process_count() == 1:  # nobody will ask JAX for the signal that it took for itself
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def is_first() -> bool:
@@ -180,6 +184,15 @@ def from_first(make: Callable[[], Sequence[int]], size: int) -> tuple[int, ...]:
     wait_for_all("share")  # `make` may read for minutes
     mine = jax.numpy.asarray(numbers, jax.numpy.int32)
     return tuple(int(n) for n in multihost_utils.broadcast_one_to_all(mine))
+
+
+def without(fact: bool) -> list[int]:
+    """The processes on which something is not so; the same on all of them."""
+    if jax.process_count() == 1:
+        return [] if fact else [0]
+    wait_for_all("fact")
+    facts = multihost_utils.process_allgather(jax.numpy.asarray([fact], jax.numpy.int32))
+    return [host for host, is_so in enumerate(facts.ravel()) if not is_so]
 
 
 def wait_for_all(what: str) -> None:

@@ -1,6 +1,7 @@
 """Stop signals as a question that a loop asks between its steps."""
 
 import contextlib
+import itertools
 import logging
 import signal
 import threading
@@ -11,6 +12,9 @@ import jax
 from jax.experimental import multihost_utils
 
 Stop = Callable[[int], bool]
+# JAX has all stop at the number after the highest that one of them asked of, which is 0 where none
+# did: a step at which a run goes on is never that one, and the count of all questions is.
+_asked = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -26,7 +30,7 @@ def stop_signals() -> Iterator[Stop]:
     elif jax.process_count() > 1:
         # JAX has taken SIGTERM for itself when it joined the processes.
         with _handling([signal.SIGINT], lambda _: signal.raise_signal(signal.SIGTERM)):
-            yield multihost_utils.reached_preemption_sync_point
+            yield lambda step: multihost_utils.reached_preemption_sync_point(next(_asked))
     else:
         stop = threading.Event()
 

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 import uuid
+import zlib
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from data_pipelines.paths import is_remote
 
 LEASE = "lease.json"
 RENEW_SECONDS = 5.0
+SEEN_SECONDS = 60.0  # after which what one host wrote is seen by all, over NFS too
 SILENT_SECONDS = 20.0  # a holder elsewhere that renewed nothing for so long is dead
 _log = logging.getLogger("bertjax")
 
@@ -42,7 +44,7 @@ class Lease:
     """Holds a workdir while it is entered. Of several hosts the first one does it for all.
 
     Raises:
-      InputError: another run holds it.
+      InputError: another run holds it, it may not be written to, or not all hosts see it.
     """
 
     def __init__(self, workdir: epath.Path) -> None:
@@ -53,17 +55,29 @@ class Lease:
     def __enter__(self) -> Self:
         refusal: InputError | None = None
 
-        def take() -> list[bool]:
+        def take() -> list[int]:
             nonlocal refusal
             try:
                 self._take()
             except InputError as error:
                 refusal = error
-            return [refusal is None]
+            except (OSError, ValueError) as error:  # TensorStore's own
+                reason = str(error).splitlines()[0]
+                refusal = InputError(
+                    f"{self._workdir} cannot be written to ({reason}): use another --workdir, or "
+                    "one that this account may write to."
+                )
+            return [refusal is None, 0 if refusal else _mark(self._text)]
 
-        (taken,) = hosts.from_first(take, 1)
+        taken, mark = hosts.from_first(take, 2)
         if not taken:
-            raise refusal or InputError(f"{self._workdir} is in use, as the first host says.")
+            raise refusal or InputError(f"{self._workdir}: see what the first host says.")
+        if blind := hosts.without(self._sees(mark)):
+            self._release()
+            raise InputError(
+                f"{self._workdir} is not the same on all hosts, host {blind[0]} does not see what "
+                "host 0 wrote there: name a directory that they share, or one in a bucket."
+            )
         return self
 
     def __exit__(
@@ -72,6 +86,9 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._release()
+
+    def _release(self) -> None:
         if hosts.is_first():
             self._released.set()
             self._thread.join()
@@ -85,6 +102,15 @@ class Lease:
                 f"{self._workdir} was taken by another run while this one gave no sign of life for "
                 f"{SILENT_SECONDS:.0f} s: leave it to that one, or stop that and run this again."
             )
+
+    def _sees(self, mark: int) -> bool:
+        """Whether this host finds the first one's lease in the workdir."""
+        store, end = _open(self._workdir), time.monotonic() + SEEN_SECONDS
+        while _mark(store.read(LEASE).result().value) != mark:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.2)
+        return True
 
     def _take(self) -> None:
         self._workdir.mkdir(parents=True, exist_ok=True)
@@ -157,6 +183,11 @@ def _open(directory: epath.Path) -> Any:
         bucket, _, path = str(directory).removeprefix("gs://").partition("/")
         return ts.KvStore.open({"driver": "gcs", "bucket": bucket, "path": f"{path}/"}).result()
     return ts.KvStore.open({"driver": "file", "path": f"{directory.resolve()}/"}).result()
+
+
+def _mark(text: bytes) -> int:
+    """Of what is in the file of a lease, 31 bits."""
+    return zlib.crc32(text) >> 1
 
 
 def _machine() -> str:

@@ -97,7 +97,7 @@ class Run:
             )
         self._start: Start | None = None
         if config.init and not begun:
-            self._start = begin(config.init, self.workdir)
+            self._start = begin(config.init, self._origin())
             check_tokenizer(self.task, self._start.tokenizer, self._start.path)
             self._start.check(config.model, self.programs.given, self.task.labels)
         workdirs.check(self.workdir, config, self.task)
@@ -109,6 +109,10 @@ class Run:
             config.keep_best,
             float if milestones is None else self._seconds,
         )
+
+    def _origin(self) -> epath.Path:
+        """Where it is noted what this run began with."""
+        return self.workdir
 
     def _open(self, config: Config) -> Task:
         """The task with its data, of which this host has its share."""
@@ -133,7 +137,7 @@ class Run:
             with Lease(self.workdir) as lease:
                 workdirs.claim(self.workdir, self.config, self.task)
                 if self._start:
-                    write_record(self._start, self.workdir)
+                    write_record(self._start, self._origin())
                 if hosts.is_first():
                     self.checkpoints.clear()
                 self._train(lease)
@@ -260,7 +264,7 @@ class Run:
                 if stopping:
                     self.checkpoints.wait()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
-        self.checkpoints.wait()
+            self.checkpoints.wait()  # a signal that comes now must not end the last save
         self._tell_saved(writers)
 
     def _is_best(self, writers: Writers, state: TrainState, found: Evaluation | None) -> bool:
@@ -306,6 +310,7 @@ class Run:
             self._tell(lambda: f"attention: {self.programs.attention()}; compiling ...")
         began = time.perf_counter()
         program = self._train_step(first)
+        self._last_step  # noqa: B018 - what fits is known of the largest batch
         seconds, takes = time.perf_counter() - began, self._need.check_step()
         if not known:
             self._tell(lambda: f"compiled in {seconds:.0f} s; a step takes {takes}.")
@@ -317,10 +322,14 @@ class Run:
 
     def _train_step(self, step: int) -> jax.stages.Compiled:
         """The program of the step after `step` others."""
-        config = self.config
-        if config.batch_growth == 1:
-            return self.programs.train()
-        return self.programs.train(config.growth.size(step))
+        growth = self.config.growth
+        rows = growth.size(step)
+        return self._last_step if rows == growth.sizes[-1] else self.programs.train(rows)
+
+    @functools.cached_property
+    def _last_step(self) -> jax.stages.Compiled:
+        """The program of the last step, which has the most rows."""
+        return self.programs.train()
 
     def _seconds(self, step: int) -> float:
         """Of a run that the clock ends, after a step."""

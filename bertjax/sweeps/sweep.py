@@ -42,6 +42,7 @@ class Wave(Run):
       task: their data, prepared once for all.
       programs: compiled once for all waves of the shape.
       rows: of each run's batches.
+      origin: where it is noted what all runs of the sweep begin with.
     """
 
     def __init__(
@@ -51,11 +52,16 @@ class Wave(Run):
         programs: Together,
         rows: int,
         workdir: epath.Path,
+        origin: epath.Path,
     ) -> None:
         self.trials, self._task, self._together = trials, task, programs
+        self._of_all = origin
         self.runs, self._rows = len(programs.configs), rows
         self._own: list[dict[str, float]] = []
         super().__init__(trials[0].config, workdir)
+
+    def _origin(self) -> epath.Path:
+        return self._of_all
 
     def _open(self, config: Config) -> Task:
         return self._task.reseeded(_resolved(self.trials[0].config, self._task.config))
@@ -213,7 +219,7 @@ def _sweep(
                 len(trials),
                 "; ".join(trial.name for trial in some),
             )
-            wave = Wave(some, task, programs, rows, ledger.wave(some, together))
+            wave = Wave(some, task, programs, rows, ledger.wave(some, together), workdir)
             wave.train()
             _finish(wave, headline, ledger, original, workdir)
     found = summary(trials, ledger.results, headline)

@@ -288,6 +288,9 @@ class Config:
                 for name, value in parts.items()
             }
             parts["decay_steps"] = whole = parts["decay_steps"] or TICKS
+            if whole < TICKS:
+                given = self.optimizer.decay_steps
+                raise InputError(f"optimizer.decay_steps={given!r} ends before the run: give 100%.")
             if parts["warmup"] >= whole or parts["warmup"] + parts["cooldown"] > whole:
                 raise InputError(
                     f"optimizer.warmup={self.optimizer.warmup!r} and optimizer.cooldown="

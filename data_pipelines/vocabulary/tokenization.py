@@ -146,7 +146,7 @@ def _load_wordpiece(
         if config.get(name, usual) != usual:
             raise InputError(
                 f"{CONFIG_FILE} sets {name} to {config[name]!r}, by which bertjax cuts no text; "
-                f"take a model of {usual!r}"
+                "take a model whose texts are cut as BERT's own are"
             )
     if more := [piece for number, piece in sorted(added.items()) if number >= len(pieces)]:
         _log.warning(
