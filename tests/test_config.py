@@ -161,6 +161,7 @@ def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
         ({"steps": "0 hours"}, "steps='0 hours' is no time at all"),
         ({"steps": "0 hours", "optimizer": {"warmup": 9}}, "steps='0 hours' is no time at all"),
         ({"steps": "2h", "optimizer": {"warmup": 100}}, "warmup=100 is no part of a run that the"),
+        ({"steps": "2h", "optimizer": {"decay_steps": "50%"}}, "decay_steps='50%' ends before the"),
         ({"steps": "2h", "log_every": "1%"}, "log_every='1%' is a share of no known number"),
         (
             {"steps": "2h", "batch_growth": 4},

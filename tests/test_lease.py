@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from bucket import Server
@@ -66,6 +67,25 @@ def test_a_second_holder_is_refused_and_the_first_keeps_it(workdir) -> None:
             Lease(workdir).__enter__()
         time.sleep(0.2)
         first.check()
+
+
+@pytest.mark.parametrize("refuses", ["reads", "writes"])
+def test_a_workdir_that_may_not_be_used_is_refused_with_the_reason(workdir, monkeypatch, refuses):
+    class Store:
+        def refuse(self, *_: object, **__: object) -> None:
+            raise ValueError("PERMISSION_DENIED: lease.json: no\nmore of it")
+
+        def read(self, *_: object) -> SimpleNamespace:
+            if refuses == "reads":
+                self.refuse()
+            found = SimpleNamespace(state="missing", stamp=SimpleNamespace(generation=b""))
+            return SimpleNamespace(result=lambda: found)
+
+        write = refuse
+
+    monkeypatch.setattr(module, "_open", lambda _: Store())
+    with pytest.raises(InputError, match=r"run cannot be written to \(PERMISSION_DENIED: .*: no\)"):
+        Lease(workdir).__enter__()
 
 
 def test_nothing_is_left_of_a_holder_that_ended(workdir, monkeypatch) -> None:

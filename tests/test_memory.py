@@ -83,6 +83,21 @@ def test_a_step_that_does_not_fit_is_refused_with_one_that_does(
         Run(configure(corpus, batch_size=256), tmp_path).train()
 
 
+@pytest.mark.slow
+def test_of_batches_that_grow_the_largest_is_to_fit(corpus, tmp_path, monkeypatch) -> None:
+    taken: list[int] = []
+
+    def refuse(need: Need) -> None:
+        taken.append(need.step)
+        raise InputError("enough is known")
+
+    monkeypatch.setattr(Need, "check_step", refuse)
+    for growth in (1, 8):
+        with pytest.raises(InputError, match="enough is known"):
+            Run(configure(corpus, batch_growth=growth), tmp_path / str(growth)).train()
+    assert taken[0] == taken[1]
+
+
 def test_an_evaluation_that_does_not_fit_is_refused_with_its_rows() -> None:
     mesh = make_mesh(8, 1, 1)
     programs = SimpleNamespace(taken={"eval_step": 100 * MIB}, mesh=mesh)

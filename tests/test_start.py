@@ -175,7 +175,8 @@ def test_another_model_is_refused(override: dict, complaint: str, corpus, tmp_pa
 @pytest.mark.slow
 def test_another_vocabulary_is_refused(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
-    (tmp_path / "model" / "vocab.txt").unlink()
+    for name in ("vocab.txt", "tokenizer.json"):
+        (tmp_path / "model" / name).unlink()
     with pytest.raises(ValueError, match="trained with another vocabulary"):
         Run(configure(corpus, init=tmp_path / "model"), tmp_path / "run")
 

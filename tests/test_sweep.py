@@ -1,6 +1,7 @@
 """Runs of a sweep are trained together, are what they are alone, and survive being killed."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -12,11 +13,14 @@ import toys
 from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
+from models import draw_model
 from processes import Command
 from remains import answers_of, metrics
 
 from bertjax.cli.sweep import table
 from bertjax.errors import RunError
+from bertjax.formats import huggingface
+from bertjax.model.encoder import BertConfig
 from bertjax.reports.run import write_report
 from bertjax.runs.evaluate import evaluate
 from bertjax.runs.lease import Lease
@@ -271,6 +275,26 @@ def test_runs_may_be_added_and_more_be_trained_at_once(folder, tmp_path) -> None
     found = sweep(trials, original(folder), tmp_path / "grid", 2)
     assert len(found["runs"]) == 12 and all(run in found["runs"] for run in before["runs"])
     assert len([*(tmp_path / "grid" / "waves").iterdir()]) == 2
+
+
+@pytest.mark.slow
+def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_path) -> None:
+    config, published = BertConfig(128, 1, 64, 4, max_positions=64), tmp_path / "published"
+    published.mkdir()
+    model = draw_model(config, toys.TOKENIZER, "pooler")
+    huggingface.write(model, epath.Path(published))
+
+    def trials(seeds: int) -> list[Trial]:
+        fields = {"steps": 2, "log_every": 2, "eval_every": 2, "optimizer__warmup": 1}
+        load = functools.partial(toys.configuration, "class", folder, published, **fields)
+        return make_trials(lambda point: load(**point), [], seeds)
+
+    plain = trials(1)[0].config
+    sweep(trials(1), plain, tmp_path / "grid")
+    other = jax.tree.map(lambda array: array + 1, model.params)
+    huggingface.write(dataclasses.replace(model, params=other), epath.Path(published))
+    with pytest.raises(InputError, match=f"is not what the run in {tmp_path}/grid began with"):
+        sweep(trials(2), plain, tmp_path / "grid")
 
 
 @pytest.mark.slow

@@ -203,6 +203,23 @@ def stop_at(step: int, monkeypatch) -> None:
 
 
 @pytest.mark.slow
+def test_a_signal_that_comes_during_the_last_save_does_not_end_it(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    run = Run(configure(corpus, steps=2), tmp_path)
+    plain, came = run.checkpoints.wait, []
+
+    def wait() -> None:
+        if not came:
+            came.append(signal.raise_signal(signal.SIGTERM))
+        plain()
+
+    monkeypatch.setattr(run.checkpoints, "wait", wait)
+    run.train()
+    assert came and run.checkpoints.steps() == [2]
+
+
+@pytest.mark.slow
 def test_a_save_that_fails_ends_the_run_at_the_next_step(corpus, tmp_path, monkeypatch) -> None:
     seen = []
 
