@@ -89,6 +89,7 @@ def test_several_layers_become_one_beside_the_other_or_their_mean() -> None:
     np.testing.assert_allclose(found, 2 * layers[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["", "-2", "1..-1"])
 def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
     config = BertConfig(32, 2, 8, 2, max_positions=16, num_labels=3, feature_layers=spec, bilstm=4)

@@ -72,9 +72,8 @@ def ours(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> dict[str,
     return found
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[] if m == "fill" else pytest.mark.slow) for m in HEADS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", HEADS)
 def test_a_process_with_jax_alone_gives_the_same_numbers(method, tmp_path) -> None:
     source = write_model(tmp_path / "source", method)
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]

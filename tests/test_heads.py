@@ -123,15 +123,16 @@ def test_a_head_that_reads_cls_has_its_vectors_and_a_pooled_one_beside_it_pooled
         reads="cls_positions",
     )
     monkeypatch.setitem(heads.HEADS, "raw", raw)
-    found = Model(CONFIG, ("raw", "nsp")).apply({"params": params}, BATCH, deterministic=True)
+    apply = functools.partial(Model(CONFIG, ("raw", "nsp")).apply, deterministic=True)
+    found = jax.jit(apply)({"params": params}, BATCH)
     names = ("token_ids", "type_ids", "pack_ids", "positions")
-    hidden = Encoder(CONFIG).apply(
-        {"params": params["encoder"]}, *(BATCH[name] for name in names), deterministic=True
-    )
+    encode = jax.jit(functools.partial(Encoder(CONFIG).apply, deterministic=True))
+    hidden = encode({"params": params["encoder"]}, *(BATCH[name] for name in names))
     vectors = gather(hidden, BATCH["cls_positions"])
     np.testing.assert_allclose(found["raw_logits"], vectors, atol=1e-5)
     np.testing.assert_allclose(found["nsp_logits"], logits(params, BATCH)["nsp_logits"], atol=1e-5)
-    alone = Model(CONFIG, ("raw",)).apply({"params": params}, BATCH, deterministic=True)
+    apply = functools.partial(Model(CONFIG, ("raw",)).apply, deterministic=True)
+    alone = jax.jit(apply)({"params": params}, BATCH)
     np.testing.assert_allclose(alone["raw_logits"], vectors, atol=1e-5)
 
 

@@ -279,6 +279,7 @@ def test_a_configuration_is_the_same_however_it_is_given(folder) -> None:
     assert typed.to_dict() == plain
 
 
+@pytest.mark.slow
 def test_what_the_callback_raises_ends_the_run(folder, tmp_path) -> None:
     class Enough(Exception):
         pass
