@@ -65,6 +65,8 @@ def test_a_vocabulary_beside_it_is_the_one_and_the_file_says_the_rest(tmp_path) 
     tokenizer = load_tokenizer(tmp_path)
     assert len(tokenizer.pieces) == 6 and not tokenizer.cased
     assert tokenizer.encode("É") == [5]
+    alone = load_tokenizer(tmp_path / "vocab.txt", strip_accents=True)
+    assert alone.encode("é") == [alone.unk_id]  # a file is read by itself
 
 
 @pytest.mark.parametrize("where", ["tokenizer.json", "added_tokens.json", "tokenizer_config.json"])

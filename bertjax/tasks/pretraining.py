@@ -144,7 +144,7 @@ class Task(contract.Task):
             each = totals["sentences"] / max(totals["documents"], 1)
             if each < _PAIRED:
                 _log.warning(
-                    "%s has %.1f sentences a document: next to all second sentences are random "
+                    "%s has %.1f sentences a document: nearly all second sentences are random "
                     "ones, which tells nothing; prepare documents of several sentences, or train "
                     "with objective=mlm.", corpus.directory, each,
                 )  # fmt: skip

@@ -89,7 +89,8 @@ def load_tokenizer(
     if not path.exists():
         raise InputError(f"there is no vocabulary at {path}; `bertjax vocab` makes one")
     config: dict[str, Any] = {}
-    if path.is_dir():
+    beside = path.is_dir()
+    if beside:
         directory = path
         path = next((path / name for name in FILES if (path / name).exists()), path)
         if path == directory:
@@ -102,7 +103,8 @@ def load_tokenizer(
     try:
         if path.suffix == ".model":
             return _load_sentencepiece(path.read_bytes(), cased, strip_accents)
-        return _load_wordpiece(path, config, cased, strip_accents)
+        stored = _stored(path, config, beside)
+        return _load_wordpiece(path, stored, cased, strip_accents)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -117,31 +119,31 @@ def _read_config(path: epath.Path) -> dict[str, Any]:
     return config
 
 
-def _stored(path: epath.Path, config: dict[str, Any]) -> Stored:
-    """What is published of a WordPiece: its vocabulary, and what the files beside that say."""
-    beside = path.name == VOCAB_FILE and (path.parent / JSON_FILE).exists()
-    if path.suffix == ".json" or beside:
-        stored = tokenizer_json.read((path.parent / JSON_FILE if beside else path).read_bytes())
-    else:
-        stored = Stored([], {}, {})
+def _stored(path: epath.Path, config: dict[str, Any], beside: bool) -> Stored:
+    """What is published of a WordPiece: its vocabulary and, if they count, the files beside it."""
+    whole = path.parent / JSON_FILE if beside else path
+    has_pieces = path.suffix == ".json"
+    stored = Stored([], {}, {})
+    if has_pieces or (beside and whole.exists()):
+        stored = tokenizer_json.read(whole.read_bytes())
     added = dict(stored.added)
     try:
         for number, said in (config.get("added_tokens_decoder") or {}).items():
             added[int(number)] = said["content"]
-        if path.name == VOCAB_FILE and (path.parent / _ADDED_FILE).exists():
+        if beside and (path.parent / _ADDED_FILE).exists():
             names = _read_config(path.parent / _ADDED_FILE)
             added |= {int(number): name for name, number in names.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"the pieces added to it cannot be read ({error!r}); mend them") from error
-    pieces = stored.pieces if path.suffix == ".json" else read_pieces(path.read_bytes())
+    pieces = stored.pieces if has_pieces else read_pieces(path.read_bytes())
     known = {name: value for name, value in config.items() if value is not None}
     return Stored(pieces, stored.switches | known, added)
 
 
 def _load_wordpiece(
-    path: epath.Path, config: dict[str, Any], cased: bool | None, strip_accents: bool | None
+    path: epath.Path, stored: Stored, cased: bool | None, strip_accents: bool | None
 ) -> WordPieceTokenizer:
-    pieces, config, added = _stored(path, config)
+    pieces, config, added = stored
     for name, usual in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
         if config.get(name, usual) != usual:
             raise InputError(
