@@ -25,6 +25,7 @@ from bertjax.model.heads import Pooler
 from bertjax.runs.convert import convert
 from bertjax.training.checkpoint import FILES
 from bertjax.training.integrity import finish
+from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.specials import SPECIALS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -231,6 +232,38 @@ def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
     assert word.dtype == np.float32
     before = draw().params["encoder"]["embeddings"]["word"]
     np.testing.assert_array_equal(word, before.astype(dtype).astype(np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "target", "labels"),
+    [
+        ("classifier", "class", ("pos", "neg", "odd")),
+        ("classifier", "labels", ("pos", "neg", "odd")),
+        ("classifier", "number", ()),
+        ("tagger", "class", ("O", "B-x", "I-x")),
+        ("choice", "class", ()),
+    ],
+)
+def test_what_a_head_means_is_kept_on_every_way(head, target, labels, tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, num_labels=len(labels) or int(head == "classifier"))
+    drawn = draw_model(config, TOKENIZER, *([] if head == "tagger" else ["pooler"]), head)
+    model = dataclasses.replace(drawn, target=target, labels=labels)
+    path, before = write_hf(model, tmp_path / "start"), "hf"
+    for number, style in enumerate(["tf1", "hf", "tf1", "bertjax", "tf1", "hf"]):
+        convert(path, tmp_path / str(number), before, style)
+        path, before = tmp_path / str(number), style
+        found = read_model(path)
+        assert found.params.keys() == model.params.keys(), style
+        assert (found.target, found.labels) == (target, labels), style
+
+
+def test_a_regression_of_several_numbers_is_refused(tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, num_labels=3)
+    model = draw_model(config, TOKENIZER, "pooler", "classifier")
+    path = write_hf(model, tmp_path / "hf", problem_type="regression")
+    with pytest.raises(InputError, match="gives 3 numbers of a text, and bertjax one"):
+        read_model(path)
 
 
 def test_what_a_task_of_glue_says_of_a_text_is_kept(tmp_path) -> None:

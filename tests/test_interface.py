@@ -163,6 +163,8 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(opened, method, aske
         ("classify", ({"body": "ba"},), "^input 0: there is no column 'text', but 'body'"),
         ("tag", ("",), "^input 0: \"text\" is '': write some text"),
         ("choose", ("ba", ["do"]), "^input 0: 1 answers leave nothing to choose"),
+        ("choose", ("ba", "do"), "^'do' is one text where a list of choices is to be"),
+        ("choose", (["ba", "ki"], ["do", "lu"]), "^'do' is one text where a list of choices"),
         ("choose", (["ba"], [["do", "ki"]] * 2), "^1 inputs of context and 2 of choices"),
         ("encode", ([1],), "^input 0 is 1: give a text"),
         ("encode", ("ba", (7,)), "^there is no layer 7 in a model of 2 layers"),

@@ -1,5 +1,6 @@
 """What a topology would make of a run is known before it is paid for."""
 
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -93,6 +94,14 @@ def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
     assert verdict.parameter_bytes == 4 * (MATRICES // 8 + VECTORS)
     # Forward and backward at the most, and at the least once.
     assert verdict.train.collectives["all-gather"]["bytes"] > 0.8 * 4 * MATRICES
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_first_whatever_it_is(data_parallel) -> None:
+    for name, said in (("evaluation", "dies at its first evaluation"), ("prediction", "predict")):
+        one = dataclasses.replace(getattr(data_parallel, name), fits=False)
+        text = describe(dataclasses.replace(data_parallel, fits=False, **{name: one}))
+        assert text.startswith("does NOT fit cpu:8: it trains, and") and said in text.split("\n")[0]
 
 
 @pytest.mark.slow

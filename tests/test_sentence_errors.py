@@ -211,6 +211,15 @@ CASES = {
         {"train.csv": CSV}, "classify data.skip_bad=1.5",
         "data.skip_bad=1.5 must be from 0 to below 1",
     ),
+    "a set whose name no file can have": (
+        {"train.csv": CSV, "dev.csv": "text,label,place\nba,a,N/A\n"}, "classify data.by=place",
+        "DIR/dev.csv has a set 'N/A', and files are called by sets' names: write it without",
+    ),
+    "pairs for a model that tells one part": (
+        dict.fromkeys(["train.csv", "dev.csv"], "text,pair,label\nba,ki,a\nki,ba,b\n"),
+        "classify data.pair=pair model.type_vocab_size=1",
+        "model.type_vocab_size=1 tells one part of a row, and here are two, the texts of a pair",
+    ),
     "a row too short for any text": (
         {"train.csv": CSV, "dev.csv": DEV}, "classify seq_len=2",
         "seq_len=2 leaves no room for text: raise it",

@@ -1,5 +1,6 @@
 """`bertjax serve`: what it answers and refuses, what it computes at once, and how it ends."""
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,6 +300,40 @@ def test_who_does_not_end_a_request_is_not_waited_for(hasty) -> None:
     assert raw(it.port, b"") == b""
     assert raw(it.port, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert it.predict(FORM["inputs"])
+
+
+def test_who_still_reads_an_answer_is_waited_for_and_who_has_stopped_is_not() -> None:
+    kind = server_module._connection(1.0)
+    it, waited, aborted = kind.__new__(kind), [], []
+    left = iter([100, 60, 60])
+    it.cycle, it._wait = None, lambda: waited.append(True)
+    it.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: next(left), abort=lambda: aborted.append(True)
+    )
+    for _ in range(3):
+        it._end()
+    assert len(waited) == 2 and len(aborted) == 1
+
+
+def test_an_answer_that_an_ending_server_gives_up_is_a_503(served) -> None:
+    given_up: Future = Future()
+    given_up.cancel()
+    batches = SimpleNamespace(ask=lambda asked: given_up)
+    app = server_module.application(served("fill").opened, batches, LIMITS)
+    body = json.dumps(FORM).encode()
+    said: list[dict] = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict) -> None:
+        said.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b""}
+    scope |= {"headers": [(b"host", b"localhost")], "server": ("127.0.0.1", 80)}
+    asyncio.run(app(scope, receive, send))
+    assert said[0]["status"] == 503
+    assert json.loads(said[1]["body"])["error"].startswith("the server is ending")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -94,10 +94,28 @@ def test_errors_are_told_apart_by_what_is_wrong() -> None:
     assert {each[0] for each in found} == KINDS.keys()
 
 
+def test_errors_and_pages_are_strict_where_scores_are(tmp_path) -> None:
+    entry = {"words": ["in", "Rome"], "gold": ["O", "B-loc"], "tags": ["O", "I-loc"]}
+    entry |= {"probabilities": [1.0, 0.75]}
+    assert not list(find_errors(entry))
+    assert [each.kind for each in find_errors(entry, "BIO")] == ["missed"]
+    for strict, rates in ((False, "1.000"), (True, "0.000")):
+        data = {"dir": "ner", "dev": "", "strict": strict}
+        about = {"checkpoints": ["runs/x"], "config": {"data": data}}
+        files = {"predictions": [entry], "scores": {"f1": 0.0}, EVALUATION_FILE[:-5]: about}
+        for name, content in files.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        text = render("x", epath.Path(tmp_path), {"dev": 1})
+        assert f"<td>loc</td><td>1</td><td>{rates}</td>" in text
+
+
 def test_a_page_has_every_type_and_the_words_around_an_error(tmp_path) -> None:
     entry = {"words": ["in", "<Rome>", "now"], "gold": ["O", "B-loc", "O"]}
     entry |= {"tags": ["O", "B-per", "O"], "probabilities": [1.0, 0.75, 1.0]}
-    about = {"checkpoints": ["runs/x"], "config": {"data": {"dir": "ner", "dev": ""}}}
+    about = {
+        "checkpoints": ["runs/x"],
+        "config": {"data": {"dir": "ner", "dev": "", "strict": False}},
+    }
     files = {"predictions": [entry], "scores": {"f1": 0.0}, EVALUATION_FILE[:-5]: about}
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))

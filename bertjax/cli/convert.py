@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.formats.opening import find_format
     from bertjax.formats.sentence_transformers import MODULES
     from bertjax.runs.convert import convert
+    from bertjax.runs.description import read_calibration
+    from bertjax.training.checkpoint import find_checkpoint
 
     pass_over_absent_tpu()
     check_directory(epath.Path(args.target).parent, "DST")
@@ -36,6 +38,12 @@ def run(args: argparse.Namespace) -> None:
         print(
             f"{args.source} says how pieces become the vector of a text, and {args.target} does "
             "not: give `bertjax features` the first, or --pool and --normalize."
+        )
+    ours_alone = style == "bertjax" != args.to
+    if ours_alone and "threshold" in read_calibration(find_checkpoint(args.source)):
+        print(
+            f"when to answer nothing stays behind: {args.target} answers every question, as its "
+            "format has no threshold."
         )
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary: put vocab.txt beside it and convert again.")

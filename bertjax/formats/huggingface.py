@@ -13,7 +13,7 @@ from etils import epath
 from safetensors.numpy import save as save_safetensors
 
 from bertjax.formats.tensors import Model, read_tensors
-from bertjax.formats.tokenizer_json import describe
+from bertjax.formats.tokenizer_json import describe as describe_tokenizer
 from bertjax.model.encoder import BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
@@ -76,14 +76,18 @@ def read(path: epath.Path) -> Model:
             "bertjax does not: nothing was converted."
         )
     try:
-        architecture = next(iter(said.get("architectures") or [""]))
-        params, left_out = read_tensors(found, config, "hf", architecture)
+        params, left_out = read_tensors(found, config, "hf", class_of(said))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     has_vocabulary = any((path / name).exists() for name in FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
     model = Model(config, params, tokenizer, left_out)
     return labelled(model, said, path)
+
+
+def class_of(said: Mapping[str, Any]) -> str:
+    """The class that a configuration names; "" where it names none."""
+    return str(next(iter(said.get("architectures") or [""])))
 
 
 def labelled(model: Model, said: Mapping[str, Any], path: epath.Path) -> Model:
@@ -95,6 +99,10 @@ def labelled(model: Model, said: Mapping[str, Any], path: epath.Path) -> Model:
     problem = said.get("problem_type")
     target = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
     target = target or ("number" if count == 1 and head == "classifier" else "class")
+    if target == "number" and count != 1:
+        raise InputError(
+            f"{path} gives {count} numbers of a text, and bertjax one: nothing was converted."
+        )
     labels = () if target == "number" else read_labels(said, count)
     if target != "number" and len(labels) != count:
         raise InputError(
@@ -119,19 +127,23 @@ def write(model: Model, path: epath.Path) -> None:
             f"{head.architecture} reads [CLS], and the left-to-right model in hand the last piece "
             "of a text: leave its head out, or keep it in bertjax."
         )
-    name = head.architecture if head else "BertModel"
-    tensors = model.tensors("hf")
-    if name == "BertModel":  # which alone does without the prefix
+    config, tensors = describe(model), model.tensors("hf")
+    if config["architectures"] == ["BertModel"]:  # which alone does without the prefix
         tensors = {key.removeprefix("bert."): array for key, array in tensors.items()}
-    config = describe_config(model.config) | {"architectures": [name]} | _describe_labels(model)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (path / WEIGHTS).write_bytes(save_safetensors(tensors, {"format": "pt"}))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
-        (path / JSON_FILE).write_text(describe(model.tokenizer))
+        (path / JSON_FILE).write_text(describe_tokenizer(model.tokenizer))
         file = path / CONFIG_FILE
         settings = json.loads(file.read_text()) | {"model_max_length": model.config.max_positions}
         file.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """What a configuration says of a model: its shape, its class and its labels."""
+    name = model.head.architecture if model.head else "BertModel"
+    return describe_config(model.config) | {"architectures": [name]} | _describe_labels(model)
 
 
 def _describe_labels(model: Model) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 import numpy as np
 from etils import epath
 
-from bertjax.formats.huggingface import describe_config, labelled, parse_config, read_json
+from bertjax.formats.huggingface import class_of, describe, labelled, parse_config, read_json
 from bertjax.formats.tensors import Model, read_tensors
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
@@ -30,7 +30,8 @@ def read(path: epath.Path) -> Model:
     """
     import tensorflow as tf  # takes seconds, and few commands meet such a directory
 
-    config = parse_config(read_json(path / CONFIG), path)
+    said = read_json(path / CONFIG)
+    config = parse_config(said, path)
     prefix = _find_checkpoint(path)
     try:
         reader = tf.train.load_checkpoint(str(prefix))
@@ -39,15 +40,15 @@ def read(path: epath.Path) -> Model:
     except (tf.errors.OpError, ValueError) as error:
         raise InputError(f"{prefix} cannot be read ({error}): fetch it again.") from error
     try:
-        params, left_out = read_tensors(found, config, "tf1")
+        params, left_out = read_tensors(found, config, "tf1", class_of(said))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     tokenizer = load_tokenizer(path) if (path / VOCAB_FILE).exists() else None
-    return labelled(Model(config, params, tokenizer, left_out), {}, path)
+    return labelled(Model(config, params, tokenizer, left_out), said, path)
 
 
 def write(model: Model, path: epath.Path) -> None:
-    """Writes a directory that the original code opens.
+    """Writes a directory that the original code opens, which passes over the names of labels.
 
     The approximate GELU is `gelu_new` there, which the original refuses and its heirs know.
 
@@ -67,8 +68,7 @@ def write(model: Model, path: epath.Path) -> None:
             f"the original code knows WordPiece alone, and this vocabulary is "
             f"{model.tokenizer.kind}: convert to hf."
         )
-    said = describe_config(model.config)
-    (path / CONFIG).write_text(json.dumps(said, indent=2) + "\n")
+    (path / CONFIG).write_text(json.dumps(describe(model), indent=2) + "\n")
     tensors = model.tensors("tf1")
     names, arrays = list(tensors), list(tensors.values())
     whole = [""] * len(names)  # no part of a larger array

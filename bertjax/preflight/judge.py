@@ -86,7 +86,7 @@ def preflight(
     others: dict[str, Judged] = {}
     if train.fits and not train_alone:
         forward = times * objective.forward_flops(rows)
-        others["evaluation"] = judge(programs.evaluate, rows, forward, optimizer)
+        others["evaluation"] = judge(programs.evaluate, rows, forward, optimizer + saved)
         if not runs:
             predict = functools.partial(programs.predict, objective.batch_shapes(rows))
             others["prediction"] = judge(predict, rows, forward, 0)

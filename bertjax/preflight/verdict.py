@@ -91,6 +91,8 @@ def describe(verdict: Verdict) -> str:
             f"does NOT fit {v.topology}: it trains, and dies at its first evaluation: "
             "lower --config.eval_batch_size"
         )
+    elif v.prediction and not v.prediction.fits:
+        head = f"does NOT fit {v.topology}: it trains, and cannot predict so many rows at once"
     else:
         head = f"fits {least}{_of(limit, train.hbm_bytes)} a device"
     lines = [head, "", "Known, from the compiler and by arithmetic"]

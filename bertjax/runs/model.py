@@ -132,9 +132,9 @@ class Model:
             contexts, or fewer than two choices.
         """
         if isinstance(context, str):
-            asked: Any = {"context": context, "choices": list(choices)}
+            asked: Any = {"context": context, "choices": _listed(choices)}
         else:
-            asked = _together(context, map(list, choices), "context", "choices")
+            asked = _together(context, map(_listed, choices), "context", "choices")
         return self._ask("choice", asked, everything)
 
     def predict(self, inputs: Any, everything: bool = False) -> Any:
@@ -275,6 +275,12 @@ def _texts(texts: str | Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise InputError(f"input {number} is {text!r}: give a text.")
     return given
+
+
+def _listed(choices: Any) -> list[Any]:
+    if isinstance(choices, str):
+        raise InputError(f"{choices!r} is one text where a list of choices is to be: write a list.")
+    return list(choices)
 
 
 def _together(first: Any, second: Any, *names: str) -> Any:

@@ -132,6 +132,8 @@ def application(opened: Predictor, batches: Batches, limits: Limits) -> Starlett
             return _refused(refusal.status, str(refusal))
         except ClientDisconnect:
             return Response(status_code=400)  # which nobody reads
+        except asyncio.CancelledError:  # by uvicorn, which waits no longer for an answer
+            return _refused(503, "the server is ending: send this request later.")
         except Exception:  # which has been logged
             return _refused(500, "the model failed at this request: its log says where.")
         return _said({"answers": answers[0] if asked.alone else answers})
@@ -180,6 +182,7 @@ def _connection(seconds: float) -> type[H11Protocol]:
 
     class Connection(H11Protocol):
         _late: asyncio.TimerHandle | None = None
+        _unread = 0  # bytes that the client had not read at the last look
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -200,7 +203,10 @@ def _connection(seconds: float) -> type[H11Protocol]:
             self._late = self.loop.call_later(seconds, self._end)
 
         def _end(self) -> None:
-            if self.cycle is None or self.cycle.response_complete:
+            before, self._unread = self._unread, self.transport.get_write_buffer_size()
+            if 0 < self._unread != before:  # it is still reading
+                self._wait()
+            elif self.cycle is None or self.cycle.response_complete:
                 self.transport.abort()  # to close would wait for one who does not read
 
     return Connection

@@ -11,7 +11,15 @@ from etils import epath
 
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import EXAMPLES, Evaluation, EvaluationSet, HostBatch, Input, Opened
+from bertjax.tasks.contract import (
+    EXAMPLES,
+    Evaluation,
+    EvaluationSet,
+    HostBatch,
+    Input,
+    Opened,
+    check_types,
+)
 from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of
 from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid, show_examples
@@ -37,6 +45,10 @@ class Objective(finetuning.Objective):
     heads = ("choice",)
     outputs = ("choice_logits",)
     GROUPED = True
+
+    def __init__(self, config: Config, multiple: int = 1) -> None:
+        super().__init__(config, multiple)
+        check_types(config, "question and answer")
 
     @property
     def row(self) -> Shape:

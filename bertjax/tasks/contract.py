@@ -229,6 +229,15 @@ class Task(abc.ABC):
         )
 
 
+def check_types(config: Config, parts: str) -> None:
+    """Raises InputError where a model cannot tell the second part of a row from the first."""
+    if config.model.type_vocab_size < 2:
+        raise InputError(
+            f"model.type_vocab_size={config.model.type_vocab_size} tells one part of a row, and "
+            f"here are two, {parts}: take a model with two."
+        )
+
+
 def check_vocabulary(name: epath.PathLike, tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises InputError where the tokenizer of `name` has more pieces than the model vectors."""
     pieces = len(tokenizer.pieces)

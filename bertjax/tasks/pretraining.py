@@ -54,6 +54,8 @@ class Objective(objective.Objective):
         shared = {name: getattr(config, name) for name in _SHARED}
         self.options = PretrainingOptions(seed=config.order_seed, **shared, **fields)
         self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
+        if "nsp" in self.heads:
+            contract.check_types(config, "the sentences of a pair")
         if config.model.causal != (self.options.objective == "left_to_right"):
             raise InputError(
                 f"model.causal={config.model.causal} does not go with data.objective="

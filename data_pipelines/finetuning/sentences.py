@@ -98,11 +98,16 @@ class Sentences:
         Args:
           only: names of the sets that are wanted, in their order; all where it is empty.
         Raises:
-          InputError: there is no such set.
+          InputError: there is no such set, or one whose name no file can have.
         """
         numbers: dict[str, list[int]] = {}
         for i, name in enumerate(self.sets or ()):
             numbers.setdefault(name, []).append(i)
+        if odd := [name for name in numbers if "/" in name]:
+            raise InputError(
+                f"{self.name} has a set {odd[0]!r}, and files are called by sets' names: write "
+                'it without "/".'
+            )
         for name in only:
             if name not in numbers:
                 raise InputError(

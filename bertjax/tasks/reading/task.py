@@ -10,7 +10,7 @@ from etils import epath
 
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import HostBatch, Input, Opened
+from bertjax.tasks.contract import HostBatch, Input, Opened, check_types
 from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of
 from bertjax.tasks.reading import page
 from bertjax.tasks.reading.sets import Reading, inputs_of, question_of, windows_of
@@ -41,6 +41,7 @@ class Objective(finetuning.Objective):
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
         super().__init__(config, multiple)
+        check_types(config, "question and passage")
         self.version = int(config.data["version"])
         if self.version not in FILES:
             raise InputError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")

@@ -14,7 +14,7 @@ from etils import epath
 from bertjax.formats.opening import find_labels
 from bertjax.formats.tensors import Model
 from bertjax.tasks import finetuning
-from bertjax.tasks.contract import EvaluationSet, HostBatch, Input, Opened
+from bertjax.tasks.contract import EvaluationSet, HostBatch, Input, Opened, check_types
 from bertjax.tasks.data import has_training_table, tokenizer_of
 from bertjax.tasks.finetuning import show_examples
 from bertjax.tasks.sentences import page
@@ -60,6 +60,8 @@ class Objective(finetuning.Objective):
             config = dataclasses.replace(config, model=model)
         super().__init__(config, multiple)
         check_long_text(config.data["long_text"], bool(columns.pair))
+        if columns.pair:
+            check_types(config, "the texts of a pair")
         self.target = columns.target
         finetuning.check_labels(config)
 

@@ -11,8 +11,8 @@ from bertjax.pages.page import page, section, table
 from bertjax.pages.plots import STYLE, calibration, matrix
 from bertjax.pages.tables import by_set
 from bertjax.tasks.evaluations import ERRORS, Entry, read_evaluation
-from bertjax.tasks.tags.scoring import count_entities
-from data_pipelines.finetuning.schemes import Entity, entities
+from bertjax.tasks.tags.scoring import count_entities, find
+from data_pipelines.finetuning.schemes import Entity, entities, scheme_of
 
 SHOWN = 30  # of the surest errors
 AROUND = 12  # words of a sentence that are shown on either side of an entity
@@ -53,17 +53,21 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
     """
     evaluation = read_evaluation(directory, sets)
     entries = evaluation.predictions
-    counts = count_entities([e["gold"] for e in entries], [e["tags"] for e in entries])
+    both = [e["gold"] for e in entries], [e["tags"] for e in entries]
+    strict = ""
+    if evaluation.about["config"]["data"]["strict"]:
+        strict = scheme_of({tag for side in both for tags in side for tag in tags})
+    counts = count_entities(*both, strict)
     types = [
         (kind, f"{count.gold:,}", *(f"{rate:.3f}" for rate in count.scores().values()))
         for kind, count in sorted(counts.items(), key=lambda item: item[1].scores()["f1"])
     ]
-    errors = [error for entry in entries for error in find_errors(entry)]
+    errors = [error for entry in entries for error in find_errors(entry, strict)]
     of_kinds = collections.Counter(error.kind for error in errors)
     said = [
-        (_sure(entry, each), each in entities(entry["gold"]))
+        (_sure(entry, each), each in find(entry["gold"], strict))
         for entry in entries
-        for each in entities(entry["tags"])
+        for each in find(entry["tags"], strict)
     ]
     curve = calibration(*map(list, zip(*said, strict=True))) if said else ""
     of_sets = by_set(evaluation.scores, TITLES)
@@ -80,11 +84,11 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
     return page(name, parts)
 
 
-def find_errors(entry: Entry) -> Iterator[Error]:
+def find_errors(entry: Entry, strict: str = "") -> Iterator[Error]:
     """What is wrong in a sentence: each entity that was said and is none of the gold ones, and each
-    gold one that nothing that was said has a word of.
+    gold one that nothing that was said has a word of; see `find`.
     """
-    gold, said = entities(entry["gold"]), entities(entry["tags"])
+    gold, said = find(entry["gold"], strict), find(entry["tags"], strict)
     for each in said:
         if each in gold:
             continue
