@@ -78,6 +78,13 @@ def test_every_option_says_what_it_means_and_what_holds_without_it(verb: str) ->
             assert action.default in (None, "", []) or default == str(action.default), name
 
 
+def test_what_is_given_again_is_added() -> None:
+    read = _parser().parse_args
+    given = read(["prepare", "--input", "a", "b", "--input", "c", "--vocab", "v", "--output", "o"])
+    assert given.input == ["a", "b", "c"]
+    assert read(["predict", "--checkpoint", "x", "--text", "a", "--text", "b"]).text == ["a", "b"]
+
+
 def test_verbs_are_listed_in_the_order_of_a_model_s_life() -> None:
     life = ["vocab", "prepare", "inspect", "preflight", "train", "evaluate", "predict", "convert"]
     verbs = find_verbs()
@@ -335,6 +342,10 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
             "--host=2 is none of --hosts=2: count them from 0",
         ),
         (["predict", "--checkpoint", "x", "--text", " "], "--text is empty: write a text"),
+        (
+            ["predict", "--checkpoint", "x", "--input", "a.txt", "--output", "a.txt"],
+            "--output=a.txt is the input, which would be lost: name another",
+        ),
     ],
 )
 def test_a_command_that_cannot_be_is_refused(refused, tmp_path, monkeypatch, arguments, message):

@@ -156,7 +156,7 @@ def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
         ({"log_every": "5 minutes"}, "log_every='5 minutes' is a time, as steps, eval_every"),
         ({"checkpoint_every": "0 hours"}, "checkpoint_every='0 hours' is no time at all"),
         ({"steps": 10, "log_every": "0%"}, "log_every='0%' comes to 0 steps"),
-        ({"steps": 10, "optimizer": {"warmup": 11}}, "warm-up of 11"),
+        ({"steps": 10, "optimizer": {"warmup": 11}}, "optimizer.warmup of 11"),
         ({"steps": 10, "optimizer": {"decay_steps": 9}}, "decay_steps=9"),
         ({"steps": "0 hours"}, "steps='0 hours' is no time at all"),
         ({"steps": "0 hours", "optimizer": {"warmup": 9}}, "steps='0 hours' is no time at all"),

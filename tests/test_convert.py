@@ -258,6 +258,23 @@ def test_what_a_head_means_is_kept_on_every_way(head, target, labels, tmp_path) 
         assert (found.target, found.labels) == (target, labels), style
 
 
+def test_a_vocabulary_that_is_not_whole_is_told(tmp_path, caplog) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    read_model(path)
+    assert "see whether it is whole" in caplog.text  # 31 pieces of 40
+    caplog.clear()
+    config = dataclasses.replace(CONFIG, vocab_size=32)
+    read_model(write_hf(draw_model(config, TOKENIZER), tmp_path / "rounded"))
+    assert not caplog.text
+
+
+def test_of_a_sweep_the_best_model_is_named(tmp_path) -> None:
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / FILES).touch()
+    with pytest.raises(InputError, match=f"holds a sweep, whose best model is {tmp_path}/best"):
+        find_format(tmp_path)
+
+
 def test_a_regression_of_several_numbers_is_refused(tmp_path) -> None:
     config = dataclasses.replace(CONFIG, num_labels=3)
     model = draw_model(config, TOKENIZER, "pooler", "classifier")

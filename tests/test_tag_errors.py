@@ -184,8 +184,8 @@ def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refuse
     ("line", "complaint"),
     [
         ('{"words"', "line 1 is no JSON .*: write an object on it"),
-        ('{"words": "ba"}', "line 1: 'words' is no list of texts"),
-        ('{"words": []}', 'line 1 has no "words", but'),
+        ('{"words": "ba"}', "line 1: 'words' is no list of texts: write one."),
+        ('{"words": []}', "line 1 has no words: write some"),
         ('{"body": "ba"}', "line 1 has no \"words\", but 'body'"),
         ('{"text": 3}', 'line 1: "text" is 3: write some text, or a list "words"'),
     ],

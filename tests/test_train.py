@@ -338,6 +338,12 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
         assert np.isfinite(leaf).all()
 
 
+def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
+    (tmp_path / "waves").mkdir()
+    with pytest.raises(InputError, match="holds a sweep: use another --workdir, or go on with"):
+        Run(configure(corpus), tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "SQuAD's layout; a table (.csv, .tsv, .parquet); words in columns (.conll, .bio, .iob); - "
         "for standard input",
     )
-    source.add_argument("--text", metavar="LINE", help="one line instead")
+    source.add_argument(
+        "--text", action="append", metavar="LINE", help="one line instead; again for more of them"
+    )
     source.add_argument("--question", metavar="TEXT", help="one question, on --context")
     parser.add_argument("--context", metavar="TEXT", help="the passage that has the answer (none)")
     parser.add_argument(
@@ -51,8 +53,10 @@ def run(args: argparse.Namespace) -> None:
 
     if (args.question is None) != (args.context is None):
         raise InputError("--question and --context go together: give both.")
-    if args.text is not None and not args.text.strip():
+    if not all(text.strip() for text in args.text or ()):
         raise InputError("--text is empty: write a text.")
+    if args.output != "-" and args.output == args.input:
+        raise InputError(f"--output={args.output} is the input, which would be lost: name another.")
     pass_over_absent_tpu()
     keep_compiled()
     inputs_of = _source(args)
@@ -87,7 +91,7 @@ def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Inpu
     if args.input is not None and is_table(args.input):
         rows = read_table(args.input)
         return lambda task: map(_asked, rows)
-    lines = read_lines(args.input) if args.text is None else [args.text]
+    lines = read_lines(args.input) if args.text is None else args.text
     if args.input is not None and is_columns(args.input):
         return lambda task: map(_untagged, parse_columns("the input", lines))
     return lambda task: task.inputs(lines)

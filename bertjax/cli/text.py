@@ -14,6 +14,7 @@ def add_text(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument(
         "--input",
         nargs="+",
+        action="extend",
         required=True,
         metavar="GLOB",
         help="files or directories of text or JSON lines, also compressed, Parquet or Arrow; "

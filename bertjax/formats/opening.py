@@ -1,6 +1,7 @@
 """Any model that a path names: of which format it is, its shape, its tokenizer, its arrays."""
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from data_pipelines.finetuning.glue import find_glue
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")
+_WHOLE = 0.9  # of a model's pieces; some round the number of them up
+_log = logging.getLogger("bertjax")
 LABELS_FILE = "labels.json"  # of a checkpoint
 
 
@@ -39,6 +42,8 @@ def find_format(path: epath.PathLike) -> str:
         return "tf1"
     if (path / "run.json").exists():
         raise InputError(f"{path} holds a run that has no checkpoint yet: let it train further.")
+    if (path / "best" / FILES).exists():
+        raise InputError(f"{path} holds a sweep, whose best model is {path / 'best'}: name that.")
     raise InputError(
         f"{path} is no model: give a directory with config.json and {huggingface.WEIGHTS}, with "
         f"{tf1.CONFIG} and {tf1.CHECKPOINT}.index, or one that `bertjax train` wrote."
@@ -150,6 +155,11 @@ def _check(model: Model, path: epath.Path) -> None:
                 f"{expected[name].shape}: the two belong to different models."
             )
     pieces = len(model.tokenizer.pieces) if model.tokenizer else 0
+    if 0 < pieces < _WHOLE * model.config.vocab_size:
+        _log.warning(
+            "the vocabulary in %s has %s pieces and the model %s: see whether it is whole.",
+            *(path, f"{pieces:,}", f"{model.config.vocab_size:,}"),
+        )
     if pieces > model.config.vocab_size:
         raise InputError(
             f"the vocabulary in {path} has {pieces:,} pieces and the model "

@@ -20,7 +20,7 @@ from bertjax.pages.page import facts, page, section, table, tiles
 from bertjax.pages.tables import by_set
 from bertjax.reports import corpus, sweep
 from bertjax.runs.metrics import duration, metrics_path, read_metrics
-from bertjax.sweeps.ledger import WAVES
+from bertjax.runs.workdirs import WAVES
 from bertjax.sweeps.sweep import RESULT_FILE
 from bertjax.tasks import registry
 from bertjax.tasks.contract import EVALUATION_FILE

@@ -17,6 +17,8 @@ from bertjax.training.config import RETIRED, Config, parse_config
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
+WAVES = "waves"  # the directory of a sweep's runs, which has no run of its own
+
 # Fields that may differ between the runs that continue each other in one workdir.
 FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "eval_batch_size"}
 FREE |= {"keep", "keep_best", "keep_every", "log_every", "mesh.data", "mesh.fsdp", "mesh.model"}
@@ -36,8 +38,12 @@ def check(workdir: epath.Path, config: Config, task: Task) -> None:
     """Lets a run begin or go on in a workdir.
 
     Raises:
-      InputError: it belongs to a run with another configuration or other data.
+      InputError: it belongs to a run with another configuration or other data, or to a sweep.
     """
+    if (workdir / WAVES).exists():
+        raise InputError(
+            f"{workdir} holds a sweep: use another --workdir, or go on with `bertjax sweep`."
+        )
     if not (workdir / "run.json").exists():
         return
     try:
@@ -73,7 +79,8 @@ def difference(
       free: fields that may differ.
     """
     before, now = map(flat, (parse_config(raw, registry.data_fields()), config))
-    for name in sorted(before.keys() | now.keys()):
+    # What a person gives comes before what follows from it, as steps do before their schedule.
+    for name in sorted(before.keys() | now.keys(), key=lambda name: ("optimizer." in name, name)):
         if name not in free and before.get(name) != now.get(name):
             return name, before.get(name), now.get(name)
     return None

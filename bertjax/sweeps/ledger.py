@@ -17,7 +17,6 @@ from bertjax.sweeps.grid import Trial
 from bertjax.tasks.contract import Task
 from data_pipelines.errors import InputError
 
-WAVES = "waves"  # the directory of runs that are trained at once
 DONE_FILE = "done.json"  # of a wave: what became of its runs
 
 # What may differ when a sweep goes on: not what scores are of, nor which run is the best.
@@ -87,7 +86,7 @@ class Ledger:
         """
         names = "\n".join([str(together), *(trial.name for trial in trials)])
         digest = hashlib.sha256(names.encode()).hexdigest()[:12]
-        return self.workdir / WAVES / f"{len(self._entries):05d}-{digest}"
+        return self.workdir / workdirs.WAVES / f"{len(self._entries):05d}-{digest}"
 
     def note(
         self,
@@ -120,7 +119,7 @@ class Ledger:
                 path.rmtree()
 
     def _waves(self) -> list[epath.Path]:
-        waves = self.workdir / WAVES
+        waves = self.workdir / workdirs.WAVES
         return sorted(waves.iterdir()) if waves.exists() else []
 
 

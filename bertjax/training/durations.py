@@ -27,7 +27,8 @@ def parse(name: str, value: Duration) -> tuple[float, str]:
     match = _DURATION.fullmatch(value)
     if not match:
         raise InputError(
-            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples' or '10%'."
+            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples', "
+            "'2 hours' or '10%'."
         )
     unit = {"percent": "%", "h": "hour"}.get(match[2], match[2].rstrip("s"))
     return float(match[1]), unit

@@ -104,8 +104,8 @@ class OptimizerConfig(OptimizerFields):
             raise InputError(f"a run of {self.total_steps} steps trains nothing: use at least 1")
         if not 0 <= self.warmup_steps < self.total_steps:
             raise InputError(
-                f"a warm-up of {self.warmup_steps} steps does not fit a run of {self.total_steps}: "
-                "use from 0 to one step less than the run has"
+                f"optimizer.warmup of {self.warmup_steps} steps does not fit a run of "
+                f"{self.total_steps}: use from 0 to one step less than the run has"
             )
         if self.cooldown_steps and self.schedule != "wsd":
             raise InputError(

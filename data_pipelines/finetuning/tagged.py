@@ -203,6 +203,8 @@ def from_rows(rows: Iterable[Row]) -> list[Sentence]:
     document, last = 0, None
     for row in rows:
         words, tags = _list(row, _WORDS), _list(row, _TAGS)
+        if words == []:
+            raise InputError(f"{row.place} has no words: write some, or leave the row out.")
         if not words:
             known = ", ".join(map(repr, row.values)) or "nothing"
             raise InputError(
@@ -228,10 +230,8 @@ def _list(row: Row, names: Sequence[str]) -> list[str] | None:
         return None
     value = row.values[name]
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise InputError(
-            f"{row.place}: {name!r} is no list of texts: write one, names of tags in place of "
-            "numbers."
-        )
+        cure = "write one, names of tags in place of numbers" if names is _TAGS else "write one"
+        raise InputError(f"{row.place}: {name!r} is no list of texts: {cure}.")
     return value
 
 

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import logging
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -198,8 +199,7 @@ class Task(finetuning.Task):
         names = (*columns.text, *columns.pair)
         if len(names) == 1:
             return "--text 'Where is my card?'"
-        keys = ", ".join(f"{json.dumps(name)}: ..." for name in names)
-        return f"--text '{{{keys}}}'"
+        return f"--text {shlex.quote(json.dumps(dict.fromkeys(names, '...')))}"
 
     @staticmethod
     def predict(
