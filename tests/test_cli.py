@@ -343,8 +343,8 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
         ),
         (["predict", "--checkpoint", "x", "--text", " "], "--text is empty: write a text"),
         (
-            ["predict", "--checkpoint", "x", "--input", "a.txt", "--output", "a.txt"],
-            "--output=a.txt is the input, which would be lost: name another",
+            ["predict", "--checkpoint", "x", "--input", "a.txt", "--output", "./a.txt"],
+            "--output=./a.txt is the input, which would be lost: name another",
         ),
     ],
 )

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> None:
             f"{args.source} says how pieces become the vector of a text, and {args.target} does "
             "not: give `bertjax features` the first, or --pool and --normalize."
         )
-    ours_alone = style == "bertjax" != args.to
-    if ours_alone and "threshold" in read_calibration(find_checkpoint(args.source)):
+    leaves = style == "bertjax" and args.to != style
+    if leaves and "threshold" in read_calibration(find_checkpoint(args.source)):
         print(
             f"when to answer nothing stays behind: {args.target} answers every question, as its "
             "format has no threshold."

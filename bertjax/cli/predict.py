@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import add_checkpoint, as_json, output, read_lines
 from data_pipelines.errors import InputError
+from data_pipelines.paths import is_remote
 
 if TYPE_CHECKING:
     from bertjax.tasks.contract import Input, Task
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("--question and --context go together: give both.")
     if not all(text.strip() for text in args.text or ()):
         raise InputError("--text is empty: write a text.")
-    if args.output != "-" and args.output == args.input:
+    if args.output != "-" and args.input and _place(args.output) == _place(args.input):
         raise InputError(f"--output={args.output} is the input, which would be lost: name another.")
     pass_over_absent_tpu()
     keep_compiled()
@@ -77,6 +79,10 @@ def run(args: argparse.Namespace) -> None:
             raise InputError(f"{error} This model {opened.ability}: {example}") from error
     if args.output != "-":
         print(f"{args.output}: {count:,} answers.", file=sys.stderr)
+
+
+def _place(path: str) -> str:
+    return path if is_remote(path) else os.path.realpath(path)
 
 
 def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:

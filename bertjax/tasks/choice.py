@@ -10,16 +10,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.formats.tensors import Model
-from bertjax.tasks import finetuning
-from bertjax.tasks.contract import (
-    EXAMPLES,
-    Evaluation,
-    EvaluationSet,
-    HostBatch,
-    Input,
-    Opened,
-    check_types,
-)
+from bertjax.tasks import contract, finetuning
+from bertjax.tasks.contract import EXAMPLES, Evaluation, EvaluationSet, HostBatch, Input, Opened
 from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of
 from bertjax.tasks.evaluations import PREDICTIONS
 from bertjax.tasks.finetuning import Laid, show_examples
@@ -48,7 +40,7 @@ class Objective(finetuning.Objective):
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
         super().__init__(config, multiple)
-        check_types(config, "question and answer")
+        contract.check_types(config, "question and answer")
 
     @property
     def row(self) -> Shape:

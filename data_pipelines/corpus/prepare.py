@@ -55,8 +55,8 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 log = logging.getLogger(__name__)
 
 _BATCH = 1 << 18  # characters of text that a worker gets at a time
-_LOOKED_AT = 16  # sources whose first documents are looked at, so many of each
-_BEGINNING = 50
+_LOOKED_AT = 16  # sources of which it is told what the tokenizer loses
+_BEGINNING = 50  # documents of each that tell it
 
 
 def prepare(

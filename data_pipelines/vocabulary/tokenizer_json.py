@@ -44,7 +44,7 @@ def read(content: bytes) -> Stored:
         pieces = sorted(index, key=index.__getitem__)
         whole = sorted(index.values()) == [*range(len(pieces))]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"it is no tokenizer ({error!r}): fetch it again") from error
+        raise InputError(f"{JSON_FILE} is no tokenizer ({error!r}): fetch it again") from error
     found = (kind, normalizer.get("type"), before, model.get("continuing_subword_prefix"))
     bert = ("WordPiece", "BertNormalizer", "BertPreTokenizer", CONTINUES)
     for name, ours, theirs in zip(
@@ -52,11 +52,11 @@ def read(content: bytes) -> Stored:
     ):
         if ours != theirs:
             raise InputError(
-                f"its {name} is {theirs!r} and BERT's {ours!r}: take a model whose texts are cut "
-                "as BERT's are, or a SentencePiece one with its spm.model"
+                f"the {name} of {JSON_FILE} is {theirs!r} and BERT's {ours!r}: take a model whose "
+                "texts are cut as BERT's are, or a SentencePiece one with its spm.model"
             )
     if not whole:
-        raise InputError("its pieces have not the ids from 0 on: fetch it again")
+        raise InputError(f"the pieces of {JSON_FILE} have not the ids from 0 on: fetch it again")
     switches = {
         "do_lower_case": normalizer.get("lowercase"),
         "strip_accents": normalizer.get("strip_accents"),
