@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -47,12 +48,15 @@ hypothesis.settings.load_profile("any machine")
 
 LONG = 1800  # seconds after which what a test waits for will not come, on any machine
 
+# Interpreters, separated by colons, of environments with torch and a version of `transformers`.
+PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
+
 # Minutes each, most of them in processes of their own.
 LONGEST = [
     "train",
     "hosts",
     "resume",
-    "manual",
+    "commands",
     "preflight",
     "gpus",
     "sweep",
@@ -195,3 +199,9 @@ def process_environment(devices: int = 1) -> dict[str, str]:
     # One that finds a small program while another writes it would complain.
     rest = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1"}
     return os.environ | {"XLA_FLAGS": flags} | rest
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]

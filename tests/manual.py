@@ -1,24 +1,16 @@
-"""The commands that README and docs/ print: where they stand, which of them can run on any machine,
-and a small world for those to run in.
+"""The commands that README and docs/ print: where they stand, who runs each, and how small.
 
 A command stands in a block that is fenced as `bash`, or is indented and begins with a program.
 Other fenced blocks say what they are.
 """
 
-import json
-import lzma
 import pathlib
 import re
 import shlex
-import shutil
+from collections.abc import Callable
 from typing import NamedTuple
 
-import toys
-from conftest import sample_text
-from models import draw_model
-
-from bertjax.formats import huggingface
-from bertjax.model.encoder import BertConfig
+from conftest import PEERS, free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
 # In the order of a first day: what one page makes, a later one may use.
@@ -30,48 +22,76 @@ PAGES = sorted(
 PROGRAMS = ("bertjax", "python", "pip", "make")
 FENCES = {"bash", "text", "python", "ini"}
 
-# Commands that no test here runs: which, with the page or without, how many at most, and why.
-ELSEWHERE = [
-    (r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*", 40,
-     "pods: tests/test_launch.py runs them with stand-ins for the tools"),
-    (r"bertjax serve .*|curl .*", 4, "a server: tests/test_serve.py"),
-    (r"pip install .*|python3 -m venv .*|\. \.venv/.*|make .*", 10,
-     "installing, and what CI itself is made of"),
-    (r"python -m experiments\.bench\.\w+ --peer-python .*", 8,
-     "measurements beside programs of others, which are not installed"),
-    (r"python -m experiments\.bench\.(preflight_table|sweep_speed) .*", 2,
-     "compiles or trains for minutes: tests/test_preflight.py, tests/test_sweep.py"),
-    (r"python -m experiments\.ablations\b.*", 3, "many runs: tests/test_ablations.py"),
-    (r".*gs://.*", 1, "a bucket: tests/test_storage.py"),
-    (r".*--coordinator.*", 1, "several hosts: tests/test_hosts.py"),
-    (r"bertjax preflight .*--search.*", 2, "compiles for minutes: tests/test_preflight.py"),
-    (r"bertjax (train|evaluate) .*xnli:.*", 2, "its many files: tests/test_xnli.py makes them"),
-    (r"bertjax submit .*", 1, "a run of each task: tests/test_submission.py"),
-]  # fmt: skip
+# Who runs a command, where it is not `test_commands_run_as_printed`.
+LAUNCHED = "tests/test_launch.py, with stand-ins for the tools of clouds"
+INSTALLED = ".ci/installed"
+MADE = "tests/test_demo.py, and .ci/run"
+SERVED = "test_what_is_served_answers_as_printed"
+STORED = "test_a_run_in_a_bucket_is_named_as_printed"
+MINUTES = "test_what_takes_minutes_runs_as_printed"
+# The commands of each, and how many there are at most.
+RUN_BY = [
+    (LAUNCHED, 39, r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*"),
+    (INSTALLED, 8, r"pip install .*|python3 -m venv .*|\. \.venv/.*"),
+    (MADE, 2, r"make .*"),
+    (SERVED, 4, r"bertjax serve .*|curl .*"),
+    (STORED, 1, r"bertjax report gs://.*"),
+    (
+        MINUTES,
+        23,
+        r"python -m experiments\.bench\.(\w+ --peer-python|preflight_table|sweep_speed) .*"
+        r"|python -m experiments\.ablations\b.*|bertjax submit .*"
+        r"|bertjax preflight .*--(search|topology (?!cpu)).*",
+    ),
+]
 
-# Paths and sizes of the rest, as the small world has them.
-SMALLER = [
+# Paths and sizes, as the small world has them.
+SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"experiments/(\w+)\.py", r"\1"),
     (r"(train|sweep|preflight|inspect) (.*--config [\w.]+):", r"\1 \2:smoke,"),
+    (r"(bench\.(?:squad_peer|sentence_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
     (r"model=(mini|small|base|large)", "model=tiny"),
     (r"--input builtin", "--input 'text/*.txt'"),
+    (r"--size 2-128", "--size tiny"),
     (r"--size \d+", "--size 200"),
-    (r"--topology \S+", "--topology cpu:1"),
+    (r"--topology v(\d\w+):\S+", r"--topology v\1:2x2"),
+    (r"--topology (h200|h100|a100)\S*:\S+", r"--topology \1:1"),
     (r"steps='\d+ hours'", "steps='0.02 minutes'"),
-    (r"steps=(\d+|'\d+ epochs')", "steps=4"),
+    (r"\b(?<!_)steps=(\d+|'\d+ epochs')", "steps=4"),
     (r"batch_size=\d+", "batch_size=8"),
     (r"accumulation=\d+", "accumulation=2"),
+    (r"--search batch", "--search batch --config.batch_size=4096 --config.model.num_layers=1"),
     (r"--seeds \d+", "--seeds 1"),
+    (r"--rounds \d+", "--rounds 1"),
     (r"(bench\.prepare) ", r"\1 --rounds 1 --workers 2 "),
     (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
     (r"(bench\.python_speed) ", r"\1 --model tiny "),
+    (r"(bench\.tpu_compile) (.*)", r"\1 \2 --topology v5e:2x2 --layers 1 --rows 2"),
+    (r"(bench\.preflight_table) ", r"\1 --models tiny --topologies h100:1 --workers 1 "),
+    (r"(bench\.cpu_step) ", r"\1 --steps 1 "),
+    (r"(bench\.sweep_speed) ", r"\1 --seeds 1 "),
+    (r"(bench\.squad_speed) ", r"\1 --rounds 1 --questions 4 "),
+    (r"(bench\.classify_speed) ", r"\1 --rounds 1 --together 1 16 "),
+    (r"(ablations\.recipes) (.*) --steps \d+", r"\1 --only paper modern --seeds 1 \2 --steps 40"),
+    (r"(ablations objectives .*) --steps \d+", r"\1 --finetune all.steps=4 --steps 10"),
+    (r"(experiments\.(?:bench|ablations)[. ](\w+) .*--output) DIR", r"\1 \2"),
+    (r"mrpc=MRPC --task qnli=QNLI", "mrpc=GLUE"),
+    (r"wnut17train\.conll", "train.conll"),
+    (r"emerging\.test\.annotated", "dev.conll"),
+    (r"wnut17", "conll"),
     (r"--lines \d+", "--lines 20"),
-    (r"MINILM", "models/base"),
+    (r"PYTHON", PEERS[0] if PEERS else "PYTHON"),
+    (r"MINILM", "models/minilm"),
+    (r"models/multilingual", "models/base"),
     (r"SQUAD_1", "runs/squad"),
-    (r"--data dev-v2", "--data squad/dev-v2"),
-    (r"train-v2\.0\.first11", "train-v2.0"),
+    (r"--data dev-v", "--data squad/dev-v"),
+    (r"train-v(\d\.\d)\.first\d+", r"train-v\1"),
     (r"downloads/bert-base-uncased models/base", "downloads/bert-base-uncased models/own"),
     (r"runs/bert-large-1", "runs/base-1"),
+    (
+        r"--coordinator \S+ --hosts \d+",
+        lambda _: f"--coordinator 127.0.0.1:{free_port()} --hosts 1",
+    ),
     (r"vocab_size=30522", "vocab_size=128"),
     (r"vocab_size=8192", "vocab_size=256"),
 ]
@@ -108,11 +128,9 @@ def printed() -> list[Printed]:
     return [each for each in found if each.command]
 
 
-def reason(each: Printed) -> str:
-    """Why a command is not run; "" where it is."""
-    said = (each.command, f"{each.page} {each.command}")
-    reasons = [why for what, _, why in ELSEWHERE if any(re.fullmatch(what, text) for text in said)]
-    return next(iter(reasons), "")
+def run_by(each: Printed) -> str:
+    """Who runs a command, if not `test_commands_run_as_printed`; else ""."""
+    return next((who for who, _, what in RUN_BY if re.fullmatch(what, each.command)), "")
 
 
 def smaller(command: str) -> str:
@@ -120,52 +138,3 @@ def smaller(command: str) -> str:
     for what, instead in SMALLER:
         command = re.sub(what, instead, command)
     return command
-
-
-def build(world: pathlib.Path) -> None:
-    """Writes what the commands begin with: text, tables, a published model."""
-    (world / "text").mkdir()
-    (world / "text" / "some.txt").write_text(sample_text(seed=1, documents=60))
-    (world / "lines.txt").write_text("ba do ki\nlu me .\n" * 20)
-    for seed, name in enumerate(["wiki_en", "novels_en"], start=2):
-        with lzma.open(world / f"{name}.txt.xz", "wt") as file:
-            file.write(sample_text(seed=seed, documents=60))
-    (world / "bert-base-uncased-vocab.txt").write_text("\n".join(toys.TOKENIZER.pieces) + "\n")
-    made = world / "toys"
-    made.mkdir()
-    toys.write_data(made)
-    places = {
-        "reviews/train.csv": "train.csv", "reviews/dev.csv": "dev.csv",
-        "SWAG/train.jsonl": "questions.jsonl", "SWAG/dev.jsonl": "questions-dev.jsonl",
-        "conll/train.conll": "words.conll", "conll/dev.conll": "words-dev.conll",
-    }  # fmt: skip
-    for place, file in places.items():
-        (world / place).parent.mkdir(exist_ok=True)
-        shutil.copy(made / file, world / place)
-    rows = [f"{i % 2}\t{i}\t{i}\tba {'ki' if i % 2 else 'do'}\tki ba" for i in range(24)]
-    for split in ("train", "dev"):
-        path = world / "GLUE" / "MRPC" / f"{split}.tsv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows]) + "\n")
-        (world / "squad").mkdir(exist_ok=True)
-        for version in ("1.1", "2.0"):
-            data = {"data": [{"title": "t", "paragraphs": _paragraphs(version)}]}
-            (world / "squad" / f"{split}-v{version}.json").write_text(json.dumps(data))
-    config = BertConfig(len(toys.TOKENIZER.pieces), 2, 64, 2, max_positions=512)
-    for place in ("models/base", "downloads/bert-base-uncased"):
-        (world / place).mkdir(parents=True)
-        model = draw_model(config, toys.TOKENIZER, "pooler", "mlm", "nsp")
-        huggingface.write(model, world / place)
-
-
-def _paragraphs(version: str) -> list[dict]:
-    found = []
-    for number, place in enumerate(["ki", "do", "lu", "me"] * 4):
-        answers = [{"text": place, "answer_start": 12}]
-        asked: dict = {"id": str(number), "question": "where lives ba?", "answers": answers}
-        if version == "2.0":
-            asked["is_impossible"] = number % 4 == 3
-            if asked["is_impossible"]:
-                asked |= {"question": "where lives lu?", "answers": []}
-        found.append({"context": f"ba lives in {place}.", "qas": [asked]})
-    return found

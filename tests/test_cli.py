@@ -378,6 +378,8 @@ TEXT = ["--input", "text.txt"]
             ["predict", "--checkpoint", "x", "--text", "a", "--output", "/dev/null"],
             "/dev/null is no",
         ),
+        (["predict", "--checkpoint", "c", *TEXT, "--output", "/proc/x"], "/proc/x lies in /proc"),
+        (["convert", "--to", "hf", "folder", "/sys/x"], "lies in /sys, where no files can be made"),
         (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "text.txt is a file"),
         (
             ["vocab", *TEXT, "*.txt", "--smoothing", "0.7", "--output", "vocab.txt"],
@@ -400,6 +402,25 @@ def test_a_path_that_cannot_be_used_is_named(refused, tmp_path, monkeypatch, arg
     (tmp_path / "text.txt").write_text("ba do .\n")
     assert message in refused(*arguments)
     assert sorted(os.listdir()) == ["folder", "text.txt"] and not os.listdir("folder")
+
+
+def test_an_evaluation_is_not_written_over_by_another(refused, tmp_path) -> None:
+    config = load_config(f"{PRETRAIN}:smoke", {}, registry.data_fields())
+    command = ["evaluate", *SMOKE, "--output", tmp_path, "--checkpoint"]
+    about = tmp_path / "evaluation.json"
+    about.write_text(json.dumps({"checkpoints": ["a/"], "config": config.to_dict()}))
+    for arguments, complaint in [
+        (["b"], f"{tmp_path} has the scores of a/: give another --output"),
+        (["a", "b"], "has the scores of a/"),
+        (["a", "--config.seq_len=24"], "has the scores by seq_len=32, and here it is 24"),
+        (["a", "--config.data.dir=other"], "has the scores by data.dir='', and here it is 'other'"),
+        (["a"], "there is no a"),  # the same again, which goes on
+        (["a", "--config.log_every=7"], "there is no a"),
+    ]:
+        assert complaint in refused(*command, *arguments)
+    for content in (b"{", b"{}", b"[]", b"\xff"):  # of one that is not whole, nothing is lost
+        about.write_bytes(content)
+        assert "there is no b" in refused(*command, "b")
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])

@@ -1,7 +1,6 @@
 """`bertjax export`: what is written runs where only JAX is, at all sizes, and is the same model."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import process_environment
+from conftest import PEERS, process_environment
 from manual import ROOT, blocks
 from test_interface import HEADS, write_model
 
@@ -128,7 +127,6 @@ def test_the_example_of_the_documents_runs(tmp_path, capsys) -> None:
     assert said and {*said} <= {*labels}
 
 
-PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
 WITH_ONNX = [
     python
     for python in PEERS

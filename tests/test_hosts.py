@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 import pytest
-from conftest import LONG, process_environment
+from conftest import LONG, free_port, process_environment
 from processes import Command
 
 from bertjax.cli import stopping
@@ -72,12 +71,6 @@ def before(self, step, state):
 
 Profiler.before = before
 """
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
 
 
 def become_host(opened: pathlib.Path, several: bool) -> None:

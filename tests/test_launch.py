@@ -216,12 +216,27 @@ def test_help_names_every_verb_and_value(laptop, script) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [line for line in doc_commands() if line.startswith("experiments/launch/")]
+    "command", [*filter(re.compile("experiments/launch/").match, doc_commands())]
 )
 def test_a_command_of_the_guide_is_accepted(laptop, command) -> None:
     shutil.copy(EXAMPLE, laptop.home / "pod.conf")
     done = laptop.run("bash", "-c", f"{ROOT}/{command} --dry-run")
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [line for line in doc_commands() if re.match(r"(gcloud|ssh-keygen|ssh-add|cp) ", line)],
+)
+def test_what_else_is_typed_reaches_its_tool_word_by_word(laptop, command) -> None:
+    laptop.stub("ssh-keygen", "ssh-add")
+    done = laptop.run("bash", "-c", f"cd {ROOT} && {command}")
+    assert done.returncode == 0, done.stderr
+    words = [word.replace("~", str(laptop.home)) for word in shlex.split(command, comments=True)]
+    if words[0] == "cp":
+        assert pathlib.Path(words[-1]).read_text() == EXAMPLE.read_text()
+    else:
+        assert laptop.recorded() == [words]
 
 
 def test_the_guide_shows_every_verb_and_the_example() -> None:

@@ -1,18 +1,11 @@
-"""What README and docs/ say: every command parses and runs, every field and link is there."""
+"""What README and docs/ say: every command parses, every field and link is there."""
 
-import functools
-import itertools
-import os
-import pathlib
+import collections
 import re
 import shlex
-import subprocess
-import sys
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from manual import ELSEWHERE, FENCES, PAGES, ROOT, Printed, blocks, build, printed, reason, smaller
-from processes import run
+from manual import FENCES, INSTALLED, PAGES, ROOT, RUN_BY, Printed, blocks, printed, run_by
 
 from bertjax.cli import main as cli
 from bertjax.formats.huggingface import FIELDS
@@ -35,16 +28,18 @@ def test_blocks_say_what_they_are() -> None:
             assert page.read_text().count("```") % 2 == 0
 
 
-def test_what_is_not_run_has_a_reason_and_is_little(capsys) -> None:
-    left = {why: 0 for _, _, why in ELSEWHERE}
+def test_every_command_is_run_by_somebody(capsys) -> None:
+    counts = collections.Counter(run_by(each) for each in COMMANDS)
+    for who, most, _ in RUN_BY:
+        assert 0 < counts[who] <= most, f"{counts[who]} commands are left to {who}"
+    installed = (ROOT / INSTALLED).read_text().splitlines()
     for each in COMMANDS:
-        left[reason(each)] = left.get(reason(each), 0) + 1
-    for _, most, why in ELSEWHERE:
-        assert 0 < left[why] <= most, f"{left[why]} commands are left to: {why}"
+        if run_by(each) == INSTALLED:
+            assert not {*each.command.split(" && ")} - {*installed}, each.command
     with capsys.disabled():
-        print(f"\n{len(COMMANDS)} commands in README and docs:")
-        for why, count in left.items():
-            print(f"  {count:3}  {why or 'run by test_commands_run_as_printed'}")
+        print(f"\n{len(COMMANDS)} commands in README and docs, run by:")
+        for who, count in counts.most_common():
+            print(f"  {count:3}  {who or 'test_commands_run_as_printed'}")
 
 
 @pytest.mark.parametrize("each", OURS, ids=lambda each: f"{each.page} {each.command}")
@@ -110,61 +105,3 @@ def test_what_comes_over_from_transformers_is_named_one_by_one() -> None:
             continue
         row = rf"\| `Flax{head.architecture}` \|.*`{head.name}`"
         assert re.search(row, page), head.architecture
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("world")
-    build(folder)
-    return folder
-
-
-def product(words: list[str]) -> str:
-    """What a command writes, which later ones may read; "" for nothing."""
-    if words[1] == "convert":
-        return words[-1]
-    return next((b for a, b in itertools.pairwise(words) if a in ("--output", "--workdir")), "")
-
-
-@pytest.mark.slow
-def test_commands_run_as_printed(world) -> None:
-    made: dict[str, Future] = {}
-
-    def do(words: list[str], before: list[Future]) -> None:
-        for each in before:
-            each.result()
-        if words[0] == "bertjax":
-            ended = run(*words[1:], begin=functools.partial(os.chdir, world))
-        else:
-            assert words[0] == "python", f"nobody runs {words[0]}"
-            ended = subprocess.run(
-                [sys.executable, *words[1:]],
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=world,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-            )
-        assert ended.returncode == 0, f"{shlex.join(words)}\n{ended.stderr[-3000:]}"
-        assert (world / product(words)).exists(), shlex.join(words)
-
-    commands = [smaller(each.command) for each in COMMANDS if not reason(each)]
-    with ThreadPoolExecutor(2) as pool:
-        futures = []
-        for command in dict.fromkeys(commands):  # what several pages print is done once
-            words = shlex.split(command)
-            before = [future for path, future in made.items() if path in command]
-            futures.append(pool.submit(do, words, before))
-            if product(words):
-                made[product(words)] = futures[-1]
-        failed = [str(each.exception()) for each in futures if each.exception()]
-    assert not failed, "\n\n".join(failed)
-
-
-@pytest.mark.slow
-def test_python_of_the_readme_runs(world, monkeypatch) -> None:
-    monkeypatch.chdir(world)
-    (block,) = [
-        block for kind, block in blocks((ROOT / "README.md").read_text()) if kind == "python"
-    ]
-    exec(block.replace('"2 epochs"', "4").replace("runs/moods", "runs/python"), {})

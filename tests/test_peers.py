@@ -1,7 +1,6 @@
 """What is exported opens in `transformers`, with the same numbers.
 
-BERTJAX_PEERS holds interpreters, separated by colons, of environments with torch and a version of
-`transformers` each; the tests run with every one of them.
+The tests run with every version of `transformers` that BERTJAX_PEERS leads to.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import sample_pieces
+from conftest import PEERS, sample_pieces
 from models import draw_model
 from safetensors.numpy import load_file
 
@@ -29,7 +28,6 @@ from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import train_vocabulary
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
 pytestmark = pytest.mark.skipif(
     not PEERS, reason="needs BERTJAX_PEERS, interpreters with torch and transformers"
 )

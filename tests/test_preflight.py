@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
@@ -170,27 +171,50 @@ def test_devices_of_this_machine_share_its_memory(monkeypatch) -> None:
     assert needs == sorted(needs, reverse=True) and needs[0] < verdict.train.hbm_bytes
 
 
-@pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 2), (5, 5), (64, 64)])
-@pytest.mark.parametrize("model", [1, 2])
-def test_the_search_finds_the_most_rows_that_fit(
-    most: int, rows: int, model: int, monkeypatch
-) -> None:
-    def fits(config: Config, topology: Topology, train_alone: bool) -> SimpleNamespace:
-        rows = config.batch_size // (8 // model)
-        return SimpleNamespace(fits=rows <= most, train=SimpleNamespace(rows_per_device=rows))
+def as_if(monkeypatch, most: int, used: Callable[[int], float], model: int = 1) -> list[int]:
+    """Makes the compiler say that so many rows fit, and what they use of 100.
 
-    monkeypatch.setattr("bertjax.preflight.judge.preflight", fits)
+    Returns:
+      The rows that are tried, as they come.
+    """
+    tried = []
+
+    def judged(config: Config, topology: Topology, train_alone: bool) -> SimpleNamespace:
+        rows = config.batch_size // (8 // model)
+        tried.append(rows)
+        train = SimpleNamespace(rows_per_device=rows, hbm_bytes=used(rows))
+        return SimpleNamespace(fits=rows <= most, train=train, hbm_limit_bytes=100)
+
+    monkeypatch.setattr("bertjax.preflight.judge.preflight", judged)
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
+    return tried
+
+
+CURVES = {
+    "a line": lambda rows, most: 20 + 80 * rows / (most + 0.5),
+    "the same for all": lambda rows, most: 100,
+    "a step": lambda rows, most: 99 if rows <= most else 1000,
+    "falls": lambda rows, most: 100 / rows,
+}
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 64, 777, 12_658])
+@pytest.mark.parametrize("model", [1, 2])
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_search_finds_the_most_rows_that_fit(
+    curve: str, most: int, model: int, monkeypatch
+) -> None:
+    tried = as_if(monkeypatch, most, lambda rows: CURVES[curve](rows, most), model)
     config = configuration(**{"batch_size": 32, "mesh.model": model})
     verdict = largest_batch(config, Topology("v5e:2x4"), remat=False)
-    assert verdict is not None and verdict.train.rows_per_device == rows
+    assert verdict is not None
+    found = verdict.train.rows_per_device
+    assert found <= most and most - found <= most // 100
+    assert len(tried) == len(set(tried)) <= (6 if curve == "a line" else 20)
 
 
 def test_the_search_finds_nothing_where_not_even_a_row_fits(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "bertjax.preflight.judge.preflight", lambda *_, **__: SimpleNamespace(fits=False)
-    )
-    monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
+    as_if(monkeypatch, 0, lambda rows: 101 + rows)
     assert largest_batch(configuration(batch_size=32), Topology("v5e:2x4"), remat=True) is None
 
 

@@ -68,7 +68,7 @@ T = "DIR/train"
 CASES = {
     "a column that is not there": (
         {"train.csv": "body,label\na,b\n"}, "classify",
-        f"{T}.csv line 2: there is no column 'text', but 'body', 'label': name one of these",
+        f"{T}.csv has no column 'text', but 'body', 'label': name one with data.text=COLUMN",
     ),
     "a label of dev that is not one of train": (
         {"train.csv": CSV, "dev.csv": "text,label\nba,a\nki,c\n"}, "classify",
@@ -96,7 +96,19 @@ CASES = {
     ),
     "semicolons": (
         {"train.csv": CSV.replace(",", ";")}, "classify",
-        f"{T}.csv line 2: there is no column 'text', but 'text;label'",
+        f"{T}.csv has semicolons .* save it with commas",
+    ),
+    "semicolons between quotes": (
+        {"train.csv": '"text";"label"\n"ba";"a"\n'}, "classify",
+        f"{T}.csv has semicolons .* save it with commas",
+    ),
+    "a label whose column has another name": (
+        {"train.csv": CSV.replace("label", "mood")}, "classify",
+        f"{T}.csv has no column 'label', but 'text', 'mood': name one with data.label=",
+    ),
+    "a column whose name has a plus": (
+        {"train.csv": CSV.replace("label", "a+b")}, "classify:label=a+c",
+        f"{T}.csv has no column 'a\\+c', but 'text', 'a\\+b': name one with data.label=COLUMN",
     ),
     "two examples of one id": (
         {"train.csv": "id,text,label\n1,ba,a\n2,ki,b\n1,me,a\n"},

@@ -66,9 +66,13 @@ def abroad(text: str, language: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    """The archives, unpacked, with a few lines each."""
     path = tmp_path_factory.mktemp("xnli")
     toys.TOKENIZER.save(path)
+    return write_archives(path)
+
+
+def write_archives(path: pathlib.Path) -> pathlib.Path:
+    """Both, unpacked, and MNLI beside them, with a few lines each."""
     for split, languages in (("dev", ("de", "en", "ur")), ("test", ("de", "el", "en", "ur"))):
         lines = [
             published(language, label, first, abroad(second, language))

@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from etils import epath
 
@@ -10,6 +13,10 @@ from bertjax.cli.cluster import add_hosts, join, supervise
 from bertjax.cli.configuration import add_config, load
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import as_json, check_directory, output
+from data_pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from bertjax.training.config import Config
 
 ORDER = 60
 EXAMPLE = "bertjax evaluate --checkpoint runs/smoke --output runs/smoke/scores"
@@ -41,6 +48,8 @@ def run(args: argparse.Namespace) -> int | None:
     pass_over_absent_tpu()
     check_directory(args.output, "--output")
     config = load(args)
+    directory = epath.Path(args.output)
+    _refuse_another(directory / EVALUATION_FILE, args.checkpoint, config)
     join(args, saves=False)
     keep_compiled()
     found = evaluate(config, *args.checkpoint)
@@ -53,7 +62,6 @@ def run(args: argparse.Namespace) -> int | None:
             print(aligned(("score", ""), rows), file=sys.stderr)
             if not sys.stdout.isatty():  # for a program
                 print(json.dumps(found.scores, indent=1), flush=True)
-        directory = epath.Path(args.output)
         directory.mkdir(parents=True, exist_ok=True)
         about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
         said = {"scores.json": found.scores, EVALUATION_FILE: about}
@@ -67,3 +75,24 @@ def run(args: argparse.Namespace) -> int | None:
         names = ", ".join(contents | said)
         print(f"written to {directory}: {names}. bertjax report {directory}", file=sys.stderr)
     return None
+
+
+def _refuse_another(file: epath.Path, checkpoints: Sequence[str], config: "Config") -> None:
+    """Lets no evaluation be written over by that of other checkpoints or other data."""
+    from bertjax.runs import workdirs
+
+    try:
+        earlier = json.loads(file.read_text())
+        of, fields = earlier["checkpoints"], earlier["config"]
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return  # there is none, or none that is whole
+    if [os.path.normpath(path) for path in of] != [os.path.normpath(path) for path in checkpoints]:
+        raise InputError(f"{file.parent} has the scores of {' '.join(of)}: give another --output.")
+    # Scores depend on the data; init is the checkpoint.
+    free = workdirs.FREE - {"data.dir", "eval_batches"} | {"init"}
+    if found := workdirs.difference(fields, config, free):
+        name, before, now = found
+        raise InputError(
+            f"{file.parent} has the scores by {name}={before!r}, and here it is {now!r}: give "
+            "another --output."
+        )

@@ -79,8 +79,8 @@ def check_output(path: epath.PathLike) -> None:
     """Refuses a file that cannot be written where it is to lie, before the work that fills it.
 
     Raises:
-      InputError: it is a directory, or is to lie in one that does not exist, or is something else
-        that a file would replace, such as a device.
+      InputError: it is a directory, or is to lie in one that does not exist or in which the system
+        makes all files, or is something else that a file would replace, such as a device.
     """
     path = epath.Path(path)
     if path.is_dir():
@@ -91,15 +91,18 @@ def check_output(path: epath.PathLike) -> None:
         )
     if not is_remote(path) and not path.parent.is_dir():
         raise InputError(f"{path} is to lie in {path.parent}, which is no directory: make it.")
+    _refuse_of_kernel(path)
 
 
 def check_directory(path: epath.PathLike, name: str) -> None:
     """Refuses a directory, which may still be to make, where it or what it lies in is a file.
 
     Raises:
-      InputError: it says of which argument, by its `name`; or a link leads nowhere.
+      InputError: it says of which argument, by its `name`; or a link leads nowhere, or it lies
+        where the system makes all files.
     """
     path = epath.Path(path)
+    _refuse_of_kernel(path)
     # A bucket has no directories, in which something could lie.
     for place in [path] if is_remote(path) else [path, *path.parents]:
         if os.path.islink(place) and not place.exists():
@@ -109,6 +112,13 @@ def check_directory(path: epath.PathLike, name: str) -> None:
                 lies = "is" if place == path else f"lies in {place}, which is"
                 raise InputError(f"{name}={path} {lies} a file: name a directory.")
             return
+
+
+def _refuse_of_kernel(path: epath.Path) -> None:
+    # Where even root is told, on writing, that the directory does not exist.
+    place = "/" if is_remote(path) else "/".join(os.path.realpath(path).split("/")[:2])
+    if place in ("/proc", "/sys"):
+        raise InputError(f"{path} lies in {place}, where no files can be made: name another place.")
 
 
 def as_json(content: object, indent: int | None = None) -> str:

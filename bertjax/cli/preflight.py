@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         choices=["batch"],
-        help="find the most rows a device that fit instead; compiles a program for each try (none)",
+        help="find the most rows a device that fit instead, to one in a hundred; compiles a "
+        "program for each try (none)",
     )
 
 

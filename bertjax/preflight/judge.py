@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +40,8 @@ PARTS = (
     ("feed_forward", "feed-forward"),
     ("pooler", "pooler"),
 )
+_LINES = 8  # tries after which a search believes in no line
+_FURTHER = 16  # times what fits: no line is believed further
 
 
 def preflight(
@@ -172,7 +174,7 @@ def remedies(config: Config, topology: Topology) -> Iterator[tuple[str, Verdict]
 
 
 def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | None:
-    """The most rows a device that fit, by doubling those of the configuration and then bisection.
+    """The most rows a device that fit, to one in a hundred; the first try are the configuration's.
 
     Returns:
       The verdict on them; None if not even one fits for each part of the accumulation.
@@ -180,16 +182,43 @@ def largest_batch(config: Config, topology: Topology, remat: bool) -> Verdict | 
     config = _with_remat(config, remat)
     least = config.accumulation * _row_parts(config, topology)
     best, fits, fails = None, 0, None
+    over: dict[int, int] = {}
     times = max(1, config.batch_size // least)
-    while fails is None or fails - fits > 1:
+    while fails is None or fails - fits > _step(fits):
         more = dataclasses.replace(config, batch_size=times * least)
         verdict = preflight(more, topology, train_alone=True)
+        over[times] = verdict.train.hbm_bytes - verdict.hbm_limit_bytes
         if verdict.fits:
             best, fits = verdict, times
         else:
             fails = times
-        times = 2 * fits if fails is None else (fits + fails) // 2
+        times = _next_try(over, fits, fails)
     return best
+
+
+def _next_try(over: Mapping[int, int], fits: int, fails: int | None) -> int:
+    """What to try next for the most that fits: few tries, as each compiles a program.
+
+    Memory is nearly a line in the rows, so that the line through two tries, one on each side of the
+    limit where there are, meets it nearly where the limit is. Where it turns out to be no line,
+    doubling and bisection end the search.
+
+    Args:
+      over: bytes above the limit of what was tried.
+    """
+    times = 2 * fits if fails is None else (fits + fails) // 2
+    if 2 <= len(over) < _LINES:
+        nearest = sorted(over, key=lambda each: abs(over[each]))
+        x, y = (fits, fails) if fits and fails else nearest[:2]
+        slope = (over[y] - over[x]) / (y - x)
+        if slope > 0:
+            most = _FURTHER * fits if fails is None else fails - _step(fits)
+            times = min(math.floor(x - over[x] / slope), most)
+    return max(fits + _step(fits), times)
+
+
+def _step(fits: int) -> int:
+    return max(1, fits // 100)
 
 
 def _row_parts(config: Config, topology: Topology) -> int:

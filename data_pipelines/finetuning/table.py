@@ -1,8 +1,10 @@
 """Tables of examples: CSV, TSV, JSON lines, Parquet, Arrow or TensorFlow Datasets, row by row."""
 
 import csv
+import itertools
 import logging
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -205,6 +207,20 @@ def parse_object(place: str, line: str) -> Row:
 def _delimited(path: epath.Path, delimiter: str, skip_bad: float) -> list[Row]:
     lines = read_lines(path, _refuse)
     if delimiter == ",":
+        head = list(itertools.islice(lines, 2))
+        counts = {line.count(";") for line in head}
+        # Before it is parsed, as quotes beside semicolons are no CSV at all.
+        if (
+            len(head) == 2
+            and counts != {0}
+            and len(counts) == 1
+            and not re.search("[,\t]", head[0])
+        ):
+            raise InputError(
+                f"{path} has semicolons between its columns where its name says commas: save it "
+                "with commas."
+            )
+        lines = itertools.chain(head, lines)
         reader = csv.reader((f"{line}\n" for line in lines), strict=True)
         numbered = _numbered(path, reader)
     else:

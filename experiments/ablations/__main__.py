@@ -84,7 +84,7 @@ class Ablation:
             "eval_every": str(every),
         }
         fields |= {**own, **variant.fields}
-        config = ["--config", f"experiments/pretrain.py:{spec}"]
+        config = ["--config", f"pretrain:{spec}"]
         bertjax("train", "--workdir", str(workdir), *config, *overrides(fields))
         return workdir / "checkpoints" / f"{round(args.steps * variant.share):08}"
 

@@ -47,7 +47,7 @@ def main() -> None:
     for name in (*FEATURES, FINE_TUNED):
         workdir = args.output / name
         given = args.config + (f",features={name}" if name in FEATURES else "")
-        command = ["sweep", "--config", f"experiments/ner.py:{given}", "--workdir", str(workdir)]
+        command = ["sweep", "--config", f"ner:{given}", "--workdir", str(workdir)]
         command += [f"--seeds={args.seeds}", *rest]
         minutes = run_once(args.output / f"{name}.record.json", [command]).minutes / args.seeds
         runs = json.loads((workdir / "sweep.json").read_text())["runs"]

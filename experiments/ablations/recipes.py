@@ -65,7 +65,7 @@ def train(
     """
     commands, init = [], ""
     for stage, (objective, steps) in runs.items():
-        config = f"experiments/pretrain.py:{options},objective={objective},init={init}"
+        config = f"pretrain:{options},objective={objective},init={init}"
         given = overrides({field: str(value) for field, value in fields.items()})
         to = ["--workdir", str(workdir / stage), "--config", config, f"--config.steps={steps}"]
         commands.append(["train", *to, *given, *rest])

@@ -162,13 +162,13 @@ class Finetuning:
 
 
 TASKS: Mapping[str, Finetuning] = {
-    "mrpc": Finetuning("experiments/glue.py:task=mrpc", ("accuracy", "f1")),
-    "stsb": Finetuning("experiments/glue.py:task=stsb", ("pearson", "spearman")),
-    "qnli": Finetuning("experiments/glue.py:task=qnli", ("accuracy",)),
-    "squad": Finetuning("experiments/squad.py:version=1", ("exact", "f1")),
-    "ner": Finetuning("experiments/ner.py:", ("f1",)),
+    "mrpc": Finetuning("glue:task=mrpc", ("accuracy", "f1")),
+    "stsb": Finetuning("glue:task=stsb", ("pearson", "spearman")),
+    "qnli": Finetuning("glue:task=qnli", ("accuracy",)),
+    "squad": Finetuning("squad:version=1", ("exact", "f1")),
+    "ner": Finetuning("ner:", ("f1",)),
     "ner-features": Finetuning(
-        "experiments/ner.py:features=concat_last_four",
+        "ner:features=concat_last_four",
         ("f1",),
         {"model.feature_layers": "-{depth}..-1"},
     ),

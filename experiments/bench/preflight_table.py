@@ -1,6 +1,7 @@
 """What preflight says of both models, phases and all recipes on TPU slices or GPUs, as a table.
 
-    python -m experiments.bench.preflight_table --cache build/preflight [--topologies h200:8]
+    python -m experiments.bench.preflight_table --cache build/preflight [--models base] \
+      [--topologies h200:8]
 
 Layers are scanned, because each program compiles in a minute or two so; unrolled they run faster
 (docs/performance.md). Verdicts are kept in the cache, from which an interrupted table goes on: name
@@ -74,13 +75,14 @@ def line(case: Case, verdict: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
     os.environ["JAX_PLATFORMS"] = "cpu"
 
-    cases = list(itertools.product(MODELS, PHASES, RECIPES, arguments.topologies))
+    cases = list(itertools.product(arguments.models, PHASES, RECIPES, arguments.topologies))
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(arguments.workers, mp_context=spawn) as pool:
         verdicts = list(pool.map(judge, cases, itertools.repeat(arguments.cache)))

@@ -122,8 +122,8 @@ def read_results(directory: pathlib.Path, run: Mapping[str, Any]) -> list[dict[s
     """All that there are, which must be of this run."""
     results = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
     for each in results:
-        if each["run"] != run:
-            sys.exit(f"{directory} has results of {each['run']}: give another --output.")
+        if each.get("run") != run:
+            sys.exit(f"{directory} has results of {each.get('run')}: give another --output.")
     return results
 
 

@@ -1,6 +1,7 @@
 """Where a task's sentences lie: the files of GLUE, or tables of one's own."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from etils import epath
 
@@ -11,7 +12,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 from data_pipelines.finetuning.glue import find_glue, read_glue, read_glue_tfds
 from data_pipelines.finetuning.sentences import Columns, Sentences, as_columns, from_rows
-from data_pipelines.finetuning.table import read_table, read_tfds_table
+from data_pipelines.finetuning.table import Row, read_table, read_tfds_table
 from data_pipelines.text.sources import TFDS
 
 FIELDS = COMMON | {
@@ -141,4 +142,19 @@ def _read(config: Config, split: str, source: str, part: str = "") -> Sentences:
         return read_glue(data["glue"], source, True, data["skip_bad"], by)
     rows = read_tfds_table(source, part) if part else read_table(source, data["skip_bad"])
     columns = dataclasses.replace(columns_of(config), by=by)
-    return from_rows(f"{source} {part}".strip(), rows, columns, True, data["skip_bad"])
+    name = f"{source} {part}".strip()
+    _check_columns(name, rows, columns)
+    return from_rows(name, rows, columns, True, data["skip_bad"])
+
+
+def _check_columns(source: str, rows: Iterable[Row], columns: Columns) -> None:
+    """Refuses a table that has none of a column, naming the field that says which one it is."""
+    known = list(dict.fromkeys(name for row in rows for name in row.values))
+    wanted = [("text", name) for name in columns.text] + [("pair", name) for name in columns.pair]
+    wanted += [(one, getattr(columns, one)) for one in ("label", "id", "by")]
+    for field_name, name in wanted:
+        if name and name not in known:
+            raise InputError(
+                f"{source} has no column {name!r}, but {', '.join(map(repr, known)) or 'none'}: "
+                f"name one with data.{field_name}=COLUMN."
+            )
