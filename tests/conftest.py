@@ -53,6 +53,7 @@ PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if 
 
 # Minutes each, most of them in processes of their own.
 LONGEST = [
+    "long_commands",
     "train",
     "hosts",
     "resume",

@@ -28,7 +28,7 @@ INSTALLED = ".ci/installed"
 MADE = "tests/test_demo.py, and .ci/run"
 SERVED = "test_what_is_served_answers_as_printed"
 STORED = "test_a_run_in_a_bucket_is_named_as_printed"
-MINUTES = "test_what_takes_minutes_runs_as_printed"
+MINUTES = "tests/test_long_commands.py"
 # The commands of each, and how many there are at most.
 RUN_BY = [
     (LAUNCHED, 39, r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*"),
@@ -60,12 +60,13 @@ SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\b(?<!_)steps=(\d+|'\d+ epochs')", "steps=4"),
     (r"batch_size=\d+", "batch_size=8"),
     (r"accumulation=\d+", "accumulation=2"),
-    (r"--search batch", "--search batch --config.batch_size=4096 --config.model.num_layers=1"),
+    (r"--search batch", "--search batch --config.batch_size=8192 --config.model.num_layers=1"),
     (r"--seeds \d+", "--seeds 1"),
     (r"--rounds \d+", "--rounds 1"),
     (r"(bench\.prepare) ", r"\1 --rounds 1 --workers 2 "),
     (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
     (r"(bench\.python_speed) ", r"\1 --model tiny "),
+    (r"(bench\.serve_speed) ", r"\1 --rounds 1 --requests 12 --clients 4 "),
     (r"(bench\.tpu_compile) (.*)", r"\1 \2 --topology v5e:2x2 --layers 1 --rows 2"),
     (r"(bench\.preflight_table) ", r"\1 --models tiny --topologies h100:1 --workers 1 "),
     (r"(bench\.cpu_step) ", r"\1 --steps 1 "),
@@ -82,6 +83,7 @@ SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"--lines \d+", "--lines 20"),
     (r"PYTHON", PEERS[0] if PEERS else "PYTHON"),
     (r"MINILM", "models/minilm"),
+    (r"\bBASE\b", "models/base"),
     (r"models/multilingual", "models/base"),
     (r"SQUAD_1", "runs/squad"),
     (r"--data dev-v", "--data squad/dev-v"),

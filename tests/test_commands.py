@@ -5,35 +5,22 @@ Those of an installation and of a cloud are run elsewhere: see `manual.RUN_BY`.
 
 import contextlib
 import functools
-import importlib.util
-import itertools
 import json
 import os
 import pathlib
 import shlex
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from bucket import Server
-from conftest import PEERS, free_port, process_environment
-from manual import MINUTES, ROOT, SERVED, STORED, blocks, printed, run_by, smaller
+from conftest import free_port
+from manual import ROOT, SERVED, STORED, blocks
 from processes import Command, run
-from world import build
-
-from data_pipelines.finetuning.glue import GLUE
+from world import build, commands, failures
 
 pytestmark = pytest.mark.slow
-
-
-def commands(who: str = "") -> list[str]:
-    """Those that `who` runs, in the order of a first day; what several pages print comes once."""
-    return list(dict.fromkeys(smaller(each.command) for each in printed() if run_by(each) == who))
 
 
 @pytest.fixture(scope="module")
@@ -43,51 +30,6 @@ def world(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-def product(words: Sequence[str]) -> str:
-    """What a command writes, which later ones may read; "" for nothing."""
-    if words[1] == "convert":
-        return words[-1]
-    return next((b for a, b in itertools.pairwise(words) if a in ("--output", "--workdir")), "")
-
-
-def do(world: pathlib.Path, command: str) -> None:
-    """Runs a command, which must end well and leave its product."""
-    words = shlex.split(command)
-    if words[0] == "bertjax":
-        ended = run(*words[1:], begin=functools.partial(os.chdir, world))
-    else:
-        assert words[0] == "python", f"nobody runs {words[0]}"
-        ended = subprocess.run(
-            [sys.executable, *words[1:]],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=world,
-            env=process_environment() | {"PYTHONPATH": str(ROOT)},
-        )
-    assert ended.returncode == 0, f"{command}\n{ended.stderr[-3000:]}"
-    assert (world / product(words)).exists(), command
-
-
-def failures(world: pathlib.Path, every: Sequence[str]) -> list[str]:
-    """Runs commands two at once; each waits for what makes what it reads."""
-    made: dict[str, Future] = {}
-
-    def do_after(command: str, before: list[Future]) -> None:
-        for each in before:
-            each.result()
-        do(world, command)
-
-    with ThreadPoolExecutor(2) as pool:
-        futures = []
-        for command in every:
-            before = [future for path, future in made.items() if path in command]
-            futures.append(pool.submit(do_after, command, before))
-            if own := product(shlex.split(command)):
-                made[own] = futures[-1]
-        return [str(each.exception()) for each in futures if each.exception()]
-
-
 @pytest.fixture(scope="module")
 def failed(world) -> list[str]:
     """What fails of all that needs nobody else; the rest reads what the others made."""
@@ -95,17 +37,6 @@ def failed(world) -> list[str]:
 
 
 def test_commands_run_as_printed(failed) -> None:
-    assert not failed, "\n\n".join(failed)
-
-
-@pytest.mark.skipif(
-    not (PEERS and importlib.util.find_spec("libtpu")),
-    reason="takes minutes: where BERTJAX_PEERS names an environment of .ci/peers, and with [tpu]",
-)
-def test_what_takes_minutes_runs_as_printed(world, failed) -> None:
-    (mrpc,) = [each for each in commands() if each.startswith("bertjax train --config glue:")]
-    others = [mrpc.replace("mrpc", name) for name in GLUE if name not in ("mrpc", "wnli")]
-    failed = failures(world, [*others, *commands(MINUTES)])
     assert not failed, "\n\n".join(failed)
 
 
