@@ -63,16 +63,8 @@ SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"--search batch", "--search batch --config.batch_size=8192 --config.model.num_layers=1"),
     (r"--seeds \d+", "--seeds 1"),
     (r"--rounds \d+", "--rounds 1"),
-    (r"(bench\.prepare) ", r"\1 --rounds 1 --workers 2 "),
     (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
-    (r"(bench\.python_speed) ", r"\1 --model tiny "),
-    (r"(bench\.serve_speed) ", r"\1 --rounds 1 --requests 12 --clients 4 "),
-    (r"(bench\.tpu_compile) (.*)", r"\1 \2 --topology v5e:2x2 --layers 1 --rows 2"),
-    (r"(bench\.preflight_table) ", r"\1 --models tiny --topologies h100:1 --workers 1 "),
-    (r"(bench\.cpu_step) ", r"\1 --steps 1 "),
-    (r"(bench\.sweep_speed) ", r"\1 --seeds 1 "),
-    (r"(bench\.squad_speed) ", r"\1 --rounds 1 --questions 4 "),
-    (r"(bench\.classify_speed) ", r"\1 --rounds 1 --together 1 16 "),
+    (r"--rows \d+", "--rows 2"),
     (r"(ablations\.recipes) (.*) --steps \d+", r"\1 --only paper modern --seeds 1 \2 --steps 40"),
     (r"(ablations objectives .*) --steps \d+", r"\1 --finetune all.steps=4 --steps 10"),
     (r"(experiments\.(?:bench|ablations)[. ](\w+) .*--output) DIR", r"\1 \2"),
@@ -97,6 +89,20 @@ SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"vocab_size=30522", "vocab_size=128"),
     (r"vocab_size=8192", "vocab_size=256"),
 ]
+
+
+# What makes a program of `experiments` small that is printed without.
+ADDED = {
+    "bench.prepare": "--rounds 1 --workers 2",
+    "bench.python_speed": "--model tiny",
+    "bench.serve_speed": "--rounds 1 --requests 12 --clients 4",
+    "bench.tpu_compile": "--topology v5e:2x2 --layers 1 --rows 2",
+    "bench.preflight_table": "--models tiny --topologies h100:1 --workers 1",
+    "bench.cpu_step": "--steps 1",
+    "bench.sweep_speed": "--seeds 1",
+    "bench.squad_speed": "--rounds 1 --questions 4",
+    "bench.classify_speed": "--rounds 1 --together 1 16",
+}
 
 
 class Printed(NamedTuple):
@@ -139,4 +145,6 @@ def smaller(command: str) -> str:
     """A command as the small world has it."""
     for what, instead in SMALLER:
         command = re.sub(what, instead, command)
+    for program, options in ADDED.items():
+        command = command.replace(f" experiments.{program} ", f" experiments.{program} {options} ")
     return command

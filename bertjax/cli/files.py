@@ -91,7 +91,7 @@ def check_output(path: epath.PathLike) -> None:
         )
     if not is_remote(path) and not path.parent.is_dir():
         raise InputError(f"{path} is to lie in {path.parent}, which is no directory: make it.")
-    _refuse_of_kernel(path)
+    _refuse_system_directory(path)
 
 
 def check_directory(path: epath.PathLike, name: str) -> None:
@@ -102,7 +102,7 @@ def check_directory(path: epath.PathLike, name: str) -> None:
         where the system makes all files.
     """
     path = epath.Path(path)
-    _refuse_of_kernel(path)
+    _refuse_system_directory(path)
     # A bucket has no directories, in which something could lie.
     for place in [path] if is_remote(path) else [path, *path.parents]:
         if os.path.islink(place) and not place.exists():
@@ -114,8 +114,8 @@ def check_directory(path: epath.PathLike, name: str) -> None:
             return
 
 
-def _refuse_of_kernel(path: epath.Path) -> None:
-    # Where even root is told, on writing, that the directory does not exist.
+def _refuse_system_directory(path: epath.Path) -> None:
+    """Refuses where even root is told, on writing, that the directory does not exist."""
     place = "/" if is_remote(path) else "/".join(os.path.realpath(path).split("/")[:2])
     if place in ("/proc", "/sys"):
         raise InputError(f"{path} lies in {place}, where no files can be made: name another place.")

@@ -218,6 +218,7 @@ def _next_try(over: Mapping[int, int], fits: int, fails: int | None) -> int:
 
 
 def _step(fits: int) -> int:
+    """How far above what fits may be unknown: one in a hundred."""
     return max(1, fits // 100)
 
 

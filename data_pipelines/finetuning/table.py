@@ -208,18 +208,7 @@ def _delimited(path: epath.Path, delimiter: str, skip_bad: float) -> list[Row]:
     lines = read_lines(path, _refuse)
     if delimiter == ",":
         head = list(itertools.islice(lines, 2))
-        counts = {line.count(";") for line in head}
-        # Before it is parsed, as quotes beside semicolons are no CSV at all.
-        if (
-            len(head) == 2
-            and counts != {0}
-            and len(counts) == 1
-            and not re.search("[,\t]", head[0])
-        ):
-            raise InputError(
-                f"{path} has semicolons between its columns where its name says commas: save it "
-                "with commas."
-            )
+        _check_commas(path, head)
         lines = itertools.chain(head, lines)
         reader = csv.reader((f"{line}\n" for line in lines), strict=True)
         numbered = _numbered(path, reader)
@@ -266,6 +255,16 @@ def _numbered(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
             first = reader.line_num + 1
     except csv.Error as error:
         raise InputError(f"{path} line {first} is no CSV ({error}): mend its quotes.") from None
+
+
+def _check_commas(path: epath.Path, head: Sequence[str]) -> None:
+    """Refuses semicolons in the first two lines, unparsed: quotes beside them are no CSV at all."""
+    counts = {line.count(";") for line in head}
+    if len(head) == 2 and len(counts) == 1 and any(counts) and not re.search("[,\t]", head[0]):
+        raise InputError(
+            f"{path} has semicolons between its columns where its name says commas: save it with "
+            "commas."
+        )
 
 
 def _check_header(path: epath.Path, columns: Sequence[str], delimiter: str) -> None:

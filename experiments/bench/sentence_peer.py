@@ -123,7 +123,7 @@ def read_results(directory: pathlib.Path, run: Mapping[str, Any]) -> list[dict[s
     results = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
     for each in results:
         if each.get("run") != run:
-            sys.exit(f"{directory} has results of {each.get('run')}: give another --output.")
+            sys.exit(f"{directory} has {each.get('run', 'something else')}: give another --output.")
     return results
 
 

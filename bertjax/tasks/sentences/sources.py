@@ -1,7 +1,7 @@
 """Where a task's sentences lie: the files of GLUE, or tables of one's own."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from etils import epath
 
@@ -147,14 +147,17 @@ def _read(config: Config, split: str, source: str, part: str = "") -> Sentences:
     return from_rows(name, rows, columns, True, data["skip_bad"])
 
 
-def _check_columns(source: str, rows: Iterable[Row], columns: Columns) -> None:
-    """Refuses a table that has none of a column, naming the field that says which one it is."""
-    known = list(dict.fromkeys(name for row in rows for name in row.values))
+def _check_columns(source: str, rows: Sequence[Row], columns: Columns) -> None:
+    """Refuses a table that has none of a column, naming the field that says which one it is.
+
+    Rows that lack one which others have are refused by their place, when they are read.
+    """
     wanted = [("text", name) for name in columns.text] + [("pair", name) for name in columns.pair]
     wanted += [(one, getattr(columns, one)) for one in ("label", "id", "by")]
     for field_name, name in wanted:
-        if name and name not in known:
+        if name and not any(name in row.values for row in rows):
+            known = dict.fromkeys(repr(other) for row in rows for other in row.values)
             raise InputError(
-                f"{source} has no column {name!r}, but {', '.join(map(repr, known)) or 'none'}: "
-                f"name one with data.{field_name}=COLUMN."
+                f"{source} has no column {name!r}, but {', '.join(known) or 'none'}: name one with "
+                f"data.{field_name}=COLUMN."
             )
