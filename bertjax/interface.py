@@ -10,10 +10,10 @@ from etils import epath
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from bertjax.runs import evaluate as evaluation
-from bertjax.runs.configuration import Source, configure
-from bertjax.runs.model import Model
-from bertjax.runs.train import Run
+from bertjax.inference.model import Model
+from bertjax.training import evaluator as evaluation
+from bertjax.training.trainer import Run
+from bertjax.workdir.run_config import Source, configure
 from data_pipelines.errors import InputError
 
 __all__ = ["InputError", "Model", "evaluate", "load", "train"]
@@ -39,7 +39,7 @@ def train(
 
     Args:
       config: `NAME[:OPTIONS]` or `FILE[:OPTIONS]` as text, what its `get_config` gives, or a
-        `bertjax.training.config.Config`.
+        `bertjax.config.config.Config`.
       overrides: dotted field name -> value, such as {"optimizer.learning_rate": 1e-4}.
       on_metrics: called with each line that metrics.jsonl gets: {"step", "split", ...}, "split"
         being "train" or "heldout". What it raises ends the run, and goes on to the caller.

@@ -31,7 +31,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import hypothesis
 import numpy as np
 import pytest
-from laptop import Laptop
+from cloud_tool_stubs import Laptop
 
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -55,16 +55,16 @@ PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if 
 LONGEST = [
     "long_commands",
     "train",
-    "hosts",
+    "processes",
     "resume",
     "commands",
     "preflight",
-    "gpus",
+    "gpu_topologies",
     "sweep",
     "storage",
-    "squad_task",
+    "question_answering_task",
     "meshes",
-    "start",
+    "initialize_from_checkpoint",
 ]
 
 

@@ -22,7 +22,12 @@ from conftest import LONG, process_environment
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["tensorflow", "bertjax.cli.main", "bertjax.runs.train", "bertjax.tasks.reading.task"]
+    [
+        "tensorflow",
+        "bertjax.cli.main",
+        "bertjax.training.trainer",
+        "bertjax.tasks.question_answering.task",
+    ]
 )
 
 
@@ -86,7 +91,7 @@ def hold(step: int, until: str = "") -> None:
 
     So what is to happen to a run in its midst finds it there, however late it comes.
     """
-    from bertjax.runs.meter import Profiler
+    from bertjax.training.throughput import Profiler
 
     plain = Profiler.before
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from bertjax.config.config import Config, load_config
 from bertjax.errors import DIVERGED
 from bertjax.tasks import registry
-from bertjax.training.config import Config, load_config
 from experiments.ablations import __main__ as ablations
 from experiments.ablations import commands, features, recipes
 from experiments.ablations.__main__ import Ablation

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax.mesh.sharding import make_mesh
-from bertjax.model.attention import choice
 from bertjax.model.attention import cpu as cpu_attention
+from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as fused_attention
-from bertjax.model.attention.choice import choose
+from bertjax.model.attention.dispatch import choose
 from bertjax.model.attention.plain import attention as plain
 from bertjax.model.attention.plain import visible
 
@@ -120,14 +120,14 @@ def test_each_device_has_its_way(monkeypatch) -> None:
     assert str(choose(query)) == "plain"
     with jax.set_mesh(make_mesh(2, 1, 1, jax.devices()[:2])):  # what a program is for counts
         assert choose(query).attend is cpu_attention.attention
-    monkeypatch.setattr(choice, "tpu_kind", lambda: "TPU v5 lite")
+    monkeypatch.setattr(dispatch, "tpu_kind", lambda: "TPU v5 lite")
     monkeypatch.setattr(fused_attention, "why_not", lambda query: "")
     assert choose(query).attend is fused_attention.attention
 
 
 def test_plain_attention_says_what_stood_against_the_devices_own_way(monkeypatch) -> None:
     query = jax.ShapeDtypeStruct((ROWS, LENGTH, HEADS, SIZE), "float32")
-    for module in (choice, fused_attention):
+    for module in (dispatch, fused_attention):
         monkeypatch.setattr(module, "tpu_kind", lambda: "TPU v5 lite")
     with jax.set_mesh(make_mesh(2, 1, 1, jax.devices()[:2])):
         way = choose(query)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax.pages.charts import (
+from bertjax.html.charts import (
     Axis,
     Point,
     chart,

@@ -26,13 +26,13 @@ from bertjax.cli import report, stopping
 from bertjax.cli.devices import keep_compiled
 from bertjax.cli.files import check_directory, output, read_lines
 from bertjax.cli.main import _parser, find_verbs, main
+from bertjax.config.config import load_config
+from bertjax.config.config_file import own_files
 from bertjax.errors import RunError
-from bertjax.runs import workdirs
-from bertjax.runs.metrics import read_metrics
-from bertjax.runs.train import Run
 from bertjax.tasks import registry
-from bertjax.training.config import load_config
-from bertjax.training.config_file import own_files
+from bertjax.training.metric_writers import read_metrics
+from bertjax.training.trainer import Run
+from bertjax.workdir.workdir import claim_workdir
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import replacing
@@ -240,7 +240,7 @@ def test_another_model_or_corpus_in_a_workdir_is_refused(corpus, tmp_path, refus
     given = {"model.vocab_size": "128", "data.workers": "1"}
     config = load_config(f"{PRETRAIN}:smoke,data={corpus}", given, registry.data_fields())
     run = Run(config, workdir)
-    workdirs.claim(workdir, run.config, run.task)
+    claim_workdir(workdir, run.config, run.task)
     assert "model.num_layers=2" in refused(*train(corpus, workdir, model__num_layers=3))
     other = tmp_path / "other"
     assert main(["prepare", "--input", str(text), "--vocab", str(vocab), "--output", str(other),

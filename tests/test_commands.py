@@ -15,10 +15,10 @@ import urllib.request
 
 import pytest
 from bucket import Server
+from command_sandbox import build, commands, failures
 from conftest import free_port
-from manual import ROOT, SERVED, STORED, blocks
+from documented_commands import ROOT, SERVED, STORED, blocks
 from processes import Command, run
-from world import build, commands, failures
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertjax.model.encoder import BertConfig
-from bertjax.tasks import registry
-from bertjax.training import durations
-from bertjax.training.config import (
+from bertjax.config import durations
+from bertjax.config.config import (
     LEAST_EVERY,
     MODEL_FIELDS,
     Config,
@@ -23,8 +21,11 @@ from bertjax.training.config import (
     parse_config,
     read_config,
 )
-from bertjax.training.config_file import own_files, run_file
-from bertjax.training.durations import TICKS
+from bertjax.config.config_file import own_files, run_file
+from bertjax.config.durations import TICKS
+from bertjax.model.encoder import BertConfig
+from bertjax.steps.schedules import learning_rate_schedule
+from bertjax.tasks import registry
 from data_pipelines.errors import InputError
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
@@ -254,7 +255,7 @@ def test_every_recipe_is_a_configuration(recipe: str, phase: int, smoke: str, mo
 
 def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
     first, second = (load(f"phase={phase},data=x").resolve() for phase in (1, 2))
-    end = first.optimizer_config().rates()(first.steps)
+    end = learning_rate_schedule(first.optimizer_config())(first.steps)
     assert float(end) == pytest.approx(second.optimizer.learning_rate, rel=1e-5)
 
 

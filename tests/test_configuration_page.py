@@ -3,8 +3,8 @@
 import pathlib
 
 from bertjax.cli.config import page
+from bertjax.config.config import Config
 from bertjax.tasks import registry
-from bertjax.training.config import Config
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "configuration.md"
 

@@ -11,20 +11,20 @@ import pytest
 import safetensors.numpy
 from etils import epath
 from goldens import make_encoder_outputs
-from models import draw_model, shapes_of
-from remains import answers_of
+from random_models import draw_model, shapes_of
+from run_outputs import answers_of
 
+from bertjax.checkpointing.checkpointer import FILES
+from bertjax.checkpointing.integrity import finish
 from bertjax.formats import huggingface
 from bertjax.formats.names import parts, tensors
 from bertjax.formats.opening import find_format, read_model
 from bertjax.formats.tensors import Model
+from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
 from bertjax.model.heads import Model as Network
 from bertjax.model.heads import Pooler
-from bertjax.runs.convert import convert
-from bertjax.training.checkpoint import FILES
-from bertjax.training.integrity import finish
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.specials import SPECIALS
 from data_pipelines.vocabulary.tokenization import load_tokenizer

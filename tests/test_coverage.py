@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-import toys
+import toy_tasks
 
 from data_pipelines.vocabulary.coverage import Loss, measure_loss, warn_of_loss
 from data_pipelines.vocabulary.tokenization import load_tokenizer
@@ -75,5 +75,5 @@ def test_one_sentence_names_the_languages_of_which_a_vocabulary_loses_a_part(
 
 
 def test_text_that_is_whole_is_not_spoken_of(caplog) -> None:
-    warn_of_loss(toys.TOKENIZER, {"dev": ["ba do ki", "lu me"], "none": []})
+    warn_of_loss(toy_tasks.TOKENIZER, {"dev": ["ba do ki", "lu me"], "none": []})
     assert not caplog.messages

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attending import (
+from attention_cases import (
     HEADS,
     LENGTH,
     RATES,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from conftest import LONG, process_environment, sample_text
-from manual import ROOT
+from documented_commands import ROOT
 
 SMALLER = {
     "LEFT_STEPS, STEPS = 600, 1600": "LEFT_STEPS, STEPS = 10, 120",

@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from catalogue import tiny_builder
+from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import GLUE, find_glue, is_tfds, read_glue, read_glue_tfds

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attending import (
+from attention_cases import (
     HEADS,
     LENGTH,
     RATES,
@@ -21,7 +21,7 @@ from attending import (
 )
 
 from bertjax.mesh.sharding import AXES, make_mesh
-from bertjax.model.attention import choice
+from bertjax.model.attention import dispatch
 from bertjax.model.attention import gpu as gpu_attention
 from bertjax.model.attention.plain import attention as plain
 
@@ -108,7 +108,7 @@ def test_they_say_why_they_do_not_take_a_query(unfit: dict, reason: str, monkeyp
     ],
 )
 def test_gpus_have_the_kernels_where_they_serve(kind, size, name, monkeypatch) -> None:
-    for module in (choice, gpu_attention):
+    for module in (dispatch, gpu_attention):
         monkeypatch.setattr(module, "gpu_kind", lambda: kind)
     with jax.set_mesh(make_mesh(-1, 1, 1)):
-        assert str(choice.choose(jax.ShapeDtypeStruct((8, 128, 2, size), jnp.float32))) == name
+        assert str(dispatch.choose(jax.ShapeDtypeStruct((8, 128, 2, size), jnp.float32))) == name

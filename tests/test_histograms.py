@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.mesh.sharding import make_mesh
-from bertjax.training.histograms import BINS, histograms
+from bertjax.steps.histograms import BINS, histograms
 
 
 def put(array: np.ndarray, *axes: str | None) -> jax.Array:

@@ -1,7 +1,6 @@
-"""The map of the house: which room stands on which, and what each may know.
+"""Layers of packages: a package imports from its own modules and from the layers below it.
 
-A room imports from its own and from the floors below it. Imports inside functions and for types
-alone count as any other.
+Imports inside functions and for types alone count like any other import.
 """
 
 import ast
@@ -17,40 +16,39 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# From the ground up. The files of a package that lie in no room are its ground.
-FLOORS = {
+# From the lowest layer up. A package's modules outside all of these are its base.
+LAYERS = {
     "bertjax": (
-        "mesh",  # the mesh and its rules, hosts, feeding devices
-        "model",  # encoder, heads, layers, losses, attention
-        "training",  # configuration, step, programs, optimiser, checkpoints
-        "formats",  # models as others write them down
-        "pages",  # how a page is written that needs nothing else
-        "tasks",  # what is learned, a file or a folder a task
-        "runs",  # what a command does
-        "sweeps",  # many short runs, trained several at once
-        "preflight",  # will it fit, how fast
-        "reports",  # pages on runs
-        "serving",  # a model behind HTTP
-        "cli",  # one file a verb
+        "mesh",
+        "model",
+        "config",
+        "steps",
+        "checkpointing",
+        "formats",
+        "html",
+        "tasks",
+        "workdir",
+        "training",
+        "inference",
+        "preflight",
+        "sweeps",
+        "reports",
+        "serving",
+        "cli",
     ),
-    "data_pipelines": (
-        "text",  # sources to documents, sentences
-        "vocabulary",  # tokenisation, training of vocabularies
-        "corpus",  # documents to token shards
-        "pretraining",  # token shards to batches
-        "finetuning",  # examples to batches
-    ),
+    "data_pipelines": ("text", "vocabulary", "corpus", "pretraining", "finetuning"),
 }
-GROUND = {
+BASE = {
     "bertjax": {"errors", "version"},
     "data_pipelines": {"errors", "fields", "growth", "parallel", "parsing", "paths"},
 }
-# The doors, of the shell and of Python: they may know the top floor.
-ENTRANCES = {"bertjax.__main__", "bertjax.interface"}
+# The entry points of the shell and of Python may import from every layer.
+ENTRY_POINTS = {"bertjax.__main__", "bertjax.interface"}
 
-CALLED_OTHERWISE = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint"}  # to install
-WHERE_ONLY_JAX_IS = ("bertjax.mesh", "bertjax.model", "bertjax.training")
-MOST_LINES = 400
+DISTRIBUTIONS = {"tensorflow": "tensorflow_cpu", "orbax": "orbax_checkpoint"}
+JAX_ONLY = tuple(f"bertjax.{package}" for package in LAYERS["bertjax"][:5])
+MAX_LINES = 400
+MAX_MODULES = 14  # of a package; `cli` has one module a subcommand
 
 
 def files(*folders: str) -> list[pathlib.Path]:
@@ -103,21 +101,21 @@ def within(imports: Iterable[str], *packages: str) -> set[str]:
 def modules_imported(path: pathlib.Path) -> set[str]:
     """Our own modules that the file imports, itself or something in them."""
     found = set()
-    for each in within(imported(path), *FLOORS):
+    for each in within(imported(path), *LAYERS):
         found.add(each if each in MODULES else each.rpartition(".")[0])
     return found
 
 
-def neighbours(module: str) -> set[str]:
+def package_imports(module: str) -> set[str]:
     """The modules of its own package that a module imports."""
     return within(modules_imported(MODULES[module]), module.partition(".")[0])
 
 
-def floor(module: str) -> int:
-    """0 for the ground, then from 1 up."""
+def layer(module: str) -> int:
+    """Return the layer of a module, 0 for the base."""
     package, _, rest = module.partition(".")
-    room = rest.partition(".")[0]
-    return FLOORS[package].index(room) + 1 if room in FLOORS[package] else 0
+    name = rest.partition(".")[0]
+    return LAYERS[package].index(name) + 1 if name in LAYERS[package] else 0
 
 
 def forbidden(modules: Iterable[str], *packages: str, at_start: bool = False) -> dict[str, set]:
@@ -128,52 +126,54 @@ def forbidden(modules: Iterable[str], *packages: str, at_start: bool = False) ->
     return {module: names for module, names in found.items() if names}
 
 
-@pytest.mark.parametrize("package", FLOORS)
-def test_every_file_is_in_a_room_or_on_the_ground(package: str) -> None:
+@pytest.mark.parametrize("package", LAYERS)
+def test_layers_list_every_package(package: str) -> None:
     folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
     ground = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
-    assert folders == set(FLOORS[package])
-    assert {each for each in ground if f"{package}.{each}" not in ENTRANCES} == GROUND[package]
+    assert folders == set(LAYERS[package])
+    assert {each for each in ground if f"{package}.{each}" not in ENTRY_POINTS} == BASE[package]
 
 
-def test_a_room_stands_on_those_below() -> None:
+def test_imports_point_down() -> None:
     above = {
         module: higher
-        for module in MODULES.keys() - ENTRANCES - {"bertjax"}
-        if (higher := {each for each in neighbours(module) if floor(each) > floor(module)})
+        for module in MODULES.keys() - ENTRY_POINTS - {"bertjax"}
+        if (higher := {each for each in package_imports(module) if layer(each) > layer(module)})
     }
     assert not above
 
 
-def test_no_import_leads_back_to_where_it_came_from() -> None:
+def test_imports_have_no_cycles() -> None:
     graph = {module: modules_imported(MODULES[module]) - {module} for module in MODULES}
     list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
 
 
-def test_data_pipelines_know_neither_jax_nor_the_framework() -> None:
+def test_data_pipelines_import_neither_jax_nor_bertjax() -> None:
     others = ("jax", "jaxlib", "flax", "optax", "orbax", "bertjax")
     assert not forbidden(within(MODULES, "data_pipelines"), *others)
 
 
-def test_the_model_runs_where_only_jax_is() -> None:
-    modules = within(MODULES, *WHERE_ONLY_JAX_IS)
+def test_model_and_steps_import_no_tensorflow_and_no_tokenizer() -> None:
+    modules = within(MODULES, *JAX_ONLY)
     assert not forbidden(modules, "tensorflow", "tensorflow_datasets")
     assert not forbidden(modules, "tokenizers", "sentencepiece")
-    assert not forbidden(modules, *(f"data_pipelines.{room}" for room in FLOORS["data_pipelines"]))
+    assert not forbidden(
+        modules, *(f"data_pipelines.{package}" for package in LAYERS["data_pipelines"])
+    )
 
 
-def test_only_models_know_flax() -> None:
+def test_only_models_import_flax() -> None:
     models = within(MODULES, "bertjax.model")
     models |= {each for each in within(MODULES, "bertjax.tasks") if each.endswith(".model")}
     assert not forbidden(MODULES.keys() - models, "flax")
 
 
-def test_nobody_waits_for_tensorflow_who_does_not_call_it() -> None:
-    """It takes seconds to import, on every host at every start."""
+def test_tensorflow_is_imported_inside_functions_only() -> None:
+    """TensorFlow takes seconds to import, in every process at every start."""
     assert not forbidden(MODULES, "tensorflow", "tensorflow_datasets", at_start=True)
 
 
-def test_nothing_knows_the_experiments() -> None:
+def test_packages_import_neither_experiments_nor_tests() -> None:
     assert not forbidden(MODULES, "experiments", "tests")
 
 
@@ -183,31 +183,39 @@ def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
     assert not within(at_start, "bertjax", "data_pipelines", "jax", "flax", "tensorflow")
 
 
-def test_what_is_imported_is_asked_for_when_installed() -> None:
+def test_dependencies_are_the_imported_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *extras["beam"], *extras["filters"], *extras["serve"]]
     names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in asked}
     found = {each.partition(".")[0] for path in MODULES.values() for each in imported(path)}
-    found -= {"torch", *FLOORS, *sys.stdlib_module_names}  # torch is for files that it alone reads
-    assert {CALLED_OTHERWISE.get(name, name) for name in found} == names
+    found -= {"torch", *LAYERS, *sys.stdlib_module_names}  # torch is for files that it alone reads
+    assert {DISTRIBUTIONS.get(name, name) for name in found} == names
 
 
-def test_every_file_has_one_job() -> None:
+def test_files_are_at_most_max_lines_long() -> None:
     lines = {
         name(path): len(path.read_text("utf-8").splitlines())
         for path in files("bertjax", "data_pipelines", "experiments")
     }
-    assert not {module: count for module, count in lines.items() if count > MOST_LINES}
+    assert not {module: count for module, count in lines.items() if count > MAX_LINES}
 
 
-def test_the_package_itself_opens_a_door_only_when_it_is_asked() -> None:
-    assert within(imported(MODULES["bertjax"], at_start=True), *FLOORS) == {
+def test_packages_have_at_most_max_modules() -> None:
+    counts = {path.parent: 0 for path in files("bertjax", "data_pipelines")}
+    for path in files("bertjax", "data_pipelines"):
+        counts[path.parent] += path.name != "__init__.py"
+    counts.pop(ROOT / "bertjax" / "cli")
+    assert not {path: count for path, count in counts.items() if count > MAX_MODULES}
+
+
+def test_package_imports_its_interface_lazily() -> None:
+    assert within(imported(MODULES["bertjax"], at_start=True), *LAYERS) == {
         "bertjax.version.__version__"
     }
 
 
-def test_a_package_says_what_it_is_and_no_more() -> None:
+def test_init_files_hold_a_docstring_only() -> None:
     for module, path in MODULES.items():
         if path.name == "__init__.py" and module != "bertjax":
             docstring, *rest = ast.parse(path.read_text("utf-8")).body

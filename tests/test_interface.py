@@ -14,19 +14,19 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
-import toys
+import toy_tasks
 from conftest import process_environment
 from etils import epath
-from models import draw_model
-from remains import answers_of
+from random_models import draw_model
+from run_outputs import answers_of
 
 import bertjax
 from bertjax.cli.configuration import parse_overrides
 from bertjax.cli.main import main
 from bertjax.formats import huggingface
 from bertjax.model.encoder import BertConfig
-from bertjax.runs.configuration import configure
-from bertjax.runs.metrics import read_metrics
+from bertjax.training.metric_writers import read_metrics
+from bertjax.workdir.run_config import configure
 
 ROOT = pathlib.Path(__file__).parent.parent
 SHAPE = BertConfig(
@@ -56,7 +56,7 @@ def write_model(path: pathlib.Path, method: str, most: int = 32) -> pathlib.Path
     """A directory of Hugging Face with the head that the method needs, for so many pieces."""
     path.mkdir(parents=True)
     shape = dataclasses.replace(SHAPE, max_positions=most)
-    model = draw_model(shape, toys.TOKENIZER, *HEADS[method])
+    model = draw_model(shape, toy_tasks.TOKENIZER, *HEADS[method])
     huggingface.write(dataclasses.replace(model, labels=LABELS.get(method, ())), epath.Path(path))
     return path
 
@@ -242,14 +242,14 @@ def test_apply_can_be_differentiated_and_a_key_turns_dropout_on(opened) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("data")
-    toys.write_data(path)
+    toy_tasks.write_data(path)
     return path
 
 
 def spec_of(folder: pathlib.Path, **options: object) -> tuple[str, dict[str, Any]]:
     """A configuration of toys as text, and the fields that go with it."""
-    _, spec, *flags = toys.arguments("class", folder, steps=12, log_every=4, **options)
-    fields = {name: toys.FIELDS.get(name, 0) for name in parse_overrides(flags)}
+    _, spec, *flags = toy_tasks.arguments("class", folder, steps=12, log_every=4, **options)
+    fields = {name: toy_tasks.FIELDS.get(name, 0) for name in parse_overrides(flags)}
     fields |= {"steps": 12, "log_every": 4, "optimizer.warmup": 2}
     return spec, fields | {"data.vocab": str(folder / "vocab.txt")}
 

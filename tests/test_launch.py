@@ -7,8 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import LONG
-from laptop import (
+from cloud_tool_stubs import (
     AWKWARD,
     EVERY_VERB,
     EXAMPLE,
@@ -27,6 +26,7 @@ from laptop import (
     stub,
     write_values,
 )
+from conftest import LONG
 
 # Dry runs
 

@@ -10,8 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import LONG
-from laptop import (
+from cloud_tool_stubs import (
     EVERY_VERB,
     LAUNCH,
     OVERRIDE,
@@ -24,6 +23,7 @@ from laptop import (
     printed,
     write_values,
 )
+from conftest import LONG
 
 
 def test_shellcheck_finds_nothing() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from laptop import LAUNCH, PLAIN, Laptop, stub, write_values
+from cloud_tool_stubs import LAUNCH, PLAIN, Laptop, stub, write_values
 
 # On a worker
 

@@ -4,9 +4,9 @@ import importlib.util
 import pathlib
 
 import pytest
+from command_sandbox import build, commands, failures, with_what_they_read
 from conftest import PEERS
-from manual import MINUTES
-from world import build, commands, failures, with_what_they_read
+from documented_commands import MINUTES
 
 from data_pipelines.finetuning.glue import GLUE
 

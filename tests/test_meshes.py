@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
+from bertjax.checkpointing.checkpointer import Checkpoints
+from bertjax.config.config import load_config
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
+from bertjax.steps.step_functions import Programs
+from bertjax.steps.train_step import means
 from bertjax.tasks import registry
-from bertjax.tasks.contract import Task
-from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.config import load_config
-from bertjax.training.programs import Programs
-from bertjax.training.step import means
+from bertjax.tasks.task import Task
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
+from bertjax.config.config import Config, MeshConfig, OptimizerSection
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
+from bertjax.steps.objective import EVAL_PIECES
+from bertjax.steps.step_functions import Programs
 from bertjax.tasks import registry
-from bertjax.training.config import Config, MeshConfig, OptimizerSection
-from bertjax.training.objective import EVAL_PIECES
-from bertjax.training.programs import Programs
 from data_pipelines.errors import InputError
 
 TINY = BertConfig(vocab_size=100, num_layers=2, hidden_size=32, num_heads=2, max_positions=512)

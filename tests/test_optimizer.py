@@ -11,19 +11,18 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
+from bertjax.config.optimizer_config import OPTIMIZERS, OptimizerConfig
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, named_leaves, tree_shardings
-from bertjax.training.muon import orthogonalize
-from bertjax.training.optimizer import (
-    NAMES,
-    OptimizerConfig,
+from bertjax.steps.muon import orthogonalize
+from bertjax.steps.optimizer import (
     decayed,
     hold_frozen,
     is_decayed,
     is_stacked,
     make_optimizer,
 )
-from bertjax.training.step import TrainState, init_state, make_train_step
+from bertjax.steps.train_step import TrainState, init_state, make_train_step
 
 LAYERS = 3
 # A small tree with the names and the kinds of shape that the model has.
@@ -132,7 +131,7 @@ DEPTHS: dict[str, Any] = {"layer_decay": 0.7, "frozen_layers": 1}
 @pytest.mark.parametrize(
     "fields", [*({"schedule": name} for name in ("linear", "linear_original")), DEPTHS], ids=str
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_hundred_steps_equal_the_formulas(name: str, fields: dict[str, Any]) -> None:
     c = config(name=name, learning_rate=2e-3, **fields)
     params = draw(0, 0.1)
@@ -213,7 +212,7 @@ def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumul
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rates_of_depths_keep_no_state(name: str) -> None:
     """So that what was saved without them is what it was."""
     params = nested(draw(0, 1))
@@ -312,7 +311,7 @@ def test_lamb_has_a_ratio_of_one_where_a_norm_is_zero(zero: str) -> None:
     np.testing.assert_allclose(updates["kernel"], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_nan_in_a_gradient_is_not_hidden(name: str) -> None:
     params = {"kernel": jnp.ones(3), "norm": {"scale": jnp.ones(3)}}
     gradient = {"kernel": jnp.array([1, jnp.nan, 1]), "norm": {"scale": jnp.ones(3)}}

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 from conftest import process_environment
 
-from bertjax.training.config_file import own_files
+from bertjax.config.config_file import own_files
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ("bertjax", "data_pipelines")
@@ -49,7 +49,7 @@ def test_modules_and_configurations_are_installed_and_nothing_else(installed) ->
 
 def test_what_is_installed_finds_its_configurations(installed, tmp_path) -> None:
     program = (
-        "import sys, bertjax.training.config_file as file; from bertjax.cli.main import main\n"
+        "import sys, bertjax.config.config_file as file; from bertjax.cli.main import main\n"
         "print(file.__file__)\n"
         "print(all(file.run_file(name) for name in file.own_files()))\n"
         "sys.exit(main(['config']))"

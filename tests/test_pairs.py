@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from corpus_shards import corpora, make_shard, seeds, seq_lens, shorts
 from hypothesis import given
 from hypothesis import strategies as st
-from shards import corpora, make_shard, seeds, seq_lens, shorts
 
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError

@@ -13,12 +13,12 @@ import jax
 import pytest
 from conftest import process_environment
 
+from bertjax.config.config import Config, load_config
 from bertjax.preflight.hlo import Instruction
 from bertjax.preflight.judge import _estimate, largest_batch, preflight, remedies
 from bertjax.preflight.topology import Topology
 from bertjax.preflight.verdict import describe
 from bertjax.tasks import registry
-from bertjax.training.config import Config, load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 EIGHT = Topology("cpu:8")
@@ -261,7 +261,7 @@ def test_sixty_four_chips_are_judged_from_here() -> None:
 from bertjax.preflight.judge import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
-from bertjax.training.config import load_config
+from bertjax.config.config import load_config
 fields = {{"model.vocab_size": "1024", "batch_size": "2048", "model.scan_layers": "True"}}
 config = load_config("{PRETRAIN}:model=2-128", fields, registry.data_fields())
 print(preflight(config, Topology("v6e:8x8"), train_alone=True).to_json())

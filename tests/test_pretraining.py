@@ -22,11 +22,11 @@ from data_pipelines.corpus.records import (
     write_manifest,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining import corpus_rows
-from data_pipelines.pretraining.corpus_rows import CorpusRows
+from data_pipelines.pretraining import corpus_sequences
+from data_pipelines.pretraining.corpus_sequences import CorpusRows
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import BATCH, PretrainingOptions
-from data_pipelines.pretraining.rows import DRAWINGS, draw_rows
+from data_pipelines.pretraining.sequences import DRAWINGS, draw_rows
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -338,7 +338,7 @@ def test_all_text_is_passed_over_equally_often(tmp_path, small, shards, longest)
 @pytest.mark.parametrize("shards", [1, 3])
 def test_streams_that_share_shards_read_each_row_once(tmp_path, small, shards):
     """Together they read what one alone would; the draws of a row's masks tell it from others."""
-    corpus = corpus_rows.Corpus(write_corpus(tmp_path, shards), "train")
+    corpus = corpus_sequences.Corpus(write_corpus(tmp_path, shards), "train")
 
     def read(streams: int, rows: int) -> list[bytes]:
         source = CorpusRows(
@@ -363,7 +363,7 @@ def test_the_rows_of_a_batch_are_from_all_over_a_corpus_of_one_shard(tmp_path, s
 def test_no_batch_but_the_first_makes_the_chunks_of_all_streams(tmp_path, small, monkeypatch):
     data = PretrainingData(write_corpus(tmp_path, shards=4), options(batch_size=4))
     calls = []
-    monkeypatch.setattr(corpus_rows, "draw_rows", lambda *a: calls.append(a) or draw_rows(*a))
+    monkeypatch.setattr(corpus_sequences, "draw_rows", lambda *a: calls.append(a) or draw_rows(*a))
     counts = []
     for step in range(3 * data.rows_per_epoch // 4):
         before = len(calls)
@@ -493,7 +493,7 @@ def test_a_corpus_may_lack_heldout_data(tmp_path):
 
 
 def test_a_host_opens_only_its_own_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_rows, "SAMPLE_TOKENS", 1)  # the first shard is enough
+    monkeypatch.setattr(corpus_sequences, "SAMPLE_TOKENS", 1)  # the first shard is enough
     directory = write_corpus(tmp_path, sizes=[10] * 6)
     expected = PretrainingData(directory, options(), hosts=4, host=3).batch(5)
     for shard in range(1, 6):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bertjax.reports.run import render, write_report
-from bertjax.runs.metrics import AppendedLines, metrics_path
+from bertjax.training.metric_writers import AppendedLines, metrics_path
 
 CONFIG = {
     "steps": 40,

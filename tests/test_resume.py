@@ -11,10 +11,10 @@ import time
 import pytest
 from conftest import LONG
 from processes import Command, hold, run
-from remains import metrics, params_of
+from run_outputs import metrics, params_of
 
-from bertjax.training import checkpoint
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint
+from bertjax.checkpointing import checkpointer
+from bertjax.checkpointing.checkpointer import Checkpoints, find_checkpoint
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 STEPS, SAVED_EVERY = 250, 15
@@ -40,7 +40,7 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
 
 def write_for_ever() -> None:
     """Begins a run of whose checkpoints none is ever finished."""
-    checkpoint.finish = lambda *_: time.sleep(LONG)
+    checkpointer.finish = lambda *_: time.sleep(LONG)
 
 
 def wait_for_save(process: Command, checkpoints: Checkpoints) -> None:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.training.schedules import SCHEDULES, make_schedule
+from bertjax.config.optimizer_config import SCHEDULES
+from bertjax.steps.schedules import make_schedule
 
 TURNS = [(10, 100), (10_000, 1_000_000), (2_000, 7_038)]
 

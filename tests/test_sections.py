@@ -1,9 +1,9 @@
 """Long documents are shuffled and drawn from in sections."""
 
 import numpy as np
+from corpus_shards import corpora, make_shard
 from hypothesis import given
 from hypothesis import strategies as st
-from shards import corpora, make_shard
 
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.pretraining.streams import permutation

@@ -26,7 +26,7 @@ from test_interface import ASKED, write_model
 
 import bertjax
 from bertjax.cli import stopping
-from bertjax.runs.predict import Predictor
+from bertjax.inference.predictor import Predictor
 from bertjax.serving import server as server_module
 from bertjax.serving.page import render
 from bertjax.serving.requests import Limits

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow
 import pytest
 import zstandard
-from catalogue import tiny_builder
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
+from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import Reading, read_documents, resolve

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import tiny_builder
+from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Answer, Question, read_squad, read_tfds

@@ -15,7 +15,7 @@ import pytest
 from bucket import Server
 from conftest import sample_pieces, sample_text
 from processes import Command
-from remains import metrics, params_of
+from run_outputs import metrics, params_of
 
 from bertjax.reports.run import write_report
 

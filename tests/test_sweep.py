@@ -9,26 +9,26 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 import pytest
-import toys
+import toy_tasks
 from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
-from models import draw_model
 from processes import Command
-from remains import answers_of, metrics
+from random_models import draw_model
+from run_outputs import answers_of, metrics
 
 from bertjax.cli.sweep import table
+from bertjax.config.config import Config
 from bertjax.errors import RunError
 from bertjax.formats import huggingface
 from bertjax.model.encoder import BertConfig
 from bertjax.reports.run import write_report
-from bertjax.runs.evaluate import evaluate
-from bertjax.runs.lease import Lease
-from bertjax.runs.train import Run
+from bertjax.steps.parallel_runs import Together, rounded_up
 from bertjax.sweeps.grid import Trial, make_trials, of_one_shape
 from bertjax.sweeps.sweep import summary, sweep
-from bertjax.training.config import Config
-from bertjax.training.together import Together, rounded_up
+from bertjax.training.evaluator import evaluate
+from bertjax.training.trainer import Run
+from bertjax.workdir.lock import Lease
 from data_pipelines.errors import InputError
 
 RATES = ("1e-3", "4e-3", "8e-3", "1e-30")  # the last learns nothing
@@ -39,19 +39,19 @@ QUICK |= {"optimizer.warmup": 2, "model.hidden_dropout": 0.1, "model.attention_d
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("toys")
-    toys.write_data(path)
+    toy_tasks.write_data(path)
     return path
 
 
 def trials_of(folder: pathlib.Path, grid: list[str], seeds: int, **fields: object) -> list[Trial]:
     def load(point: Mapping[str, str]) -> Config:
-        return toys.configuration("class", folder, **{**QUICK, **fields, **point})
+        return toy_tasks.configuration("class", folder, **{**QUICK, **fields, **point})
 
     return make_trials(load, grid, seeds)
 
 
 def original(folder: pathlib.Path) -> Config:
-    return toys.configuration("class", folder, **QUICK)
+    return toy_tasks.configuration("class", folder, **QUICK)
 
 
 def test_a_grid_is_every_combination_with_every_seed(folder) -> None:
@@ -190,7 +190,7 @@ def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> N
     run = found["runs"][number]
     rate = dict([run["point"].split("=")])["learning_rate"]
     fields = {**QUICK, "optimizer.learning_rate": rate, "seed": run["seed"]}
-    Run(toys.configuration("class", folder, **fields), tmp_path / "alone").train()
+    Run(toy_tasks.configuration("class", folder, **fields), tmp_path / "alone").train()
     lines = [line for path in sorted((workdir / "waves").iterdir()) for line in metrics(path)]
     for split in ("train", "heldout"):
         alone = [line["loss"] for line in metrics(tmp_path / "alone") if line["split"] == split]
@@ -224,9 +224,9 @@ def test_the_best_run_opens_with_nothing_else(swept, folder) -> None:
     workdir, found, _ = swept
     best = next(run for run in found["runs"] if run["name"] == found["best"])
     assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in found["runs"])
-    (answer,) = answers_of(workdir / "best", [toys.GLAD * 3])
-    assert answer["label"] in toys.NAMES.values()
-    config = toys.configuration("class", folder, init=workdir / "best")
+    (answer,) = answers_of(workdir / "best", [toy_tasks.GLAD * 3])
+    assert answer["label"] in toy_tasks.NAMES.values()
+    config = toy_tasks.configuration("class", folder, init=workdir / "best")
     scores = evaluate(config, workdir / "best").scores
     assert scores["accuracy"] == pytest.approx(best["scores"]["accuracy"])
     assert scores["loss"] == pytest.approx(best["scores"]["loss"], rel=1e-5)
@@ -255,7 +255,7 @@ def test_what_is_done_is_not_repeated_and_another_grid_is_refused(swept, folder)
 @pytest.mark.slow
 def test_a_sweep_on_other_data_is_refused(swept, folder, tmp_path) -> None:
     workdir, _, _ = swept
-    toys.write_data(tmp_path / "other")
+    toy_tasks.write_data(tmp_path / "other")
     train = tmp_path / "other" / "train.csv"
     train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
     grid = [f"optimizer.learning_rate={','.join(RATES)}"]
@@ -281,12 +281,12 @@ def test_runs_may_be_added_and_more_be_trained_at_once(folder, tmp_path) -> None
 def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_path) -> None:
     config, published = BertConfig(128, 1, 64, 4, max_positions=64), tmp_path / "published"
     published.mkdir()
-    model = draw_model(config, toys.TOKENIZER, "pooler")
+    model = draw_model(config, toy_tasks.TOKENIZER, "pooler")
     huggingface.write(model, epath.Path(published))
 
     def trials(seeds: int) -> list[Trial]:
         fields = {"steps": 2, "log_every": 2, "eval_every": 2, "optimizer__warmup": 1}
-        load = functools.partial(toys.configuration, "class", folder, published, **fields)
+        load = functools.partial(toy_tasks.configuration, "class", folder, published, **fields)
         return make_trials(lambda point: load(**point), [], seeds)
 
     plain = trials(1)[0].config
@@ -321,7 +321,7 @@ def test_runs_that_the_clock_ends_are_refused(folder, tmp_path) -> None:
 @pytest.mark.slow
 def test_killed_twice_it_comes_to_the_same_table(folder, tmp_path) -> None:
     fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
-    command = ["sweep", *toys.arguments("class", folder, **fields)]
+    command = ["sweep", *toy_tasks.arguments("class", folder, **fields)]
     command += ["--grid", f"optimizer.learning_rate={','.join(RATES[:3])}", "--seeds", "4"]
     for seen in ("step 4/8", "8 of 12 runs done"):
         process = Command(*command, "--workdir", tmp_path / "killed")

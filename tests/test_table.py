@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow
 import pytest
 import zstandard
-from catalogue import tiny_builder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
+from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import (

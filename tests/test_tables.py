@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from bertjax.pages.tables import aligned, by_set
+from bertjax.html.tables import aligned, by_set
 from bertjax.reports.run import render
-from bertjax.runs.metrics import Progress
+from bertjax.training.metric_writers import Progress
 
 SCORES = {
     "loss": 1.5, "accuracy": 0.5, "f1": 0.4,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import draw_model
+from random_models import draw_model
 from tokenizers import Tokenizer as CompiledTokenizer
 
 from bertjax.formats import huggingface

@@ -13,28 +13,28 @@ import numpy as np
 import pytest
 from etils import epath
 from jax.sharding import NamedSharding
-from remains import answers_of, events
+from run_outputs import answers_of, events
 
-import bertjax.runs.train as train_module
+import bertjax.training.trainer as train_module
+from bertjax.checkpointing.checkpointer import CheckpointError, find_checkpoint
+from bertjax.checkpointing.integrity import finish
+from bertjax.checkpointing.parameters import load_params
+from bertjax.config.config import Config, load_config
+from bertjax.inference.convert import convert
+from bertjax.inference.predictor import Predictor
 from bertjax.mesh import hosts
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
-from bertjax.runs.cadence import Cadence
-from bertjax.runs.convert import convert
-from bertjax.runs.evaluate import evaluate
-from bertjax.runs.meter import Profiler
-from bertjax.runs.predict import Predictor
-from bertjax.runs.start import Start
-from bertjax.runs.train import Diverged, Run, Stopped
+from bertjax.steps.step_functions import Programs
+from bertjax.steps.train_step import means, sums_and_gradient
 from bertjax.tasks import registry
-from bertjax.training.checkpoint import CheckpointError, find_checkpoint
-from bertjax.training.config import Config, load_config
-from bertjax.training.integrity import finish
-from bertjax.training.parameters import load_params
-from bertjax.training.programs import Programs
-from bertjax.training.step import means, sums_and_gradient
+from bertjax.training.cadence import Cadence
+from bertjax.training.evaluator import evaluate
+from bertjax.training.initialization import Start
+from bertjax.training.throughput import Profiler
+from bertjax.training.trainer import Diverged, Run, Stopped
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining import corpus_rows
+from data_pipelines.pretraining import corpus_sequences
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
 LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
@@ -103,7 +103,7 @@ def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
     scores = evaluate(fewer, whole).scores
     assert scores == evaluate(configure(corpus, eval_batch_size=8), whole).scores
     monkeypatch.setattr(
-        "bertjax.runs.start.read_config",
+        "bertjax.training.initialization.read_config",
         lambda *_: dataclasses.replace(fewer, accumulation=3),
     )
     assert answers_of(whole, ["ba [MASK] do ."])
@@ -424,9 +424,11 @@ def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -
 
 @pytest.mark.slow
 def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -> None:
-    opened, real = [], corpus_rows.read_shard
+    opened, real = [], corpus_sequences.read_shard
     monkeypatch.setattr(
-        corpus_rows, "read_shard", lambda path, info: opened.append(info.name) or real(path, info)
+        corpus_sequences,
+        "read_shard",
+        lambda path, info: opened.append(info.name) or real(path, info),
     )
     evaluate(configure(corpus), whole)
     assert opened and all(name.startswith("heldout-") for name in opened)

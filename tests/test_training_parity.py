@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from goldens import make_pretraining as recipe
 
+from bertjax.config.optimizer_config import OptimizerConfig
 from bertjax.model.encoder import BertConfig
 from bertjax.model.heads import Model, head_sums
-from bertjax.training.optimizer import OptimizerConfig, make_optimizer
-from bertjax.training.step import Sums, init_state, make_train_step
+from bertjax.steps.optimizer import make_optimizer
+from bertjax.steps.train_step import Sums, init_state, make_train_step
 
 MODEL = Model(BertConfig(**recipe.MODEL), ("mlm", "nsp"))
 

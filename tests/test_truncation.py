@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 import pytest
+from corpus_shards import Documents, corpora, make_shard, seeds, seq_lens, shorts
 from hypothesis import given
-from shards import Documents, corpora, make_shard, seeds, seq_lens, shorts
 
 from data_pipelines.corpus.records import Shard
 from data_pipelines.errors import InputError

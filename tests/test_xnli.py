@@ -7,14 +7,14 @@ import random
 import re
 
 import pytest
-import toys
+import toy_tasks
 from processes import Command
-from remains import metrics
+from run_outputs import metrics
 
 from bertjax.cli.main import main
+from bertjax.config.config import Config, load_config
 from bertjax.tasks import registry
-from bertjax.tasks.sentences.sources import read_sets
-from bertjax.training.config import Config, load_config
+from bertjax.tasks.sequence_classification.data import read_sets
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import read_glue
 
@@ -27,7 +27,7 @@ HEADER = [
 TRANSLATED = "premise\thypo\tlabel"
 WORDS = {"entailment": "ba", "neutral": "ki", "contradiction": "no"}
 OTHER = ("do", "lu", "me", "ra")
-EXPERIMENT = toys.EXPERIMENTS / "xnli.py"
+EXPERIMENT = toy_tasks.EXPERIMENTS / "xnli.py"
 
 
 def published(language: str, label: str, first: str, second: str) -> str:
@@ -67,7 +67,7 @@ def abroad(text: str, language: str) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("xnli")
-    toys.TOKENIZER.save(path)
+    toy_tasks.TOKENIZER.save(path)
     return write_archives(path)
 
 
@@ -94,7 +94,7 @@ def write_archives(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-FIELDS = toys.FIELDS | {"steps": 60, "log_every": 30, "eval_every": 30, "checkpoint_every": 30}
+FIELDS = toy_tasks.FIELDS | {"steps": 60, "log_every": 30, "eval_every": 30, "checkpoint_every": 30}
 
 
 def arguments(folder: pathlib.Path, options: str, init: object = "", **fields: object) -> list[str]:
@@ -158,7 +158,7 @@ def test_any_table_falls_into_sets_by_a_column(tmp_path) -> None:
     for name, own in (("train.csv", lines), ("dev.csv", lines[:9])):
         write(tmp_path / name, head, *own)
         given = {"data.by": "of", "data.dev_share": "0.5"}
-        spec = f"{toys.EXPERIMENTS / 'classify.py'}:data={tmp_path}"
+        spec = f"{toy_tasks.EXPERIMENTS / 'classify.py'}:data={tmp_path}"
         config = load_config(spec, given, registry.data_fields())
         found = dict(read_sets(config, "dev"))
         assert [*found] == ["x", "y", "z"]

@@ -1,1 +1,1 @@
-"""The command line: one file a verb, and what several verbs share."""
+"""Command line: one file per subcommand."""

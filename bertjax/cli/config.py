@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.training.config_file import find_file, own_files
+    from bertjax.config.config_file import find_file, own_files
 
     if args.fields:
         if args.name or args.output:
@@ -83,8 +83,8 @@ also be a time, "30 minutes" or "2 hours". This page is what `bertjax config --f
 
 def page() -> str:
     """Every field of a configuration, in tables of Markdown."""
+    from bertjax.config.config import LEAST_EVERY, Config
     from bertjax.tasks import registry
-    from bertjax.training.config import LEAST_EVERY, Config
 
     hints = typing.get_type_hints(Config)
     tables = [_HEAD.format(least=LEAST_EVERY), _table("The run", "", _declared(Config))]
@@ -118,7 +118,7 @@ def _table(title: str, prefix: str, fields: Mapping[str, "Field"]) -> str:
 
 
 def _kind(field: "Field") -> str:
-    from bertjax.training.durations import Duration
+    from bertjax.config.durations import Duration
 
     kind = field.type or type(field.default)  # a task's own fields have the type of their default
     kinds = typing.get_args(kind) or (kind,)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
-    from bertjax.training.config import Config
+    from bertjax.config.config import Config
 
 
 def add_config(
@@ -33,7 +33,7 @@ def add_config(
 
 def load(args: argparse.Namespace) -> "Config":
     """The configuration that the arguments name; see `configure`."""
-    from bertjax.runs.configuration import configure
+    from bertjax.workdir.run_config import configure
 
     checkpoint = args.checkpoint[0] if "checkpoint" in args else None
     return configure(args.config, args.rest, vars(args).get("workdir"), checkpoint)

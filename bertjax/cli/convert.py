@@ -22,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from bertjax.checkpointing.checkpointer import find_checkpoint
     from bertjax.formats.opening import find_format
     from bertjax.formats.sentence_transformers import MODULES
-    from bertjax.runs.convert import convert
-    from bertjax.runs.description import read_calibration
-    from bertjax.training.checkpoint import find_checkpoint
+    from bertjax.inference.convert import convert
+    from bertjax.workdir.run_record import read_calibration
 
     pass_over_absent_tpu()
     check_directory(epath.Path(args.target).parent, "DST")

@@ -16,7 +16,7 @@ from bertjax.cli.files import as_json, check_directory, output
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
-    from bertjax.training.config import Config
+    from bertjax.config.config import Config
 
 ORDER = 60
 EXAMPLE = "bertjax evaluate --checkpoint runs/smoke --output runs/smoke/scores"
@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int | None:
     if (status := supervise(args)) is not None:
         return status
+    from bertjax.html.tables import aligned, by_set
     from bertjax.mesh import hosts
-    from bertjax.pages.tables import aligned, by_set
-    from bertjax.runs.evaluate import evaluate
-    from bertjax.tasks.contract import EVALUATION_FILE
+    from bertjax.tasks.task import EVALUATION_FILE
+    from bertjax.training.evaluator import evaluate
 
     pass_over_absent_tpu()
     check_directory(args.output, "--output")
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 def _refuse_another(file: epath.Path, checkpoints: Sequence[str], config: "Config") -> None:
     """Lets no evaluation be written over by that of other checkpoints or other data."""
-    from bertjax.runs import workdirs
+    from bertjax.workdir.workdir import FREE, config_difference
 
     try:
         earlier = json.loads(file.read_text())
@@ -89,8 +89,8 @@ def _refuse_another(file: epath.Path, checkpoints: Sequence[str], config: "Confi
     if [os.path.normpath(path) for path in of] != [os.path.normpath(path) for path in checkpoints]:
         raise InputError(f"{file.parent} has the scores of {' '.join(of)}: give another --output.")
     # Scores depend on the data; init is the checkpoint.
-    free = workdirs.FREE - {"data.dir", "eval_batches"} | {"init"}
-    if found := workdirs.difference(fields, config, free):
+    free = FREE - {"data.dir", "eval_batches"} | {"init"}
+    if found := config_difference(fields, config, free):
         name, before, now = found
         raise InputError(
             f"{file.parent} has the scores by {name}={before!r}, and here it is {now!r}: give "

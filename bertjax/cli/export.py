@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.runs.export import write_stablehlo
+    from bertjax.inference.stablehlo import write_stablehlo
 
     for path in (args.output, f"{args.output}.json"):
         check_output(path)

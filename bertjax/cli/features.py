@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.runs.features import Features, recipe_of
+    from bertjax.inference.feature_extraction import Features, recipe_of
 
     try:
         layers = tuple(int(each) for each in args.layers.split(","))

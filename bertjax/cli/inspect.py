@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
         for line in describe(args.corpus):
             print(line)
         return
-    from bertjax.runs.inspection import parameter_table, save_batches, show_batches
+    from bertjax.inference.inspection import parameter_table, save_batches, show_batches
 
     start, steps, hosts, host, rows = (
         default if given is None else given

@@ -13,9 +13,9 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 if TYPE_CHECKING:
-    from bertjax.tasks.contract import Input, Task
+    from bertjax.tasks.task import Input, Task
     from data_pipelines.finetuning.table import Row
-    from data_pipelines.finetuning.tagged import Sentence
+    from data_pipelines.finetuning.token_classification import Sentence
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.runs.predict import Predictor
+    from bertjax.inference.predictor import Predictor
 
     if (args.question is None) != (args.context is None):
         raise InputError("--question and --context go together: give both.")
@@ -87,9 +87,9 @@ def _place(path: str) -> str:
 
 def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:
     """What there is to answer, as a task reads it; what is no file is refused here."""
-    from bertjax.tasks.contract import Input
+    from bertjax.tasks.task import Input
     from data_pipelines.finetuning.table import is_table, read_table
-    from data_pipelines.finetuning.tagged import is_columns, parse_columns
+    from data_pipelines.finetuning.token_classification import is_columns, parse_columns
 
     if args.question is not None:
         asked = Input("line 1", {"question": args.question, "context": args.context})
@@ -105,14 +105,14 @@ def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Inpu
 
 def _untagged(sentence: "Sentence") -> "Input":
     """A sentence of words, whose place is the line of its first one."""
-    from bertjax.tasks.contract import Input
+    from bertjax.tasks.task import Input
 
     return Input(f"line {sentence.places[0].rpartition(' ')[2]}", {"words": [*sentence.words]})
 
 
 def _asked(row: "Row") -> "Input":
     """A row of a table, whose place is its line; of what JSON has no word for, a date, the text."""
-    from bertjax.tasks.contract import Input
+    from bertjax.tasks.task import Input
 
     values = json.loads(json.dumps(row.values, default=str))
     return Input(f"line {row.place.rpartition(' ')[2]}", values)

@@ -10,9 +10,9 @@ from bertjax.errors import RunError
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
+    from bertjax.config.config import Config
     from bertjax.preflight.judge import Verdict
     from bertjax.preflight.topology import Topology
-    from bertjax.training.config import Config
 
 ORDER = 40
 EXAMPLE = "bertjax preflight --config pretrain:model=base --topology v5e:4x4"

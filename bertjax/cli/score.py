@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.benchmark == "squad":
-        from bertjax.tasks.reading import scoring as squad
+        from bertjax.tasks.question_answering import metrics as squad
 
         scores = squad.score_files(args.data, args.predictions, args.null_odds)
     elif args.null_odds:
         raise InputError("every question of CMRC has an answer: leave --null-odds out.")
     else:
-        from bertjax.tasks.reading import cmrc
+        from bertjax.tasks.question_answering import cmrc
 
         scores = cmrc.score_files(args.data, args.predictions)
     print(json.dumps(scores, indent=1))

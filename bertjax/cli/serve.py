@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
             raise InputError(f"{library} is missing; pip install 'bertjax[serve]'.")
     pass_over_absent_tpu()
     keep_compiled()
-    from bertjax.runs.predict import Predictor
+    from bertjax.inference.predictor import Predictor
     from bertjax.serving.server import Server, bound
 
     with bound(args.host, args.port) as listener:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.tasks.sentences.submission import archive
+    from bertjax.tasks.sequence_classification.glue_submission import archive
 
     check_output(args.output)
     pass_over_absent_tpu()
@@ -54,8 +54,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _answers(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
-    from bertjax.runs.predict import Predictor
-    from bertjax.tasks.sentences.submission import answer_by_majority, answer_tests
+    from bertjax.inference.predictor import Predictor
+    from bertjax.tasks.sequence_classification.glue_submission import (
+        answer_by_majority,
+        answer_tests,
+    )
 
     for name in args.majority:
         yield f"--majority {name}", answer_by_majority(name, args.data)

@@ -8,10 +8,10 @@ from bertjax.cli.cluster import add_hosts, join, supervise
 from bertjax.cli.configuration import add_config, load
 from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import check_directory
-from bertjax.pages.tables import aligned
+from bertjax.html.tables import aligned
 
 if TYPE_CHECKING:
-    from bertjax.training.config import Config
+    from bertjax.config.config import Config
 
 ORDER = 55
 EXAMPLE = (

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int | None:
     if (status := supervise(args)) is not None:
         return status
-    from bertjax.runs.reporting import reporter
-    from bertjax.runs.train import Run
+    from bertjax.training.trackers import reporter
+    from bertjax.training.trainer import Run
 
     pass_over_absent_tpu()
     check_directory(args.workdir, "--workdir")

@@ -1,1 +1,1 @@
-"""Models as others write them down: directories of Hugging Face and of the original code."""
+"""Model directories of Hugging Face, TF1 and sentence-transformers."""

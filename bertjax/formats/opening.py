@@ -7,14 +7,14 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.checkpointing.checkpointer import FILES, find_checkpoint, find_finished
+from bertjax.checkpointing.parameters import load_params, saved_params
+from bertjax.config.config import read_model_config
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.tensors import Model
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
 from bertjax.model.heads import check_known, part_shapes
-from bertjax.training.checkpoint import FILES, find_checkpoint, find_finished
-from bertjax.training.config import read_model_config
-from bertjax.training.parameters import load_params, saved_params
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer

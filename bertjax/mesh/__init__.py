@@ -1,1 +1,1 @@
-"""The mesh and its table of rules, hosts, what feeds the devices, signals."""
+"""Mesh, sharding rules, processes, host-to-device feed and signals."""

@@ -1,1 +1,1 @@
-"""BERT and its heads, losses and operations: pure functions of parameters and batches."""
+"""BERT encoder, heads, losses and FLOPs as pure functions."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.export import is_symbolic_dim
 
-from bertjax.model.attention.choice import attention
+from bertjax.model.attention.dispatch import attention
 from bertjax.model.dropout import dropout, threshold
 from bertjax.model.initialization import INITIALIZATIONS, Initializer, neighbours, normal, sinusoids
 from bertjax.model.layers import ACTIVATIONS, add_bias, gather, lookup, normalize, product

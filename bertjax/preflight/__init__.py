@@ -1,1 +1,1 @@
-"""Will it fit, how fast will it be: programs compiled for devices that are not here."""
+"""Ahead-of-time compilation for absent devices, and its report."""

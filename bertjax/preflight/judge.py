@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from bertjax.config.config import Config, MeshConfig
 from bertjax.mesh.memory import program_bytes, shard_bytes, short_of
 from bertjax.mesh.sharding import make_mesh, row_parts
 from bertjax.model import flops
@@ -22,11 +23,10 @@ from bertjax.preflight.hlo import Collective, Instruction, read_program
 from bertjax.preflight.topology import Topology
 from bertjax.preflight.traffic import bytes_moved
 from bertjax.preflight.verdict import Judged, Verdict
-from bertjax.runs.memory import smaller
+from bertjax.steps.parallel_runs import Together, rounded_up
+from bertjax.steps.step_functions import Programs
 from bertjax.tasks import registry
-from bertjax.training.config import Config, MeshConfig
-from bertjax.training.programs import Programs
-from bertjax.training.together import Together, rounded_up
+from bertjax.training.memory_budget import smaller
 
 _log = logging.getLogger("bertjax")
 

@@ -1,1 +1,1 @@
-"""Pages of HTML on runs and evaluations."""
+"""HTML reports of runs, sweeps and corpora."""

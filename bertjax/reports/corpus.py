@@ -5,9 +5,9 @@ from html import escape
 
 from etils import epath
 
-from bertjax.pages.page import facts, page, section, tiles
+from bertjax.html.page import facts, page, section, tiles
 from data_pipelines.corpus.documents import LONGEST
-from data_pipelines.pretraining.survey import QUANTILES, Survey, survey, unevenness
+from data_pipelines.pretraining.corpus_statistics import QUANTILES, Survey, survey, unevenness
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, names of columns, lines
 _MOST_SCRIPTS = 8

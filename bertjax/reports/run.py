@@ -14,17 +14,17 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.config.config import parse_config
+from bertjax.html.charts import Point, chart, number
+from bertjax.html.page import facts, page, section, table, tiles
+from bertjax.html.tables import by_set
 from bertjax.model.heads import HEADS
-from bertjax.pages.charts import Point, chart, number
-from bertjax.pages.page import facts, page, section, table, tiles
-from bertjax.pages.tables import by_set
 from bertjax.reports import corpus, sweep
-from bertjax.runs.metrics import duration, metrics_path, read_metrics
-from bertjax.runs.workdirs import WAVES
 from bertjax.sweeps.sweep import RESULT_FILE
 from bertjax.tasks import registry
-from bertjax.tasks.contract import EVALUATION_FILE
-from bertjax.training.config import parse_config
+from bertjax.tasks.task import EVALUATION_FILE
+from bertjax.training.metric_writers import duration, metrics_path, read_metrics
+from bertjax.workdir.workdir import WAVES
 from data_pipelines.corpus.records import MANIFEST
 from data_pipelines.errors import InputError
 from data_pipelines.paths import replacing

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bertjax.pages.page import facts, page, section, table, tiles
-from bertjax.pages.plots import STYLE, strips
+from bertjax.html.page import facts, page, section, table, tiles
+from bertjax.html.plots import STYLE, strips
 
 _WIDTH = 8  # points of the grid in a chart
 

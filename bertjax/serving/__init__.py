@@ -1,1 +1,1 @@
-"""A model behind HTTP, whose requests that arrive together are answered in one batch."""
+"""HTTP server with batched requests and a page to try a model."""

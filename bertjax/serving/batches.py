@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from bertjax.runs.predict import Predictor
+from bertjax.inference.predictor import Predictor
 from bertjax.serving.requests import Asked, Limits, Refusal
 from data_pipelines.errors import InputError
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any, NamedTuple
 
-from bertjax.pages.page import page
-from bertjax.runs.model import METHODS
-from bertjax.runs.predict import Predictor
-from bertjax.tasks.sentences.sources import columns_of
+from bertjax.html.page import page
+from bertjax.inference.model import METHODS
+from bertjax.inference.predictor import Predictor
+from bertjax.tasks.sequence_classification.data import columns_of
 
 
 class _Field(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
-from bertjax.runs.predict import as_inputs
-from bertjax.tasks.contract import Input
+from bertjax.inference.predictor import as_inputs
+from bertjax.tasks.task import Input
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
 

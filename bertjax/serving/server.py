@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bertjax.runs.predict import Predictor
+from bertjax.inference.predictor import Predictor
 from bertjax.serving.batches import Batches
 from bertjax.serving.page import render
 from bertjax.serving.requests import Limits, Refusal, parse, read

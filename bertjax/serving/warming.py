@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.runs.predict import Predictor
-from bertjax.tasks.contract import HostBatch, Input, Opened
-from bertjax.tasks.sentences.sources import columns_of
+from bertjax.inference.predictor import Predictor
+from bertjax.tasks.sequence_classification.data import columns_of
+from bertjax.tasks.task import HostBatch, Input, Opened
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

@@ -1,1 +1,1 @@
-"""Sweeps: many short runs, trained several at once, and what became of each."""
+"""Grids of runs, several trained in one program."""

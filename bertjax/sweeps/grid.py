@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bertjax.training.config import Config, MeshConfig
-from bertjax.training.together import Together
+from bertjax.config.config import Config, MeshConfig
+from bertjax.steps.parallel_runs import Together
 from data_pipelines.errors import InputError
 
 

@@ -12,15 +12,15 @@ from typing import Any
 from etils import epath
 
 from bertjax.mesh import hosts
-from bertjax.runs import workdirs
 from bertjax.sweeps.grid import Trial
-from bertjax.tasks.contract import Task
+from bertjax.tasks.task import Task
+from bertjax.workdir.workdir import FREE, WAVES, config_difference
 from data_pipelines.errors import InputError
 
 DONE_FILE = "done.json"  # of a wave: what became of its runs
 
 # What may differ when a sweep goes on: not what scores are of, nor which run is the best.
-_FREE = workdirs.FREE - {"eval_batches", "keep_best"}
+_FREE = FREE - {"eval_batches", "keep_best"}
 _TRAINED = ("config", "data_fingerprint")  # of an entry; the rest is what came of the run
 
 
@@ -51,7 +51,7 @@ class Ledger:
                 self._compare(trial)
 
     def _compare(self, trial: Trial) -> None:
-        if found := workdirs.difference(self._entries[trial.name]["config"], trial.config, _FREE):
+        if found := config_difference(self._entries[trial.name]["config"], trial.config, _FREE):
             name, before, now = found
             raise InputError(
                 f"{self.workdir} holds a sweep whose run {trial.name!r} has {name}={before!r}, and "
@@ -86,7 +86,7 @@ class Ledger:
         """
         names = "\n".join([str(together), *(trial.name for trial in trials)])
         digest = hashlib.sha256(names.encode()).hexdigest()[:12]
-        return self.workdir / workdirs.WAVES / f"{len(self._entries):05d}-{digest}"
+        return self.workdir / WAVES / f"{len(self._entries):05d}-{digest}"
 
     def note(
         self,
@@ -119,7 +119,7 @@ class Ledger:
                 path.rmtree()
 
     def _waves(self) -> list[epath.Path]:
-        waves = self.workdir / workdirs.WAVES
+        waves = self.workdir / WAVES
         return sorted(waves.iterdir()) if waves.exists() else []
 
 

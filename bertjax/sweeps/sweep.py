@@ -10,22 +10,23 @@ import jax
 import numpy as np
 from etils import epath
 
+from bertjax.checkpointing.best import merit
+from bertjax.checkpointing.checkpointer import write_params
+from bertjax.config.config import Config
 from bertjax.errors import RunError
 from bertjax.mesh import hosts
-from bertjax.runs.description import write_description
-from bertjax.runs.evaluate import make_evaluators
-from bertjax.runs.lease import Lease
-from bertjax.runs.metrics import Metrics, Writers, read_metrics
-from bertjax.runs.train import Run
+from bertjax.steps.parallel_runs import Together
+from bertjax.steps.schedules import learning_rate_schedule
+from bertjax.steps.train_step import Sums, TrainState, means
 from bertjax.sweeps.grid import Trial, of_one_shape
 from bertjax.sweeps.ledger import Ledger, write
 from bertjax.tasks import registry
-from bertjax.tasks.contract import Evaluation, HostBatch, Task
-from bertjax.training.best import merit
-from bertjax.training.checkpoint import write_params
-from bertjax.training.config import Config
-from bertjax.training.step import Sums, TrainState, means
-from bertjax.training.together import Together
+from bertjax.tasks.task import Evaluation, HostBatch, Task
+from bertjax.training.evaluator import make_evaluators
+from bertjax.training.metric_writers import Metrics, Writers, read_metrics
+from bertjax.training.trainer import Run
+from bertjax.workdir.lock import Lease
+from bertjax.workdir.run_record import write_description
 from data_pipelines.errors import InputError
 
 RESULT_FILE = "sweep.json"
@@ -118,7 +119,7 @@ class Wave(Run):
         for trial, own in zip(self.trials, self._own, strict=True):
             if split == "train":
                 config = _resolved(trial.config, self.config).optimizer_config()
-                own = own | {"learning_rate": float(config.rates()(step - 1))}
+                own = own | {"learning_rate": float(learning_rate_schedule(config)(step - 1))}
             writers.write(step, f"{trial.name}/{split}", own)
 
     def _kept(self, state: TrainState) -> TrainState:

@@ -1,1 +1,1 @@
-"""What is learned, a file or a folder a task, and what every task is to be."""
+"""Tasks, a file or a folder each, and the contract they implement."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from etils import epath
 
+from bertjax.config.config import Config
 from bertjax.formats.opening import find_tokenizer
-from bertjax.tasks.contract import check_vocabulary
-from bertjax.training.config import Config
+from bertjax.tasks.task import check_vocabulary
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 from data_pipelines.finetuning.table import SUFFIXES

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from bertjax.pages.page import facts, tiles
-from bertjax.tasks.contract import EVALUATION_FILE
+from bertjax.html.page import facts, tiles
+from bertjax.tasks.task import EVALUATION_FILE
 from data_pipelines.errors import InputError
 
 PREDICTIONS = "predictions"

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
+from bertjax.config.config import Config, MeshConfig
 from bertjax.model import flops
-from bertjax.tasks import contract
-from bertjax.tasks.contract import HostBatch, bucket
-from bertjax.training import objective
-from bertjax.training.config import Config, MeshConfig
+from bertjax.steps import objective
+from bertjax.tasks import task
+from bertjax.tasks.task import HostBatch, bucket
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.rows import (
+from data_pipelines.finetuning.packed_examples import (
     Examples,
     Shape,
     Target,
@@ -86,7 +86,7 @@ def check_labels(config: Config) -> None:
         )
 
 
-class Task(contract.Task):
+class Task(task.Task):
     """A task whose training data are `Examples`, which a subclass has as `examples`."""
 
     objective: Objective

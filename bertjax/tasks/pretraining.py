@@ -14,13 +14,16 @@ import jax
 import numpy as np
 from jax import Array
 
+from bertjax.config.config import Config
 from bertjax.formats.tensors import Model
 from bertjax.mesh.feed import Batch
 from bertjax.mesh.hosts import from_first
 from bertjax.model import flops
 from bertjax.model.heads import BODY
-from bertjax.tasks import contract
-from bertjax.tasks.contract import (
+from bertjax.steps import objective
+from bertjax.tasks import task
+from bertjax.tasks.fill_mask import fill, go_on
+from bertjax.tasks.task import (
     EXAMPLES,
     Evaluation,
     EvaluationSet,
@@ -29,15 +32,12 @@ from bertjax.tasks.contract import (
     Opened,
     check_vocabulary,
 )
-from bertjax.tasks.filling import fill, go_on
-from bertjax.training import objective
-from bertjax.training.config import Config
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
 from data_pipelines.growth import Growth
 from data_pipelines.pretraining.data import PretrainingData, open_corpora
 from data_pipelines.pretraining.options import SHARES, PretrainingOptions
-from data_pipelines.pretraining.rows import render_row
+from data_pipelines.pretraining.sequences import render_row
 
 _log = logging.getLogger("bertjax")
 
@@ -55,7 +55,7 @@ class Objective(objective.Objective):
         self.options = PretrainingOptions(seed=config.order_seed, **shared, **fields)
         self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
         if "nsp" in self.heads:
-            contract.check_types(config, "the sentences of a pair")
+            task.check_types(config, "the sentences of a pair")
         if config.model.causal != (self.options.objective == "left_to_right"):
             raise InputError(
                 f"model.causal={config.model.causal} does not go with data.objective="
@@ -98,7 +98,7 @@ class Objective(objective.Objective):
         return flops.forward_flops(model, rows, row.pieces, row.slots, pairs, self.read_slots)
 
 
-class Task(contract.Task):
+class Task(task.Task):
     """Pre-training on a corpus that `bertjax prepare` wrote, or on several."""
 
     headline = ("mlm_perplexity",)

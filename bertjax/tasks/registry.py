@@ -8,20 +8,20 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bertjax.config.config import Config
 from bertjax.formats.tensors import Model
-from bertjax.tasks.contract import Task
-from bertjax.training.config import Config
-from bertjax.training.objective import Objective
+from bertjax.steps.objective import Objective
+from bertjax.tasks.task import Task
 from data_pipelines.errors import InputError
 
 # task name -> module with `Objective` and `Task`, which derive from those of
-# `bertjax.training.objective` and `bertjax.tasks.contract`.
+# `bertjax.steps.objective` and `bertjax.tasks.task`.
 MODULES = {
     "pretrain": "bertjax.tasks.pretraining",
-    "squad": "bertjax.tasks.reading.task",
-    "sentences": "bertjax.tasks.sentences.task",
-    "choice": "bertjax.tasks.choice",
-    "tags": "bertjax.tasks.tags.task",
+    "squad": "bertjax.tasks.question_answering.task",
+    "sentences": "bertjax.tasks.sequence_classification.task",
+    "choice": "bertjax.tasks.multiple_choice",
+    "tags": "bertjax.tasks.token_classification.task",
 }
 
 

@@ -1,1 +1,1 @@
-"""Configuration, step, compiled programs, optimiser, checkpoints."""
+"""The training loop, evaluation, metrics and the memory budget."""

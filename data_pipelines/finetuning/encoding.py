@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.rows import Examples, Target
-from data_pipelines.finetuning.sentences import Sentences
+from data_pipelines.finetuning.packed_examples import Examples, Target
+from data_pipelines.finetuning.sequence_classification import Sentences
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 LONG_TEXTS = ("head", "tail", "head_tail", "windows")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.sentences import Columns, Sentences, from_rows
+from data_pipelines.finetuning.sequence_classification import Columns, Sentences, from_rows
 from data_pipelines.finetuning.table import Row, check_bad, read_table, read_tfds_table
 from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.rows import Examples, Target
+from data_pipelines.finetuning.packed_examples import Examples, Target
 from data_pipelines.finetuning.squad import Answer, Question
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

@@ -16,10 +16,10 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.growth import Growth
-from data_pipelines.pretraining.corpus_rows import Corpus, CorpusRows, Share
+from data_pipelines.pretraining.corpus_sequences import Corpus, CorpusRows, Share
 from data_pipelines.pretraining.mixture import Mixture, shares
 from data_pipelines.pretraining.options import PretrainingOptions
-from data_pipelines.pretraining.rows import Part, make_rows
+from data_pipelines.pretraining.sequences import Part, make_rows
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -3,7 +3,8 @@
     python -m experiments.ablations.features --output DIR --config OPTIONS \
       [--seeds N] [--config.FIELD=VALUE ...]
 
-OPTIONS are those of `experiments/ner.py`, such as init=MODEL,data=DIR,train=a.conll,dev=b.conll.
+OPTIONS are those of `experiments/token_classification.py`, such as
+init=MODEL,data=DIR,train=a.conll,dev=b.conll.
 Six rows, each the layers that a two-layer BiLSTM of 768 units reads, and the whole model fine-tuned
 as the seventh. Every row is a `bertjax sweep`, printed before it runs; what is there is not
 repeated, so the same line again goes on after whatever ended it. DIR/features.json, .md and .html
@@ -17,7 +18,7 @@ import pathlib
 from experiments.ablations.commands import run_once
 from experiments.ablations.results import Row, write_results
 from experiments.ablations.tables import Finding, Table, Variant
-from experiments.ner import FEATURES
+from experiments.token_classification import FEATURES
 
 SCORES = ("precision", "recall", "f1")
 CAPTION = "Vectors of a frozen model for named entities (table 7 of the paper)."

@@ -17,7 +17,7 @@ import pathlib
 from typing import Any
 
 from bertjax.errors import DIVERGED
-from bertjax.runs.metrics import read_metrics
+from bertjax.training.metric_writers import read_metrics
 from experiments.ablations.commands import overrides, run_once
 from experiments.ablations.results import Row, write_results
 from experiments.ablations.tables import Finding, Table, Variant

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from bertjax.pages.page import page, section
-from bertjax.pages.page import table as draw_table
-from bertjax.pages.plots import STYLE, strips
-from bertjax.runs.metrics import read_metrics
+from bertjax.html.page import page, section
+from bertjax.html.page import table as draw_table
+from bertjax.html.plots import STYLE, strips
+from bertjax.training.metric_writers import read_metrics
 from experiments.ablations.tables import TASKS, Finding, Table, Variant
 
 Scores = Mapping[str, Sequence[float | None]]  # "task score" -> of each seed; None of a failed one

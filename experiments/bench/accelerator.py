@@ -39,8 +39,8 @@ GIB = 2**30
 
 def configuration(model: str, length: int, rows: int) -> Any:
     """That of our run."""
+    from bertjax.config.config import load_config
     from bertjax.tasks import registry
-    from bertjax.training.config import load_config
 
     spec = f"{RECIPE}:model={model},phase={1 if length == 128 else 2}"
     fields = {"batch_size": str(rows), "seq_len": str(length), "packing": "False"}
@@ -51,8 +51,8 @@ def our_step(model: str, length: int, rows: int) -> Callable[[], object]:
     """A function that makes `STEPS` updates, as `bertjax train` does."""
     import jax
 
+    from bertjax.steps.step_functions import Programs
     from bertjax.tasks import registry
-    from bertjax.training.programs import Programs
 
     config = configuration(model, length, rows)
     programs = Programs(config, registry.objective(config), our_devices())

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
+from bertjax.checkpointing.checkpointer import Checkpoints
 from bertjax.mesh.sharding import make_mesh
-from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.step import TrainState
+from bertjax.steps.train_step import TrainState
 
 ARRAYS = 24
 

@@ -1,7 +1,7 @@
 """How fast a file of texts is classified, beside the pipeline of `transformers`, on the same CPU.
 
     bertjax train --workdir runs/banking --config.model.dtype=float32 --config \
-      experiments/classify.py:init=MODEL,data=banking77,train=train.csv,dev=test.csv,label=category
+      experiments/sequence_classification.py:init=MODEL,data=banking77,train=train.csv,dev=test.csv,label=category
     python -m experiments.bench.classify_speed --peer-python PYTHON --checkpoint runs/banking \
       --data banking77/test.csv
 
@@ -40,8 +40,8 @@ def texts_of(data: str, column: str) -> list[str]:
 def bertjax_work(checkpoint: str, data: str, column: str) -> Callable[[], list[str]]:
     """A function that gives the label of each text."""
     from bertjax.cli.devices import pass_over_absent_tpu
-    from bertjax.runs.predict import Predictor
-    from bertjax.tasks.contract import Input
+    from bertjax.inference.predictor import Predictor
+    from bertjax.tasks.task import Input
 
     pass_over_absent_tpu()
     predictor = Predictor(checkpoint)
@@ -120,9 +120,9 @@ def main() -> None:
         bertjax = [sys.executable, "-m", "bertjax"]
         convert = [*bertjax, "convert", "--to", "hf", args.checkpoint, str(exported)]
         subprocess.run(convert, check=True, env=environment())
+        from bertjax.checkpointing.checkpointer import find_checkpoint
+        from bertjax.config.config import read_config
         from bertjax.tasks import registry
-        from bertjax.training.checkpoint import find_checkpoint
-        from bertjax.training.config import read_config
 
         file = find_checkpoint(args.checkpoint) / "config.json"
         seq_len = read_config(file, registry.data_fields()).seq_len

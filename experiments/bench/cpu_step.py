@@ -68,10 +68,11 @@ def bertjax_step() -> Callable[[], object]:
     """A function that makes one update, as `bertjax train` does."""
     import jax
 
+    from bertjax.config.optimizer_config import OptimizerConfig
     from bertjax.model.encoder import BertConfig
     from bertjax.model.heads import Model, head_sums
-    from bertjax.training.optimizer import OptimizerConfig, make_optimizer
-    from bertjax.training.step import Sums, TrainState, init_state, make_train_step
+    from bertjax.steps.optimizer import make_optimizer
+    from bertjax.steps.train_step import Sums, TrainState, init_state, make_train_step
 
     model: Any = Model(BertConfig(PIECES, LAYERS, HIDDEN, HEADS), ("mlm", "nsp"))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=RATE))

@@ -32,7 +32,7 @@ BATCH = 32
 
 def bertjax_work(model: str, lines: list[str], output: pathlib.Path) -> Callable[[], object]:
     from bertjax.cli.devices import pass_over_absent_tpu
-    from bertjax.runs.features import Features, recipe_of
+    from bertjax.inference.feature_extraction import Features, recipe_of
 
     pass_over_absent_tpu()
     features = Features(*recipe_of(model))

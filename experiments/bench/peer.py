@@ -5,19 +5,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertjax.training.config import Config
+    from bertjax.config.config import Config
 
 Window = list[float]  # of a run: its last step, its mean loss, and examples/s
 
 
 def recipe_of(config: "Config") -> dict[str, Any]:
     """What a peer must know of a resolved run, for JSON: seed, dropout, optimizer and all rates."""
+    from bertjax.steps.schedules import learning_rate_schedule
+
     optimizer = config.optimizer_config()
     if optimizer.name != "adamw" or optimizer.layer_decay < 1 or optimizer.frozen_layers:
         sys.exit("the peer has but AdamW, with one rate for all layers: leave out what differs.")
     if config.reinit_layers:
         sys.exit("the peer begins with all layers of init: leave reinit_layers out.")
-    schedule = optimizer.rates()
+    schedule = learning_rate_schedule(optimizer)
     return dataclasses.asdict(optimizer) | {
         "seed": config.seed,
         "batch_size": config.batch_size,

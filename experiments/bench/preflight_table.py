@@ -18,10 +18,10 @@ import os
 import pathlib
 from typing import Any
 
+from bertjax.config.config import load_config
 from bertjax.preflight.judge import preflight
 from bertjax.preflight.topology import GIB, Topology
 from bertjax.tasks import registry
-from bertjax.training.config import load_config
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "pretrain.py"
 MODELS = ("base", "large")

@@ -31,10 +31,10 @@ def write_random(size: str, vocab: str, directory: pathlib.Path) -> None:
     import numpy as np
     from etils import epath
 
+    from bertjax.config.config import load_config
     from bertjax.formats import huggingface
     from bertjax.formats.tensors import Model
     from bertjax.tasks import registry
-    from bertjax.training.config import load_config
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(vocab)
@@ -68,7 +68,7 @@ def one_text(model: bertjax.Model) -> Iterator[str]:
 
 
 def many_texts(model: bertjax.Model, lines: Sequence[str], rounds: int) -> Iterator[str]:
-    from bertjax.runs.predict import Predictor
+    from bertjax.inference.predictor import Predictor
 
     opened = Predictor(model.path)
     contestants: dict[str, Callable[[], list]] = {

@@ -36,7 +36,7 @@ from experiments.bench.peer import Window, recipe_of
 from experiments.bench.turns import Cost, cost_of
 
 if TYPE_CHECKING:
-    from bertjax.training.config import Config
+    from bertjax.config.config import Config
 
 OURS = "bertjax"
 ONCE = ["--config.eval_every=100%", "--config.checkpoint_every=100%"]
@@ -45,9 +45,9 @@ FASTER = ("examples/s", "minutes", "processor minutes")
 
 def load(spec: str, rest: Sequence[str]) -> "Config":
     from bertjax.cli.configuration import parse_overrides
+    from bertjax.config.config import load_config
     from bertjax.formats.opening import find_model
     from bertjax.tasks import registry
-    from bertjax.training.config import load_config
 
     return load_config(spec, parse_overrides(rest), registry.data_fields(), find_model)
 

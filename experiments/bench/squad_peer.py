@@ -126,10 +126,10 @@ def train_theirs(
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
     from bertjax.cli.configuration import parse_overrides
+    from bertjax.config.config import load_config
     from bertjax.formats.opening import find_model
-    from bertjax.runs import inspection
+    from bertjax.inference import inspection
     from bertjax.tasks import registry
-    from bertjax.training.config import load_config
 
     config = load_config(spec, parse_overrides(rest), registry.data_fields(), find_model)
     task = registry.find(config.task)(config)

@@ -100,11 +100,11 @@ def slow_features(init: str, data: str) -> Callable[[], object]:
 def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
+    from bertjax.config.config import load_config
     from bertjax.formats.opening import find_model
-    from bertjax.runs.evaluate import make_evaluator
+    from bertjax.steps.step_functions import Programs
     from bertjax.tasks import registry
-    from bertjax.training.config import load_config
-    from bertjax.training.programs import Programs
+    from bertjax.training.evaluator import make_evaluator
 
     spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"
     overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH["bertjax"])}
@@ -218,7 +218,7 @@ def main() -> None:
         work = ["--init", args.init, "--data", str(path)]
         compare("evaluation", EVALUATION, args, work, args.questions, args.rounds)
 
-    from bertjax.tasks.reading.answers import decode
+    from bertjax.tasks.question_answering.decoding import decode
 
     draw = np.random.default_rng(0)
     logits = [draw.normal(size=(length, 2)).astype(np.float32) for length in windows.lengths]

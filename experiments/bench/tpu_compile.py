@@ -27,10 +27,10 @@ LAYERS, HIDDEN, HEADS, PIECES = 24, 1024, 16, 30522
 
 def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     """Cycles and bytes a chip of our step."""
+    from bertjax.config.config import load_config
     from bertjax.preflight.judge import preflight
     from bertjax.preflight.topology import Topology
     from bertjax.tasks import registry
-    from bertjax.training.config import load_config
 
     recipe = pathlib.Path(__file__).parents[1] / "pretrain.py"
     target = Topology(topology)

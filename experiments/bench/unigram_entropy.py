@@ -11,8 +11,8 @@ import argparse
 import numpy as np
 
 from bertjax.cli.configuration import parse_overrides
+from bertjax.config.config import load_config
 from bertjax.tasks import registry
-from bertjax.training.config import load_config
 
 
 def main() -> None:

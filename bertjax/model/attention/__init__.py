@@ -1,1 +1,1 @@
-"""Attention within packed rows: one contract, and the ways that suit devices."""
+"""Attention implementations, one file per backend."""

@@ -34,7 +34,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """As `bertjax.model.attention.choice.attention`, where `why_not` has no reason."""
+    """As `bertjax.model.attention.dispatch.attention`, where `why_not` has no reason."""
     limit, seeds = limit_and_seeds(dropout_rate, dropout_key)
     by_row = functools.partial(_attention, _Row(query.shape[-1], limit, causal))
     return over_rows_and_heads(by_row, seeds, pack_ids, (query, key, value))

@@ -58,7 +58,7 @@ def attention(
     dropout_key: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """As `bertjax.model.attention.choice.attention`, where `why_not` has no reason.
+    """As `bertjax.model.attention.dispatch.attention`, where `why_not` has no reason.
 
     `interpret` runs the kernels on any device, slowly, and without a mesh too.
     """

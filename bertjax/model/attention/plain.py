@@ -29,7 +29,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """See `bertjax.model.attention.choice`, which chooses it where nothing better serves."""
+    """See `bertjax.model.attention.dispatch`, which chooses it where nothing better serves."""
     # Keys before queries, as the kernel has them, so that dropout falls on the same places.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     scores = _scores(key, query * query.shape[-1] ** -0.5)

@@ -1,0 +1,1 @@
+"""Orbax checkpoints with digests, retention and best-by-metric."""

@@ -1,0 +1,1 @@
+"""Typed configuration, configuration files, durations."""

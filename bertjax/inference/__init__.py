@@ -1,0 +1,1 @@
+"""Load a model; predict, embed, convert and export."""

@@ -1,1 +1,0 @@
-"""How a page of HTML is written that needs nothing else: its frame and its charts."""

@@ -1,1 +1,0 @@
-"""What a command does: training, evaluation, prediction, conversion; workdirs and metrics."""

@@ -1,0 +1,1 @@
+"""Train and eval steps, compiled step functions, optimizers and schedules."""

@@ -1,0 +1,183 @@
+"""Span prediction: SQuAD 1.1 and 2.0, and what has their layout (paper, sections 4.2 and 4.3)."""
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from etils import epath
+
+from bertjax.config.config import Config
+from bertjax.formats.tensors import Model
+from bertjax.tasks import finetuning
+from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_files, tokenizer_of
+from bertjax.tasks.question_answering import report
+from bertjax.tasks.question_answering.evaluation import Reading, inputs_of, question_of, windows_of
+from bertjax.tasks.task import HostBatch, Input, Opened, check_types
+from data_pipelines.errors import InputError
+from data_pipelines.fields import Field, field
+from data_pipelines.finetuning.packed_examples import Shape, Target
+from data_pipelines.finetuning.squad import Questions, read_squad, read_tfds
+from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, span_target
+from data_pipelines.text.sources import TFDS
+from data_pipelines.vocabulary.coverage import warn_of_loss
+
+_log = logging.getLogger("bertjax")
+
+WINDOWS = 8  # to a row, at the most
+FILES = {
+    1: {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
+    2: {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
+}
+_SEQ_LEN = 384  # of the paper's; strides of 128, questions of 64
+
+
+class Objective(finetuning.Objective):
+    """The encoder with the span head."""
+
+    heads = ("span",)
+    outputs = ("span_logits",)
+
+    def __init__(self, config: Config, multiple: int = 1) -> None:
+        super().__init__(config, multiple)
+        check_types(config, "question and passage")
+        self.version = int(config.data["version"])
+        if self.version not in FILES:
+            raise InputError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
+
+    @property
+    def options(self) -> WindowOptions:
+        """How passages are cut; raises InputError where that cannot be."""
+        data = self.config.data
+        return WindowOptions(self.config.seq_len, data["stride"], data["max_query"])
+
+    @property
+    def row(self) -> Shape:
+        return Shape(self.config.seq_len, WINDOWS if self.config.packing else 1)
+
+    def targets(self) -> Mapping[str, Target]:
+        return span_target(np.zeros((0, 2), np.int32))
+
+
+class Task(finetuning.Task):
+    """Questions on passages that have their answers, or with version 2 may have."""
+
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS | {
+        "version": field(1, "1 for SQuAD 1.1; 2 for 2.0, where questions may have no answer"),
+        "stride": field(128, "pieces of a passage from the start of a window to that of the next"),
+        "max_query": field(64, "the most pieces of a question; longer ones are cut at their end"),
+    }
+    headline = ("exact", "f1")
+    ability = "answers questions on passages"
+    together = 512
+    objective: Objective
+
+    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+        super().__init__(config, hosts, host, Objective)
+        self.tokenizer = tokenizer_of(config)
+        options, row = self.objective.options, self.objective.row
+        found = read_sets(config, "dev")
+        warn_of_loss(self.tokenizer, {name: data.passages for name, data in found})
+        self._sets = [
+            Reading(name, data, self.tokenizer, options, row, self.objective.eval_rows, hosts, host)
+            for name, data in found
+        ]
+
+    @functools.cached_property
+    def examples(self) -> Windows:
+        ((name, data),) = read_sets(self.config, "train")
+        warn_of_loss(self.tokenizer, {name: data.passages})
+        passages = Passages(self.tokenizer)
+        return windows_of(name, data, self.tokenizer, self.objective.options, passages)
+
+    def evaluation_sets(self) -> Sequence[Reading]:
+        return self._sets
+
+    def show(self, batch: HostBatch, row: int) -> str:
+        """A window a line, its answer in brackets."""
+        lines = []
+        for slot in np.flatnonzero(batch["span_weights"][row]):
+            ids = batch["token_ids"][row]
+            own = np.flatnonzero(batch["pack_ids"][row] == slot + 1)
+            start, end = batch["span_targets"][row, slot]
+            parts = [ids[own[0] : start], ids[start : end + 1], ids[end + 1 : own[-1] + 1]]
+            before, answer, after = (self.tokenizer.decode(part.tolist()) for part in parts)
+            lines.append(f"{before} >>{answer}<< {after}".strip())
+        return "\n".join(lines)
+
+    @staticmethod
+    def of_model(model: Model) -> Mapping[str, Any] | None:
+        if "span" not in model.params:
+            return None
+        seq_len = min(_SEQ_LEN, model.config.max_positions)
+        return {"seq_len": seq_len, "data": {"stride": seq_len // 3, "max_query": seq_len // 6}}
+
+    inputs = staticmethod(inputs_of)
+
+    @staticmethod
+    def example(config: Config) -> str:
+        return "--question 'Where is Oslo?' --context 'Oslo lies in Norway.'"
+
+    @staticmethod
+    def predict(
+        opened: Opened, inputs: Sequence[Input], everything: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Answers objects with "question" and "context" with text, score and place."""
+        objective = Objective(opened.config)
+        threshold = _threshold(opened) if objective.version == 2 else None
+        data = Questions([question_of(each) for each in inputs], 1)
+        reading = Reading("input", data, opened.tokenizer, objective.options, objective.row)
+        logits = [found["span_logits"] for found in opened.run(reading.batches())]
+        for prediction in reading.predictions(logits):
+            answer = prediction.answer(threshold)
+            odds = {} if threshold is None else {"null_odds": round(prediction.null_odds, 4)}
+            yield {
+                "id": prediction.question.id,
+                "text": answer.text,
+                "start": answer.start,
+                "end": answer.end,
+                "score": round(answer.score, 4),
+            } | odds
+
+    @staticmethod
+    def report(name: str, config: Config, directory: epath.Path) -> str:
+        return report.render(name, directory, read_sets(config, "dev"))
+
+
+def _threshold(opened: Opened) -> float:
+    if "threshold" not in opened.calibration:
+        _log.warning(
+            "%s keeps no threshold, as it was not evaluated on one data set when it was saved: "
+            "where no answer scores best, none is given.",
+            opened.path,
+        )
+    return opened.calibration.get("threshold", 0.0)
+
+
+def read_sets(config: Config, split: str) -> list[tuple[str, Questions]]:
+    """Name and questions of each data set of a split; several are for evaluation alone."""
+    data = config.data
+    if data["dir"].startswith(TFDS):
+        found = read_tfds(data["dir"], data[split] or TFDS_SPLITS[split])
+        return [(split, _checked(config, split, data["dir"], found))]
+    return [
+        (name, _checked(config, split, path, read_squad(path)))
+        for name, path in find_files(config, split, FILES[data["version"]][split])
+    ]
+
+
+def _checked(config: Config, split: str, path: epath.PathLike, found: Questions) -> Questions:
+    if found.version != config.data["version"]:
+        has = "has" if found.version == 2 else "has no"
+        raise InputError(
+            f"{path} {has} questions that cannot be answered and "
+            f"data.version={config.data['version']}: set version={found.version}."
+        )
+    bare = [question.id for question in found.questions if not question.answers]
+    if split == "dev" and found.version == 1 and bare:
+        raise InputError(
+            f"{path} has {len(bare)} questions without a gold answer, {bare[0]!r} first, so it "
+            "cannot be scored: leave them out; `bertjax predict` answers them."
+        )
+    return found

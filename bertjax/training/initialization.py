@@ -1,0 +1,249 @@
+"""What a command begins with: the parameters of a run, or of a published model."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax.checkpointing.checkpointer import FILES, find_checkpoint
+from bertjax.checkpointing.parameters import check_params, load_params, saved_params
+from bertjax.config.config import MODEL_FIELDS, Config, read_config, read_model_config
+from bertjax.formats.opening import find_format, read_labels, read_model
+from bertjax.formats.tensors import Model
+from bertjax.mesh import hosts
+from bertjax.mesh.sharding import named_leaves, sharded_shapes
+from bertjax.model.encoder import BETWEEN, BertConfig
+from bertjax.model.heads import HEADS
+from bertjax.tasks import registry
+from bertjax.workdir.run_record import read_calibration
+from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
+
+RECORD_FILE = "init.json"  # of a workdir: what its run began with
+_log = logging.getLogger("bertjax")
+
+# What no array shows, and what would change what the same arrays compute.
+_COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
+_PAST = ("num_labels", "init_std", "initialization")  # of no matter to parameters that are there
+_UNPUBLISHED = ("dtype", "scan_layers", "remat")  # what no published model says of itself
+
+
+def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
+    """Refuses to compute the arrays at `path` otherwise than the model that they were saved of.
+
+    Raises:
+      InputError: naming what differs.
+    """
+    for name in _COMPUTED:
+        theirs, ours = getattr(saved, name), getattr(model, name)
+        if theirs != ours:
+            raise InputError(
+                f"{path} was made with {name}={theirs!r} and this configuration has "
+                f"{ours!r}: set model.{name}={theirs!r}."
+            )
+
+
+class Start:
+    """The parameters of a model, ours or published, and what opens it.
+
+    Args:
+      path: a workdir or checkpoint of ours, or a directory of Hugging Face or TF1.
+      step: of a workdir the checkpoint of this step and no newer one.
+
+    Attributes:
+      path: where they lie.
+      model: the shape of the encoder, and how it was computed.
+      tokenizer: None where a published model came without a vocabulary.
+      labels: names of the outputs of its classifier; empty without one.
+      calibration: what was calibrated when it was saved; empty where nothing was.
+
+    Raises:
+      InputError: there is no such model; see `bertjax.formats.opening.read_model`.
+    """
+
+    def __init__(self, path: epath.PathLike, step: int | None = None) -> None:
+        style = find_format(path)
+        self._published: Model | None = None
+        self._held: Any = None
+        self.calibration: Mapping[str, float] = {}
+        self.tokenizer: Tokenizer | None
+        if style == "bertjax":
+            self.path = find_checkpoint(path, step)
+            self.model = read_model_config(self.path / "config.json")
+            self.tokenizer, self.labels = load_tokenizer(self.path), read_labels(self.path)
+            self.calibration = read_calibration(self.path)
+            self._shapes = saved_params(self.path)
+        else:
+            self.path = epath.Path(path)
+            self._published = found = read_model(path, style)
+            self.model, self.tokenizer, self.labels = found.config, found.tokenizer, found.labels
+            self._shapes = found.params
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hex digest that changes with the parameters."""
+        if self._published is None:
+            return hashlib.sha256((self.path / FILES).read_bytes()).hexdigest()
+        return _digest(self._published.params)
+
+    def config(self) -> Config:
+        """Of the run that made it; of a published model one that could have.
+
+        Raises:
+          InputError: no task has its heads.
+        """
+        if self._published is None:
+            return read_config(self.path / "config.json", registry.data_fields())
+        return registry.config_of(self._published)
+
+    def made_by(self) -> Config | None:
+        """The configuration of the run that made it; None of a published model."""
+        return self.config() if self._published is None else None
+
+    def record(self) -> dict[str, Any]:
+        """What a workdir writes down of it: path, step (None for a published model), digest."""
+        name = self.path.name
+        step = int(name) if name.isdigit() and self._published is None else None
+        return {"path": str(self.path), "step": step, "digest": self.digest}
+
+    def check(self, model: BertConfig, shapes: Any, labels: Sequence[str]) -> None:
+        """Refuses to begin a model of another kind, or with parameters of other shapes.
+
+        Says which fields differ that may: those are the configuration's, never the start's. A
+        head of other labels than these is left out. To learn to fill masks a model may begin as
+        one that reads left to right.
+
+        Raises:
+          InputError: naming what differs.
+        """
+        begun = self.model
+        if begun.causal and not model.causal and "mlm" in shapes:
+            _log.info("%s reads left to right: from here on it sees both sides.", self.path)
+            begun = dataclasses.replace(begun, causal=False)
+        check_model(self.path, begun, model)
+        if any(getattr(self.model, name) != getattr(model, name) for name in BETWEEN):
+            # Heads that read something else are other heads.
+            self._shapes = {"encoder": self._shapes["encoder"]}
+        if tuple(labels) != self.labels:
+            self._shapes = {
+                name: part
+                for name, part in self._shapes.items()
+                if name not in HEADS or not HEADS[name].labelled
+            }
+        check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)
+        unknown = () if self._published is None else _UNPUBLISHED
+        said = [
+            f"{name}={ours!r} here, {theirs!r} where {self.path} was made"
+            for name, theirs in dataclasses.asdict(self.model).items()
+            if name not in (*MODEL_FIELDS, *_PAST) and name not in unknown
+            if (ours := getattr(model, name)) != theirs
+        ]
+        if said:
+            _log.info("%s.", "; ".join(said))
+
+    def check_whole(self, model: BertConfig, params: Any) -> None:
+        """Refuses to stand for a model of another kind, or with parameters that it lacks.
+
+        Args:
+          params: a tree of arrays or shapes.
+        Raises:
+          InputError: naming what differs.
+        """
+        check_model(self.path, self.model, model)
+        for name in params:
+            if name in HEADS and name not in self._shapes:
+                raise InputError(
+                    f"{self.path} has no {HEADS[name].part}, only {', '.join(self._shapes)}: train "
+                    "it with init, or take vectors with `bertjax features`."
+                )
+        check_params(self.path, params, self._shapes)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the model is of: "encoder" and the names of heads."""
+        return tuple(self._shapes)
+
+    def hold(self, mesh: Mesh) -> Any:
+        """All parameters, on the devices of a mesh; from now on `load` gives these very arrays."""
+        self._held = self._shapes = self.load(sharded_shapes(mesh, self._shapes))
+        if self._published is not None:  # whose own would stay in memory
+            self._published = dataclasses.replace(self._published, params=self._held)
+        return self._held
+
+    def load(self, targets: Any) -> Any:
+        """Those of a tree of `jax.ShapeDtypeStruct` with shardings, all of which it has."""
+        if self._held is not None:
+            return {part: self._held[part] for part in targets}
+        if self._published is None:
+            return load_params(self.path, targets)
+        arrays = {part: self._published.params[part] for part in targets}
+        return jax.tree.map(_place, targets, arrays)
+
+    def given(self, shapes: Any, reinit_layers: int = 0) -> Any:
+        """What is begun with of a tree of `jax.ShapeDtypeStruct` with shardings; says so.
+
+        Args:
+          reinit_layers: highest layers that are to stay random, and with them the pooler.
+        """
+        kept = [part for part in self._kept(shapes) if part != "pooler" or not reinit_layers]
+        found = self.load({part: shapes[part] for part in kept})
+        new = [part for part in shapes if part not in kept]
+        if reinit_layers:
+            layers = self.model.num_layers
+            new.insert(0, f"layers above {layers - reinit_layers} of {layers}")
+        _log.info(
+            "beginning with the parameters of %s (%s)%s.",
+            self.path,
+            ", ".join(kept),
+            f"; random: {', '.join(new)}" if new else "",
+        )
+        return found
+
+    def _kept(self, tree: Any) -> list[str]:
+        return [part for part in tree if part in self._shapes or part == "encoder"]
+
+
+def begin(path: epath.PathLike, workdir: epath.Path) -> Start:
+    """What a run in a workdir begins with: the very thing that it began with before, if it did.
+
+    Raises:
+      InputError: there is no such model, or it is no longer what it was.
+    """
+    record = workdir / RECORD_FILE
+    if not record.exists():
+        return Start(path)
+    before = json.loads(record.read_text())
+    start = Start(path, before["step"])
+    if start.digest != before["digest"]:
+        raise InputError(
+            f"init={path} is not what the run in {workdir} began with (its digest is "
+            f"{start.digest[:12]}, and was {before['digest'][:12]}): use another --workdir."
+        )
+    return start
+
+
+def write_record(start: Start, workdir: epath.Path) -> None:
+    """Notes what a run begins with, beside its configuration."""
+    if hosts.is_first() and not (workdir / RECORD_FILE).exists():
+        (workdir / RECORD_FILE).write_text(json.dumps(start.record(), indent=1))
+
+
+def _place(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
+    """Each host gives its devices their pieces."""
+    return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])
+
+
+def _digest(params: Any) -> str:
+    digest = hashlib.sha256()
+    for name, array in named_leaves(params):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

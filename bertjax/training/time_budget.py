@@ -1,0 +1,110 @@
+"""A run that ends by the clock: how far it is at each step, and which step is its last.
+
+A program cannot look at a clock, and hosts must not disagree. So the first host makes plans: from
+some step on the run is at some tick of `TICKS`, and each step takes so many. A new plan is made
+when metrics are logged and enough time has passed. Plans are kept in WORKDIR/budget.json before
+they are followed, and a run that goes on from a checkpoint follows them as far as they go: what was
+trained by them is trained again to the same bytes.
+
+Until the first plan is made, at the second look, the run stays at tick 0; it begins with the part
+of the time that has passed by then. What counts is the time in the train loop, evaluations and
+saving with it, and neither what is compiled before it nor what passes while a run is stopped.
+"""
+
+import json
+import logging
+import time
+
+from etils import epath
+
+from bertjax.config.durations import TICKS
+from bertjax.mesh import hosts
+from bertjax.steps.schedules import Plan
+from data_pipelines.errors import InputError
+
+FILE = "budget.json"
+_PLANS = 200  # in the whole time, at most, but for the first ones
+_ENOUGH = 8  # steps that tell how long one takes; a plan from fewer is soon replaced
+
+_log = logging.getLogger("bertjax")
+
+
+class Budget:
+    """The plans of a run.
+
+    Args:
+      seconds: of the whole run.
+    Raises:
+      InputError: the file in the workdir is not what a run wrote.
+    """
+
+    def __init__(self, workdir: epath.Path, seconds: float) -> None:
+        self._path, self._seconds = workdir / FILE, seconds
+        self._plans = _read(self._path) or [Plan(0, 0.0, 0.0)]
+        self._known = self._plans[-1].step  # by the run that this one goes on from
+        self._from = _ENOUGH  # steps that the last plan was made from
+
+    def begin(self, step: int) -> None:
+        """Starts the clock, at what the plans say of the time after `step` updates."""
+        passed = self.share(step) * self._seconds
+        self._began = time.monotonic() - passed
+        self._seen = step, passed  # when the clock was read last for a plan
+        self._looked = False
+
+    def plan(self, step: int) -> Plan:
+        """The one that holds for the update that comes after `step` updates."""
+        return next(plan for plan in reversed(self._plans) if plan.step <= step)
+
+    def share(self, step: int) -> float:
+        """Of the time, after `step` updates."""
+        return min(1.0, float(self.plan(step).at(step)) / TICKS)
+
+    def is_over(self, step: int) -> bool:
+        """Whether the run ends after `step` updates."""
+        plan = self.plan(max(step - 1, 0))
+        return bool(plan.pace) and step >= plan.step + max(
+            1, round((TICKS - plan.tick) / plan.pace)
+        )
+
+    def look(self, step: int) -> None:
+        """Makes a new plan for what comes after `step` updates, if it is time; on all hosts."""
+        if step <= self._known:
+            self.begin(step)
+        if step <= max(self._plans[-1].step, self._seen[0]):
+            return
+        passed = time.monotonic() - self._began
+        (hundredths,) = hosts.from_first(lambda: [int(100 * passed)], 1)
+        now, before, (since, then) = hundredths / 100, self.plan(step), self._seen
+        if not before.pace and not self._looked:  # the first step is like no other
+            self._seen, self._looked = (step, now), True
+            return
+        if before.pace and self._from >= _ENOUGH and now - then < self._seconds / _PLANS:
+            return
+        each = max(now - then, 0.01) / (step - since)  # seconds of a step
+        steps = max(self._seconds - now, each) / each
+        # The tick goes on from where it is, so that no rate leaps; the pace makes up for it.
+        tick = float(before.at(step) if before.pace else min(now / self._seconds, 1.0) * TICKS)
+        if not before.pace and now >= self._seconds and hosts.is_first():
+            _log.warning(
+                "the time of the run, %g s, was over after %d steps, before it had a rate to learn "
+                "at: give it more.",
+                self._seconds,
+                step,
+            )
+        self._plans.append(Plan(step, tick, max(TICKS - tick, 1.0) / steps))
+        self._seen, self._from = (step, now), step - since
+        if hosts.is_first():
+            partial = self._path.with_name(f"{FILE}.partial")
+            partial.write_text(json.dumps(self._plans))
+            partial.replace(self._path)
+
+
+def _read(path: epath.Path) -> list[Plan]:
+    if not path.exists():
+        return []
+    try:
+        return [Plan(int(s), float(t), float(p)) for s, t, p in json.loads(path.read_text())]
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{path} is not what a run wrote ({error}): begin with another --workdir."
+        ) from error

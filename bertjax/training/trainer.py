@@ -1,0 +1,389 @@
+"""The one train loop, for pre-training and every task.
+
+Run again with the same arguments, it goes on from the last finished checkpoint, and gives to the
+last bit what it would have given without the interruption.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from etils import epath
+
+from bertjax.checkpointing.checkpointer import Checkpoints, find_finished, has_checkpoint
+from bertjax.config.config import Config
+from bertjax.errors import DIVERGED, RESTART, RunError
+from bertjax.mesh import hosts
+from bertjax.mesh.feed import Feed
+from bertjax.mesh.signals import stop_signals
+from bertjax.steps.histograms import histograms
+from bertjax.steps.schedules import Plan
+from bertjax.steps.step_functions import Programs
+from bertjax.steps.train_step import Sums, TrainState, means
+from bertjax.tasks import registry
+from bertjax.tasks.task import Evaluation, HostBatch, Task
+from bertjax.training import run_summary
+from bertjax.training.cadence import Cadence
+from bertjax.training.evaluator import check_tokenizer, make_evaluator
+from bertjax.training.initialization import Start, begin, write_record
+from bertjax.training.memory_budget import Need
+from bertjax.training.metric_writers import Metrics, Tell, Writers
+from bertjax.training.throughput import Meter, Profiler
+from bertjax.training.time_budget import Budget
+from bertjax.workdir.lock import Lease
+from bertjax.workdir.run_record import write_description
+from bertjax.workdir.workdir import check_workdir, claim_workdir
+from data_pipelines.errors import InputError
+
+_log = logging.getLogger("bertjax")
+
+_SOON = {1, 11}  # steps of a process that are shown where metrics are logged more seldom
+_SHOW_SECONDS = 60.0  # after which one is shown all the same, where hosts need not agree on it
+
+
+class Diverged(RunError):
+    """The loss or the gradient is no longer a finite number."""
+
+    status = DIVERGED
+
+
+class Stopped(RunError):
+    """A stop signal arrived; the state was saved."""
+
+    status = RESTART
+
+
+class Run:
+    """Training in a workdir: all that can be refused is refused here, before anything compiles.
+
+    Args:
+      on_metrics: called with each line that metrics.jsonl gets, where that is written; what it
+        raises ends the run as a fault of ours would.
+
+    Class attributes:
+      runs: how many are trained at once.
+
+    Raises:
+      InputError: the configuration, the data, `init` or the workdir do not
+        fit; nothing was changed.
+    """
+
+    runs = 1
+
+    def __init__(
+        self, config: Config, workdir: epath.PathLike, on_metrics: Tell | None = None
+    ) -> None:
+        self.workdir, self._on_metrics = epath.Path(workdir), on_metrics
+        begun = has_checkpoint(self.workdir)
+        # What a run began with may be gone once it has a checkpoint, which has all that it gave.
+        source = dataclasses.replace(config, init=str(self.workdir)) if begun else config
+        self.task = self._open(source)
+        config = dataclasses.replace(self.task.config, init=config.init)
+        self.config = config = config.resolve(self.task.examples_per_epoch)
+        self.steps = config.total_steps
+        self.programs = self._plan()
+        self.programs.check_rows(train=True)
+        self._need = Need(config, self.task.objective, self.programs, self.runs)
+        self._need.check_state()
+        if config.keep_best and not self.task.evaluation_sets():
+            raise InputError(
+                f"keep_best={config.keep_best!r} needs evaluations and {config.data['dir']} has no "
+                "held-out data: leave it out, or prepare the data with --held-out."
+            )
+        self._start: Start | None = None
+        if config.init and not begun:
+            self._start = begin(config.init, self._origin())
+            check_tokenizer(self.task, self._start.tokenizer, self._start.path)
+            self._start.check(config.model, self.programs.given, self.task.labels)
+        check_workdir(self.workdir, config, self.task)
+        milestones = config.seconds("keep_every")
+        self.checkpoints = Checkpoints(
+            self.workdir / "checkpoints",
+            config.keep,
+            int(config.keep_every) if milestones is None else milestones,
+            config.keep_best,
+            float if milestones is None else self._seconds,
+        )
+
+    def _origin(self) -> epath.Path:
+        """Where it is noted what this run began with."""
+        return self.workdir
+
+    def _open(self, config: Config) -> Task:
+        """The task with its data, of which this host has its share."""
+        return registry.find(config.task)(config, jax.process_count(), jax.process_index())
+
+    def _plan(self) -> Programs:
+        """What is to be compiled, once the number of steps is known."""
+        self.task.prepare(self.steps)
+        return Programs(self.config, self.task.objective)
+
+    def train(self) -> None:
+        """Trains from the newest checkpoint in the workdir, or step 0, to the last step.
+
+        Raises:
+          InputError: another run is at work in the workdir, or a step does not fit the devices.
+          CheckpointError: a checkpoint could not be written or read.
+          Diverged: the loss is not finite; the last good checkpoint is intact.
+          OutOfMemory: the devices had less room than they told, or do not tell.
+          Stopped: SIGTERM or SIGINT arrived; the state was saved.
+        """
+        try:
+            with Lease(self.workdir) as lease:
+                claim_workdir(self.workdir, self.config, self.task)
+                if self._start:
+                    write_record(self._start, self._origin())
+                if hosts.is_first():
+                    self.checkpoints.clear()
+                self._train(lease)
+        except jax.errors.JaxRuntimeError as error:
+            if (short := self._need.explain(error)) is None:
+                raise
+            raise short from error
+
+    def _train(self, lease: Lease) -> None:
+        if not self.programs.is_compiled:  # of a wave of runs like the one before
+            self._tell(self._opening)
+        state = self._first_state()
+        first = int(state.step)
+        seconds = self.config.budget
+        self._budget = Budget(self.workdir, seconds) if seconds is not None else None
+        if first and self._is_last(first):
+            _log.info("%s is trained to its last step, %d.", self.workdir, first)
+            self._end()
+            return
+        with (
+            Writers(
+                self.workdir,
+                self.steps,
+                start_step=first,
+                active=hosts.is_first(),
+                tell=self._on_metrics,
+            ) as writers,
+            contextlib.closing(Feed(self._batches(first), self.programs.rows)) as feed,
+            Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
+            contextlib.closing(self.checkpoints),
+        ):
+            self._loop(state, writers, feed, profiler, lease)
+        self._end()
+
+    def _first_state(self) -> TrainState:
+        state = self.checkpoints.restore(self.programs.state)
+        if state is not None:
+            _log.info("going on from step %d in %s.", int(state.step), self.workdir)
+            return state
+        start, self._start = self._start, None  # whose arrays would stay in memory
+        layers = self.config.reinit_layers
+        return self.programs.init(start.given(self.programs.given, layers) if start else None)
+
+    def _loop(
+        self, state: TrainState, writers: Writers, feed: Feed, profiler: Profiler, lease: Lease
+    ) -> None:
+        """Runs every step that is left; logs, evaluates and saves when each is due."""
+        config, first = self.config, int(state.step)
+        growth, budget = config.growth, self._budget
+        train_step = self._compiled(first)
+        constants = fixed = self.programs.constants()
+        evaluate = self._evaluator()
+        self._need.check_evaluation()
+        hosts.wait_for_all("compiled")  # each at its own pace
+        meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
+        saving, evaluating = (Cadence(config, f"{name}_every") for name in ("checkpoint", "eval"))
+        # The clock is read after the second one, too, for a first plan.
+        soon = _SOON | ({2} if budget else set())
+        soon = {count for count in soon if count < int(config.log_every)}
+        plan: Plan | None = None
+        if budget:
+            budget.begin(first)
+        pending: tuple[int, Sums, bool] | None = None
+        before: Sums = {}
+        shown, alone = time.monotonic(), jax.process_count() == 1
+
+        def log_pending(done: int) -> None:
+            nonlocal pending, shown
+            if pending is not None:
+                step, window, kept = pending
+                pending, shown = None, time.monotonic()
+                values = self._means(window)
+                rates = meter.read(step, values)
+                values |= self._progress(step)
+                if kept:
+                    self._write(writers, step, "train", values | rates)
+                    self._check_finite(step, values)
+                else:
+                    writers.show(step, "train", values | (rates if step > first + 1 else {}))
+                if budget:
+                    budget.look(done)
+
+        with stop_signals() as stop:
+            for step, batch in enumerate(feed, first + 1):
+                lease.check()
+                self._tell_saved(writers)
+                profiler.before(step - 1, state)
+                if growth.size(step - 1) != growth.size(max(step - 2, first)):
+                    with meter.pause(periodic=False):
+                        train_step = self._train_step(step - 1)
+                if budget and plan != budget.plan(step - 1):
+                    plan = budget.plan(step - 1)
+                    constants = self.programs.planned(fixed, plan)
+                state, window = train_step(state, batch, constants)
+                profiler.after(step, state)
+                feed.working = window
+                log_pending(step)  # the devices are at work on the new step meanwhile
+                # More steps ahead would keep them no busier, and a stop signal waiting.
+                jax.block_until_ready(before)
+                before = window
+                last, stopping = self._is_last(step), stop(step)
+                logged = last or step % int(config.log_every) == 0
+                late = alone and time.monotonic() - shown > _SHOW_SECONDS
+                if logged or late or step - first in soon:
+                    pending = (step, window, logged)
+                evaluates = evaluating.due(step) or last
+                saves = saving.due(step) or last or stopping
+                if not (evaluates or saves):
+                    continue
+                log_pending(step)
+                # Waits for the steps that the devices are still at, whose time counts.
+                self._check_finite(step, self._means(window))
+                with meter.pause():
+                    found = evaluate([state.params]) if evaluates else None
+                    if found:
+                        self._write(writers, step, "heldout", found.scores)
+                        self._picture(writers, state, found)
+                    if self._is_best(writers, state, found) or saves:
+                        self._save(writers, state, found)
+                if last:  # which batches that the clock ends know nothing of
+                    break
+                if advice := meter.advice():
+                    writers.note(advice)
+                if stopping:
+                    self.checkpoints.wait()
+                    raise Stopped(f"stopped at step {step}: run the same command to go on.")
+            self.checkpoints.wait()  # a signal that comes now must not end the last save
+        self._tell_saved(writers)
+
+    def _is_best(self, writers: Writers, state: TrainState, found: Evaluation | None) -> bool:
+        """Whether a state is to be saved for its scores.
+
+        Raises:
+          InputError: `keep_best` is none of them; the state was saved all the same.
+        """
+        try:
+            return found is not None and self.checkpoints.is_best(int(state.step), found.scores)
+        except InputError:
+            self._save(writers, state, found)
+            self.checkpoints.wait()
+            raise
+
+    def _save(self, writers: Writers, state: TrainState, found: Evaluation | None) -> None:
+        writers.flush()
+        describe = functools.partial(self._describe, int(state.step), found)
+        self.checkpoints.save(self._kept(state), describe)
+
+    def _tell(self, said: Callable[[], str]) -> None:
+        """Says it once, however many hosts there are."""
+        if hosts.is_first():
+            _log.info("%s", said())
+
+    def _opening(self) -> str:
+        step = max(self.checkpoints.steps(), default=0)
+        return run_summary.opening(
+            self.config, self.task, self.programs, self.workdir, step, self.runs
+        )
+
+    def _end(self) -> None:
+        """Says where the result is and what to do with it."""
+        self._tell(
+            lambda: run_summary.closing(self.workdir, find_finished(self.workdir), self.task)
+        )
+
+    def _tell_saved(self, writers: Writers) -> None:
+        """Says which checkpoints are new; raises CheckpointError where one has failed."""
+        for path in self.checkpoints.check():
+            writers.note(f"saved {path}")
+
+    def _compiled(self, first: int) -> jax.stages.Compiled:
+        """The program of the first step, and what there is to say of it."""
+        known = self.programs.is_compiled
+        if not known:
+            self._tell(lambda: f"attention: {self.programs.attention()}; compiling ...")
+        began = time.perf_counter()
+        program = self._train_step(first)
+        self._last_step  # noqa: B018 - what fits is known of the largest batch
+        seconds, takes = time.perf_counter() - began, self._need.check_step()
+        if not known:
+            self._tell(lambda: f"compiled in {seconds:.0f} s; a step takes {takes}.")
+        return program
+
+    def _batches(self, start: int) -> Iterable[HostBatch]:
+        """This host's rows of the batches of all steps from `start` on."""
+        return self.task.train_batches(start, self.steps)
+
+    def _train_step(self, step: int) -> jax.stages.Compiled:
+        """The program of the step after `step` others."""
+        growth = self.config.growth
+        rows = growth.size(step)
+        return self._last_step if rows == growth.sizes[-1] else self.programs.train(rows)
+
+    @functools.cached_property
+    def _last_step(self) -> jax.stages.Compiled:
+        """The program of the last step, which has the most rows."""
+        return self.programs.train()
+
+    def _seconds(self, step: int) -> float:
+        """Of a run that the clock ends, after a step."""
+        assert self._budget and self.config.budget
+        return self._budget.share(step) * self.config.budget
+
+    def _is_last(self, step: int) -> bool:
+        return self._budget.is_over(step) if self._budget else step == self.steps
+
+    def _progress(self, step: int) -> dict[str, float]:
+        """How far the run is after a step, and the rate of that step."""
+        budget, before = self._budget, step - 1
+        rate = self.programs.schedule(budget.plan(before).at(before) if budget else before)
+        epoch = self.config.growth.rows(step) / self.task.examples_per_epoch
+        share = {"budget": budget.share(step)} if budget else {}
+        return {"learning_rate": float(rate), "epoch": epoch} | share
+
+    def _means(self, window: Sums) -> dict[str, float]:
+        return means(jax.device_get(window))
+
+    def _evaluator(self) -> Callable[[list[Any]], Evaluation | None]:
+        return make_evaluator(self.task, self.programs)
+
+    def _write(self, writers: Writers, step: int, split: str, values: Metrics) -> None:
+        writers.write(step, split, values)
+
+    def _picture(self, writers: Writers, state: TrainState, found: Evaluation) -> None:
+        """Has TensorBoard show what the configuration asks for."""
+        wanted = self.config.pictures
+        spread = histograms(state.params) if "parameters" in wanted else {}
+        if wanted:
+            examples = found.examples if "examples" in wanted else ()
+            writers.picture(int(state.step), examples, spread)
+
+    def _kept(self, state: TrainState) -> TrainState:
+        """The state as a checkpoint takes it."""
+        return state
+
+    def _check_finite(self, step: int, values: dict[str, float]) -> None:
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                self.checkpoints.wait()
+                saved = self.checkpoints.steps()
+                good = f"step {saved[-1]} is the last good checkpoint" if saved else "none is saved"
+                raise Diverged(
+                    f"{name} is {values[name]} at step {step}, {good}: lower "
+                    "optimizer.learning_rate or lengthen optimizer.warmup in a new workdir."
+                )
+
+    def _describe(self, step: int, found: Evaluation | None, path: epath.Path) -> None:
+        """Writes what opens the checkpoint besides its arrays."""
+        write_description(path, self.config, self.task, step, found)

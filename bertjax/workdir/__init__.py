@@ -1,0 +1,1 @@
+"""Contents of a run directory, its lock and its record."""

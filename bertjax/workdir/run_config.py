@@ -1,0 +1,49 @@
+"""The configuration of a run, or of an evaluation, from whatever says it."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import ml_collections
+from etils import epath
+
+from bertjax.checkpointing.checkpointer import has_checkpoint
+from bertjax.config.config import Config, load_config
+from bertjax.formats.opening import find_model, own_config
+from bertjax.model.encoder import BertConfig
+from bertjax.tasks import registry
+
+Source: TypeAlias = str | Mapping[str, Any] | ml_collections.ConfigDict | Config
+
+
+def configure(
+    source: Source | None,
+    overrides: Mapping[str, Any],
+    workdir: epath.PathLike | None = None,
+    checkpoint: epath.PathLike | None = None,
+) -> Config:
+    """A configuration with some of its fields replaced.
+
+    A checkpoint to evaluate says what model it is, as what a run begins with does; that may be gone
+    once the run has a checkpoint of its own.
+
+    Args:
+      source: `NAME[:OPTIONS]` or `FILE[:OPTIONS]`, or what such a file gives; None for that of the
+        checkpoint's run.
+      overrides: dotted field name -> new value, or its text; see `load_config`.
+      workdir: of a run that may have begun.
+      checkpoint: that is to be evaluated.
+    Raises:
+      InputError: see `load_config`; or there is no such file or model.
+    """
+
+    def model_of(init: str) -> BertConfig:
+        resumed = workdir is not None and has_checkpoint(workdir)
+        return find_model(workdir if workdir is not None and resumed else init)
+
+    if checkpoint is not None:
+        overrides = {"init": repr(str(checkpoint)), **overrides}
+        source = own_config(checkpoint) if source is None else source
+    assert source is not None
+    if isinstance(source, Config | ml_collections.ConfigDict):
+        source = source.to_dict()
+    return load_config(source, overrides, registry.data_fields(), model_of)

@@ -1,0 +1,114 @@
+"""What a workdir or checkpoint says of its run, and whose workdir it is.
+
+config.json is the whole configuration, run.json the step, the data position and the data.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from bertjax.config.config import RETIRED, Config, parse_config
+from bertjax.mesh import hosts
+from bertjax.tasks import registry
+from bertjax.tasks.task import Task
+from bertjax.version import __version__
+from data_pipelines.errors import InputError
+
+WAVES = "waves"  # the directory of a sweep's runs, which has no run of its own
+
+# Fields that may differ between the runs that continue each other in one workdir.
+FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "eval_batch_size"}
+FREE |= {"keep", "keep_best", "keep_every", "log_every", "mesh.data", "mesh.fsdp", "mesh.model"}
+FREE |= {"profile", "tensorboard", "data.dir", "data.workers", "model.remat", "model.scan_layers"}
+
+
+def claim_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
+    """Makes the workdir this run's, where it is nobody's yet; see `check`."""
+    if hosts.is_first() and not (workdir / "run.json").exists():
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_run(workdir, config, task, 0)
+    hosts.wait_for_all("workdir")
+    check_workdir(workdir, config, task)
+
+
+def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
+    """Lets a run begin or go on in a workdir.
+
+    Raises:
+      InputError: it belongs to a run with another configuration or other data, or to a sweep.
+    """
+    if (workdir / WAVES).exists():
+        raise InputError(
+            f"{workdir} holds a sweep: use another --workdir, or go on with `bertjax sweep`."
+        )
+    if not (workdir / "run.json").exists():
+        return
+    try:
+        raw = json.loads((workdir / "config.json").read_text())
+        run = json.loads((workdir / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{workdir} holds no readable run ({error}): use another one.") from error
+    for name in sorted(RETIRED & _flat(raw).keys()):
+        raise InputError(
+            f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
+            "finish it with the version that began it, or use another --workdir."
+        )
+    if found := config_difference(raw, config, FREE):
+        name, before, now = found
+        raise InputError(
+            f"{workdir} holds a run with {name}={before!r} and this configuration has {now!r}: use "
+            "another --workdir, or that run's configuration."
+        )
+    if run.get("data_fingerprint") != task.data_fingerprint:
+        raise InputError(
+            f"{workdir} holds a run on another corpus than {config.data['dir']}: use another "
+            "--workdir, or that run's corpus."
+        )
+
+
+def config_difference(
+    raw: Mapping[str, Any], config: Config, free: Collection[str]
+) -> tuple[str, Any, Any] | None:
+    """The first field that a configuration does not have as one that was written down.
+
+    Args:
+      raw: the latter; fields that are newer than it have their defaults in it.
+      free: fields that may differ.
+    """
+    before, now = map(flatten_config, (parse_config(raw, registry.data_fields()), config))
+    # What a person gives comes before what follows from it, as steps do before their schedule.
+    for name in sorted(before.keys() | now.keys(), key=lambda name: ("optimizer." in name, name)):
+        if name not in free and before.get(name) != now.get(name):
+            return name, before.get(name), now.get(name)
+    return None
+
+
+def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> None:
+    """Writes config.json and run.json into a workdir or checkpoint, run.json last."""
+    (directory / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
+    run = {
+        "step": step,
+        "rows": config.growth.rows(step),  # the data position: rows read since step 0
+        "data_fingerprint": task.data_fingerprint,
+        "about_data": dict(task.about_data),
+        "bertjax": __version__,
+        "jax": jax.__version__,
+    }
+    (directory / "run.json").write_text(json.dumps(run, indent=1))
+
+
+def flatten_config(config: Config) -> dict[str, Any]:
+    """The fields of a configuration by their dotted names, as its JSON has them."""
+    return _flat(json.loads(json.dumps(config.to_dict())))
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        nested = isinstance(value, dict)
+        found |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return found

@@ -1,0 +1,327 @@
+"""Sentences, and pairs of them, with what is to be said of each, from the rows of a table."""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.packed_examples import Target
+from data_pipelines.finetuning.table import Row, check_bad
+
+TARGETS = ("class", "labels", "number")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """What of a table is read.
+
+    Attributes:
+      text, pair: columns of the first and the second text, joined by spaces where several.
+      label: of what is to be said; "" where nothing is.
+      id: of a name of its own for each example; "" for none.
+      by: of the set that each example belongs to, such as its language; "" for none.
+      target: "class" for one of several, "labels" for any number of several, or a "number".
+      separator: between labels where they are text.
+    """
+
+    text: tuple[str, ...]
+    pair: tuple[str, ...] = ()
+    label: str = ""
+    id: str = ""
+    target: str = "class"
+    separator: str = ","
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise InputError(
+                f"data.target={self.target!r} is unknown: choose one of {', '.join(TARGETS)}."
+            )
+        if not self.text:
+            raise InputError("data.text is empty: name the column of the text.")
+        twice = ({*self.text} & {*self.pair}) | ({self.label} & {*self.text, *self.pair})
+        if twice:
+            name = min(twice)
+            role = "the label" if name == self.label else "the pair"
+            raise InputError(f"column {name!r} is the text and {role}: name different ones.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentences:
+    """A data set of N examples.
+
+    Attributes:
+      name: for messages.
+      places: where each stands, for messages.
+      texts: the text of each, or the first of two.
+      pairs: the second ones; None where there are none.
+      values: of each its class, its labels (a tuple) or its number; None where nothing is known.
+      ids: their names; None where they have none.
+      sets: what each belongs to, such as its language; None where they are one set.
+    """
+
+    name: str
+    places: list[str]
+    texts: list[str]
+    pairs: list[str] | None = None
+    values: list[Any] | None = None
+    ids: list[str] | None = None
+    sets: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def all_texts(self) -> list[str]:
+        """The texts, and the second ones after them."""
+        return self.texts + (self.pairs or [])
+
+    def part(self, chosen: Sequence[int]) -> "Sentences":
+        """Some of the examples, by their numbers."""
+
+        def take(values: list[Any] | None) -> Any:
+            return None if values is None else [values[i] for i in chosen]
+
+        return Sentences(
+            self.name, *(take(getattr(self, f.name)) for f in dataclasses.fields(self)[1:])
+        )
+
+    def by_set(self, only: Sequence[str] = ()) -> dict[str, "Sentences"]:
+        """The examples of each set, in the order of their names.
+
+        Args:
+          only: names of the sets that are wanted, in their order; all where it is empty.
+        Raises:
+          InputError: there is no such set, or one whose name no file can have.
+        """
+        numbers: dict[str, list[int]] = {}
+        for i, name in enumerate(self.sets or ()):
+            numbers.setdefault(name, []).append(i)
+        if odd := [name for name in numbers if "/" in name]:
+            raise InputError(
+                f"{self.name} has a set {odd[0]!r}, and files are called by sets' names: write "
+                'it without "/".'
+            )
+        for name in only:
+            if name not in numbers:
+                raise InputError(
+                    f"{self.name} has nothing of {name!r}, which data.only names, but "
+                    f"{', '.join(sorted(numbers))}: name some of these."
+                )
+        return {name: self.part(numbers[name]) for name in only or sorted(numbers)}
+
+    def held_out(self, share: float) -> tuple["Sentences", "Sentences"]:
+        """The examples in two parts, the second of about `share` of them.
+
+        The part follows from an example's text alone, so that no order or later addition moves one
+        to the other side, and none is on both.
+
+        Raises:
+          InputError: a part would be empty.
+        """
+        sides: tuple[list[int], list[int]] = ([], [])
+        for i, text in enumerate(self.texts):
+            content = text if self.pairs is None else f"{text}\0{self.pairs[i]}"
+            digest = hashlib.blake2b(content.encode(errors="backslashreplace"), digest_size=8)
+            sides[int.from_bytes(digest.digest()) < share * 2**64].append(i)
+        if not all(sides):
+            raise InputError(
+                f"{self.name} has too few examples ({len(self)}) to hold out {share:.0%} of them: "
+                "give a dev file with data.dev=FILE."
+            )
+        return self.part(sides[0]), self.part(sides[1])
+
+
+def from_rows(
+    name: str,
+    rows: Iterable[Row],
+    columns: Columns,
+    labelled: bool,
+    skip_bad: float | None = None,
+) -> Sentences:
+    """The examples of the rows of a table.
+
+    Args:
+      skip_bad: share of the rows that may be without text, and are left out; None where each row
+        needs an answer.
+    Raises:
+      InputError: a column is missing, more texts are empty, there is no label or not a finite
+        number where one should be, or an id comes twice.
+    """
+    found = Sentences(
+        name,
+        [],
+        [],
+        [] if columns.pair else None,
+        [] if labelled else None,
+        [] if columns.id else None,
+        [] if columns.by else None,
+    )
+    seen: dict[str, str] = {}
+    bad: list[str] = []
+    for row in rows:
+        if skip_bad is not None and (column := row.blank((*columns.text, *columns.pair))):
+            bad.append(
+                f"{row.place}: column {column!r} is empty: leave the row out, or write its text"
+            )
+            continue
+        found.places.append(row.place)
+        found.texts.append(row.text(columns.text))
+        if found.pairs is not None:
+            found.pairs.append(row.text(columns.pair))
+        if found.values is not None:
+            found.values.append(_value(row, columns))
+        if found.ids is not None:
+            own = row.text((columns.id,))
+            if own in seen:
+                raise InputError(f"{row.place}: id {own!r} is that of {seen[own]}: name it apart.")
+            seen[own] = row.place
+            found.ids.append(own)
+        if found.sets is not None:
+            found.sets.append(row.text((columns.by,)))
+    if skip_bad is not None:
+        check_bad(bad, len(bad) + len(found), skip_bad)
+    return found
+
+
+def _value(row: Row, columns: Columns) -> Any:
+    value = row.value(columns.label)
+    if columns.target == "labels":
+        parts = value.split(columns.separator) if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise InputError(
+                f"{row.place}: column {columns.label!r} is {value!r}: write labels with "
+                f"{columns.separator!r} between them, or a list."
+            )
+        names = (_name(row, columns, part) for part in parts)
+        return tuple(dict.fromkeys(filter(None, names)))
+    text = _name(row, columns, value)
+    if not text:
+        raise InputError(
+            f"{row.place}: column {columns.label!r} is empty: leave the row out, or write its "
+            "label."
+        )
+    if columns.target == "class":
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= _LARGEST:
+        raise InputError(
+            f"{row.place}: column {columns.label!r} is {text!r}, which is no finite number: mend "
+            "it, or set target=class."
+        )
+    return number
+
+
+def _name(row: Row, columns: Columns, value: Any) -> str:
+    """The text of one label; several, or what is neither text nor number, are none."""
+    if value is None or isinstance(value, str | int | float):
+        return label_text(value)
+    several = isinstance(value, list | tuple) and columns.target != "labels"
+    cure = "write one label, or set target=labels" if several else "write its name or its number"
+    raise InputError(f"{row.place}: column {columns.label!r} is {value!r}: {cure}.")
+
+
+def label_text(value: Any) -> str:
+    """The name of a label as it is compared: "1" for 1, 1.0 and " 1 "; "" for none, or NaN."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def label_names(data: Sentences, *others: Sentences) -> tuple[str, ...]:
+    """The names of all classes or labels of data sets, in an order that their rows do not decide.
+
+    By size where all are whole numbers, else by their text.
+
+    Raises:
+      InputError: there are not two.
+    """
+    found: set[str] = set()
+    for value in itertools.chain.from_iterable(each.values or () for each in (data, *others)):
+        found.update(value if isinstance(value, tuple) else (value,))
+    if len(found) < 2:
+        only = f"all have {min(found)!r}" if found else "there is no label at all"
+        raise InputError(f"{data.name} has nothing to tell apart ({only}): give two labels.")
+    whole = all(_is_whole(name) for name in found)
+    return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))
+
+
+def _is_whole(name: str) -> bool:
+    return name.removeprefix("-").isascii() and name.removeprefix("-").isdigit()
+
+
+def make_target(data: Sentences, labels: Sequence[str], target: str) -> Target:
+    """What a model is to say of each example, of weight 1.
+
+    Args:
+      labels: the names of classes; empty for numbers.
+    Raises:
+      InputError: an example has a label that is not among them.
+    """
+    shape = {"class": np.int32, "labels": np.float32, "number": np.float32}[target]
+    size = (len(data), len(labels)) if target == "labels" else (len(data),)
+    values = np.zeros(size, shape)
+    if data.values is None:
+        return Target("example", values, np.zeros(len(data), np.float32))
+    numbers = {name: i for i, name in enumerate(labels)}
+    for i, value in enumerate(data.values):
+        if target == "number":
+            values[i] = value
+            continue
+        for name in value if isinstance(value, tuple) else (value,):
+            if name not in numbers:
+                some = ", ".join(map(repr, labels[:5])) + (" ..." if len(labels) > 5 else "")
+                raise InputError(
+                    f"{data.places[i]}: label {name!r} is none that was trained ({some}): mend "
+                    "it, or train with it."
+                )
+            if target == "labels":
+                values[i, numbers[name]] = 1
+            else:
+                values[i] = numbers[name]
+    return Target("example", values, np.ones(len(data), np.float32))
+
+
+def class_weights(spec: str, labels: Sequence[str], classes: np.ndarray) -> np.ndarray:
+    """The weight of each class, float32 [C].
+
+    Args:
+      spec: "" for 1, "balanced" for N / (C * examples of the class), or "label=weight,..." of
+        which those left out are 1.
+      classes: int32 [N], of the training examples.
+    Raises:
+      InputError: a name is no label, or a weight no positive number.
+    """
+    weights = np.ones(len(labels), np.float32)
+    if spec == "balanced":
+        counts = np.bincount(classes, minlength=len(labels))
+        return (len(classes) / (len(labels) * np.maximum(counts, 1))).astype(np.float32)
+    for part in filter(None, spec.split(",")):
+        name, _, text = part.rpartition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if name not in labels or not 0 < weight < math.inf:
+            raise InputError(
+                f"data.class_weights={part!r} must be LABEL=WEIGHT, of {', '.join(labels[:8])}, or "
+                "balanced."
+            )
+        weights[labels.index(name)] = weight
+    return weights
+
+
+def as_columns(text: str) -> tuple[str, ...]:
+    """The names in "a+b"."""
+    return tuple(filter(None, text.split("+")))

@@ -1,0 +1,53 @@
+"""What is left of a run."""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from bertjax.checkpointing.checkpointer import find_checkpoint
+from bertjax.checkpointing.parameters import load_params
+from bertjax.config.config import read_config
+from bertjax.inference.predictor import Predictor
+from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.tasks import registry
+
+TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
+
+
+def metrics(workdir: pathlib.Path) -> list[dict]:
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries]
+
+
+def params_of(workdir: pathlib.Path) -> list[bytes]:
+    config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
+    shapes = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
+    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
+    params = load_params(find_checkpoint(workdir), target)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+
+
+def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[str, Any]]:
+    """What its model answers to lines."""
+    opened = Predictor(checkpoint)
+    return list(opened.answers(opened.task.inputs(lines), 64))
+
+
+def events(workdir: pathlib.Path, split: str) -> list[Any]:
+    """What TensorBoard is told of a split, in the order of its files."""
+    import tensorflow as tf
+
+    found = []
+    for path in sorted((workdir / "tensorboard" / split).iterdir()):
+        assert path.name.startswith("events.out.tfevents.")
+        for record in tf.data.TFRecordDataset(os.fspath(path)):
+            found.append(tf.compat.v1.Event.FromString(record.numpy()))
+    return found

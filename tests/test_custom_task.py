@@ -1,0 +1,159 @@
+"""A task and a head of one's own go through everything, with nothing in the package edited."""
+
+import functools
+import json
+import pathlib
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import sentiment_task
+from conftest import sample_pieces
+from processes import Command, hold
+from random_models import draw_model
+from run_outputs import metrics, params_of
+
+from bertjax.config.config import Config, load_config
+from bertjax.formats import huggingface
+from bertjax.formats.opening import read_model
+from bertjax.inference.convert import convert
+from bertjax.inference.predictor import Predictor
+from bertjax.mesh.sharding import named_leaves
+from bertjax.model import heads
+from bertjax.model.encoder import BertConfig
+from bertjax.preflight.judge import preflight
+from bertjax.preflight.topology import Topology
+from bertjax.reports.run import write_report
+from bertjax.tasks import registry
+from bertjax.training.evaluator import evaluate
+from bertjax.training.initialization import Start
+from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+GLAD, SAD, OTHER = ["ba", "do"], ["ki", "lu"], ["me", "no", "ra", "si"]
+FILE = """
+def get_config(data=""):
+    return {
+        "task": "sentiment", "seq_len": 32, "batch_size": 16, "steps": STEPS, "log_every": 4,
+        "checkpoint_every": 10, "eval_every": 20,
+        "model": {"vocab_size": 128, "num_layers": 1, "hidden_size": 64, "num_heads": 2},
+        "optimizer": {"learning_rate": 3e-3, "warmup": 2},
+        "data": {"dir": data, "vocab": f"{data}/vocab.txt"},
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    """Texts of a mood, a vocabulary, and a configuration."""
+    draw, path = random.Random(5), tmp_path_factory.mktemp("moods")
+    for split, count in (("train", 300), ("dev", 50)):
+        lines = []
+        for _ in range(count):
+            label, words = draw.choice((("glad", GLAD), ("sad", SAD)))
+            text = draw.choices(OTHER, k=draw.randrange(1, 12)) + draw.choices(words, k=2)
+            draw.shuffle(text)
+            lines.append(json.dumps({"text": " ".join(text), "label": label}))
+        (path / f"{split}.jsonl").write_text("\n".join(lines))
+    WordPieceTokenizer(sample_pieces(), cased=False).save(path)
+    (path / "moods.py").write_text(FILE.replace("STEPS", "60"))
+    return path
+
+
+def configure(folder: pathlib.Path, **overrides: object) -> Config:
+    text = {name.replace("__", "."): str(value) for name, value in overrides.items()}
+    return load_config(f"{folder}/moods.py:data={folder}", text, registry.data_fields())
+
+
+def train(folder: pathlib.Path, workdir: pathlib.Path, **options: Any) -> Command:
+    """A run in a process of its own, which finds the task beside these tests."""
+    given = ["--config", f"{folder}/moods.py:data={folder}", "--workdir", workdir]
+    return Command("train", *given, **options)
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory) -> pathlib.Path:
+    """A workdir whose run was killed in its midst, and then finished."""
+    workdir = tmp_path_factory.mktemp("run")
+    process = train(folder, workdir, begin=functools.partial(hold, 40))
+    process.wait_for_step(24)
+    process.kill()
+    process.wait()
+    assert max(entry["step"] for entry in metrics(workdir)) < 60
+    _, said = (again := train(folder, workdir)).communicate()
+    assert again.poll() == 0, said
+    return workdir
+
+
+@pytest.mark.slow
+def test_it_learns_is_killed_and_goes_on_as_if_it_was_not(folder, trained, tmp_path) -> None:
+    _, said = (whole := train(folder, tmp_path)).communicate()
+    assert whole.poll() == 0, said
+    assert metrics(trained) == metrics(tmp_path)
+    assert params_of(trained) == params_of(tmp_path)
+    assert metrics(trained)[-1]["right"] > 0.9
+
+
+@pytest.mark.slow
+def test_it_is_evaluated_and_has_its_page(folder, trained, tmp_path) -> None:
+    found = evaluate(configure(folder), trained)
+    assert found.scores["right"] == metrics(trained)[-1]["right"]
+    about = {"checkpoints": [str(trained)], "config": configure(folder).to_dict()}
+    contents = {"scores": found.scores, "evaluation": about, **found.files}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert "glad, " in write_report(tmp_path).read_text()
+    assert "Accuracy of moods" in write_report(trained).read_text()
+
+
+@pytest.mark.slow
+def test_it_predicts_with_labels_and_what_was_calibrated(trained) -> None:
+    opened = Predictor(trained)
+    assert opened.labels == ("glad", "sad")
+    answers = list(opened.answers(opened.task.inputs(["me ba ra do", "lu no ki si"])))
+    assert [answer["label"] for answer in answers] == ["glad", "sad"]
+    assert {answer["bias"] for answer in answers} == {0.25}
+
+
+@pytest.mark.slow
+def test_its_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
+    convert(trained, tmp_path / "hf", "bertjax", "hf")
+    said = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert said["architectures"] == ["BertForMoods"]
+    assert "pipeline_tag: text-classification" in (tmp_path / "hf" / "README.md").read_text()
+    own, back = read_model(trained, "bertjax"), read_model(tmp_path / "hf")
+    for (name, ours), (other, theirs) in zip(
+        named_leaves(own.params), named_leaves(back.params), strict=True
+    ):
+        assert name == other and np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+    config = configure(folder, init=tmp_path / "hf")
+    begun = Start(config.init)
+    begun.check(config.model, own.params, sentiment_task.LABELS)
+    assert begun.tokenizer.fingerprint() == own.tokenizer.fingerprint()
+
+
+@pytest.mark.slow
+def test_preflight_judges_it_and_names_its_head(folder) -> None:
+    verdict = preflight(configure(folder, batch_size=64), Topology("cpu:8"))
+    assert verdict.fits and verdict.evaluation.fits and verdict.prediction.fits
+
+
+def test_a_head_that_nobody_registered_is_refused_and_not_dropped(monkeypatch, tmp_path) -> None:
+    model = draw_model(BertConfig(40, 2, 64, 1, max_positions=128), None)
+    strange = {**model.params, "stranger": {"kernel": np.zeros((64, 2), np.float32)}}
+    model = type(model)(model.config, strange, None)
+    with pytest.raises(InputError, match="head 'stranger' that is not known, and it would be lost"):
+        huggingface.write(model, tmp_path)
+
+
+def test_a_name_belongs_to_one_head() -> None:
+    assert heads.register(sentiment_task.HEAD) is sentiment_task.HEAD
+    with pytest.raises(InputError, match="there is a head mlm already"):
+        heads.register(type(sentiment_task.HEAD)(**{**vars(sentiment_task.HEAD), "name": "mlm"}))
+
+
+@pytest.mark.parametrize("name", ["pretain", "json", "no.such.module"])
+def test_a_task_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"task='{name}' is unknown: there are choice, pretrain"):
+        registry.find(name)

@@ -1,0 +1,171 @@
+"""What is handed in to GLUE: eleven files of the right names, headers, counts and label texts."""
+
+import io
+import pathlib
+import types
+import zipfile
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import toy_tasks
+
+from bertjax.cli.main import main
+from bertjax.config.config import parse_config
+from bertjax.tasks import registry
+from bertjax.tasks.sequence_classification.glue_submission import (
+    FILES,
+    answer_by_majority,
+    answer_tests,
+    archive,
+)
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.glue import GLUE
+
+COUNT = 7
+COLUMNS = {
+    "CoLA": ("sentence",),
+    "SST-2": ("sentence",),
+    "MRPC": ("#1 ID", "#2 ID", "#1 String", "#2 String"),
+    "QQP": ("question1", "question2"),
+    "STS-B": ("genre", "sentence1", "sentence2"),
+    "MNLI": ("sentence1", "sentence2"),
+    "QNLI": ("question", "sentence"),
+    "RTE": ("sentence1", "sentence2"),
+    "WNLI": ("sentence1", "sentence2"),
+}
+TEXTS = {
+    "CoLA": {"0", "1"},
+    "SST-2": {"0", "1"},
+    "MRPC": {"0", "1"},
+    "QQP": {"0", "1"},
+    "MNLI-m": {"contradiction", "entailment", "neutral"},
+    "MNLI-mm": {"contradiction", "entailment", "neutral"},
+    "AX": {"contradiction", "entailment", "neutral"},
+    "QNLI": {"entailment", "not_entailment"},
+    "RTE": {"entailment", "not_entailment"},
+    "WNLI": {"0", "1"},
+}
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory) -> pathlib.Path:
+    """The test files of all tasks, as they are published."""
+    folder = tmp_path_factory.mktemp("glue")
+    for task in GLUE.values():
+        (folder / task.folder).mkdir()
+        columns = ("index", *COLUMNS[task.folder])
+        lines = ["\t".join(columns)]
+        lines += ["\t".join([str(i), *["ba ki"] * (len(columns) - 1)]) for i in range(COUNT)]
+        for stem, _ in task.test.values():
+            (folder / task.folder / f"{stem}.tsv").write_text("\n".join(lines) + "\n")
+    train = ["index\tsentence1\tsentence2\tlabel"]
+    train += [f"{i}\tba\tki\t{int(i > 2)}" for i in range(COUNT)]
+    (folder / "WNLI" / "train.tsv").write_text("\n".join(train) + "\n")
+    return folder
+
+
+def model_of(name: str, seed: int = 0) -> types.SimpleNamespace:
+    """A model of a task that says anything at all."""
+    raw = {"task": "sentences", "seq_len": 32, "model": {"max_positions": 32}}
+    config = parse_config(raw | {"data": {"glue": name}}, registry.data_fields())
+    labels, random = GLUE[name].labels, np.random.default_rng(seed)
+
+    def run(batches) -> Iterator[dict[str, np.ndarray]]:
+        for batch in batches:
+            shape = (*batch["label_weights"].shape, max(len(labels), 1))
+            yield {"classifier_logits": 9 * random.normal(size=shape)}
+
+    return types.SimpleNamespace(
+        path=f"runs/{name}", config=config, tokenizer=toy_tasks.TOKENIZER, labels=labels, run=run
+    )
+
+
+def rows_of(content: str) -> list[list[str]]:
+    assert content.endswith("\n")
+    return [line.split("\t") for line in content.splitlines()]
+
+
+@pytest.mark.parametrize("name", list(GLUE))
+def test_every_test_example_has_one_answer_in_its_place(glue, name: str) -> None:
+    found = answer_tests(model_of(name), str(glue))
+    assert found.keys() == GLUE[name].test.keys()
+    for content in found.values():
+        header, *rows = rows_of(content)
+        assert header == ["index", "prediction"]
+        assert [row[0] for row in rows] == [str(i) for i in range(COUNT)]
+        assert {len(row) for row in rows} == {2}
+
+
+@pytest.mark.parametrize("name", [name for name in GLUE if name != "stsb"])
+def test_classes_are_said_by_the_texts_of_the_server(glue, name: str) -> None:
+    said: dict[str, set[str]] = {}
+    for seed in range(20):
+        for file, content in answer_tests(model_of(name, seed), str(glue)).items():
+            said.setdefault(file, set()).update(row[1] for row in rows_of(content)[1:])
+    assert said == {file: TEXTS[file] for file in said}
+
+
+def test_numbers_have_three_decimals_and_stay_in_their_range(glue) -> None:
+    contents = [answer_tests(model_of("stsb", seed), str(glue))["STS-B"] for seed in range(20)]
+    numbers = [row[1] for content in contents for row in rows_of(content)[1:]]
+    assert {len(number.partition(".")[2]) for number in numbers} == {3}
+    assert (min(numbers), max(numbers)) == ("0.000", "5.000")
+
+
+def test_labels_are_said_by_name_whatever_their_order_in_the_model(glue) -> None:
+    one, other = model_of("qnli"), model_of("qnli")
+    other.labels = one.labels[::-1]
+    first, second = (rows_of(answer_tests(each, str(glue))["QNLI"])[1:] for each in (one, other))
+    assert all(a[1] != b[1] for a, b in zip(first, second, strict=True))
+
+
+def test_a_task_is_answered_by_its_majority(glue) -> None:
+    _, *rows = rows_of(answer_by_majority("wnli", str(glue))["WNLI"])
+    assert rows == [[str(i), "1"] for i in range(COUNT)]
+    with pytest.raises(InputError, match="numbers and no classes"):
+        answer_by_majority("stsb", str(glue))
+
+
+def test_an_archive_holds_all_eleven_files_and_nothing_else(glue) -> None:
+    files: dict[str, str] = {}
+    for name in GLUE:
+        files |= answer_tests(model_of(name), str(glue))
+    content = archive(files)
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        assert sorted(packed.namelist()) == sorted(f"{name}.tsv" for name in FILES)
+        assert len(packed.namelist()) == 11
+        for name, text in files.items():
+            assert packed.read(f"{name}.tsv").decode() == text
+    assert archive(files) == content
+
+
+def test_a_task_that_is_missing_is_named(glue) -> None:
+    files = answer_tests(model_of("mnli"), str(glue))
+    with pytest.raises(InputError, match="lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI: "):
+        archive(files)
+
+
+def test_a_model_of_another_task_is_refused(glue) -> None:
+    model = model_of("rte")
+    model.config = parse_config({"task": "squad"}, registry.data_fields())
+    with pytest.raises(InputError, match="runs/rte was not trained on a task of GLUE"):
+        answer_tests(model, str(glue))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--majority", "wnli", "wnli"], "both answer WNLI: give one"),
+        (["--majority", "wlni"], "glue task 'wlni' is unknown"),
+        (["--majority", "rte"], "RTE/train.tsv: name one that exists"),
+        (["--majority", "wnli"], "is no model"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_and_nothing_written(
+    glue, tmp_path, capsys, arguments: list[str], message: str
+) -> None:
+    command = ["submit", "--data", str(glue), "--checkpoint", str(tmp_path)]
+    assert main([*command, "--output", str(tmp_path / "answers.zip"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

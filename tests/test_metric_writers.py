@@ -1,0 +1,354 @@
+"""What a run writes is complete, valid and, after a kill and a resume, as if nothing happened."""
+
+import errno
+import io
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_outputs import events
+
+from bertjax.steps.histograms import Histogram
+from bertjax.training import metric_writers as writers
+from bertjax.training.metric_writers import (
+    Metrics,
+    Writers,
+    duration,
+    metrics_path,
+    read_metrics,
+    truncate,
+)
+
+TRAIN: Metrics = {
+    "loss": 7.25,
+    "mlm_accuracy": 0.125,
+    "learning_rate": 1e-4,
+    "sequences_per_second": 812.4,
+    "mfu": None,
+}
+HELDOUT: Metrics = {"loss": 6.5, "mlm_accuracy": 0.25, "mlm_perplexity": 420.5, "examples": 2048}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def quiet(workdir: pathlib.Path, **options: Any) -> Writers:
+    return Writers(workdir, 100, stream=io.StringIO(), **options)
+
+
+def raw(workdir: pathlib.Path) -> bytes:
+    return metrics_path(workdir).read_bytes()
+
+
+# metrics.jsonl
+
+
+def test_a_line_is_one_json_object_in_order(tmp_path: pathlib.Path) -> None:
+    with quiet(tmp_path / "new" / "run") as w:
+        w.write(10, "train", TRAIN)
+        w.write(10, "heldout", HELDOUT)
+    first, second = raw(tmp_path / "new" / "run").decode().splitlines()
+    assert first == (
+        '{"step": 10, "split": "train", "loss": 7.25, "mlm_accuracy": 0.125, '
+        '"learning_rate": 0.0001, "sequences_per_second": 812.4, "mfu": null}'
+    )
+    assert json.loads(second) == {"step": 10, "split": "heldout", **HELDOUT}
+
+
+def test_what_is_written_is_read_back(tmp_path: pathlib.Path) -> None:
+    values: Any = {
+        "loss": np.float32(0.1),
+        "examples": np.int64(3),
+        "nan": math.nan,
+        "up": np.float32(np.inf),
+        "down": -math.inf,
+        "unknown": None,
+    }
+    with quiet(tmp_path) as w:
+        w.write(1, "train", values)
+    assert "NaN" in json.loads(raw(tmp_path), parse_constant=pytest.fail).values()
+    (entry,) = read_metrics(tmp_path)
+    assert entry.pop("split") == "train"
+    assert math.isnan(entry.pop("nan"))
+    assert entry == {
+        "step": 1,
+        "loss": float(np.float32(0.1)),
+        "examples": 3,
+        "up": math.inf,
+        "down": -math.inf,
+        "unknown": None,
+    }
+
+
+def test_the_steps_after_a_checkpoint_are_forgotten(tmp_path: pathlib.Path) -> None:
+    with quiet(tmp_path) as w:
+        for step in (10, 20, 30, 40):
+            w.write(step, "train", TRAIN)
+    whole = raw(tmp_path).splitlines(keepends=True)
+    truncate(tmp_path, 25)
+    assert raw(tmp_path) == b"".join(whole[:2])
+    truncate(tmp_path, 0)
+    assert raw(tmp_path) == b""
+    assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "tensorboard"]
+
+
+def test_a_run_that_was_not_there_needs_no_truncation(tmp_path: pathlib.Path) -> None:
+    truncate(tmp_path, 0)
+    assert not metrics_path(tmp_path).exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 10_000), checkpoint=st.integers(0, 5))
+def test_a_resumed_file_equals_an_uninterrupted_one(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, checkpoint: int
+) -> None:
+    """Killed at any byte after its checkpoint's lines, a resumed run ends with the same bytes."""
+    workdir = tmp_path_factory.mktemp("run")
+
+    def lines(start: int) -> bytes:
+        splits = [("train", TRAIN), ("heldout", HELDOUT)]
+        return b"".join(
+            writers._line(step, split, {**metrics, "loss": 1 / step})
+            for step in range(start, 7)
+            for split, metrics in splits
+        )
+
+    whole = lines(1)
+    safe = len(whole) - len(lines(checkpoint + 1))
+    metrics_path(workdir).write_bytes(whole[: safe + cut])
+    truncate(workdir, checkpoint)
+    with open(metrics_path(workdir), "ab") as file:
+        file.write(lines(checkpoint + 1))
+    assert raw(workdir) == whole
+
+
+def test_a_truncation_that_dies_loses_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quiet(tmp_path) as w:
+        w.write(10, "train", TRAIN)
+        w.write(20, "train", TRAIN)
+    before = raw(tmp_path)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(metrics_path(tmp_path)), "replace", die)
+    with pytest.raises(KeyboardInterrupt):
+        truncate(tmp_path, 10)
+    assert raw(tmp_path) == before
+
+
+def test_opening_at_a_step_forgets_what_came_after(tmp_path: pathlib.Path) -> None:
+    with quiet(tmp_path) as w:
+        w.write(10, "train", TRAIN)
+        w.write(20, "train", TRAIN)
+    with quiet(tmp_path, start_step=10) as w:
+        w.write(20, "train", {"loss": 1.0})
+    assert [(entry["step"], entry["loss"]) for entry in read_metrics(tmp_path)] == [
+        (10, 7.25),
+        (20, 1.0),
+    ]
+
+
+def test_lines_survive_kill_9(tmp_path: pathlib.Path) -> None:
+    program = """
+        import io, os, signal, sys
+        from etils import epath
+        from bertjax.training.metric_writers import AppendedLines
+        lines = AppendedLines(epath.Path(sys.argv[1]))
+        for step in range(1, 6):
+            lines.write(step, "train", {"loss": 1.0})
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), os.fspath(metrics_path(tmp_path))]
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", '"a"', '{"step": 1}', "{", "\0\0", "\xff", ""])
+def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: pathlib.Path, line: str) -> None:
+    good = writers._line(1, "train", TRAIN)
+    damaged = good + line.encode("latin-1") + b"\n" + good
+    metrics_path(tmp_path).write_bytes(damaged)
+    for call in (lambda: read_metrics(tmp_path), lambda: truncate(tmp_path, 0)):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not a line of metrics"):
+            call()
+    assert raw(tmp_path) == damaged
+
+
+def test_a_line_still_being_written_is_not_read(tmp_path: pathlib.Path) -> None:
+    metrics_path(tmp_path).write_bytes(writers._line(1, "train", TRAIN) + b'{"step": 2, "sp')
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
+
+
+def test_metrics_of_no_run_are_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"metrics\.jsonl does not exist: give the --workdir"):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> None:
+    os.symlink("/dev/full", tmp_path / "metrics.jsonl")
+    lines = writers.AppendedLines(metrics_path(tmp_path))
+    with pytest.raises(OSError, match=r"metrics\.jsonl") as caught:
+        lines.write(1, "train", TRAIN)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_in_remote_storage_the_file_is_rewritten_when_flushed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "is_remote", lambda path: True)
+    with quiet(tmp_path) as w:
+        w.write(1, "train", TRAIN)
+        assert not metrics_path(tmp_path).exists()
+        w.flush()
+        assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
+        w.write(2, "train", TRAIN)
+    with quiet(tmp_path, start_step=1) as w:
+        w.write(3, "train", TRAIN)
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 3]
+
+
+def test_other_hosts_write_nothing(tmp_path: pathlib.Path) -> None:
+    stream = Terminal()
+    with Writers(tmp_path / "run", 100, active=False, stream=stream) as w:
+        w.write(1, "train", TRAIN)
+        w.note("a word")
+        w.flush()
+    assert not (tmp_path / "run").exists()
+    assert stream.getvalue() == ""
+
+
+# TensorBoard
+
+
+def test_tensorboard_has_a_directory_a_split(tmp_path: pathlib.Path) -> None:
+    with quiet(tmp_path) as w:
+        w.write(10, "train", TRAIN)
+        w.write(10, "heldout", {"loss": math.nan, "examples": 5})
+        version, _, scalars = events(tmp_path, "train")  # readable while the run goes on
+    assert version.file_version == "brain.Event:2"
+    assert scalars.step == 10
+    assert {value.tag: value.simple_value for value in scalars.summary.value} == {
+        name: pytest.approx(value) for name, value in TRAIN.items() if value is not None
+    }
+    values = {
+        value.tag: value.simple_value for value in events(tmp_path, "heldout")[2].summary.value
+    }
+    assert math.isnan(values["loss"])
+    assert values["examples"] == 5
+
+
+def test_tensorboard_is_told_which_steps_are_run_again(tmp_path: pathlib.Path) -> None:
+    with quiet(tmp_path) as w:
+        w.write(20, "train", TRAIN)
+    with quiet(tmp_path, start_step=10) as w:
+        w.write(20, "train", TRAIN)
+    marks = [event for event in events(tmp_path, "train") if event.HasField("session_log")]
+    assert [(mark.session_log.status, mark.step) for mark in marks] == [(1, 1), (1, 11)]
+
+
+def test_tensorboard_shows_examples_and_histograms(tmp_path: pathlib.Path) -> None:
+    spread = {"a/b": Histogram(np.array([0, 1, 3.0]), np.array([5, 2.0]))}
+    with quiet(tmp_path) as w:
+        w.picture(7, ["a <b>", "c"], spread)
+    _, _, shown = events(tmp_path, "heldout")
+    text, bars = shown.summary.value
+    assert (shown.step, text.tag, bars.tag) == (7, "examples", "a/b")
+    plugins = [each.metadata.plugin_data.plugin_name for each in (text, bars)]
+    assert plugins == ["text", "histograms"]
+    assert text.tensor.string_val[0] == b"a &lt;b&gt;\n\nc"
+    rows = np.frombuffer(bars.tensor.tensor_content).reshape(-1, 3)
+    assert rows.tolist() == [[0, 1, 5], [1, 3, 2]]  # left, right, how many
+
+
+# The terminal
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(writers.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_elsewhere_than_in_a_terminal_a_write_is_a_line(clock: list[float]) -> None:
+    stream = io.StringIO()
+    progress = writers.Progress(20_000, stream)
+    progress.write(1_000, "train", TRAIN)
+    clock[0] = 100.0
+    progress.write(2_000, "train", TRAIN)
+    progress.write(2_000, "heldout", HELDOUT)
+    progress.note("saved step 2,000")
+    progress.write(20_000, "train", TRAIN)
+    progress.close()
+    assert stream.getvalue().splitlines() == [
+        "step 1,000/20,000   5%  loss 7.25  mlm accuracy 12.5%  812 seq/s",
+        "step 2,000/20,000  10%  loss 7.25  mlm accuracy 12.5%  812 seq/s  30m 00s left",
+        "step 2,000/20,000  held-out  loss 6.5  mlm accuracy 25.0%  mlm perplexity 420.5"
+        "  2,048 examples",
+        "saved step 2,000",
+        "step 20,000/20,000 100%  loss 7.25  mlm accuracy 12.5%  812 seq/s",
+    ]
+
+
+def test_in_a_terminal_one_line_is_drawn_over_and_over(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    progress = writers.Progress(100, stream)
+    progress.write(1, "train", TRAIN)
+    progress.write(2, "train", TRAIN)
+    progress.note("saved step 2")
+    progress.close()
+    drawn = stream.getvalue()
+    assert drawn.count("\n") == 2  # the note's and the last
+    assert drawn.endswith("\n")
+    first, second, note, again = drawn[:-1].split("\r")[1:]
+    assert first.startswith("step 1/100")
+    assert second.startswith("step 2/100")
+    assert note == "\x1b[Ksaved step 2\n"
+    assert again == second
+    assert all(len(line.removesuffix("\x1b[K")) == 39 for line in (first, second))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-9, 3, 12.3456789, 1e12, math.nan, -math.inf, None])
+@pytest.mark.parametrize("name", ["loss", "mlm_accuracy", "sequences_per_second", "mfu", "other"])
+def test_any_value_can_be_shown(name: str, value: float | None) -> None:
+    for split in ("train", "heldout"):
+        stream = io.StringIO()
+        writers.Progress(10, stream).write(1, split, {name: value})
+        assert len(stream.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m 00s"),
+        (189, "3m 09s"),
+        (3599.9, "1h 00m"),
+        (19_200, "5h 20m"),
+        (183_600, "2d 03h"),
+    ],
+)
+def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,388 @@
+"""Fine-tuning on SQuAD goes through the one loop, from files to answers."""
+
+import functools
+import json
+import pathlib
+import random
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from processes import Command, hold, run
+from random_models import draw_model
+from run_outputs import answers_of, metrics, params_of
+
+from bertjax.checkpointing.checkpointer import Checkpoints
+from bertjax.cli.configuration import parse_overrides
+from bertjax.cli.main import main
+from bertjax.config.config import Config, load_config
+from bertjax.formats import huggingface
+from bertjax.formats.opening import find_model
+from bertjax.inference.convert import convert
+from bertjax.mesh.sharding import AXES
+from bertjax.model.encoder import BertConfig
+from bertjax.preflight.judge import preflight
+from bertjax.preflight.topology import Topology
+from bertjax.reports.run import write_report
+from bertjax.tasks import registry
+from bertjax.tasks.question_answering.metrics import score_files
+from bertjax.tasks.question_answering.task import Task
+from bertjax.training.evaluator import evaluate
+from bertjax.training.initialization import Start
+from bertjax.training.trainer import Run
+from bertjax.workdir.run_record import CALIBRATION_FILE
+from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
+LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+NAMES = ["anna", "bob", "carl", "dora"]
+PLACES = ["rome", "oslo", "paris", "delhi"]
+TOKENIZER = WordPieceTokenizer(
+    [*SPECIALS, *LETTERS, *(f"##{s}" for s in LETTERS), *NAMES, *PLACES, *"?.", "lives", "in"],
+    cased=False,
+)
+
+
+def questions(version: int, count: int) -> dict:
+    """Where the first of two lives; in version 2 every third asks for nobody."""
+    paragraphs = []
+    for i in range(count):
+        said = [(NAMES[(i + j) % 4], PLACES[(i // 4 + j) % 4]) for j in range(2)]
+        passage = " ".join(f"{name.title()} lives in {place.title()}." for name, place in said)
+        name, place = said[0]
+        qa: dict = {"id": str(i), "question": f"Where lives {name}?", "answers": []}
+        if version == 2:
+            qa["is_impossible"] = i % 3 == 0
+        if qa.get("is_impossible"):
+            qa["question"] = "Where lives x?"
+        else:
+            text = place.title()
+            qa["answers"] = [{"text": text, "answer_start": passage.index(text)}]
+        paragraphs.append({"context": passage, "qas": [qa]})
+    return {"data": [{"title": "people", "paragraphs": paragraphs}]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    """Data of both versions, and a published model to begin with."""
+    path = tmp_path_factory.mktemp("squad")
+    for version, name in ((1, "1.1"), (2, "2.0")):
+        for split, count in (("train", 64), ("dev", 24)):
+            (path / f"{split}-v{name}.json").write_text(json.dumps(questions(version, count)))
+    bare = questions(1, 4)
+    bare["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
+    (path / "bare.json").write_text(json.dumps(bare))
+    config = BertConfig(len(TOKENIZER.pieces), 2, 64, 2, max_positions=64)
+    (path / "model").mkdir()
+    huggingface.write(draw_model(config, TOKENIZER, "pooler"), path / "model")
+    return path
+
+
+def arguments(folder: pathlib.Path, version: int, **overrides: object) -> list[str]:
+    fields = {"seq_len": 32, "data.stride": 8, "data.max_query": 8, "model.dtype": "float32"}
+    fields |= {"batch_size": 8, "steps": 150, "eval_every": 150, "checkpoint_every": 150}
+    fields |= {"optimizer.learning_rate": 1e-3, "model.hidden_dropout": 0.0}
+    fields |= {"model.attention_dropout": 0.0}
+    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
+    spec = f"{SQUAD}:version={version},init={folder / 'model'},data={folder}"
+    return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
+
+
+def configuration(folder: pathlib.Path, version: int, **overrides: object) -> Config:
+    _, spec, *flags = arguments(folder, version, **overrides)
+    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_model)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def trained(request, folder, tmp_path_factory) -> tuple[int, pathlib.Path]:
+    """The version, and a run that has learnt who lives where."""
+    workdir = tmp_path_factory.mktemp(f"run{request.param}")
+    done = run("train", "--workdir", workdir, *arguments(folder, request.param))
+    assert done.returncode == 0, done.stderr
+    assert "model (encoder); random: span." in done.stderr
+    return request.param, workdir
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dict]:
+    """The version, the output of an evaluation, and what it printed."""
+    version, workdir = trained
+    output = tmp_path_factory.mktemp("scores")
+    given = ["--checkpoint", workdir, "--output", output, *arguments(folder, version)]
+    done = run("evaluate", *given)
+    assert done.returncode == 0, done.stderr
+    page, table = done.stderr.split("; compiling ...\n")
+    assert page.endswith(f"{Start(workdir).path} on dev, 8 rows a batch")
+    assert re.search(r"^exact +\d+\.\d+$", table, re.MULTILINE)
+    assert f"written to {output}: " in table and "scores.json" in table
+    return version, output, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_evaluation_writes_answers_and_official_scores(trained, evaluated, folder) -> None:
+    version, output, scores = evaluated
+    assert scores == json.loads((output / "scores.json").read_text())
+    assert scores["total"] == 24 and scores["f1"] > 50
+    names = {"scores", "evaluation", "predictions", "nbest_predictions"}
+    names |= {"null_odds"} if version == 2 else set()
+    assert {path.stem for path in output.glob("*.json")} == names
+    if version == 2:
+        assert {"HasAns_f1", "NoAns_f1", "best_f1", "best_f1_thresh"} <= scores.keys()
+
+    data = folder / f"dev-v{version}.{2 - version}.json"
+    official = score_files(data, output / "predictions.json")
+    assert (official["exact"], official["f1"]) == (scores["exact"], scores["f1"])
+    lines = (trained[1] / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["f1"] == pytest.approx(scores["f1"], abs=0.01)
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
+    _, output, scores = evaluated
+    page = write_report(output).read_text()
+    assert f"<b>{scores['f1']:.1f}</b><span>F1</span>" in page and str(trained[1]) in page
+    (output / "nbest_predictions.json").rename(output / "elsewhere.json")
+    with pytest.raises(ValueError, match="is no whole evaluation"):
+        write_report(output)
+    (output / "elsewhere.json").rename(output / "nbest_predictions.json")
+
+
+@pytest.mark.slow
+def test_several_checkpoints_are_an_ensemble(folder, tmp_path, capsys) -> None:
+    workdirs = [tmp_path / name for name in "ab"]
+    for seed, workdir in enumerate(workdirs):
+        Run(configuration(folder, 1, seed=seed, steps=3, eval_every=3), workdir).train()
+    alone = [evaluate(configuration(folder, 1), workdir) for workdir in workdirs]
+    given = ["--checkpoint", *map(str, workdirs), "--output", str(tmp_path / "both")]
+    assert main(["evaluate", *given, *arguments(folder, 1)]) == 0
+    losses = [each.scores["loss"] for each in alone]
+    assert losses[0] != losses[1]
+    loss = json.loads(capsys.readouterr().out)["loss"]
+    assert loss == pytest.approx(sum(losses) / 2, abs=1e-5)
+
+    shared = 0
+    both = json.loads((tmp_path / "both" / "nbest_predictions.json").read_text())
+    one, other = (each.files["nbest_predictions"] for each in alone)
+    for name, candidates in both.items():
+        for best in candidates:
+            logits = [
+                next((c["start_logit"] for c in each[name] if c["start"] == best["start"]), None)
+                for each in (one, other)
+            ]
+            if None not in logits:
+                assert best["start_logit"] == pytest.approx(sum(logits) / 2, abs=1e-4)
+                shared += 1
+    assert shared > 24
+
+
+@pytest.mark.slow
+def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys, caplog) -> None:
+    version, workdir = trained
+    for name, count in (("xx.de", 8), ("xx.fr", 16)):
+        (folder / f"{name}.json").write_text(json.dumps(questions(version, count)))
+    given = ["--checkpoint", str(workdir), "--output", str(tmp_path)]
+    given += arguments(folder, version, data__dev="xx.*.json")
+    assert main(["evaluate", *given]) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["data", "xx.de", "xx.fr", "mean"]
+    assert "was made: data.dev='xx.*.json' here, '' there." in caplog.text
+    assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
+    assert scores["f1"] == pytest.approx((scores["xx.de/f1"] + scores["xx.fr/f1"]) / 2)
+    assert len(json.loads((tmp_path / "xx.fr.predictions.json").read_text())) == 16
+    assert "<td>xx.de</td>" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.slow
+def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
+    version, workdir = trained
+    context = "Anna lives in Oslo. Bob lives in Rome."
+    asked = ["predict", "--checkpoint", str(workdir)]
+    assert main([*asked, "--question", "Where lives bob?", "--context", context]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == context[answer["start"] : answer["end"]]
+    assert ("null_odds" in answer) == (version == 2)
+    assert main([*asked, "--question", "Where lives bob?"]) == 2
+    assert "--question and --context go together" in capsys.readouterr().err
+
+    line = json.dumps({"question": "Where lives bob?", "context": context})
+    first, second = answers_of(workdir, [line, line])
+    assert first == answer and second == answer | {"id": "2"}
+    with (folder / f"dev-v{version}.{2 - version}.json").open() as file:
+        answers = {each["id"]: each for each in answers_of(workdir, file)}
+    assert answers.keys() == {str(number) for number in range(24)}
+
+
+@pytest.mark.slow
+def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
+    """Its threshold, if it has one, and how its passages are cut included."""
+    version, workdir = trained
+    convert(workdir, tmp_path / "copy", "bertjax", "bertjax")
+    line = json.dumps({"question": "Where lives bob?", "context": "Bob lives in Rome. " * 9})
+    copied, own = (answers_of(path, [line]) for path in (tmp_path / "copy", workdir))
+    assert copied == own and ("null_odds" in own[0]) == (version == 2)
+    assert (tmp_path / "copy" / CALIBRATION_FILE).exists() == (version == 2)
+    assert "keeps no threshold" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_threshold_is_kept_with_the_parameters_that_were_evaluated(folder, tmp_path) -> None:
+    config = configuration(folder, 2, steps=2, checkpoint_every=1, eval_every=2)
+    Run(config, tmp_path).train()
+    first, second = map(Checkpoints(tmp_path / "checkpoints").path, (1, 2))
+    assert not (first / CALIBRATION_FILE).exists() and (second / CALIBRATION_FILE).exists()
+
+
+def prepared(task: Task) -> Iterator[dict[str, Any]]:
+    """The first batch of a task that is to train a step."""
+    task.prepare(1)
+    return iter(task.train_batches(0, 1))
+
+
+def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> None:
+    batches = [
+        next(prepared(Task(configuration(folder, 1, batch_size=17), 3, host))) for host in range(3)
+    ]
+    assert sum(batch["span_weights"].sum() for batch in batches) == 17
+
+
+@pytest.mark.parametrize(("packing", "most"), [(True, 8), (False, 1)])
+def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) -> None:
+    task = Task(configuration(folder, 1, batch_size=16, seq_len=64, packing=packing))
+    (training,) = prepared(task)
+    (held_out,) = task.evaluation_sets()
+    for batch in (training, *held_out.batches()):
+        assert batch["span_weights"].shape[1] == most
+        assert (batch["span_weights"].sum(1).max() > 1) == packing
+    assert training["span_weights"].sum() == 16
+    shapes = task.objective.batch_shapes(task.objective.rows)
+    assert {n: x.shape for n, x in shapes.items()} == {n: x.shape for n, x in training.items()}
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(
+    folder, tmp_path, capsys
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    given = ["--checkpoint", "none", "--output", str(tmp_path / "file"), *arguments(folder, 1)]
+    assert main(["evaluate", *given]) == 2
+    assert "file is a file: name a directory." in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_half_a_surrogate_pair_in_a_passage_is_written_escaped(trained, capsys) -> None:
+    _, workdir = trained
+    asked = ["--question", "Where lives bob?", "--context", "\ud83d"]
+    assert main(["predict", "--checkpoint", str(workdir), *asked]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] in ("\ud83d", "")
+
+
+@pytest.mark.slow
+def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
+    convert(folder / "model", tmp_path / "encoder", "hf", "bertjax")
+    with pytest.raises(ValueError, match=r"with activation='gelu' .* model.activation='gelu'"):
+        evaluate(configuration(folder, 1, model__activation="relu"), tmp_path / "encoder")
+    with pytest.raises(ValueError, match="span"):
+        evaluate(configuration(folder, 1), tmp_path / "encoder")
+    (tmp_path / "vocab.txt").write_text("\n".join([*TOKENIZER.pieces[:-1], "other"]))
+    other = configuration(folder, 1, data__vocab=tmp_path / "vocab.txt")
+    with pytest.raises(ValueError, match="trained with another vocabulary"):
+        evaluate(other, tmp_path / "encoder")
+
+
+@pytest.mark.slow
+def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
+    config = configuration(folder, 1, steps="3 epochs", batch_size=16)
+    verdict = preflight(config, Topology("cpu:8"))
+    assert verdict.steps == 3 * 64 // 16 and verdict.train.rows_per_device == 2
+
+
+@pytest.mark.slow
+def test_a_topology_need_not_divide_the_windows_of_a_step(folder) -> None:
+    config = configuration(folder, 1, batch_size=10, accumulation=2)
+    assert preflight(config, Topology("cpu:8")).train.rows_per_device == 2
+
+
+@pytest.mark.slow
+def test_scores_keep_the_precision_that_they_are_summed_in(folder) -> None:
+    """Or answers, and null odds, would tie."""
+    task = Task(configuration(folder, 1, **{"model.dtype": "bfloat16"}))
+    batch, objective = next(prepared(task)), task.objective
+    params = jax.jit(objective.init_params)(jax.random.key(0))
+    outputs = jax.jit(lambda params, batch: objective.apply(params, batch, None, {}))(params, batch)
+    logits = outputs["span_logits"]
+    assert logits.dtype == jnp.float32
+    assert (logits != logits.astype(jnp.bfloat16)).mean() > 0.9
+
+
+@pytest.mark.slow
+def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
+    losses = []
+    for shape in ((8, 1, 1), (2, 2, 2)):
+        mesh = {f"mesh.{axis}": size for axis, size in zip(AXES, shape, strict=True)}
+        workdir = tmp_path / "x".join(map(str, shape))
+        Run(configuration(folder, 2, steps=4, log_every=1, eval_every=4, **mesh), workdir).train()
+        losses.append([line["loss"] for line in metrics(workdir)])
+    assert len(losses[0]) == 5 and losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_kills_change_nothing(folder, tmp_path) -> None:
+    given = arguments(folder, 2, steps=120, checkpoint_every=10, eval_every=20, log_every=5)
+    given += ["--config.model.hidden_dropout=0.1", "--config.keep=1", "--config.keep_best=f1"]
+    given += ["--config.optimizer.layer_decay=0.9", "--config.reinit_layers=1"]
+    assert run("train", "--workdir", tmp_path / "whole", *given).returncode == 0
+    draw = random.Random(3)
+    killed = ["train", "--workdir", tmp_path / "killed", *given]
+    for kill in range(4):
+        saved = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps(), default=0)
+        process = Command(*killed, begin=functools.partial(hold, saved + 36))
+        if kill == 0:
+            time.sleep(draw.uniform(0.5, 3))
+        else:
+            process.wait_for_step(saved + draw.randrange(5, 30))
+            time.sleep(draw.uniform(0, 0.1))
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+    done = run(*killed)
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stderr
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    assert params_of(tmp_path / "killed") == params_of(tmp_path / "whole")
+    kept = [Checkpoints(tmp_path / run / "checkpoints").steps() for run in ("killed", "whole")]
+    best = max(
+        (line for line in metrics(tmp_path / "whole") if line["split"] == "heldout"),
+        key=lambda line: line["f1"],
+    )
+    assert kept[0] == kept[1] == sorted({best["step"], 120})
+
+
+@pytest.mark.parametrize(
+    ("version", "overrides", "complaint"),
+    [
+        (1, {"data__dev": "dev-v2.0.json"}, "has questions that cannot be answered"),
+        (2, {"data__dev": "dev-v1.1.json"}, "has no questions that cannot be answered"),
+        (1, {"data__train": "none.json"}, "none.json: data="),
+        (1, {"data__stride": 100}, "stride=100 must be"),
+        (1, {"init": ""}, "there is no vocabulary: name a model"),
+        (1, {"init": "/nowhere"}, "there is no /nowhere"),
+        (1, {"model.vocab_size": 40}, "69 pieces and model.vocab_size=40: raise it"),
+        (1, {"data__dev": "bare.json"}, "1 questions without a gold answer, '0' first"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_in_a_sentence(
+    version: int, overrides: dict, complaint: str, folder, tmp_path, capsys
+) -> None:
+    given = ["--workdir", str(tmp_path / "w"), *arguments(folder, version, **overrides)]
+    assert main(["train", *given]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1
+    assert not (tmp_path / "w").exists()

@@ -1,0 +1,364 @@
+"""Sentences of a table, their labels, and what of a long text a model reads."""
+
+import dataclasses
+import math
+import random
+
+import numpy as np
+import pytest
+from conftest import sample_pieces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.encoding import (
+    LONG_TEXTS,
+    check_long_text,
+    encode,
+    shared_room,
+)
+from data_pipelines.finetuning.sequence_classification import (
+    Columns,
+    Sentences,
+    as_columns,
+    class_weights,
+    from_rows,
+    label_names,
+    label_text,
+    make_target,
+)
+from data_pipelines.finetuning.table import Row, read_table
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # a piece each
+CLASS = Columns(("text",), label="label")
+LABELS = dataclasses.replace(CLASS, target="labels")
+NUMBER = dataclasses.replace(CLASS, target="number")
+
+
+def read(rows: list[dict], columns: Columns = CLASS, labelled: bool = True) -> Sentences:
+    placed = [Row(f"t.csv line {i}", values) for i, values in enumerate(rows, 2)]
+    return from_rows("t.csv", placed, columns, labelled)
+
+
+def labelled(*labels: object, columns: Columns = CLASS) -> Sentences:
+    return read([{"text": f"text {i}", "label": label} for i, label in enumerate(labels)], columns)
+
+
+def test_columns_of_a_text_are_joined_and_a_pair_is_kept_apart() -> None:
+    columns = Columns(as_columns("title+body"), as_columns("answer"), "label", "id")
+    rows = [{"title": "A ", "body": "b", "answer": "c", "label": 1, "id": 7, "other": None}]
+    found = read(rows, columns)
+    assert (found.texts, found.pairs, found.values, found.ids) == (["A b"], ["c"], ["1"], ["7"])
+    assert found.places == ["t.csv line 2"] and len(found) == 1
+
+
+def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
+    found = read([{"text": "a"}], labelled=False)
+    assert found.values is None and found.pairs is None and found.ids is None
+    target = make_target(found, ["x", "y"], "class")
+    assert target.weights.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "complaint"),
+    [
+        (CLASS, [{"label": "x"}], "line 2: there is no column 'text', but 'label'"),
+        (CLASS, [{"text": "a", "label": "x"}, {"text": "b"}], "line 3: there is no column 'label'"),
+        (CLASS, [{"text": " ", "label": "x"}], "line 2: column 'text' is empty"),
+        (CLASS, [{"text": "a", "label": " "}], "line 2: column 'label' is empty"),
+        (CLASS, [{"text": "a", "label": None}], "line 2: column 'label' is empty"),
+        (CLASS, [{"text": "a", "label": math.nan}], "line 2: column 'label' is empty"),
+        (CLASS, [{"text": "a", "label": ["x", "y"]}], "line 2: .* is .*: .* set target=labels"),
+        (CLASS, [{"text": "a", "label": {"x": 1}}], "line 2: column 'label' is .*: write its name"),
+        (LABELS, [{"text": "a", "label": 3}], "line 2: column 'label' is 3: write labels with ','"),
+        (LABELS, [{"text": "a", "label": [["x"]]}], "line 2: column 'label' is .*: write its name"),
+        (NUMBER, [{"text": "a", "label": "nan"}], "line 2: .* 'nan', which is no finite number"),
+        (NUMBER, [{"text": "a", "label": "-inf"}], "line 2: .* '-inf', which is no finite number"),
+        (NUMBER, [{"text": "a", "label": "1e39"}], "line 2: .* '1e39', which is no finite number"),
+        (NUMBER, [{"text": "a", "label": "good"}], "line 2: .* 'good'.*: mend it, or set target="),
+        (Columns(("text",), ("pair",), "label"), [{"text": "a", "label": 1}], "no column 'pair'"),
+        (
+            Columns(("text",), label="label", id="id"),
+            [{"text": "a", "label": 1, "id": i} for i in (1, 2, 1)],
+            "line 4: id '1' is that of t.csv line 2: name it apart",
+        ),
+    ],
+)
+def test_a_row_that_does_not_say_what_it_should_is_refused(columns, rows, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read(rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"text": ()}, "data.text is empty: name the column"),
+        ({"text": ("a",), "label": "a"}, "column 'a' is the text and the label: name different"),
+        ({"text": ("a",), "pair": ("a",)}, "column 'a' is the text and the pair"),
+        ({"text": ("a",), "pair": ("b",), "label": "b"}, "column 'b' is the .* and the label"),
+        ({"text": ("a",), "target": "klass"}, "data.target='klass' is unknown: choose one of"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(arguments: dict, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        Columns(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1, "1"),
+        (1.0, "1"),
+        (" 1 ", "1"),
+        ("1.0", "1.0"),
+        (True, "True"),
+        (None, ""),
+        (math.nan, ""),
+        (0.5, "0.5"),
+        ("a b", "a b"),
+    ],
+)
+def test_a_label_is_compared_by_its_text(value: object, text: str) -> None:
+    assert label_text(value) == text
+
+
+def test_labels_are_between_separators_or_in_a_list_and_may_be_none() -> None:
+    found = labelled("b, a,b,", ["a", 3, ""], "", [], columns=LABELS)
+    assert found.values == [("b", "a"), ("a", "3"), (), ()]
+    columns = dataclasses.replace(LABELS, separator="|")
+    assert labelled("a,b|c", columns=columns).values == [("a,b", "c")]
+
+
+@given(st.lists(st.sampled_from(["a", "B", "b c", "é", "10", "9", "-1"]), min_size=2), st.randoms())
+def test_the_order_of_labels_is_not_that_of_the_rows(labels: list[str], draw) -> None:
+    if len(set(labels)) < 2:
+        return
+    shuffled = draw.sample(labels, len(labels))
+    names = label_names(labelled(*labels))
+    assert names == label_names(labelled(*shuffled)) and set(names) == set(labels)
+    assert label_names(labelled(*labels, columns=LABELS)) == names
+
+
+def test_labels_that_are_whole_numbers_are_in_their_order() -> None:
+    assert label_names(labelled(10, "9", -1, "2")) == ("-1", "2", "9", "10")
+    assert label_names(labelled("10", "9", "-")) == ("-", "10", "9")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "label", "count", "classes"),
+    [
+        ("banking77/train.csv", "text", "category", 10_003, 77),
+        ("banking77/test.csv", "text", "category", 3080, 77),
+        ("clinc150/train.tsv", "sentence", "label", 15_100, 151),
+        ("clinc150/val.tsv", "sentence", "label", 3100, 151),
+        ("clinc150/test.tsv", "sentence", "label", 5500, 151),
+    ],
+)
+def test_real_files_have_all_their_examples(
+    file: str, text: str, label: str, count: int, classes: int, data_dir
+) -> None:
+    rows = read_table(data_dir / "classification" / file)
+    found = from_rows(file, rows, Columns((text,), label=label), True)
+    names = label_names(found)
+    assert (len(found), len(names)) == (count, classes) and list(names) == sorted(names)
+    train, dev = found.held_out(0.1)
+    assert len(train) + len(dev) == count and not {*train.texts} & {*dev.texts}
+
+
+def test_there_must_be_something_to_tell_apart() -> None:
+    with pytest.raises(InputError, match=r"^t.csv has nothing to tell apart \(all have 'x'\)"):
+        label_names(labelled("x", "x"))
+    with pytest.raises(InputError, match=r"\(there is no label at all\)"):
+        label_names(labelled("", [], columns=LABELS))
+
+
+texts = st.lists(st.text(max_size=8), min_size=1, max_size=40, unique=True)
+
+
+@settings(deadline=None)
+@given(texts, st.lists(st.text(max_size=8), max_size=10), st.floats(0.1, 0.9), st.randoms())
+def test_no_order_and_no_later_example_moves_one_to_the_other_side(
+    first: list[str], more: list[str], share: float, draw
+) -> None:
+    def sides(texts: list[str], pairs: list[str] | None = None) -> tuple[set[str], set[str]] | None:
+        places = [str(i) for i in range(len(texts))]
+        try:
+            parts = Sentences("it", places, texts, pairs, list(texts)).held_out(share)
+        except InputError:
+            return None
+        assert all(part.values == part.texts for part in parts)
+        return tuple(set(part.texts) for part in parts)
+
+    before, later = sides(first), sides(draw.sample(first + more, len(first + more)))
+    if before and later:
+        for own, grown in zip(before, later, strict=True):
+            assert own <= grown
+        assert not later[0] & later[1]
+
+
+def test_about_the_share_is_held_out_and_of_every_pair_the_two_texts_count() -> None:
+    count = 4000
+    texts = [f"text {i}" for i in range(count)]
+    for pairs in (None, texts[::-1]):
+        data = Sentences("it", texts, texts, pairs, texts, texts)
+        train, dev = data.held_out(0.1)
+        assert len(train) + len(dev) == count and abs(len(dev) - 400) < 80
+        assert sorted(train.places + dev.places) == sorted(texts)
+    assert set(dev.texts) != set(Sentences("it", texts, texts).held_out(0.1)[1].texts)
+
+
+def test_the_parts_are_those_that_runs_have_kept() -> None:
+    texts = [f"text {i}" for i in range(20)]
+    assert Sentences("it", texts, texts).held_out(0.1)[1].texts == [
+        f"text {i}" for i in (2, 3, 6, 18)
+    ]
+
+
+def test_too_few_to_hold_out_are_refused() -> None:
+    with pytest.raises(InputError, match=r"t.csv has too few examples \(2\) .*data.dev=FILE"):
+        labelled("a", "b").held_out(0.001)
+
+
+def test_targets_are_by_name_whatever_the_order_of_the_rows() -> None:
+    names = ("a", "b", "c")
+    assert make_target(labelled("c", "a"), names, "class").values.tolist() == [2, 0]
+    of_sets = make_target(labelled("c,a", "", columns=LABELS), names, "labels")
+    assert of_sets.values.tolist() == [[1, 0, 1], [0, 0, 0]]
+    number = make_target(labelled(3, "-0.5", columns=NUMBER), (), "number")
+    assert number.values.tolist() == [3, -0.5] and number.weights.tolist() == [1, 1]
+
+
+def test_a_label_that_was_not_trained_is_refused_at_its_row() -> None:
+    complaint = r"^t.csv line 3: label 'z' is none that was trained \('a', 'b'\): mend it, or"
+    for columns in (CLASS, LABELS):
+        with pytest.raises(InputError, match=complaint):
+            make_target(labelled("a", "z", columns=columns), ("a", "b"), columns.target)
+
+
+def test_classes_weigh_as_they_are_told_to() -> None:
+    labels, classes = ("a", "b", "c=d"), np.array([0, 0, 0, 1])
+    assert class_weights("", labels, classes).tolist() == [1, 1, 1]
+    assert class_weights("b=2,c=d=0.5", labels, classes).tolist() == [1, 2, 0.5]
+    # N / (C * count), as scikit-learn has it; of a class without examples as if of one.
+    found = class_weights("balanced", labels, classes)
+    np.testing.assert_allclose(found, [4 / 9, 4 / 3, 4 / 3])
+    weights = class_weights("balanced", labels[:2], classes)
+    assert weights[classes].mean() == 1
+
+
+@pytest.mark.parametrize("spec", ["z=2", "a", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,=2"])
+def test_weights_of_no_class_or_no_weight_are_refused(spec: str) -> None:
+    with pytest.raises(InputError, match=r"data.class_weights='.*' must be LABEL=WEIGHT, of a, b"):
+        class_weights(spec, ("a", "b"), np.array([0, 1]))
+
+
+def original(first: int, second: int, room: int) -> tuple[int, int]:
+    """The rule of google-research/bert, run_classifier.py: one piece at a time."""
+    while first + second > room:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return first, second
+
+
+lengths = st.integers(0, 60)
+
+
+@given(lengths, lengths, st.integers(0, 70))
+def test_the_longer_of_two_texts_loses_pieces_of_equal_ones_the_second(a, b, room) -> None:
+    assert shared_room(a, b, room) == original(a, b, room)
+
+
+def words(count: int, seed: int = 0) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def pieces(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+def rows_of(encoded) -> list[list[int]]:
+    return [part.tolist() for part in np.split(encoded.examples.ids, encoded.examples.starts[1:])]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(3, 24), st.sampled_from(LONG_TEXTS))
+def test_of_a_long_text_is_kept_what_was_asked_for(count: int, seq_len: int, how: str) -> None:
+    text, room = words(count), seq_len - 2
+    ids = pieces(text)
+    found = encode(Sentences("it", ["here"], [text]), TOKENIZER, seq_len, how)
+    rows = rows_of(found)
+    for row in rows:
+        assert len(row) <= seq_len
+        assert (row[0], row[-1]) == (TOKENIZER.cls_id, TOKENIZER.sep_id)
+    assert found.examples.prefix.tolist() == [len(row) for row in rows]
+    assert found.owner.tolist() == [0] * len(rows)
+    bare = [row[1:-1] for row in rows]
+    assert found.cut == (count > room and how != "windows")
+    if count <= room:
+        assert bare == [ids]
+    elif how == "windows":
+        stride = max(1, room - room // 4)
+        for number, window in enumerate(bare):
+            assert window == ids[number * stride :][:room]
+        covered = {
+            i for n, window in enumerate(bare) for i in range(n * stride, len(window) + n * stride)
+        }
+        assert covered == set(range(count))
+        assert (len(bare) - 1) * stride + room - stride < count  # none is of what others have
+    else:
+        head = {"head": room, "tail": 0, "head_tail": room // 4}[how]
+        assert bare == [ids[:head] + ids[count - room + head :]]
+
+
+def test_a_quarter_of_head_and_tail_is_head() -> None:
+    """128 of 510, which is 127 here (Sun et al. 2019)."""
+    text = words(1000)
+    (row,) = rows_of(encode(Sentences("it", ["here"], [text]), TOKENIZER, 512, "head_tail"))
+    assert row[1:-1] == pieces(text)[:127] + pieces(text)[-383:]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 20), st.integers(0, 20), st.integers(5, 30), st.sampled_from(["head", "tail"])
+)
+def test_pairs_are_cut_by_the_rule(a: int, b: int, seq_len: int, how: str) -> None:
+    texts = [words(a, 1), words(b, 2)]
+    data = Sentences("it", ["here"], texts[:1], texts[1:])
+    found = encode(data, TOKENIZER, seq_len, how)
+    sizes = original(a, b, seq_len - 3)
+    parts = [
+        pieces(text)[:size] if how == "head" else pieces(text)[len(pieces(text)) - size :]
+        for text, size in zip(texts, sizes, strict=True)
+    ]
+    sep = [TOKENIZER.sep_id]
+    assert rows_of(found) == [[TOKENIZER.cls_id, *parts[0], *sep, *parts[1], *sep]]
+    assert found.examples.prefix.tolist() == [sizes[0] + 2]
+    assert found.cut == (a + b > seq_len - 3)
+
+
+def test_windows_share_the_weight_of_their_text() -> None:
+    texts = [words(3), words(50), words(20)]
+    data = Sentences("it", texts, texts, None, ["a", "b", "b"])
+    encoded = encode(data, TOKENIZER, 10, "windows")
+    target = make_target(data, ("a", "b"), "class")
+    weighted = dataclasses.replace(target, weights=np.array([1, 0.5, 2], np.float32))
+    for given_target, sums in ((target, [1, 1, 1]), (weighted, [1, 0.5, 2])):
+        label = encoded.with_target("label", given_target).targets["label"]
+        np.testing.assert_allclose(np.bincount(encoded.owner, label.weights), sums, rtol=1e-6)
+        assert label.values.tolist() == target.values[encoded.owner].tolist()
+    assert np.bincount(encoded.owner).tolist() == [1, 8, 3]
+
+
+def test_ways_and_lengths_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match=r"data.long_text='middle' is unknown: choose one of head"):
+        check_long_text("middle", False)
+    for how in ("windows", "head_tail"):
+        with pytest.raises(InputError, match=f"data.long_text={how} is not for pairs: choose head"):
+            check_long_text(how, True)
+    for pairs, seq_len in ((None, 2), (["b"], 4)):
+        with pytest.raises(InputError, match=f"seq_len={seq_len} leaves no room for text: raise"):
+            encode(Sentences("it", ["x"], ["a"], pairs), TOKENIZER, seq_len, "head")

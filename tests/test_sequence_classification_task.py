@@ -1,0 +1,404 @@
+"""Sentences and multiple choice go through the one loop, from files to answers."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import toy_tasks
+from processes import run
+from random_models import draw_model
+from run_outputs import metrics
+
+from bertjax.cli.main import main
+from bertjax.config.config import Config, load_config
+from bertjax.formats import huggingface
+from bertjax.formats.opening import read_model
+from bertjax.inference.convert import convert
+from bertjax.inference.predictor import Predictor
+from bertjax.mesh.sharding import named_leaves
+from bertjax.model.encoder import BertConfig
+from bertjax.tasks import registry
+from bertjax.tasks.task import Input
+from bertjax.tasks.token_classification.task import _asked
+from bertjax.training.evaluator import evaluate
+from bertjax.training.initialization import Start
+from bertjax.training.trainer import Run
+from data_pipelines.errors import InputError
+
+LABELS = ("glad", "odd, or so", "sad")
+HEADLINE = {"class": "accuracy", "labels": "micro_f1", "number": "pearson", "choice": "accuracy"}
+HEADLINE["tags"] = "f1"
+TAGS = ("O", "B-glad", "I-glad", "B-odd,", "I-odd,")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("toys")
+    toy_tasks.write_data(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """The workdir of a kind, trained when it is first asked for."""
+    found: dict[str, pathlib.Path] = {}
+
+    def of(kind: str) -> pathlib.Path:
+        if kind not in found:
+            found[kind] = tmp_path_factory.mktemp(kind) / "run"
+            # In a process of one device: of eight on two cores, steps wait for each other too long.
+            done = run("train", "--workdir", found[kind], *toy_tasks.arguments(kind, folder))
+            assert done.returncode == 0, done.stderr
+        return found[kind]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """The same as a directory of Hugging Face."""
+    found: dict[str, pathlib.Path] = {}
+
+    def of(kind: str) -> pathlib.Path:
+        if kind not in found:
+            found[kind] = tmp_path_factory.mktemp(f"{kind}-hf") / "model"
+            convert(trained(kind), found[kind], "bertjax", "hf")
+        return found[kind]
+
+    return of
+
+
+def task_of(config: Config, hosts: int = 1, host: int = 0):
+    return registry.find(config.task)(config, hosts, host)
+
+
+def leaves(params) -> dict[str, bytes]:
+    return {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(params)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", toy_tasks.KINDS)
+def test_a_tiny_model_learns(kind: str, trained) -> None:
+    scores = metrics(trained(kind))[-1]
+    assert scores["split"] == "heldout" and scores[HEADLINE[kind]] > 0.9, scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", toy_tasks.KINDS)
+def test_it_scores_the_same_wherever_it_is_opened(kind, trained, exported, folder) -> None:
+    while_training = metrics(trained(kind))[-1]
+    for path in (trained(kind), exported(kind)):
+        found = evaluate(toy_tasks.configuration(kind, folder, path), path)
+        for name, value in found.scores.items():
+            assert value == pytest.approx(while_training[name], abs=1e-5), name
+    entries = found.files["predictions"]
+    assert len(entries) == 60
+    assert len(found.examples) == 8 and any(" → " in line for line in found.examples)
+    if kind == "class":
+        gold = [row["mood"] for row in toy_tasks.rows_of(folder / "dev.csv")]
+        assert [entry["gold"] for entry in entries] == gold
+        right = [entry["label"] == entry["gold"] for entry in entries]
+        assert np.mean(right) == found.scores["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", toy_tasks.KINDS)
+def test_what_is_exported_is_read_back_byte_for_byte(kind, trained, exported, tmp_path) -> None:
+    own, back = read_model(trained(kind)), read_model(exported(kind))
+    assert leaves(own.params) == leaves(back.params)
+    expected = {"class": LABELS, "labels": LABELS, "tags": TAGS}.get(kind, ())
+    assert own.labels == back.labels == expected
+    assert own.target == back.target == (kind if kind in ("labels", "number") else "class")
+    huggingface.write(back, tmp_path)
+    weights = [path / "model.safetensors" for path in (exported(kind), tmp_path)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    convert(exported(kind), tmp_path / "own", "hf", "bertjax")
+    again = read_model(tmp_path / "own")
+    assert (again.labels, again.target) == (own.labels, own.target)
+    assert leaves(again.params) == leaves(own.params)
+
+
+def predict(capsys, *given: object) -> list[dict]:
+    capsys.readouterr()
+    assert main(["predict", *map(str, given)]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_text_a_line_of_json_and_a_table_are_answered(trained, exported, folder, capsys) -> None:
+    for path in (trained("class"), exported("class")):
+        (found,) = predict(capsys, "--checkpoint", path, "--text", "do ki lu ki", "--all")
+        assert found["text"] == "do ki lu ki" and found["label"] == "sad"
+        assert found["probabilities"].keys() == {*LABELS}
+        assert found["probability"] == found["probabilities"]["sad"]
+        assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    (found,) = predict(capsys, "--checkpoint", path, "--text", '{"text": "ba ba", "more": 1}')
+    assert found.keys() == {"text", "label", "probability"} and found["label"] == "glad"
+    table = predict(capsys, "--checkpoint", trained("class"), "--input", folder / "dev.csv")
+    rows = toy_tasks.rows_of(folder / "dev.csv")
+    assert [answer["text"] for answer in table] == [row["text"] for row in rows]
+    right = [answer["label"] == row["mood"] for answer, row in zip(table, rows, strict=True)]
+    assert np.mean(right) > 0.9
+
+
+@pytest.mark.slow
+def test_labels_and_numbers_are_answered(trained, folder, capsys) -> None:
+    given = "--checkpoint", trained("labels"), "--text"
+    (found,) = predict(capsys, *given, "do ba lu no me", "--all")
+    assert found["labels"] == ["glad", "odd, or so"]
+    assert found["labels"] == [name for name, p in found["probabilities"].items() if p > 0.5]
+    (found,) = predict(capsys, *given, "do lu me")
+    assert found == {"text": "do lu me", "labels": []}
+    table = predict(capsys, "--checkpoint", trained("number"), "--input", folder / "dev.tsv")
+    assert [*table[0]] == ["first", "second", "number"] and len(table) == 60
+
+
+@pytest.mark.slow
+def test_questions_are_answered_in_either_layout(trained, tmp_path, capsys) -> None:
+    given = "--checkpoint", trained("choice"), "--all"
+    asked = {"context": "do lu", "choices": ["ki me", "me ba", "ki ki"]}
+    (found,) = predict(capsys, *given, "--text", json.dumps(asked))
+    assert (found["context"], found["label"], found["answer"]) == ("do lu", 1, "me ba")
+    assert sum(found["probabilities"]) == pytest.approx(1, abs=1e-5)
+    path = tmp_path / "swag.csv"
+    path.write_text("sent1,sent2,ending0,ending1,ending2\ndo lu,,ki me,me ba,ki ki\ndo,,ba,ki,\n")
+    first, second = predict(capsys, *given, "--input", path)
+    assert first.pop("probabilities") == pytest.approx(found.pop("probabilities"), abs=1e-5)
+    assert first == pytest.approx(found, abs=1e-5)
+    assert second["label"] == 0 and len(second["probabilities"]) == 2
+
+
+@pytest.mark.slow
+def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
+    for path in (trained("tags"), exported("tags")):
+        given = "--checkpoint", path, "--text"
+        (found,) = predict(capsys, *given, '{"words": ["ra", "ba", "ki", "me", "no"]}')
+        assert found["tags"] == ["O", "B-glad", "I-glad", "O", "B-odd,"]
+        text = " ra,  (Ba ki) tu? no."
+        (found,) = predict(capsys, *given, text)
+        assert found["text"] == text.strip()
+        said = [
+            (e["text"], e["type"], text.strip()[e["start"] : e["end"]]) for e in found["entities"]
+        ]
+        assert said == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
+    long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # of several windows
+    (found,) = predict(capsys, *given, long, "--all")
+    assert [each["text"] for each in found["entities"]] == ["ba ki", "no"]
+    assert len(found["probabilities"]) == 103
+    assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["probabilities"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ada's \u201cnote_1\u201d, 3.5%!", "Ada's|\u201c|note_1|\u201d|,|3.5|%|!"),
+        ("caf\u0065\u0301. \u0065\u0301", "caf\u0065\u0301|.|\u0065\u0301"),  # decomposed
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940\u0964",
+            "\u0939\u093f\u0928\u094d\u0926\u0940|\u0964",
+        ),
+        ("\u0e17\u0e35\u0e48", "\u0e17\u0e35\u0e48"),
+        ("\u6771\u4eac, ok", "\u6771|\u4eac|,|ok"),
+        ("(\u2764\ufe0f)", "(|\u2764\ufe0f|)"),
+        ("-", "-"),
+    ],
+)
+def test_running_text_falls_into_words_in_any_script(text: str, words: str) -> None:
+    asked = _asked("input 0", text)[1]
+    assert asked.words == words.split("|")
+
+
+@pytest.mark.slow
+def test_words_in_columns_are_tagged_by_themselves(trained, tmp_path, capsys) -> None:
+    (tmp_path / "test.conll").write_text("ra\tO\nba\tB-odd,\nki\tO\n\nno\tO\n")
+    given = "--checkpoint", trained("tags"), "--input"
+    found = predict(capsys, *given, tmp_path / "test.conll")
+    assert [each["words"] for each in found] == [["ra", "ba", "ki"], ["no"]]
+    assert [each["tags"] for each in found] == [["O", "B-glad", "I-glad"], ["B-odd,"]]
+
+
+@pytest.mark.slow
+def test_labels_of_no_scheme_are_types(trained, tmp_path, capsys) -> None:
+    model = read_model(trained("tags"))
+    plain = ("O", "GLAD", "GLAD2", "ODD", "ODD2")
+    (tmp_path / "plain").mkdir()
+    huggingface.write(dataclasses.replace(model, labels=plain), tmp_path / "plain")
+    (found,) = predict(capsys, "--checkpoint", tmp_path / "plain", "--text", "ra ba ki tu no")
+    said = [(each["text"], each["type"]) for each in found["entities"]]
+    assert said == [("ba", "GLAD"), ("ki", "GLAD2"), ("no", "ODD")]
+
+
+@pytest.mark.slow
+def test_a_column_named_pair_or_a_missing_id_changes_nothing_of_ones_own_model(trained) -> None:
+    opened = Predictor(trained("class"))
+    data = {**opened.config.data, "id": "number"}
+    opened.config = dataclasses.replace(opened.config, data=data)
+    asked = [Input("input 0", "do ki"), Input("input 1", {"text": "do ki", "pair": "ba ba"})]
+    first, second = opened.answers(asked, together=2)
+    assert first == second
+
+
+@pytest.mark.slow
+def test_one_goes_on_from_a_classifier_if_its_labels_are_the_same(
+    trained, folder, tmp_path
+) -> None:
+    begin = trained("class")
+    own = read_model(begin).params["classifier"]
+    cases = [("class", {}, True), ("labels", {}, True), ("number", {}, False)]
+    for kind, overrides, kept in cases:
+        new = Run(toy_tasks.configuration(kind, folder, begin, **overrides), tmp_path / kind)
+        start = Start(begin)
+        start.check(new.config.model, new.programs.params, new.task.labels)
+        found = start.given(new.programs.params)
+        same = "classifier" in found and leaves(found["classifier"]) == leaves(own)
+        assert same == kept and {"encoder", "pooler"} <= found.keys(), kind
+
+
+def published(path: pathlib.Path, labels: tuple[str, ...]) -> pathlib.Path:
+    config = BertConfig(128, 1, 64, 4, max_positions=64, num_labels=len(labels))
+    model = draw_model(config, toy_tasks.TOKENIZER, "pooler", "classifier")
+    path.mkdir()
+    huggingface.write(type(model)(config, model.params, toy_tasks.TOKENIZER, labels=labels), path)
+    return path
+
+
+def test_labels_keep_the_order_of_the_model_one_goes_on_from(folder, tmp_path) -> None:
+    turned = LABELS[1:] + LABELS[:1]
+    task = task_of(toy_tasks.configuration("class", folder, published(tmp_path / "same", turned)))
+    assert task.labels == turned
+    sets = task.evaluation_sets()
+    gold = [turned[i] for i in sets[0]._gold.values]
+    assert gold == [row["mood"] for row in toy_tasks.rows_of(folder / "dev.csv")]
+    for other in (("glad", "sad"), ("glad", "sad", "so"), ("a", "b", "c", "d")):
+        path = published(tmp_path / "-".join(other), other)
+        task = task_of(toy_tasks.configuration("class", folder, path))
+        assert task.labels == LABELS and task.config.model.num_labels == 3
+
+
+def test_labels_are_compared_by_name_whatever_the_order_of_the_rows(folder, tmp_path) -> None:
+    config = toy_tasks.configuration("class", folder)
+    task = task_of(config)
+    first, *rows = (folder / "train.csv").read_text().splitlines()
+    (tmp_path / "train.csv").write_text("\n".join([first, *rows[::-1]]))
+    other = task_of(
+        toy_tasks.configuration("class", folder, data__train=str(tmp_path / "train.csv"))
+    )
+    assert task.labels == other.labels == LABELS
+    assert task.examples.targets["label"].values.tolist() == [
+        *reversed(other.examples.targets["label"].values.tolist())
+    ]
+
+
+def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
+    """Every label of the file is, whichever part of it has the only example."""
+    toy_tasks.write_data(tmp_path)
+    for path in tmp_path.glob("dev.*"):
+        path.unlink()
+    rows = [f"rare {i},do {i}\n" for i in range(40)]
+    with open(tmp_path / "train.csv", "a") as file:
+        file.writelines(rows)
+    task = task_of(toy_tasks.configuration("class", tmp_path, data__dev=""))
+    assert len(task.labels) == 3 + 40
+    (held_out,) = task.evaluation_sets()
+    only = {label for label in held_out.data.values if label.startswith("rare")}
+    assert only and not only & {task.labels[i] for i in task.examples.targets["label"].values}
+    assert len(held_out.data) + len(task.examples) == 340
+
+
+def test_a_file_needs_no_directory(tmp_path) -> None:
+    toy_tasks.write_data(tmp_path)
+    files = {"data__train": str(tmp_path / "train.csv"), "data__dev": "", "data__dir": ""}
+    task = task_of(toy_tasks.configuration("class", tmp_path, **files))
+    assert 0 < len(task.evaluation_sets()[0].data) == 300 - len(task.examples)
+
+
+def test_of_a_task_of_glue_nothing_is_held_out_of_a_file_of_another_name(tmp_path) -> None:
+    lines = ["index\tquestion\tsentence\tlabel"]
+    lines += [f"{i}\tba {i}\tdo\t{'not_' * (i % 2)}entailment" for i in range(50)]
+    (tmp_path / "QNLI").mkdir()
+    for name in ("other", "dev"):
+        (tmp_path / "QNLI" / f"{name}.tsv").write_text("\n".join(lines))
+    toy_tasks.TOKENIZER.save(tmp_path)
+    file = f"{toy_tasks.EXPERIMENTS / 'glue.py'}:task=qnli,data={tmp_path},smoke"
+    fields = {"data.vocab": tmp_path / "vocab.txt", "data.train": "QNLI/other.tsv"}
+    fields["model.vocab_size"] = 128
+    given = {name: str(value) for name, value in fields.items()}
+    task = task_of(load_config(file, given, registry.data_fields()))
+    assert len(task.examples) == 50 and len(task.evaluation_sets()[0].data) == 50
+
+
+@pytest.mark.parametrize("kind", toy_tasks.KINDS)
+def test_the_batch_is_the_same_for_any_number_of_hosts(kind: str, folder) -> None:
+    config = toy_tasks.configuration(kind, folder)
+    found = []
+    for hosts in (1, 2, 4):
+        tasks = [task_of(config, hosts, host) for host in range(hosts)]
+        for task in tasks:
+            task.prepare(30)
+        parts = [next(iter(task.train_batches(25, 26))) for task in tasks]
+        held_out = [next(iter(task.evaluation_sets()[0].batches())) for task in tasks]
+        found.append(
+            {
+                f"{split}/{name}": np.concatenate([part[name] for part in shares])
+                for split, shares in (("train", parts), ("dev", held_out))
+                for name in shares[0]
+            }
+        )
+    for other in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -> None:
+    """As MNLI's two, whose three classes have no F1 of their own."""
+    first, *rows = (folder / "dev.csv").read_text().splitlines()
+    for name, own in (("dev-a", rows[:20]), ("dev-b", rows[20:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([first, *own]))
+    config = toy_tasks.configuration(
+        "class", folder, trained("class"), data__dev=str(tmp_path / "dev-*.csv")
+    )
+    found = evaluate(config, trained("class"))
+    scores = found.scores
+    mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
+    assert scores["accuracy"] == pytest.approx(mean)
+    assert not registry.find(config.task).failed(scores)  # which a sweep asks of all
+    assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
+
+
+@pytest.mark.slow
+def test_a_tagger_of_documents_reads_no_other_input(trained) -> None:
+    opened = Predictor(trained("tags"))
+    data = {**opened.config.data, "context": "document"}
+    opened.config = dataclasses.replace(opened.config, data=data)
+    texts = ["ra me si", "ba ki tu ve"]
+    alone = [next(opened.answers([(text, text)])) for text in texts]
+    beside = opened.answers([(text, text) for text in texts], together=2, everything=False)
+    assert list(beside) == alone
+
+
+@pytest.mark.slow
+def test_nothing_to_train_on_is_needed_to_be_evaluated(trained, folder, tmp_path) -> None:
+    (tmp_path / "test.csv").write_text((folder / "dev.csv").read_text())
+    config = toy_tasks.configuration("class", folder, init=trained("class"))
+    data = {**config.data, "dir": str(tmp_path), "train": "", "dev": "test.csv"}
+    alone = evaluate(dataclasses.replace(config, data=data), trained("class"))
+    assert alone.scores == evaluate(config, trained("class")).scores
+
+
+@pytest.mark.slow
+def test_a_run_is_scored_by_its_own_configuration_where_none_is_given(trained, tmp_path) -> None:
+    given = ["--checkpoint", str(trained("class")), "--output", str(tmp_path / "own")]
+    assert main(["evaluate", *given]) == 0
+    scores = json.loads((tmp_path / "own" / "scores.json").read_text())
+    while_training = metrics(trained("class"))[-1]
+    for name, value in scores.items():
+        assert value == pytest.approx(while_training[name], abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_a_model_of_other_labels_is_not_scored(trained, folder) -> None:
+    with pytest.raises(InputError, match="tells apart glad, odd, or so, sad and the data"):
+        evaluate(toy_tasks.configuration("number", folder, trained("class")), trained("class"))

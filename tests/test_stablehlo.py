@@ -1,0 +1,161 @@
+"""`bertjax export`: what is written runs where only JAX is, at all sizes, and is the same model."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import PEERS, process_environment
+from documented_commands import ROOT, blocks
+from test_interface import HEADS, write_model
+
+import bertjax
+from bertjax.cli.main import main
+from bertjax.model.heads import Model as Network
+
+# What somebody runs who has JAX and the two files.
+PROGRAM = """
+import json, sys
+import jax, numpy
+from jax import export
+about = json.load(open("model.stablehlo.json"))
+model = export.deserialize(open("model.stablehlo", "rb").read())
+given = numpy.load("inputs.npz")
+found = {}
+for size in {name.partition("/")[0] for name in given}:
+    outputs = model.call(*(given[f"{size}/{each['name']}"] for each in about["inputs"]))
+    assert list(outputs) == [each["name"] for each in about["outputs"]], outputs
+    found |= {f"{size}/{name}": array for name, array in outputs.items()}
+numpy.savez("outputs.npz", **found)
+roots = {name.partition(".")[0] for name in sys.modules}
+assert not roots & {"bertjax", "data_pipelines", "flax", "tensorflow"}, roots
+"""
+SIZES = [(1, 5), (3, 17), (8, 32)]
+
+
+def batches(asks: bool) -> dict[str, dict[str, np.ndarray]]:
+    """Of each size texts of some lengths, every other one a pair."""
+    draw = np.random.default_rng(0)
+    found = {}
+    for rows, length in SIZES:
+        lengths = draw.integers(3, length + 1, rows)
+        lengths[0] = length
+        mask = np.arange(length) < lengths[:, None]
+        ids = draw.integers(5, 128, (rows, length))
+        types = np.arange(length) >= np.where(np.arange(rows) % 2, lengths // 2, length)[:, None]
+        batch = {"token_ids": ids * mask, "type_ids": types & mask, "mask": mask}
+        if asks:
+            batch["mlm_positions"] = draw.integers(0, lengths[:, None], (rows, rows))
+        found[f"{rows}x{length}"] = {n: each.astype(np.int32) for n, each in batch.items()}
+    return found
+
+
+def ours(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> dict[str, np.ndarray]:
+    """What the model itself computes."""
+    length = batch["token_ids"].shape[1]
+    own = {"token_ids": batch["token_ids"], "type_ids": batch["type_ids"]}
+    own |= {"pack_ids": batch["mask"], "positions": batch["mask"] * np.arange(length)}
+    own = {name: each.astype(np.int32) for name, each in own.items()}
+    heads = tuple(head for head in heads if head != "pooler")
+    if not heads:
+        return {"vectors": model.apply(model.params, own)}
+    own["cls_positions"] = np.zeros((len(batch["mask"]), 1), np.int32)
+    own["mlm_positions"] = batch.get("mlm_positions", own["cls_positions"])
+    found: Any = Network(model.config, heads).apply(
+        {"params": model.params}, own, deterministic=True
+    )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", HEADS)
+def test_a_process_with_jax_alone_gives_the_same_numbers(method, tmp_path) -> None:
+    source = write_model(tmp_path / "source", method)
+    command = ["export", "--checkpoint", source, "--to", "stablehlo"]
+    assert main([*map(str, command), "--output", str(tmp_path / "model.stablehlo")]) == 0
+    given = batches(method == "fill")
+    arrays = {f"{size}/{name}": a for size, batch in given.items() for name, a in batch.items()}
+    np.savez(tmp_path / "inputs.npz", **arrays)
+    run(sys.executable, PROGRAM, tmp_path)
+    found, model = np.load(tmp_path / "outputs.npz"), bertjax.load(source)
+    for size, batch in given.items():
+        for name, wanted in ours(model, HEADS[method], batch).items():
+            got, there = found[f"{size}/{name}"], batch["mask"] > 0
+            wanted = np.asarray(wanted)
+            if name in ("vectors", "span_logits", "tagger_logits"):  # padding is nobody's
+                got, wanted = got[there], wanted[there]
+            np.testing.assert_allclose(got, wanted.reshape(got.shape), atol=1e-5, rtol=1e-5)
+    about = json.loads((tmp_path / "model.stablehlo.json").read_text())
+    assert about["labels"] == list(model.labels) and about["max_positions"] == 32
+    assert about["platforms"] == ["cpu", "cuda", "rocm", "tpu"]
+
+
+def example(word: str) -> str:
+    """The program of the documents that has a word in it."""
+    page = (ROOT / "docs" / "serving.md").read_text()
+    (found,) = [text for kind, text in blocks(page) if kind == "python" and word in text]
+    return found
+
+
+def run(python: str, program: str, folder: pathlib.Path) -> str:
+    """What a program prints in a process that knows nothing of this clone."""
+    done = subprocess.run(
+        [python, "-I", "-c", program],
+        env=process_environment(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documents_runs(tmp_path, capsys) -> None:
+    source = write_model(tmp_path / "source", "classify")
+    command = ["export", "--checkpoint", source, "--to", "stablehlo"]
+    assert main([*map(str, command), "--output", str(tmp_path / "moods.stablehlo")]) == 0
+    told = capsys.readouterr().out
+    assert "token_ids [b, t], type_ids [b, t], mask [b, t]\n" in told
+    assert "outputs: classifier_logits [b, 3]" in told
+    labels = bertjax.load(source).labels
+    said = run(sys.executable, example("jax"), tmp_path).split()
+    assert said and {*said} <= {*labels}
+
+
+WITH_ONNX = [
+    python
+    for python in PEERS
+    if not subprocess.run(
+        [python, "-c", "import onnxruntime, onnxscript"], stderr=subprocess.DEVNULL
+    ).returncode
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WITH_ONNX, reason="needs BERTJAX_PEERS, one of them with onnxruntime")
+@pytest.mark.parametrize("method", ["fill", "answer", "classify", "tag", "encode"])
+def test_the_way_to_onnx_gives_the_numbers_of_pytorch(method, tmp_path) -> None:
+    write_model(tmp_path / "exported-moods", method)
+    printed = run(WITH_ONNX[0], example("onnxruntime"), tmp_path)
+    found = [float(line) for line in printed.splitlines() if re.fullmatch(r"[\d.e+-]+", line)]
+    assert len(found) == 2 and max(found) < 1e-4, printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--output", "."], ". is a directory: name a file in it"),
+        (["--output", "no/file"], "no/file is to lie in no, which is no directory"),
+        (["--output", "file"], "there is no runs/none"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(refused, tmp_path, monkeypatch, arguments, complaint):
+    monkeypatch.chdir(tmp_path)
+    command = ["export", "--checkpoint", "runs/none", "--to", "stablehlo"]
+    assert complaint in refused(*command, *arguments)
+    assert not [*tmp_path.iterdir()]

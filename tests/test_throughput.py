@@ -1,0 +1,131 @@
+"""Speed is that of the steps of a line; a trace is that of the steps asked for."""
+
+import collections
+import itertools
+import pathlib
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from etils import epath
+
+import bertjax.training.throughput as meter_module
+from bertjax.training.throughput import Meter, Profiler
+from data_pipelines.growth import Growth
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def feed() -> SimpleNamespace:
+    return SimpleNamespace(waited=7.0)
+
+
+@pytest.fixture
+def meter(clock, feed, monkeypatch) -> Meter:
+    """Of a run that goes on from step 10; 2 devices of 50 operations a second each."""
+    monkeypatch.setattr(meter_module.flops, "peak_flops", lambda kind: 50.0)
+    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16))
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
+    return Meter(objective, config, mesh, feed, step=10)
+
+
+def test_rates_are_those_of_the_steps_since_the_last_line(meter, clock, feed) -> None:
+    clock.now, feed.waited = 104.0, 8.0
+    assert meter.read(15, {"fill": 0.5}) == {
+        "sequences_per_second": 5 * 16 / 4,
+        "pieces_per_second": 5 * 8 * 32 * 0.5 / 4,
+        "mfu": 5 * 40 / 4 / 100,
+        "data_wait": 0.25,
+    }
+    clock.now = 105.0
+    again = meter.read(16, {"fill": 1.0})
+    assert (again["sequences_per_second"], again["data_wait"]) == (16, 0)
+
+
+def test_devices_whose_peak_is_not_known_have_no_utilisation(clock, feed) -> None:
+    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16))
+    mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], "data")
+    meter = Meter(objective, config, mesh, feed, step=10)
+    clock.now = 104.0
+    assert "mfu" not in meter.read(15, {"fill": 0.5})
+
+
+def test_steps_of_a_batch_that_grows_count_by_their_rows(clock, feed) -> None:
+    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16, 4, steps=30))
+    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
+    meter = Meter(objective, config, mesh, feed, step=5)
+    clock.now = 104.0
+    assert meter.read(15, {"fill": 1.0})["sequences_per_second"] == (5 * 4 + 5 * 8) / 4
+
+
+def test_time_of_a_pause_does_not_count(meter, clock) -> None:
+    clock.now = 101.0
+    with meter.pause():
+        clock.now = 150.0
+    clock.now = 151.0
+    assert meter.read(14, {"fill": 1.0})["sequences_per_second"] == 4 * 16 / 2
+
+
+def test_where_pauses_take_much_of_the_time_it_is_said_once(meter, clock) -> None:
+    for minute in range(1, 5):
+        with meter.pause():
+            clock.now += 40
+        clock.now += 20
+        said = meter.advice()
+        assert said.startswith("67% of the time goes into evaluations") == (minute == 2)
+
+
+def test_pauses_that_take_little_are_not_spoken_of(meter, clock) -> None:
+    with meter.pause():
+        clock.now += 80
+    clock.now += 200
+    assert not meter.advice()
+
+
+def test_nor_are_those_that_do_not_come_again(meter, clock) -> None:
+    with meter.pause(periodic=False):
+        clock.now += 200
+    assert not meter.advice()
+
+
+def operations(directory: pathlib.Path) -> collections.Counter[str]:
+    """How often each operation of a compiled program ran while a trace was taken."""
+    (file,) = directory.rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(file)).planes
+    lines = itertools.chain.from_iterable(plane.lines for plane in planes)
+    names = [event.name for line in lines for event in line.events]
+    return collections.Counter(name for name in names if name.startswith(("tanh", "wrapped_tanh")))
+
+
+def test_a_trace_holds_the_steps_asked_for_and_no_others(tmp_path) -> None:
+    @jax.jit
+    def step(x):
+        for _ in range(20):
+            x = jnp.tanh(x @ x)
+        return x
+
+    x = step(jnp.ones((300, 300)))  # compiled
+    with Profiler(range(4, 6), epath.Path(tmp_path)) as profiler:
+        for done in range(12):
+            profiler.before(done, x)
+            x = step(x)  # the host is ahead of the device
+            profiler.after(done + 1, x)
+    found = operations(tmp_path)
+    assert found and set(found.values()) == {2}
+
+
+def test_without_steps_there_is_no_trace(tmp_path) -> None:
+    with Profiler(range(0), epath.Path(tmp_path)) as profiler:
+        profiler.before(0, None)
+        profiler.after(1, None)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,227 @@
+"""Words and their tags: schemes, layouts of files, and pieces."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import toy_tasks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.tag_schemes import (
+    SCHEMES,
+    Entity,
+    entities,
+    recognise,
+    scheme_of,
+    strict_entities,
+    tags_of,
+    write_tags,
+)
+from data_pipelines.finetuning.token_classification import (
+    Sentence,
+    Tagged,
+    label_names,
+    make_tagged,
+    parse_columns,
+    read_tagged,
+)
+from data_pipelines.finetuning.word_alignment import encode_words
+
+TOKENIZER = toy_tasks.TOKENIZER
+
+
+@st.composite
+def sentences(draw: st.DrawFn) -> tuple[list[Entity], int]:
+    """Entities side by side or apart, and how many words there are."""
+    found, at = [], 0
+    for gap, length, kind in draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.sampled_from("ab")), max_size=6)
+    ):
+        at += gap
+        found.append(Entity(kind, at, at + length - 1))
+        at += length
+    return found, at + draw(st.integers(0, 2))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(st.lists(sentences(), min_size=1, max_size=5))
+def test_what_is_written_in_a_scheme_is_read_and_breaks_nothing(scheme, given) -> None:
+    written = [write_tags(found, size, scheme) for found, size in given]
+    assert [entities(tags) for tags in written] == [found for found, _ in given]
+    _, broken = recognise(written)
+    assert broken == []
+    if scheme != "IOB1":
+        assert [strict_entities(tags, scheme) for tags in written] == [f for f, _ in given]
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme"),
+    [
+        ("O O", "BIO"),
+        ("O B-a I-a O B-a B-a", "BIO"),
+        ("I-a I-a O I-b", "IOB1"),
+        ("I-a B-a I-a", "IOB1"),
+        ("O S-a B-a I-a E-a", "IOBES"),
+        ("B-a E-a", "IOBES"),
+        ("U-a", "BILOU"),
+        ("B-a I-a L-a", "BILOU"),
+    ],
+)
+def test_a_scheme_is_known_by_its_tags(tags: str, scheme: str) -> None:
+    assert recognise([tags.split()]) == (scheme, [])
+
+
+def test_most_tags_decide_and_the_others_break_the_scheme() -> None:
+    good = ["B-a", "I-a", "O"]
+    assert recognise([good, good, ["O", "I-a"], good]) == ("BIO", [(2, 1)])
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheme"),
+    [
+        ("O B-a I-a", "BIO"),
+        ("B-a I-a E-a S-a O", "IOBES"),
+        ("U-a L-a B-a I-a O", "BILOU"),
+        ("O I-a I-b", "IOB1"),
+    ],
+)
+def test_labels_of_a_model_tell_its_scheme(labels: str, scheme: str) -> None:
+    assert scheme_of(labels.split()) == scheme
+
+
+def test_labels_that_are_no_tags_are_types() -> None:
+    """They go on from word to word only beside words of no type."""
+    tags = tags_of(["O", "PER", "B-LOC"])
+    assert entities([tags[each] for each in ("PER", "PER", "O", "B-LOC", "PER")]) == [
+        Entity("PER", 0, 1),
+        Entity("LOC", 3, 3),
+        Entity("PER", 4, 4),
+    ]
+    tags = tags_of(["NOUN", "VERB"])
+    assert entities([tags["NOUN"], tags["NOUN"]]) == [Entity("NOUN", 0, 0), Entity("NOUN", 1, 1)]
+
+
+def read(text: str) -> list[Sentence]:
+    return list(parse_columns("f", text.split("\n")))
+
+
+def test_columns_are_read_between_tabs_or_white_space() -> None:
+    for text in ("a\tO\nb c\tB-x\n", "a O\nb B-x"):
+        (found,) = read(text)
+        assert found.tags == ["O", "B-x"] and found.places == ["f line 1", "f line 2"]
+        assert found.words == ["a", "b c" if "\t" in text else "b"]
+    (four,) = read("U.N. NNP I-NP I-ORG\nofficial NN I-NP O\n")
+    assert (four.words, four.tags) == (["U.N.", "official"], ["I-ORG", "O"])
+
+
+def test_sentences_end_at_blank_lines_and_documents_at_their_marks() -> None:
+    text = "-DOCSTART- -X- O O\n\na O\n\n\t\nb O \n\n-DOCSTART- -X- O O\n\nc O"
+    found = read(text)
+    assert [(each.words, each.document) for each in found] == [(["a"], 0), (["b"], 0), (["c"], 1)]
+
+
+def test_comments_are_passed_over_and_a_hash_may_be_a_word() -> None:
+    (found,) = read("# sent_id = 1\n# text = # a\n#\tO\na\tB-x\n")
+    assert found.words == ["#", "a"]
+    (found,) = read("# one two\na O\n# O\n")
+    assert found.words == ["a", "#"]
+    for mark in ("# newdoc", "# newdoc\n\n", "# newdoc\n# sent_id = 1"):
+        (found,) = read(f"{mark}\n#\tNN\tO\na\tNN\tO\n")
+        assert found.words == ["#", "a"]
+        assert [each.words for each in read(f"{mark}\n# O\na O\n# newdoc\nb O")] == [
+            ["#", "a", "b"]
+        ]
+
+
+def test_a_no_break_space_is_part_of_a_word() -> None:
+    for text in ("10\u00a0000 \t B-x\r\neuros\tO\n", "10\u00a0000  B-x\r\neuros O\n"):
+        (found,) = read(text)
+        assert (found.words, found.tags) == (["10\u00a0000", "euros"], ["B-x", "O"])
+
+
+def test_a_word_between_tabs_may_be_empty() -> None:
+    (found,) = read("a\tO\n\tO\n")
+    assert found.words == ["a", ""]
+    encoded = encode_words([found], TOKENIZER, 16)
+    assert encoded.ids[encoded.pieces[1]] == TOKENIZER.unk_id
+
+
+def test_json_lines_are_read(tmp_path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"tokens": ["a", "b"], "ner_tags": ["B-x", "O"], "document": 1}\n'
+        '{"words": ["c"], "tags": ["U-x"], "document": 1}\n'
+        '{"words": ["d"], "labels": ["O"], "document": 2}\n'
+    )
+    with pytest.raises(InputError, match="line 1, word 1: tag 'B-x' breaks the scheme"):
+        read_tagged(path)
+    found = read_tagged(path, mend=True)
+    assert [each.document for each in found.sentences] == [0, 0, 1]
+    assert found.tags == ["B-x", "O", "B-x", "O"] and found.scheme == "BILOU"
+
+
+def test_labels_do_not_depend_on_the_order_of_sentences() -> None:
+    rows = [Sentence(["a"], [tag], ["f line 1"]) for tag in ("B-z", "O", "B-a-b", "B-m")]
+    expected = ("O", "B-a-b", "I-a-b", "B-m", "I-m", "B-z", "I-z")
+    for order in (rows, rows[::-1]):
+        assert label_names(make_tagged("f", order)) == expected
+
+
+words = st.lists(
+    st.lists(st.sampled_from(["ba", "doki", "lumenora", "xyz", ""]), min_size=1, max_size=30),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(words, st.integers(3, 20), st.sampled_from(["sentence", "document"]))
+def test_every_word_is_said_something_once_at_its_first_piece(given, seq_len, context) -> None:
+    rows = [Sentence(each, None, each, i // 2) for i, each in enumerate(given)]
+    found = encode_words(rows, TOKENIZER, seq_len, context)
+    flat = [word for each in given for word in each]
+    assert len(found.pieces) == len(flat) == len({*found.pieces})
+    for word, at in zip(flat, found.pieces, strict=True):
+        assert found.ids[at] == (TOKENIZER.encode(word) or [TOKENIZER.unk_id])[0]
+    assert found.lengths.max() <= seq_len and found.lengths.sum() == len(found.ids)
+    tagged = found.with_tags(np.arange(len(flat), dtype=np.int32) - 1)
+    target = tagged.targets["tag"]
+    assert target.weights is not None and target.weights.sum() == len(flat) - 1
+
+
+def test_a_word_of_a_long_sentence_is_read_where_most_is_around_it() -> None:
+    row = Sentence(["ba"] * 20, None, [""] * 20)
+    found = encode_words([row], TOKENIZER, 12)  # windows of 10 pieces, 5 apart
+    assert found.lengths.tolist() == [12, 12, 12] and found.windowed == 1
+    assert (found.pieces // 12).tolist() == [0] * 8 + [1] * 5 + [2] * 7
+
+
+def test_the_document_around_a_sentence_fills_it_up_on_both_sides() -> None:
+    rows = [
+        Sentence([word] * 3, None, [""] * 3, i // 3)
+        for i, word in enumerate(("ba", "do", "ki", "lu"))
+    ]
+    found = encode_words(rows, TOKENIZER, 9, "document")
+    texts = [
+        TOKENIZER.decode(found.ids[start + 1 : start + length - 1].tolist())
+        for start, length in zip(found.starts, found.lengths, strict=True)
+    ]
+    assert texts == [
+        "ba ba ba do do do ki",
+        "ba ba do do do ki ki",
+        "ba do do do ki ki ki",
+        "lu lu lu",
+    ]
+
+
+def test_real_files_are_read_whole(data_dir: pathlib.Path) -> None:
+    counts = {}
+    for path in sorted((data_dir / "ner").glob("*/*[dl]")):  # .conll and .annotated
+        found = read_tagged(path)
+        assert isinstance(found, Tagged) and found.scheme == "BIO"
+        counts[path.name] = len(found.sentences), len(found.words)
+    assert counts["wnut17train.conll"] == (3394, 62730)
+    assert counts["emerging.dev.conll"] == (1009, 15733)
+    assert counts["emerging.test.annotated"] == (1287, 23394)
+    assert [counts[f"{name}.conll"][0] for name in "abefgh"] == [1000, 2000, 200, 2000, 2138, 2001]

@@ -1,0 +1,124 @@
+"""Small data sets of sentences, pairs and questions, which a tiny model learns in a moment."""
+
+import csv
+import json
+import pathlib
+import random
+
+from conftest import sample_pieces
+
+from bertjax.cli.configuration import parse_overrides
+from bertjax.config.config import Config, load_config
+from bertjax.formats.opening import find_model
+from bertjax.tasks import registry
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
+TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+GLAD, SAD, ODD = "ba", "ki", "no"
+OTHER = ["me", "ra", "si", "tu", "ve"]
+NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma
+SCALE = [GLAD, SAD, ODD, "do", "lu"]  # of numbers, the word for each
+KINDS = ("class", "labels", "number", "choice", "tags")
+FIELDS = {
+    "seq_len": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
+    "checkpoint_every": "100%", "model.num_layers": 1, "model.hidden_size": 64,
+    "model.num_heads": 4, "model.vocab_size": 128, "model.max_positions": 64,
+    "model.dtype": "float32", "model.hidden_dropout": 0.0, "model.attention_dropout": 0.0,
+    "optimizer.learning_rate": 4e-3, "optimizer.warmup": 20,
+}  # fmt: skip
+OPTIONS = {
+    "class": "label=mood,train=train.csv,dev=dev.csv",
+    "labels": "label=moods,target=labels,train=train.jsonl,dev=dev.jsonl",
+    "number": "text=first,pair=second,label=score,target=number,train=train.tsv,dev=dev.tsv",
+    "choice": "train=questions.jsonl,dev=questions-dev.jsonl",
+    "tags": "train=words.conll,dev=words-dev.conll",
+}
+
+
+def write_data(folder: pathlib.Path) -> None:
+    """Of every kind the files of train and dev, and the vocabulary."""
+    TOKENIZER.save(folder)
+    for split, count in (("train", 300), ("dev", 60)):
+        draw = random.Random(split)
+
+        def text(*words: str, draw: random.Random = draw) -> str:
+            found = [*draw.choices(OTHER, k=draw.randrange(1, 5)), *words]
+            draw.shuffle(found)
+            return " ".join(found)
+
+        moods = [draw.choice([*NAMES]) for _ in range(count)]
+        with open(folder / f"{split}.csv", "w") as file:
+            writer = csv.writer(file)
+            writer.writerow(("mood", "text"))
+            writer.writerows((NAMES[mood], text(mood, mood)) for mood in moods)
+        sets = [[mood for mood in NAMES if draw.random() < 0.4] for _ in range(count)]
+        write_lines(
+            folder / f"{split}.jsonl",
+            [{"text": text(*own, *own), "moods": [NAMES[mood] for mood in own]} for own in sets],
+        )
+        rows = ["id\tfirst\tsecond\tscore\n"]
+        for number in range(count):
+            score = draw.randrange(5)
+            words = text(SCALE[score]), text()
+            rows.append(f"{split}-{number}\t{words[0]}\t{words[1]}\t{score / 2 - 1}\n")
+        (folder / f"{split}.tsv").write_text("".join(rows))
+        questions = []
+        for _ in range(count):
+            answers = [text(SAD) for _ in range(draw.randrange(2, 5))]
+            right = draw.randrange(len(answers))
+            answers[right] = text(GLAD)
+            questions.append({"context": text(), "choices": answers, "label": right})
+        end = "" if split == "train" else "-dev"
+        write_lines(folder / f"questions{end}.jsonl", questions)
+        (folder / f"words{end}.conll").write_text("\n".join(tagged(draw) for _ in range(count)))
+
+
+def tagged(draw: random.Random) -> str:
+    """A sentence in columns: GLAD and ODD begin an entity, with which SAD may go on."""
+    words: list[tuple[str, str]] = []
+    for _ in range(draw.randrange(2, 6)):
+        begin = draw.choice([GLAD, ODD, "", ""])
+        if not begin:
+            words.append((draw.choice(OTHER), "O"))
+            continue
+        kind = NAMES[begin][:4]
+        words.append((begin, f"B-{kind}"))
+        words += [(SAD, f"I-{kind}")] * draw.randrange(2)
+        words.append((draw.choice(OTHER), "O"))
+    return "".join(f"{word}\t{tag}\n" for word, tag in words)
+
+
+def rows_of(path: pathlib.Path) -> list[dict]:
+    """The rows of a CSV."""
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def write_lines(path: pathlib.Path, rows: list[dict]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: object) -> list[str]:
+    """Those that name a configuration; of a model that has a shape and a vocabulary, neither."""
+    file = EXPERIMENTS / {"choice": "choice.py", "tags": "ner.py"}.get(kind, "classify.py")
+    fields: dict[str, object] = dict(FIELDS)
+    if kind in ("labels", "tags"):
+        fields["steps"] = 160
+    if kind == "choice":
+        fields |= {"seq_len": 64, "data.longest": 24}
+    if init:
+        fields = {name: value for name, value in fields.items() if name[:6] != "model."}
+        fields |= {"model.dtype": "float32"}
+    else:
+        fields["data.vocab"] = folder / "vocab.txt"
+    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
+    spec = f"{file}:data={folder},init={init},{OPTIONS[kind]}"
+    return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
+
+
+def configuration(
+    kind: str, folder: pathlib.Path, init: object = "", **overrides: object
+) -> Config:
+    _, spec, *flags = arguments(kind, folder, init, **overrides)
+    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_model)
