@@ -1,8 +1,8 @@
 """How a process ends that did not do what it was started for."""
 
-RESTART = 75  # exit status that asks for the same command again (EX_TEMPFAIL of sysexits.h)
-DIVERGED = 3  # exit status of a run whose loss is no number any more
-CHILD = "BERTJAX_CHILD"  # variable in the environment of what `hosts.supervise` starts
+EXIT_RESTART = 75  # exit status that asks for the same command again (EX_TEMPFAIL of sysexits.h)
+EXIT_DIVERGED = 3  # exit status of a run whose loss is no number any more
+CHILD_ENV = "BERTJAX_CHILD"  # variable in the environment of what `hosts.supervise` starts
 
 
 class RunError(Exception):

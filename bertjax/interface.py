@@ -12,8 +12,8 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 from bertjax.inference.model import Model
 from bertjax.training import evaluator as evaluation
-from bertjax.training.trainer import Run
-from bertjax.workdir.run_config import Source, configure
+from bertjax.training.trainer import Trainer
+from bertjax.workdir.run_config import ConfigSource, make_run_config
 from data_pipelines.errors import InputError
 
 __all__ = ["InputError", "Model", "evaluate", "load", "train"]
@@ -30,7 +30,7 @@ def load(directory: epath.PathLike) -> Model:
 
 
 def train(
-    config: Source,
+    config: ConfigSource,
     workdir: epath.PathLike,
     overrides: Mapping[str, Any] | None = None,
     on_metrics: Callable[[dict[str, Any]], object] | None = None,
@@ -48,12 +48,14 @@ def train(
       bertjax.errors.RunError: the run ended before its end: its loss was not finite, a checkpoint
         could not be written, or SIGINT or SIGTERM arrived, for which its state was saved.
     """
-    Run(configure(config, _told(overrides), workdir), workdir, on_metrics).train()
+    Trainer(
+        make_run_config(config, _quote_strings(overrides), workdir), workdir, on_metrics
+    ).train()
 
 
 def evaluate(
     checkpoint: epath.PathLike | Sequence[epath.PathLike],
-    config: Source | None = None,
+    config: ConfigSource | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """The scores of a model, ours or published, on held-out data.
@@ -67,11 +69,11 @@ def evaluate(
     """
     one = isinstance(checkpoint, str | os.PathLike)
     checkpoints: Sequence[epath.PathLike] = [checkpoint] if one else checkpoint
-    found = configure(config, _told(overrides), checkpoint=checkpoints[0])
+    found = make_run_config(config, _quote_strings(overrides), checkpoint=checkpoints[0])
     return dict(evaluation.evaluate(found, *checkpoints).scores)
 
 
-def _told(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+def _quote_strings(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """Values are what they are: a text is no other value's."""
     given = dict(overrides or {})
     return {name: repr(value) if isinstance(value, str) else value for name, value in given.items()}

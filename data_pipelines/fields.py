@@ -6,10 +6,10 @@ from typing import Any
 Field = dataclasses.Field[Any]
 
 
-def field(default: Any, meaning: str) -> Any:
+def field(default: Any, description: str) -> Any:
     """A field for a dataclass, or for a task's `DATA_FIELDS`.
 
     Args:
       meaning: what a user reads of it, in the table of all fields.
     """
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
+    return dataclasses.field(default=default, metadata={"meaning": description})

@@ -29,7 +29,7 @@ def check_file(path: epath.PathLike) -> epath.Path:
 
 
 @contextlib.contextmanager
-def replacing(path: epath.PathLike) -> Iterator[epath.Path]:
+def atomic_write(path: epath.PathLike) -> Iterator[epath.Path]:
     """A file to write in the place of `path`, which it becomes once that has come to its end."""
     path = epath.Path(path)
     draft = path.with_name(f"{path.name}.partial")

@@ -4,7 +4,7 @@
       --config glue:task=mrpc,init=DIR,data=GLUE
     bertjax evaluate --checkpoint runs/mrpc --output runs/mrpc/scores \
       --config glue:task=mrpc,data=GLUE
-    bertjax submit --checkpoint runs/* --data GLUE --majority wnli --output submission.zip
+    bertjax submit --checkpoint runs/* --data GLUE --majority-class wnli --output submission.zip
 
 task     cola, sst2, mrpc, stsb, qqp, mnli (which answers AX too), qnli, rte or wnli
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
@@ -27,25 +27,25 @@ def get_config(
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
     config = {
-        "task": "sentences",
+        "task": "sequence_classification",
         "seed": 0,
         "steps": "3 epochs",
         "batch_size": 32,
-        "seq_len": 128,
+        "max_seq_length": 128,
         "log_every": 50,
         "checkpoint_every": "20%",
         "eval_every": "1 epochs",
         "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {"dtype": "bfloat16"},
         "optimizer": {"learning_rate": 3e-5, "warmup": "10%"},
         "data": {"dir": data, "glue": task},
     }
-    return ConfigDict(_smoke(config) if smoke else config)
+    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
 
 
-def _smoke(config: dict) -> dict:
-    tiny = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
+def _shrink_for_smoke(config: dict) -> dict:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
     return config | {
         "steps": 20,
         "batch_size": 8,

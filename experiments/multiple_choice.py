@@ -1,8 +1,8 @@
 """Fine-tuning on multiple choice: SWAG (Zellers et al. 2018), and what has its layout.
 
-    bertjax train --workdir runs/swag --config choice:init=DIR,data=SWAG
+    bertjax train --workdir runs/swag --config multiple_choice:init=DIR,data=SWAG
     bertjax evaluate --checkpoint runs/swag --output runs/swag/scores \
-      --config choice:data=SWAG
+      --config multiple_choice:data=SWAG
 
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
          begin with, its shape and its vocabulary
@@ -24,25 +24,25 @@ def get_config(
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
     config = {
-        "task": "choice",
+        "task": "multiple_choice",
         "seed": 0,
         "steps": "3 epochs",
         "batch_size": 16,
-        "seq_len": 512,
+        "max_seq_length": 512,
         "log_every": 50,
         "checkpoint_every": "10%",
         "eval_every": "1 epochs",
         "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {"dtype": "bfloat16"},
         "optimizer": {"learning_rate": 2e-5, "warmup": "10%"},
         "data": {"dir": data, "train": train, "dev": dev},
     }
-    return ConfigDict(_smoke(config) if smoke else config)
+    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
 
 
-def _smoke(config: dict) -> dict:
-    tiny = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
+def _shrink_for_smoke(config: dict) -> dict:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
     return config | {
         "steps": 20,
         "batch_size": 8,

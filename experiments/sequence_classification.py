@@ -1,10 +1,10 @@
 """Fine-tuning on texts of one's own: a class, several labels or a number for each.
 
     bertjax train --workdir runs/intents \
-      --config classify:init=DIR,data=DIR,text=text,label=category
+      --config sequence_classification:init=DIR,data=DIR,text=text,label=category
     bertjax evaluate --checkpoint runs/intents --output runs/intents/scores \
-      --config classify:data=DIR,text=text,label=category,dev=test.csv
-    bertjax predict --checkpoint runs/intents --text 'Where is my card?' --all
+      --config sequence_classification:data=DIR,text=text,label=category,dev=test.csv
+    bertjax predict --checkpoint runs/intents --text 'Where is my card?' --return-all-scores
 
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
          begin with, its shape and its vocabulary
@@ -17,7 +17,7 @@ pair     that of a second text, if there is one
 label    that of what is to be said
 target   class: one of several; labels: any number of several, written a,b or as a JSON list;
          number
-long_text  what is kept of a text over seq_len: head, tail, head_tail, or all of it in windows
+truncation  what is kept of a text over max_seq_length: head, tail, head_tail, or all of it in windows
 smoke    shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
 
 A thousand short texts take BERT-Base some seconds an epoch on one TPU chip, and a few minutes on a
@@ -33,24 +33,24 @@ def get_config(
     train: str = "",
     dev: str = "",
     text: str = "text",
-    pair: str = "",
+    text_pair: str = "",
     label: str = "label",
-    target: str = "class",
-    long_text: str = "head",
+    problem_type: str = "class",
+    truncation: str = "head",
     smoke: bool = False,
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
     config = {
-        "task": "sentences",
+        "task": "sequence_classification",
         "seed": 0,
         "steps": "3 epochs",
         "batch_size": 32,
-        "seq_len": 128,
+        "max_seq_length": 128,
         "log_every": 50,
         "checkpoint_every": "20%",
         "eval_every": "1 epochs",
         "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {"dtype": "bfloat16"},
         "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
         "data": {
@@ -58,17 +58,17 @@ def get_config(
             "train": train,
             "dev": dev,
             "text": text,
-            "pair": pair,
+            "text_pair": text_pair,
             "label": label,
-            "target": target,
-            "long_text": long_text,
+            "problem_type": problem_type,
+            "truncation": truncation,
         },
     }
-    return ConfigDict(_smoke(config) if smoke else config)
+    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
 
 
-def _smoke(config: dict) -> dict:
-    tiny = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
+def _shrink_for_smoke(config: dict) -> dict:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
     return config | {
         "steps": 20,
         "batch_size": 8,

@@ -24,31 +24,37 @@ def get_config(version: int = 1, init: str = "", data: str = "", smoke: bool = F
     if version not in BATCHES:
         raise ValueError(f"version={version} is unknown: use 1 or 2.")
     config = {
-        "task": "squad",
+        "task": "question_answering",
         "seed": 0,
-        "seq_len": 384,
+        "max_seq_length": 384,
         "log_every": 50,
         "checkpoint_every": "10%",
         "eval_every": "50%",
         "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {"dtype": "bfloat16"},
         "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
         "data": {"dir": data, "version": version},
         **BATCHES[version],
     }
-    return ConfigDict(_smoke(config) if smoke else config)
+    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
 
 
-def _smoke(config: dict) -> dict:
-    tiny = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
-    smoke = {"steps": 20, "batch_size": 8, "seq_len": 128, "log_every": 5, "checkpoint_every": 10}
+def _shrink_for_smoke(config: dict) -> dict:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
+    smoke = {
+        "steps": 20,
+        "batch_size": 8,
+        "max_seq_length": 128,
+        "log_every": 5,
+        "checkpoint_every": 10,
+    }
     return (
         config
         | smoke
         | {
             "eval_every": 20,
             "model": {"dtype": "float32"} if config["init"] else tiny,
-            "data": config["data"] | {"stride": 32, "max_query": 32},
+            "data": config["data"] | {"doc_stride": 32, "max_query_length": 32},
         }
     )

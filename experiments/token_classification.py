@@ -1,9 +1,9 @@
 """Tags of words, such as named entities, fine-tuned on columns of words and tags.
 
     bertjax train --workdir runs/ner \
-      --config ner:init=DIR,data=DIR,train=train.conll,dev=dev.conll
+      --config token_classification:init=DIR,data=DIR,train=train.conll,dev=dev.conll
     bertjax evaluate --checkpoint runs/ner --output runs/ner/test \
-      --config ner:data=DIR,dev=test.conll
+      --config token_classification:data=DIR,dev=test.conll
     bertjax predict --checkpoint runs/ner --text 'Ada Lovelace wrote to Charles Babbage.'
 
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
@@ -24,7 +24,7 @@ BERT-Base about two minutes on one TPU chip; the paper's test F1 is 92.4, with t
 from ml_collections import ConfigDict
 
 # Layers, and what is made of several.
-FEATURES = {
+FEATURE_LAYERS = {
     "embeddings": ("0", "concat"),
     "second_to_last": ("-2", "concat"),
     "last": ("-1", "concat"),
@@ -45,35 +45,37 @@ def get_config(
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
     config = {
-        "task": "tags",
+        "task": "token_classification",
         "seed": 0,
         "steps": "3 epochs",
         "batch_size": 32,
-        "seq_len": 128,
+        "max_seq_length": 128,
         "log_every": 50,
         "checkpoint_every": "20%",
         "eval_every": "1 epochs",
         "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {"dtype": "bfloat16"},
         "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
         "data": {"dir": data, "train": train, "dev": dev, "context": context},
     }
     if features:
-        if features not in FEATURES:
-            raise ValueError(f"features={features!r} is unknown: use one of {', '.join(FEATURES)}.")
-        layers, mix = FEATURES[features]
+        if features not in FEATURE_LAYERS:
+            raise ValueError(
+                f"features={features!r} is unknown: use one of {', '.join(FEATURE_LAYERS)}."
+            )
+        layers, mix = FEATURE_LAYERS[features]
         own = {"feature_layers": layers, "feature_mix": mix, "bilstm": 768}
         config |= {
             "steps": "10 epochs",
             "model": {"dtype": "bfloat16", **own},
             "optimizer": {"learning_rate": 1e-3, "warmup": "10%"},
         }
-    return ConfigDict(_smoke(config) if smoke else config)
+    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
 
 
-def _smoke(config: dict) -> dict:
-    tiny = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
+def _shrink_for_smoke(config: dict) -> dict:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
     return config | {
         "steps": 20,
         "batch_size": 8,

@@ -16,12 +16,12 @@ init      a workdir or checkpoint of bertjax, or a directory of Hugging Face or 
 data      the directory in which both archives were unpacked, XNLI-1.0 and XNLI-MT-1.0, with GLUE's
           MNLI beside them; or, to evaluate alone, tfds:xnli
 train     another training file in it than MNLI/train.tsv, or than that of the translation
-test      evaluates on test. A run is to be without it: it chooses (keep_best, the best of a sweep)
+test      evaluates on test. A run is to be without it: it chooses (best_metric, the best of a sweep)
           by dev, English alone, but for translate_train that of its language
 smoke     shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
 
 Each language has 2,490 examples in dev and 5,010 in test, so that their mean is that over all. Bad
-lines are refused by their numbers; --config.data.skip_bad=0.001 leaves so many out and counts them.
+lines are refused by their numbers; --config.data.max_bad_fraction=0.001 leaves so many out and counts them.
 XNLI-MT-1.0/xnli/xnli.test.en.tsv is taken to name in its column `language` the one that was
 translated; of a file for each, --config.data.dev='xnli.test.*.tsv' --config.data.by= names all.
 
@@ -67,16 +67,16 @@ def get_config(
     else:
         dev, final = DEV, TEST_IN_ENGLISH if mode == "translate_test" else TEST
     config = {
-        "task": "sentences",
+        "task": "sequence_classification",
         "seed": 0,
         "steps": "2 epochs",
         "batch_size": 32,
-        "seq_len": 128,
+        "max_seq_length": 128,
         "log_every": 50,
         "checkpoint_every": "10%",
         "eval_every": "25%",
         "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "model": 1},
+        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {"dtype": "bfloat16"},
         "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
         "data": {
@@ -88,11 +88,11 @@ def get_config(
             "only": language if test or translates else "en",
         },
     }
-    return ConfigDict(_smoke(config) if smoke else config)
+    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
 
 
-def _smoke(config: dict) -> dict:
-    tiny = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "dtype": "float32"}
+def _shrink_for_smoke(config: dict) -> dict:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
     return config | {
         "steps": 20,
         "batch_size": 8,

@@ -26,12 +26,12 @@ def packs(rows: int, length: int = LENGTH) -> np.ndarray:
     return np.stack([(places // (9 + 7 * row) + 1) * (places < length - 8) for row in range(rows)])
 
 
-def run(attend, arrays, pack_ids, **options):
+def run(attend, arrays, example_ids, **options):
     """The output, and the gradients of its weighted sum."""
     *qkv, weights = arrays
 
     def loss(*qkv):
-        out = attend(*qkv, jnp.asarray(pack_ids, jnp.int32), **options)
+        out = attend(*qkv, jnp.asarray(example_ids, jnp.int32), **options)
         return (out.astype(jnp.float32) * weights).sum(), out
 
     (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)

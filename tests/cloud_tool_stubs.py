@@ -30,7 +30,7 @@ PLAIN = {
     "accelerator": "v5litepod-64",
     "runtime": "v2-alpha-tpuv5-lite",
     "capacity": "spot",
-    "config": "experiments/pretrain.py:model=large,data=gs://my-bucket/corpora/mine",
+    "config": "experiments/pretraining.py:model=large,data=gs://my-bucket/corpora/mine",
     "config.seed": "3",
     "cluster": "bertjax",
     "image": "registry/train:1",

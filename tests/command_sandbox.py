@@ -102,7 +102,7 @@ def build(world: pathlib.Path) -> None:
     for seed, name in enumerate(["wiki_en", "novels_en"], start=2):
         with lzma.open(world / f"{name}.txt.xz", "wt") as file:
             file.write(sample_text(seed=seed, documents=60))
-    (world / "bert-base-uncased-vocab.txt").write_text("\n".join(toy_tasks.TOKENIZER.pieces) + "\n")
+    (world / "bert-base-uncased-vocab.txt").write_text("\n".join(toy_tasks.TOKENIZER.tokens) + "\n")
     made = world / "toys"
     made.mkdir()
     toy_tasks.write_data(made)
@@ -131,7 +131,9 @@ def build(world: pathlib.Path) -> None:
         ("models/minilm", 4),
     ):
         (world / place).mkdir(parents=True)
-        config = BertConfig(len(toy_tasks.TOKENIZER.pieces), layers, 64, 2, max_positions=512)
+        config = BertConfig(
+            len(toy_tasks.TOKENIZER.tokens), layers, 64, 2, max_position_embeddings=512
+        )
         huggingface.write(
             draw_model(config, toy_tasks.TOKENIZER, "pooler", "mlm", "nsp"), world / place
         )

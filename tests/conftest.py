@@ -55,7 +55,7 @@ PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if 
 LONGEST = [
     "long_commands",
     "train",
-    "processes",
+    "distributed",
     "resume",
     "commands",
     "preflight",
@@ -122,9 +122,9 @@ def sample_text(seed: int, documents: int) -> str:
 def sample_pieces() -> list[str]:
     """A vocabulary of 128 pieces for `sample_text`, none of its words whole."""
     syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *syllables]
-    pieces += [f"##{syllable}" for syllable in syllables] + ["##n", "##s"]
-    return pieces + [f"[unused{i}]" for i in range(128 - len(pieces))]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *syllables]
+    tokens += [f"##{syllable}" for syllable in syllables] + ["##n", "##s"]
+    return tokens + [f"[unused{i}]" for i in range(128 - len(tokens))]
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +134,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     text = directory / "text.txt"
     text.write_text(sample_text(seed=1, documents=400))
     tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
-    prepare([str(text)], tokenizer, directory / "shards", workers=1, held_out=0.05, shards=8)
+    prepare([str(text)], tokenizer, directory / "shards", workers=1, eval_fraction=0.05, shards=8)
     return directory / "shards"
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from data_pipelines.corpus.records import Shard
+from data_pipelines.corpus.shards import Shard
 
 Documents = list[list[int]]  # the length of each sentence of each document
 

@@ -49,7 +49,7 @@ RUN_BY = [
 SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"experiments/(\w+)\.py", r"\1"),
     (r"(train|sweep|preflight|inspect) (.*--config [\w.]+):", r"\1 \2:smoke,"),
-    (r"(bench\.(?:squad_peer|sentence_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
+    (r"(bench\.(?:squad_peer|finetuning_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
     (r"model=(mini|small|base|large)", "model=tiny"),
     (r"--input builtin", "--input 'text/*.txt'"),
     (r"--size 2-128", "--size tiny"),
@@ -60,7 +60,10 @@ SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\b(?<!_)steps=(\d+|'\d+ epochs')", "steps=4"),
     (r"batch_size=\d+", "batch_size=8"),
     (r"accumulation=\d+", "accumulation=2"),
-    (r"--search batch", "--search batch --config.batch_size=8192 --config.model.num_layers=1"),
+    (
+        r"--search batch",
+        "--search batch --config.batch_size=8192 --config.model.num_hidden_layers=1",
+    ),
     (r"--seeds \d+", "--seeds 1"),
     (r"--rounds \d+", "--rounds 1"),
     (r"(bench\.batches) .*", r"\1 --batch-size 4 --seconds 0.1 --corpus corpora/mine"),
@@ -83,8 +86,8 @@ SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"downloads/bert-base-uncased models/base", "downloads/bert-base-uncased models/own"),
     (r"runs/bert-large-1", "runs/base-1"),
     (
-        r"--coordinator \S+ --hosts \d+",
-        lambda _: f"--coordinator 127.0.0.1:{free_port()} --hosts 1",
+        r"--coordinator-address \S+ --num-processes \d+",
+        lambda _: f"--coordinator-address 127.0.0.1:{free_port()} --num-processes 1",
     ),
     (r"vocab_size=30522", "vocab_size=128"),
     (r"vocab_size=8192", "vocab_size=256"),
@@ -101,7 +104,7 @@ ADDED = {
     "bench.cpu_step": "--steps 1",
     "bench.sweep_speed": "--seeds 1",
     "bench.squad_speed": "--rounds 1 --questions 4",
-    "bench.classify_speed": "--rounds 1 --together 1 16",
+    "bench.sequence_classification_speed": "--rounds 1 --runs-per-device 1 16",
 }
 
 

@@ -5,19 +5,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax.formats.tensors import Model
+from bertjax.formats.tensors import NumpyModel
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import Model as Network
+from bertjax.model.heads import BertWithHeads
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 def shapes_of(config: BertConfig) -> dict[str, Any]:
     """The parameters of pre-training, and of a span head, as shapes."""
     ids = np.zeros((1, 8), np.int32)
-    names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
-    batch, init = dict.fromkeys(names, ids), Network(config, ("mlm", "nsp")).init
+    names = (
+        "input_ids",
+        "token_type_ids",
+        "example_ids",
+        "position_ids",
+        "masked_lm_positions",
+        "cls_positions",
+    )
+    batch, init = dict.fromkeys(names, ids), BertWithHeads(config, ("mlm", "nsp")).init
     variables = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
-    return variables["params"] | {"span": _linear(config, 2)}
+    return variables["params"] | {"question_answering": _linear(config, 2)}
 
 
 def _linear(config: BertConfig, size: int) -> dict[str, Any]:
@@ -25,13 +32,13 @@ def _linear(config: BertConfig, size: int) -> dict[str, Any]:
     return {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
 
 
-def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> Model:
+def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> NumpyModel:
     """Random arrays for the encoder and some heads."""
     random, shapes = np.random.default_rng(0), shapes_of(config)
     shapes |= {
-        "choice": _linear(config, 1),
-        "classifier": _linear(config, max(config.num_labels, 1)),
-        "tagger": _linear(config, max(config.num_labels, 1)),
+        "multiple_choice": _linear(config, 1),
+        "sequence_classification": _linear(config, max(config.num_labels, 1)),
+        "token_classification": _linear(config, max(config.num_labels, 1)),
     }
 
     def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
@@ -40,4 +47,4 @@ def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> 
 
     parts = {part: shapes[part] for part in ("encoder", *heads)}
     params = jax.tree.map_with_path(draw, parts)
-    return Model(config, params, tokenizer)
+    return NumpyModel(config, params, tokenizer)

@@ -17,7 +17,7 @@ from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.tasks import registry
 
-TIMES = ("sequences_per_second", "pieces_per_second", "mfu", "data_wait")
+TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction")
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
@@ -37,8 +37,8 @@ def params_of(workdir: pathlib.Path) -> list[bytes]:
 
 def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[str, Any]]:
     """What its model answers to lines."""
-    opened = Predictor(checkpoint)
-    return list(opened.answers(opened.task.inputs(lines), 64))
+    predictor = Predictor(checkpoint)
+    return list(predictor.answers(predictor.task.inputs(lines), 64))
 
 
 def events(workdir: pathlib.Path, split: str) -> list[Any]:

@@ -15,18 +15,18 @@ from bertjax.html.page import page, section
 from bertjax.model import flops, heads, losses
 from bertjax.steps import objective
 from bertjax.tasks import task
-from bertjax.tasks.data import FIELDS, find_files, tokenizer_of
+from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, find_files, load_task_tokenizer
 from bertjax.tasks.task import Evaluation
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.packed_examples import (
     Examples,
-    Shape,
+    PackedShape,
     Target,
     TrainingBatches,
+    build_batch,
     empty,
-    evaluation_rows,
-    fill,
-    own_rows,
+    pack_eval_batches,
+    process_batch,
     split,
 )
 
@@ -38,15 +38,15 @@ def sums(logits, batch):
     return {"mood_loss": losses.cross_entropy(*slots), "mood_accuracy": losses.accuracy(*slots)}
 
 
-HEAD = heads.register(
+HEAD = heads.register_head(
     heads.Head(
         name="mood",
-        module=lambda config, name: heads.Linear(config, len(LABELS), name=name),
+        module=lambda config, name: heads.LinearHead(config, len(LABELS), name=name),
         sums=sums,
         pooled=True,
         names=(("mood", "mood", "cls/mood", "output"),),
         architecture="BertForMoods",
-        pipeline="text-classification",
+        pipeline_tag="text-classification",
         auto_class="AutoModelForSequenceClassification",
         part="mood head",
         titles={"mood_loss": ("Loss of moods", None), "mood_accuracy": ("Accuracy of moods", 0.0)},
@@ -60,7 +60,7 @@ class Objective(objective.Objective):
 
     @property
     def row(self):
-        return Shape(self.config.seq_len, 4 if self.config.packing else 1)
+        return PackedShape(self.config.max_seq_length, 4 if self.config.packing else 1)
 
     def batch_shapes(self, rows):
         like = empty(1, self.row, {"mood": Target("example", np.zeros(0, np.int32))})
@@ -70,13 +70,14 @@ class Objective(objective.Objective):
         }
 
     def forward_flops(self, rows):
-        model, length = self.config.model, self.config.seq_len
-        return flops.forward_flops(model, rows, length, read=self.read_slots)
+        model, length = self.config.model, self.config.max_seq_length
+        return flops.forward_flops(model, rows, length, read=self.num_head_positions)
 
 
-def examples_of(texts, labels, tokenizer, seq_len):
+def examples_of(texts, labels, tokenizer, max_seq_length):
     rows = [
-        [tokenizer.cls_id, *tokenizer.encode(t)[: seq_len - 2], tokenizer.sep_id] for t in texts
+        [tokenizer.cls_id, *tokenizer.encode(t)[: max_seq_length - 2], tokenizer.sep_id]
+        for t in texts
     ]
     lengths = np.array([len(row) for row in rows])
     ids = np.concatenate(rows).astype(np.int32)
@@ -91,18 +92,18 @@ class Texts:
     name: str
     labels: list
     examples: Examples
-    shape: Shape
+    shape: PackedShape
     rows: int
-    hosts: int
-    host: int
+    num_processes: int
+    process_id: int
 
     def __post_init__(self):
-        self.placed = evaluation_rows(self.examples, self.shape, self.rows)
+        self.placed = pack_eval_batches(self.examples, self.shape, self.rows)
 
     def batches(self):
         for placed in self.placed:
-            batch = fill(self.examples, placed, self.rows, self.shape)
-            yield own_rows(batch, self.hosts, self.host)
+            batch = build_batch(self.examples, placed, self.rows, self.shape)
+            yield process_batch(batch, self.num_processes, self.process_id)
 
     def said(self, outputs):
         logits = [each["mood_logits"] for each in outputs]
@@ -117,28 +118,28 @@ class Texts:
 
 
 class Task(task.Task):
-    DATA_FIELDS = FIELDS
-    headline = ("right",)
+    DATA_FIELDS = COMMON_DATA_FIELDS
+    primary_metrics = ("right",)
     labels = LABELS
 
-    def __init__(self, config, hosts=1, host=0):
-        self.config, self.hosts, self.host = config, hosts, host
-        self.objective = Objective(config, math.lcm(jax.device_count(), hosts))
-        self.tokenizer = tokenizer_of(config)
+    def __init__(self, config, num_processes=1, process_id=0):
+        self.config, self.num_processes, self.process_id = config, num_processes, process_id
+        self.objective = Objective(config, math.lcm(jax.device_count(), num_processes))
+        self.tokenizer = load_task_tokenizer(config)
         ((_, path),) = find_files(config, "train", "train.jsonl")
         self.train = self.read(path)[1]
         self.sets = []
         for name, path in find_files(config, "dev", "dev.jsonl"):
             labels, examples = self.read(path)
-            row, rows = self.objective.row, self.objective.eval_rows
-            self.sets.append(Texts(name, labels, examples, row, rows, hosts, host))
+            row, rows = self.objective.row, self.objective.eval_batch_size
+            self.sets.append(Texts(name, labels, examples, row, rows, num_processes, process_id))
 
     def read(self, path):
         if not path.exists():
             raise InputError(f"there is no {path}: name a directory with train.jsonl.")
         said = [json.loads(line) for line in path.read_text().splitlines()]
         texts, labels = ([each[key] for each in said] for key in ("text", "label"))
-        return labels, examples_of(texts, labels, self.tokenizer, self.config.seq_len)
+        return labels, examples_of(texts, labels, self.tokenizer, self.config.max_seq_length)
 
     @property
     def examples_per_epoch(self):
@@ -154,32 +155,34 @@ class Task(task.Task):
 
     def prepare(self, steps):
         config, one = self.config, self.objective
-        size, multiple = config.batch_size, one.multiple * config.accumulation
+        size, multiple = config.batch_size, one.multiple * config.gradient_accumulation_steps
         self.batches = TrainingBatches(self.train, config.seed, size, one.row, steps, multiple)
         one.rows = self.batches.rows
 
     def train_batches(self, start, stop):
         for step in range(start, stop):
-            yield own_rows(self.batches.batch(step), self.hosts, self.host)
+            yield process_batch(self.batches.batch(step), self.num_processes, self.process_id)
 
-    def evaluation_sets(self):
+    def eval_sets(self):
         return self.sets
 
-    def show(self, batch, row):
-        return self.tokenizer.decode(batch["token_ids"][row].tolist())
+    def format_sequence(self, batch, row):
+        return self.tokenizer.decode(batch["input_ids"][row].tolist())
 
     @staticmethod
-    def of_model(model):
+    def config_for_model(model):
         return {} if "mood" in model.params else None
 
     @staticmethod
-    def predict(opened, inputs, everything=False):
+    def predict(predictor, inputs, return_all_scores=False):
         texts = [each.said for each in inputs]
-        row = Objective(opened.config).row
-        examples = examples_of(texts, [LABELS[0]] * len(texts), opened.tokenizer, row.pieces)
+        row = Objective(predictor.config).row
+        examples = examples_of(texts, [LABELS[0]] * len(texts), predictor.tokenizer, row.tokens)
         found = Texts("input", [], examples, row, 8, 1, 0)
-        for text, label in zip(texts, found.said(list(opened.run(found.batches()))), strict=True):
-            yield {"text": text, "label": label, "bias": opened.calibration["bias"]}
+        for text, label in zip(
+            texts, found.said(list(predictor.run(found.batches()))), strict=True
+        ):
+            yield {"text": text, "label": label, "bias": predictor.calibration["bias"]}
 
     @staticmethod
     def report(name, config, directory):

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from bertjax.config.config import Config, load_config
-from bertjax.errors import DIVERGED
+from bertjax.errors import EXIT_DIVERGED
 from bertjax.tasks import registry
 from experiments.ablations import __main__ as ablations
-from experiments.ablations import commands, features, recipes
+from experiments.ablations import commands, feature_based, recipes
 from experiments.ablations.__main__ import Ablation
-from experiments.ablations.results import Row, verdicts, write_results
-from experiments.ablations.tables import TABLES, TASKS, Finding, Table, Variant
+from experiments.ablations.results import VariantResult, describe_finding, write_results
+from experiments.ablations.tables import TABLES, TASKS, AblationTable, Finding, Variant
 
 SIZES, SHARES = ("2-128", "4-256"), (0.1, 0.5, 1.0)
 
@@ -30,7 +30,7 @@ def test_every_row_is_a_configuration_of_its_own(name) -> None:
         options = {"model": "2-128", "recipe": "paper", **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
         config = load_config(
-            f"experiments/pretrain.py:{spec}", variant.fields, registry.data_fields()
+            f"experiments/pretraining.py:{spec}", variant.fields, registry.data_fields()
         )
         registry.objective(config.resolve())
 
@@ -43,8 +43,8 @@ def test_every_command_has_a_configuration(name, tmp_path, monkeypatch) -> None:
     args = argparse.Namespace(
         **{"table": name, "output": tmp_path, "corpus": "corpus", "recipe": "modern", "seeds": 1},
         **{"size": "2-128", "sizes": "2-128,4-256", "milestones": "0.5,1", "steps": 10},
-        **{"task": [f"{task}=data" for task in TASKS], "pretrain": ["seq_len=64"]},
-        finetune=["all.batch_size=8", "ner-features.model.bilstm=128"],
+        **{"task": [f"{task}=data" for task in TASKS], "pretrain": ["max_seq_length=64"]},
+        finetune=["all.batch_size=8", "ner-feature_based.model.bilstm=128"],
     )
     ablation = Ablation(args)
     for variant in ablation.table.variants:
@@ -86,9 +86,9 @@ def train(monkeypatch) -> Trained:
         row = workdir.parent.parent.name
         steps[row].append(configuration(command).total_steps)
         workdir.mkdir(parents=True, exist_ok=True)
-        found = {"step": 1, "split": "heldout", "mlm_loss": 6.0}
+        found = {"step": 1, "split": "eval", "mlm_loss": 6.0}
         (workdir / "metrics.jsonl").write_text(json.dumps(found) + "\n")
-        return SimpleNamespace(returncode=DIVERGED if row.startswith("heads") else 0)
+        return SimpleNamespace(returncode=EXIT_DIVERGED if row.startswith("heads") else 0)
 
     monkeypatch.setattr(commands.subprocess, "run", run)
     return steps
@@ -111,8 +111,10 @@ def test_so_has_every_command_of_the_recipes(train, tmp_path, monkeypatch) -> No
 
 def test_a_recipe_that_diverges_has_failed_and_stops_no_other(train, tmp_path, monkeypatch) -> None:
     lines = tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines()
-    (failed,) = [line for line in lines if line.startswith("| heads")]
-    assert failed.startswith("| heads that look aside | - | - |") and failed.endswith("| 2 |")
+    (num_degenerate,) = [line for line in lines if line.startswith("| heads")]
+    assert num_degenerate.startswith(
+        "| heads that look aside | - | - |"
+    ) and num_degenerate.endswith("| 2 |")
     assert len(train["modern"]) == 4
     assert tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
     assert len(train["heads-that-look-aside"]) == 2
@@ -173,16 +175,19 @@ def test_findings_are_of_rows_that_there_are(name) -> None:
 
 
 def test_so_are_those_of_features() -> None:
-    found = features.findings()
+    found = feature_based.findings()
     assert {each.better for each in found} | {each.worse for each in found} == {0, 1, 2, 3, 4, 6}
-    assert features.FEATURES.keys() == {
+    assert feature_based.FEATURE_LAYERS.keys() == {
         *("embeddings", "second_to_last", "last"),
         *("sum_last_four", "concat_last_four", "sum_all"),
     }
 
 
-def rows(high: list[float], low: list[float]) -> list[Row]:
-    return [Row(name, 9.0, {"qnli accuracy": each}, 0) for name, each in (("a", high), ("b", low))]
+def rows(high: list[float], low: list[float]) -> list[VariantResult]:
+    return [
+        VariantResult(name, 9.0, {"qnli accuracy": each}, 0)
+        for name, each in (("a", high), ("b", low))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,22 +200,22 @@ def rows(high: list[float], low: list[float]) -> list[Row]:
     ],
 )
 def test_a_finding_shows_beyond_the_spread_of_the_seeds(high, low, verdict) -> None:
-    (said,) = verdicts(Finding("a helps", 0, 1), rows(high, low))
+    (said,) = describe_finding(Finding("a helps", 0, 1), rows(high, low))
     assert said == f"a helps: qnli accuracy {verdict}"
-    assert verdicts(Finding("a helps", 0, 1, ("squad",)), rows(high, low)) == []
+    assert describe_finding(Finding("a helps", 0, 1, ("squad",)), rows(high, low)) == []
 
 
 def test_scores_of_failed_runs_are_left_out_and_counted(tmp_path) -> None:
-    table = Table("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
-    found = [*rows([0.5, 0.75], []), Row("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1)]
-    found[1] = Row("b", 9.0, {"qnli accuracy": [None, None]}, 2)
+    table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
+    found = [*rows([0.5, 0.75], []), VariantResult("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1)]
+    found[1] = VariantResult("b", 9.0, {"qnli accuracy": [None, None]}, 2)
     lines = write_results(tmp_path / "x", table, found).splitlines()
     assert "| b | 9.00 | - | 2 |" in lines and "| c | 9.00 | 0.5000 | 1 |" in lines
     assert "- a helps: qnli accuracy is not known of both." in lines
 
 
 def test_a_table_has_every_score_and_nothing_chosen(tmp_path) -> None:
-    table = Table("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
+    table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
     text = write_results(tmp_path / "x", table, rows([0.25, 0.75], [0.5, 0.5]))
     assert "| a | 9.00 | 0.5000 ± 0.3536 | 0 |" in text.splitlines()
     kept = json.loads((tmp_path / "x.json").read_text())

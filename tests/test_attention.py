@@ -13,7 +13,7 @@ from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as fused_attention
 from bertjax.model.attention.dispatch import choose
 from bertjax.model.attention.plain import attention as plain
-from bertjax.model.attention.plain import visible
+from bertjax.model.attention.plain import attention_mask
 
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 3, 8
 PACK_IDS = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0, 0], [1] * 12], np.int32)
@@ -29,12 +29,12 @@ def draw(seed: int = 0) -> list[jax.Array]:
     return [jax.random.normal(key, (ROWS, LENGTH, HEADS, SIZE)) for key in keys]
 
 
-def by_hand(query, key, value, pack_ids, causal):
+def by_hand(query, key, value, example_ids, causal):
     """Loops over rows, queries and heads, in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     out = np.zeros_like(value)
     for row, at, head in np.ndindex(ROWS, LENGTH, HEADS):
-        seen = np.flatnonzero(pack_ids[row] == pack_ids[row, at])
+        seen = np.flatnonzero(example_ids[row] == example_ids[row, at])
         if causal:
             seen = seen[seen <= at]
         scores = key[row, seen, head] @ query[row, at, head] / np.sqrt(SIZE)
@@ -52,14 +52,14 @@ def test_attention_is_its_formula(attention, causal):
 def test_visible_is_one_block_a_pair_and_one_for_padding():
     ids = np.array([[1, 1, 2, 0]])
     expected = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    np.testing.assert_array_equal(visible(ids)[0], np.array(expected, bool))
-    np.testing.assert_array_equal(visible(ids, True)[0], np.tril(np.array(expected, bool)))
+    np.testing.assert_array_equal(attention_mask(ids)[0], np.array(expected, bool))
+    np.testing.assert_array_equal(attention_mask(ids, True)[0], np.tril(np.array(expected, bool)))
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=9, max_size=9), st.booleans())
 def test_every_query_sees_itself(ids, causal):
-    assert np.diagonal(visible(np.array([ids]), causal)[0]).all()
+    assert np.diagonal(attention_mask(np.array([ids]), causal)[0]).all()
 
 
 def test_a_row_of_padding_is_finite_and_so_is_its_gradient(attention):
@@ -121,7 +121,7 @@ def test_each_device_has_its_way(monkeypatch) -> None:
     with jax.set_mesh(make_mesh(2, 1, 1, jax.devices()[:2])):  # what a program is for counts
         assert choose(query).attend is cpu_attention.attention
     monkeypatch.setattr(dispatch, "tpu_kind", lambda: "TPU v5 lite")
-    monkeypatch.setattr(fused_attention, "why_not", lambda query: "")
+    monkeypatch.setattr(fused_attention, "unsupported_reason", lambda query: "")
     assert choose(query).attend is fused_attention.attention
 
 

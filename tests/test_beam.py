@@ -26,11 +26,11 @@ def inputs(tmp_path: pathlib.Path) -> list[str]:
     return list(map(str, paths))
 
 
-@pytest.mark.parametrize("options", [{"dedup": True, "shards": 3}, {"held_out": 0.0}])
+@pytest.mark.parametrize("options", [{"dedup": True, "shards": 3}, {"eval_fraction": 0.0}])
 def test_the_corpus_is_that_of_prepare(
     inputs: list[str], tmp_path: pathlib.Path, options: dict[str, float]
 ) -> None:
-    options = {"held_out": 0.1, **options}
+    options = {"eval_fraction": 0.1, **options}
     prepare(inputs, TOKENIZER, tmp_path / "one", workers=1, **options)  # type: ignore[arg-type]
     prepare_with_beam(inputs, TOKENIZER, tmp_path / "other", **options)  # type: ignore[arg-type]
     one, other = (

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.bilstm import BiLSTM, Features
+from bertjax.model.bilstm import BiLSTM, LayerMix
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import Model
+from bertjax.model.heads import BertWithHeads
 from data_pipelines.errors import InputError
 
 UNITS, WIDTH = 3, 5
@@ -26,8 +26,10 @@ def params() -> Any:
     return BiLSTM(UNITS).init(jax.random.key(0), x, packs)["params"]
 
 
-def apply(params: Any, x: np.ndarray, pack_ids: Any) -> np.ndarray:
-    return np.asarray(BiLSTM(UNITS).apply({"params": params}, x, jnp.asarray(pack_ids, jnp.int32)))
+def apply(params: Any, x: np.ndarray, example_ids: Any) -> np.ndarray:
+    return np.asarray(
+        BiLSTM(UNITS).apply({"params": params}, x, jnp.asarray(example_ids, jnp.int32))
+    )
 
 
 def one_way(params: Any, x: np.ndarray) -> np.ndarray:
@@ -79,37 +81,39 @@ def test_in_bfloat16_it_keeps_its_dtype_and_about_its_values(params) -> None:
 
 def test_several_layers_become_one_beside_the_other_or_their_mean() -> None:
     layers = draw(3, 2, 4, WIDTH)
-    beside = Features("concat").apply({}, layers)
+    beside = LayerMix("concat").apply({}, layers)
     assert beside.shape == (2, 4, 3 * WIDTH)
     np.testing.assert_array_equal(beside[..., WIDTH : 2 * WIDTH], layers[1])
-    begun = Features("sum").init(jax.random.key(0), layers)
-    np.testing.assert_allclose(Features("sum").apply(begun, layers), layers.mean(0), rtol=1e-5)
+    begun = LayerMix("sum").init(jax.random.key(0), layers)
+    np.testing.assert_allclose(LayerMix("sum").apply(begun, layers), layers.mean(0), rtol=1e-5)
     weights = {"weights": jnp.array([0.0, -99.0, -99.0]), "factor": jnp.float32(2)}
-    found = Features("sum").apply({"params": weights}, layers)
+    found = LayerMix("sum").apply({"params": weights}, layers)
     np.testing.assert_allclose(found, 2 * layers[0], rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["", "-2", "1..-1"])
 def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
-    config = BertConfig(32, 2, 8, 2, max_positions=16, num_labels=3, feature_layers=spec, bilstm=4)
+    config = BertConfig(
+        32, 2, 8, 2, max_position_embeddings=16, num_labels=3, feature_layers=spec, bilstm=4
+    )
     ids = np.arange(8, dtype=np.int32).reshape(1, 8)
-    names = ("token_ids", "type_ids", "pack_ids", "positions")
+    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     batch = dict(zip(names, (ids, 0 * ids, 1 + 0 * ids, ids), strict=True))
-    network = Model(config, ("tagger",))
+    network = BertWithHeads(config, ("token_classification",))
     begin = jax.jit(functools.partial(network.init, deterministic=True))
     params = begin(jax.random.key(0), batch)["params"]
 
     def loss(params: Any) -> Any:
         rngs = {"dropout": jax.random.key(1)}
         found = network.apply({"params": params}, batch, deterministic=False, rngs=rngs)
-        return jnp.sum(jnp.square(found["tagger_logits"]))
+        return jnp.sum(jnp.square(found["token_classification_logits"]))
 
     gradient = jax.jit(jax.grad(loss))(params)
     learns = {
         part: any(jnp.any(leaf) for leaf in jax.tree.leaves(g)) for part, g in gradient.items()
     }
-    assert learns == {"encoder": not spec, "bilstm": True, "tagger": True}
+    assert learns == {"encoder": not spec, "bilstm": True, "token_classification": True}
 
 
 @pytest.mark.parametrize(
@@ -122,4 +126,4 @@ def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
 )
 def test_layers_that_are_none_are_refused(spec: str, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        BertConfig(num_layers=2, feature_layers=spec)
+        BertConfig(num_hidden_layers=2, feature_layers=spec)

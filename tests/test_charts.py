@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertjax.html.charts import (
-    Axis,
+    ChartAxis,
     Point,
     chart,
+    downsample,
+    format_tick,
     linear_ticks,
     log_ticks,
     number,
-    rounded,
-    smoothed,
-    thinned,
+    running_median,
     tick_labels,
     value_axis,
 )
@@ -114,7 +114,7 @@ def test_the_labels_of_an_axis_differ(low: float, factor: float, share: bool) ->
 def test_labels_have_the_decimals_they_need(
     ticks: list[float], share: bool, labels: list[str]
 ) -> None:
-    assert tick_labels(Axis(ticks), share) == labels
+    assert tick_labels(ChartAxis(ticks), share) == labels
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_labels_have_the_decimals_they_need(
     [(0, "0"), (500, "500"), (20_000, "20k"), (1_500_000, "1.5M"), (2e9, "2G"), (0.25, "0.25")],
 )
 def test_round_numbers_are_short(value: float, text: str) -> None:
-    assert rounded(value) == text
+    assert format_tick(value) == text
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_numbers_have_four_digits(value: float, share: bool, text: str) -> None:
 @given(st.lists(any_value, max_size=400), st.integers(11, 60))
 def test_a_thinned_curve_keeps_its_ends_and_extremes(values: list[float], most: int) -> None:
     curve = points(values)
-    thin = thinned(curve, most)
+    thin = downsample(curve, most)
     assert len(thin) <= most
     steps = [p.step for p in thin]
     assert steps == sorted(set(steps) & {p.step for p in curve})
@@ -166,10 +166,10 @@ def test_a_thinned_curve_keeps_its_ends_and_extremes(values: list[float], most: 
 
 @given(st.lists(finite, min_size=1, max_size=200), st.integers(0, 20), st.integers(1, 50))
 def test_a_smoothed_curve_stays_among_its_values(
-    values: list[float], reach: int, most: int
+    values: list[float], half_window: int, most: int
 ) -> None:
     curve = points(values)
-    smooth = smoothed(curve, reach, most)
+    smooth = running_median(curve, half_window, most)
     assert len(smooth) <= most
     assert smooth[0] == curve[0]
     assert {p.step for p in smooth} <= {p.step for p in curve}
@@ -178,10 +178,10 @@ def test_a_smoothed_curve_stays_among_its_values(
 
 def test_smoothing_passes_over_spikes_and_gaps_and_keeps_lines() -> None:
     spike = [1.0] * 50 + [100.0, math.nan] + [1.0] * 50
-    assert {p.value for p in smoothed(points(spike), 5, 200)} == {1.0}
+    assert {p.value for p in running_median(points(spike), 5, 200)} == {1.0}
     line = points([float(n) for n in range(100)])
-    assert smoothed(line, 4, 200)[:96] == line[:96]
-    lost = smoothed(points([1.0] * 50 + [math.nan] * 50), 5, 200)
+    assert running_median(line, 4, 200)[:96] == line[:96]
+    lost = running_median(points([1.0] * 50 + [math.nan] * 50), 5, 200)
     assert [math.isnan(p.value) for p in lost] == [False] * 55 + [True] * 45
 
 
@@ -195,14 +195,14 @@ def drawing(text: str) -> ElementTree.Element:
 @settings(max_examples=60, deadline=None)
 @given(
     train=st.lists(any_value, min_size=1, max_size=150),
-    heldout=st.lists(any_value, max_size=5),
+    eval=st.lists(any_value, max_size=5),
     floor=st.sampled_from([None, 0.0]),
     wide=st.booleans(),
 )
 def test_whatever_the_values_the_curves_stay_in_the_picture(
-    train: list[float], heldout: list[float], floor: float | None, wide: bool
+    train: list[float], eval: list[float], floor: float | None, wide: bool
 ) -> None:
-    curves = {"train": points(train)} | ({"heldout": points(heldout)} if heldout else {})
+    curves = {"train": points(train)} | ({"eval": points(eval)} if eval else {})
     last = max(point.step for curve in curves.values() for point in curve)
     figure = drawing(chart("Loss", curves, last, floor=floor, wide=wide))
     svg = next(figure.iter("svg"))

@@ -15,14 +15,14 @@ import pytest
 
 from bertjax.checkpointing.best import write_scores
 from bertjax.checkpointing.checkpointer import (
+    Checkpointer,
     CheckpointError,
-    Checkpoints,
     find_checkpoint,
-    find_finished,
+    find_unverified_checkpoint,
 )
 from bertjax.checkpointing.integrity import find_damage, finish
 from bertjax.checkpointing.parameters import check_params, load_params
-from bertjax.mesh import hosts
+from bertjax.mesh import distributed
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.steps.train_step import TrainState
 from data_pipelines.errors import InputError
@@ -38,7 +38,7 @@ def make_state(step: int) -> TrainState:
     return TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params), window)
 
 
-def describe(path) -> None:
+def write_metadata(path) -> None:
     (path / "vocab.txt").write_text("[PAD]\n")
 
 
@@ -48,10 +48,10 @@ def target():
 
 
 @pytest.fixture
-def checkpoints(tmp_path: pathlib.Path) -> Checkpoints:
-    found = Checkpoints(tmp_path / "workdir" / "checkpoints", keep=2)
+def checkpoints(tmp_path: pathlib.Path) -> Checkpointer:
+    found = Checkpointer(tmp_path / "workdir" / "checkpoints", keep=2)
     for step in (10, 20):
-        found.save(make_state(step), describe)
+        found.save(make_state(step), write_metadata)
     found.wait()
     return found
 
@@ -70,7 +70,7 @@ def test_the_newest_state_comes_back_to_the_last_bit(checkpoints, target) -> Non
 
 
 def test_nothing_comes_back_where_nothing_is(tmp_path, target) -> None:
-    assert Checkpoints(tmp_path / "none").restore(target) is None
+    assert Checkpointer(tmp_path / "none").restore(target) is None
 
 
 def test_a_state_comes_back_on_another_mesh(checkpoints) -> None:
@@ -84,7 +84,7 @@ def test_a_state_comes_back_on_another_mesh(checkpoints) -> None:
 def test_training_goes_on_and_changes_the_state_while_it_is_written(checkpoints, target) -> None:
     go = threading.Event()
     state = make_state(30)
-    checkpoints.save(state, lambda path: go.wait() and describe(path))
+    checkpoints.save(state, lambda path: go.wait() and write_metadata(path))
     for leaf in jax.tree.leaves(jax.jit(lambda s: jax.tree.map(jnp.zeros_like, s))(state)):
         leaf.block_until_ready()
     jax.tree.map(lambda leaf: leaf.delete(), state)
@@ -99,7 +99,7 @@ def test_training_goes_on_and_changes_the_state_while_it_is_written(checkpoints,
 def test_a_save_waits_for_the_one_before(checkpoints) -> None:
     go = threading.Event()
     checkpoints.save(make_state(30), lambda path: go.wait() and None)
-    second = threading.Thread(target=checkpoints.save, args=(make_state(40), describe))
+    second = threading.Thread(target=checkpoints.save, args=(make_state(40), write_metadata))
     second.start()
     second.join(0.3)
     assert second.is_alive() and not checkpoints.path(40).exists()
@@ -111,17 +111,17 @@ def test_a_save_waits_for_the_one_before(checkpoints) -> None:
 
 
 def test_only_the_newest_and_the_milestones_are_kept(tmp_path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=20)
+    checkpoints = Checkpointer(tmp_path, keep=2, keep_period=20)
     for step in range(5, 51, 5):
-        checkpoints.save(make_state(step), describe)
+        checkpoints.save(make_state(step), write_metadata)
     checkpoints.wait()
     assert checkpoints.steps() == [20, 40, 45, 50]
 
 
 def test_of_multiples_that_are_no_checkpoint_the_next_one_is_kept(tmp_path) -> None:
-    checkpoints = Checkpoints(tmp_path, 1, keep_every=1.0, reached=lambda step: step / 10)
+    checkpoints = Checkpointer(tmp_path, 1, keep_period=1.0, progress_at=lambda step: step / 10)
     for step in range(4, 45, 4):
-        checkpoints.save(make_state(step), describe)
+        checkpoints.save(make_state(step), write_metadata)
     checkpoints.wait()
     assert checkpoints.steps() == [12, 20, 32, 40, 44]
 
@@ -164,16 +164,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert "00000020 is damaged" in caplog.text and symptom in caplog.text
 
 
-def evaluate(checkpoints: Checkpoints, step: int, scores: dict[str, float]) -> None:
+def evaluate(checkpoints: Checkpointer, step: int, scores: dict[str, float]) -> None:
     """What a run does with an evaluation; where it has no scores a checkpoint is due without."""
 
-    def describe(path) -> None:
-        (path / "config.json").write_text(json.dumps({"keep_best": checkpoints.keep_best}))
+    def write_metadata(path) -> None:
+        (path / "config.json").write_text(json.dumps({"best_metric": checkpoints.best_metric}))
         if scores:
             write_scores(path, scores)
 
     if not scores or checkpoints.is_best(step, scores):
-        checkpoints.save(make_state(step), describe)
+        checkpoints.save(make_state(step), write_metadata)
 
 
 @pytest.mark.parametrize(
@@ -192,18 +192,20 @@ def test_the_best_is_kept_beside_the_newest_and_used_and_the_newest_gone_on_with
     for step, value in enumerate(values, 1):
         # Each evaluation in a process of its own: what it needs to know lies in files.
         evaluate(
-            checkpoints := Checkpoints(tmp_path / "checkpoints", 1, 0, name), step, {name: value}
+            checkpoints := Checkpointer(tmp_path / "checkpoints", 1, 0, name), step, {name: value}
         )
         checkpoints.wait()
     evaluate(checkpoints, 6, {})
     checkpoints.wait()
     assert checkpoints.steps() == [best, 6]
-    assert find_checkpoint(tmp_path) == find_finished(tmp_path) == checkpoints.path(best)
+    assert (
+        find_checkpoint(tmp_path) == find_unverified_checkpoint(tmp_path) == checkpoints.path(best)
+    )
     assert equal(checkpoints.restore(target), make_state(6))
 
 
 def test_a_run_that_keeps_no_best_uses_the_newest(tmp_path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpointer(tmp_path / "checkpoints", keep=2)
     for step in (1, 2):
         checkpoints.save(
             make_state(step), lambda path, step=step: write_scores(path, {"f1": -step})
@@ -214,9 +216,9 @@ def test_a_run_that_keeps_no_best_uses_the_newest(tmp_path) -> None:
 
 
 @pytest.fixture
-def chosen(tmp_path) -> Checkpoints:
+def chosen(tmp_path) -> Checkpointer:
     """Steps 1 and 2, of which the first is the best."""
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_best="f1")
+    checkpoints = Checkpointer(tmp_path / "checkpoints", best_metric="f1")
     evaluate(checkpoints, 1, {"f1": 0.5})
     evaluate(checkpoints, 2, {})
     checkpoints.wait()
@@ -246,12 +248,14 @@ def test_the_save_before_counts_though_it_is_under_way(chosen) -> None:
 
 def test_the_first_host_says_whether_a_step_is_the_best(chosen, monkeypatch) -> None:
     for answer in (0, 1):
-        monkeypatch.setattr(hosts, "from_first", lambda make, size, answer=answer: (answer,))
+        monkeypatch.setattr(
+            distributed, "broadcast_from_process_0", lambda make, size, answer=answer: (answer,)
+        )
         assert chosen.is_best(5, {"f1": 0.1}) == bool(answer)
 
 
 def test_a_score_that_there_is_not_is_refused_and_those_that_there_are_named(chosen) -> None:
-    with pytest.raises(InputError, match=r"keep_best='f1' is no score .* one of loss, exact\."):
+    with pytest.raises(InputError, match=r"best_metric='f1' is no score .* one of loss, exact\."):
         chosen.is_best(3, {"loss": 1.0, "exact": 0.5})
 
 
@@ -264,7 +268,7 @@ def test_an_unfinished_checkpoint_is_never_read(checkpoints, target) -> None:
 def test_an_unfinished_checkpoint_is_replaced(checkpoints, target) -> None:
     (checkpoints.path(20) / "files.json").unlink()
     (checkpoints.path(20) / "rest").write_text("of a killed save")
-    checkpoints.save(make_state(20), describe)
+    checkpoints.save(make_state(20), write_metadata)
     checkpoints.wait()
     assert equal(checkpoints.restore(target), make_state(20))
     assert not (checkpoints.path(20) / "rest").exists()
@@ -280,9 +284,9 @@ def test_what_killed_saves_left_is_cleared_and_nothing_else(checkpoints) -> None
 
 
 def test_a_save_does_not_give_way_to_a_later_one_that_is_damaged(tmp_path, target) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1, keep_every=10)
+    checkpoints = Checkpointer(tmp_path, keep=1, keep_period=10)
     for step in (10, 20, 15):
-        checkpoints.save(make_state(step), describe)
+        checkpoints.save(make_state(step), write_metadata)
         checkpoints.wait()
         if step == 20:
             _truncate(pathlib.Path(checkpoints.path(20)))
@@ -295,10 +299,10 @@ def _with_window(target: TrainState, *names: str) -> TrainState:
 
 def test_sums_since_the_last_log_come_back_to_the_last_bit_by_their_names(tmp_path, target) -> None:
     """Whatever is measured besides, or no longer, by the run that goes on."""
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpointer(tmp_path)
     third = jnp.float32(1) / 3
     window = {"loss": (third, jnp.float32(7)), "dropped": (jnp.float32(1), jnp.float32(1))}
-    checkpoints.save(make_state(10)._replace(window=window), describe)
+    checkpoints.save(make_state(10)._replace(window=window), write_metadata)
     checkpoints.wait()
     found = checkpoints.restore(_with_window(target, "loss", "new")).window
     assert jax.device_get(found) == {"loss": (np.float32(1) / 3, 7), "new": (0, 0)}
@@ -315,7 +319,7 @@ def test_sums_are_found_where_older_versions_kept_them(checkpoints, target) -> N
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path / "params", args=ocp.args.StandardSave(state.params))
         checkpointer.save(path / "training", args=ocp.args.StandardSave(old))
-    finish(path, describe)
+    finish(path, write_metadata)
     found = checkpoints.restore(_with_window(target, "loss", "new"))
     assert jax.device_get(found.window) == {"loss": (np.float32(1) / 3, 7), "new": (0, 0)}
     assert equal(found._replace(window=state.window), state)
@@ -355,9 +359,9 @@ def test_a_finished_save_is_kept_when_another_host_is_lost_at_its_end(
         if what == "checkpoint-end":
             raise jax.errors.JaxRuntimeError("UNAVAILABLE: a host is gone")
 
-    monkeypatch.setattr(hosts, "wait_for_all", lose)
+    monkeypatch.setattr(distributed, "sync_processes", lose)
     with pytest.raises(jax.errors.JaxRuntimeError):
-        checkpoints.save(make_state(30), describe)
+        checkpoints.save(make_state(30), write_metadata)
         checkpoints.wait()
     assert equal(checkpoints.restore(target), make_state(30))
 

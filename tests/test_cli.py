@@ -22,23 +22,23 @@ import numpy as np
 import pytest
 from conftest import LONG, bertjax, process_environment, sample_pieces, sample_text
 
-from bertjax.cli import report, stopping
-from bertjax.cli.devices import keep_compiled
+from bertjax.cli import report, termination
 from bertjax.cli.files import check_directory, output, read_lines
-from bertjax.cli.main import _parser, find_verbs, main
+from bertjax.cli.jax_setup import enable_compilation_cache
+from bertjax.cli.main import _parser, find_subcommands, main
 from bertjax.config.config import load_config
-from bertjax.config.config_file import own_files
+from bertjax.config.config_file import builtin_configs
 from bertjax.errors import RunError
 from bertjax.tasks import registry
 from bertjax.training.metric_writers import read_metrics
-from bertjax.training.trainer import Run
+from bertjax.training.trainer import Trainer
 from bertjax.workdir.workdir import claim_workdir
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
-from data_pipelines.paths import replacing
+from data_pipelines.paths import atomic_write
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 
 
 @pytest.fixture
@@ -55,15 +55,15 @@ def vocab(tmp_path) -> pathlib.Path:
     return path
 
 
-@pytest.mark.parametrize("verb", find_verbs())
+@pytest.mark.parametrize("verb", find_subcommands())
 def test_the_example_of_a_verb_is_one(verb: str) -> None:
-    file = find_verbs()[verb]
+    file = find_subcommands()[verb]
     program, *arguments = shlex.split(file.EXAMPLE)
     args, rest = _parser().parse_known_args(arguments)
     assert (program, arguments[0], rest, args.run) == ("bertjax", verb, [], file.run)
 
 
-@pytest.mark.parametrize("verb", find_verbs())
+@pytest.mark.parametrize("verb", find_subcommands())
 def test_every_option_says_what_it_means_and_what_holds_without_it(verb: str) -> None:
     (verbs,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
     parser = verbs.choices[verb]
@@ -87,7 +87,7 @@ def test_what_is_given_again_is_added() -> None:
 
 def test_verbs_are_listed_in_the_order_of_a_model_s_life() -> None:
     life = ["vocab", "prepare", "inspect", "preflight", "train", "evaluate", "predict", "convert"]
-    verbs = find_verbs()
+    verbs = find_subcommands()
     assert [verb for verb in verbs if verb in life] == life
     assert len({file.ORDER for file in verbs.values()}) == len(verbs)
 
@@ -95,7 +95,7 @@ def test_verbs_are_listed_in_the_order_of_a_model_s_life() -> None:
 def test_without_a_verb_all_of_them_are_told(capsys) -> None:
     assert main([]) == 2
     told = capsys.readouterr().err
-    assert all(re.search(rf"^    {verb}\b", told, re.MULTILINE) for verb in find_verbs())
+    assert all(re.search(rf"^    {verb}\b", told, re.MULTILINE) for verb in find_subcommands())
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == "bertjax 0.1.0\n"
@@ -105,13 +105,13 @@ def test_configurations_are_listed_printed_and_copied(capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["config"]) == 0
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert listed.keys() == own_files().keys()
-    for name, file in own_files().items():
+    assert listed.keys() == builtin_configs().keys()
+    for name, file in builtin_configs().items():
         assert main(["config", name]) == 0
         assert capsys.readouterr().out == file.read_text()
         assert file.read_text().startswith(f'"""{listed[name]}\n')
     assert main(["config", "glue", "--output", "mine.py"]) == 0
-    assert (tmp_path / "mine.py").read_text() == own_files()["glue"].read_text()
+    assert (tmp_path / "mine.py").read_text() == builtin_configs()["glue"].read_text()
 
 
 @pytest.mark.parametrize(
@@ -214,18 +214,27 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
     ("overrides", "message"),
     [
         ({"model__vocab_size": 100}, r"128 pieces and model\.vocab_size=100: raise it"),
-        ({"seq_len": 600}, r"seq_len=600 is more than model\.max_positions=512: shorten"),
-        ({"data__mask_share": 0.9}, r"sum to 1\.1; make them sum to 1"),
+        (
+            {"max_seq_length": 600},
+            r"max_seq_length=600 is more than model\.max_position_embeddings=512: shorten",
+        ),
+        ({"data__mask_replace_prob": 0.9}, r"sum to 1\.1; make them sum to 1"),
         ({"batch_size": 12}, r"batch_size=12 does not divide over 8 devices .* multiple of 8"),
-        ({"accumulation": 2}, r"batch_size=8 does not divide over 8 devices x accumulation=2"),
+        (
+            {"gradient_accumulation_steps": 2},
+            r"batch_size=8 does not divide over 8 devices x accumulation=2",
+        ),
         ({"sede": 3}, r"sede is no field of the configuration: did you mean seed"),
-        ({"model__num_heads": 3}, r"num_heads=3 does not divide hidden_size=64: choose"),
+        (
+            {"model__num_attention_heads": 3},
+            r"num_attention_heads=3 does not divide hidden_size=64: choose",
+        ),
         ({"data__dir": "nowhere"}, r"nowhere does not exist.* run `bertjax prepare"),
         ({"init": "nowhere"}, r"there is no nowhere: give a workdir"),
         ({"optimizer__name": "sgd"}, r"'sgd' and must be one of adamw"),
         ({"mesh__data": 3}, r"mesh data=3, .* does not fit 8 devices"),
         ({"steps": "soon"}, r"steps='soon' is no duration: write"),
-        ({"seq_len": "long"}, r"seq_len='long' is a str: it must be int"),
+        ({"max_seq_length": "long"}, r"max_seq_length='long' is a str: it must be int"),
     ],
 )
 def test_training_that_cannot_be_is_refused(corpus, tmp_path, refused, overrides, message) -> None:
@@ -239,12 +248,14 @@ def test_another_model_or_corpus_in_a_workdir_is_refused(corpus, tmp_path, refus
     workdir = tmp_path / "workdir"
     given = {"model.vocab_size": "128", "data.workers": "1"}
     config = load_config(f"{PRETRAIN}:smoke,data={corpus}", given, registry.data_fields())
-    run = Run(config, workdir)
+    run = Trainer(config, workdir)
     claim_workdir(workdir, run.config, run.task)
-    assert "model.num_layers=2" in refused(*train(corpus, workdir, model__num_layers=3))
+    assert "model.num_hidden_layers=2" in refused(
+        *train(corpus, workdir, model__num_hidden_layers=3)
+    )
     other = tmp_path / "other"
     assert main(["prepare", "--input", str(text), "--vocab", str(vocab), "--output", str(other),
-                 "--workers", "1", "--held-out", "0.1", "--shards", "8"]) == 0  # fmt: skip
+                 "--workers", "1", "--eval-fraction", "0.1", "--shards", "8"]) == 0  # fmt: skip
     sentence = refused(*train(other, workdir))
     assert "another corpus" in sentence and "use another --workdir" in sentence
 
@@ -338,8 +349,16 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
             "--rows=0 must be at least 1",
         ),
         (
-            ["inspect", "--config", f"{PRETRAIN}:smoke", "--hosts", "2", "--host", "2"],
-            "--host=2 is none of --hosts=2: count them from 0",
+            [
+                "inspect",
+                "--config",
+                f"{PRETRAIN}:smoke",
+                "--num-processes",
+                "2",
+                "--process-id",
+                "2",
+            ],
+            "--host=2 is none of --num-processes=2: count them from 0",
         ),
         (["predict", "--checkpoint", "x", "--text", " "], "--text is empty: write a text"),
         (
@@ -371,7 +390,7 @@ TEXT = ["--input", "text.txt"]
         (["train", *SMOKE, "--workdir", "text.txt/run"], "lies in text.txt, which is a file"),
         (["train", "--config", "folder", "--workdir", "x"], "folder is a directory"),
         (["evaluate", *SMOKE, "--checkpoint", "c", "--output", "text.txt"], "text.txt is a file"),
-        (["inspect", *SMOKE, "--save", "lost/x.npz"], "lie in lost, which is no directory"),
+        (["inspect", *SMOKE, "--output", "lost/x.npz"], "lie in lost, which is no directory"),
         (["preflight", *SMOKE, "--topology", "cpu:1", "--json", "folder"], "is a directory"),
         (["vocab", *TEXT, "--output", "text.txt"], "--output=text.txt exists: name another file"),
         (
@@ -382,7 +401,7 @@ TEXT = ["--input", "text.txt"]
         (["convert", "--to", "hf", "folder", "/sys/x"], "lies in /sys, where no files can be made"),
         (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "text.txt is a file"),
         (
-            ["vocab", *TEXT, "*.txt", "--smoothing", "0.7", "--output", "vocab.txt"],
+            ["vocab", *TEXT, "*.txt", "--sampling-alpha", "0.7", "--output", "vocab.txt"],
             "text.txt is an input 2 times",
         ),
         (["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"], "lies in text.txt"),
@@ -412,7 +431,10 @@ def test_an_evaluation_is_not_written_over_by_another(refused, tmp_path) -> None
     for arguments, complaint in [
         (["b"], f"{tmp_path} has the scores of a/: give another --output"),
         (["a", "b"], "has the scores of a/"),
-        (["a", "--config.seq_len=24"], "has the scores by seq_len=32, and here it is 24"),
+        (
+            ["a", "--config.max_seq_length=24"],
+            "has the scores by max_seq_length=32, and here it is 24",
+        ),
         (["a", "--config.data.dir=other"], "has the scores by data.dir='', and here it is 'other'"),
         (["a"], "there is no a"),  # the same again, which goes on
         (["a", "--config.log_every=7"], "there is no a"),
@@ -468,9 +490,9 @@ def test_a_signal_while_a_command_begins_is_a_sentence_and_asks_for_another_try(
 
 def test_a_command_that_does_not_heed_a_signal_is_ended(monkeypatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(stopping, "_SECONDS", 0.01)
-    monkeypatch.setattr(stopping, "end_stopped", ended.set)
-    with stopping.stoppable() as stopped:
+    monkeypatch.setattr(termination, "_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(termination, "exit_stopped", ended.set)
+    with termination.handle_signals() as stopped:
         with contextlib.suppress(KeyboardInterrupt):  # as a callback of C does
             signal.raise_signal(signal.SIGTERM)
         assert stopped.is_set() and ended.wait(LONG)
@@ -480,13 +502,13 @@ def test_a_command_that_does_not_heed_a_signal_is_ended(monkeypatch) -> None:
 @pytest.mark.slow
 def test_so_is_one_that_computes_and_looks_at_no_signal() -> None:
     program = (
-        "import hashlib, sys; from bertjax.cli import stopping; stopping._SECONDS = 0.1\n"
-        "with stopping.stoppable():\n"
+        "import hashlib, sys; from bertjax.cli import stopping; termination._SECONDS = 0.1\n"
+        "with termination.stoppable():\n"
         "    try:\n"
         "        print('begun', flush=True)\n"
         "        hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)\n"  # minutes in C
         "    except KeyboardInterrupt:\n"  # the signal was sooner
-        "        sys.exit(stopping.say_stopped())\n"
+        "        sys.exit(termination.report_stopped())\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -500,7 +522,7 @@ def test_so_is_one_that_computes_and_looks_at_no_signal() -> None:
 def test_a_disk_that_is_full_costs_no_file_and_is_named(tmp_path) -> None:
     path = tmp_path / "page.html"
     path.write_text("before")
-    with pytest.raises(OSError, match=r"No space left.*page\.html"), replacing(path) as draft:
+    with pytest.raises(OSError, match=r"No space left.*page\.html"), atomic_write(path) as draft:
         draft.write_text("<html>")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["page.html"]
@@ -562,7 +584,7 @@ def test_all_hosts_see_where_compiled_programs_are_kept(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jax, "process_count", lambda: hosts)
     before = jax.config.values["jax_persistent_cache_enable_xla_caches"]
-    keep_compiled(workdir)
+    enable_compilation_cache(workdir)
     jax.config.update("jax_persistent_cache_enable_xla_caches", before)
     expected = place and place.replace("CACHE", str(tmp_path))
     assert jax.config.values["jax_compilation_cache_dir"] == expected
@@ -572,7 +594,7 @@ def test_a_place_that_cannot_be_written_to_keeps_nothing(unset, tmp_path, monkey
     (tmp_path / "file").write_text("")
     for cache in (tmp_path / "file", pathlib.Path("relative")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        keep_compiled()
+        enable_compilation_cache()
         assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
@@ -583,7 +605,7 @@ def test_a_program_is_compiled_once_and_gives_the_same_when_it_is_found(corpus, 
     del environment["JAX_COMPILATION_CACHE_DIR"]
     kept, losses = [], []
     for run in ("first", "second"):
-        arguments = train(corpus, tmp_path / run, steps=3, log_every=1, model__num_layers=1)
+        arguments = train(corpus, tmp_path / run, steps=3, log_every=1, model__num_hidden_layers=1)
         command = [sys.executable, "-m", "bertjax", *map(str, arguments)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -601,9 +623,9 @@ def test_inspect_shows_masks_and_saves_batches(corpus, tmp_path, capsys) -> None
     assert "[CLS]" in shown and "[MASK]" in shown
     assert shown.count(" row ") == 4 and "4 rows more, which --rows shows" in shown
     path = tmp_path / "batches.npz"
-    assert main(["inspect", *config, "--steps", "3", "--start", "5", "--save", str(path)]) == 0
+    assert main(["inspect", *config, "--steps", "3", "--start", "5", "--output", str(path)]) == 0
     arrays = np.load(path)
-    assert arrays["token_ids"].shape == (3, 8, 32)
+    assert arrays["input_ids"].shape == (3, 8, 32)
     assert main(["inspect", *config, "--params"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[-1].split()[0] == "total" and "encoder/embeddings/word" in "".join(table)
@@ -618,9 +640,9 @@ def test_the_whole_way_from_text_to_filled_masks(tmp_path, text) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("vocab", "--input", text, "--size", 90, "--output", "vocab.txt")
+    run("vocab", "--input", text, "--vocab-size", 90, "--output", "vocab.txt")
     run("prepare", "--input", text, "--vocab", "vocab.txt", "--output", "corpus",
-        "--workers", 2, "--held-out", 0.1)  # fmt: skip
+        "--workers", 2, "--eval-fraction", 0.1)  # fmt: skip
     config = ["--config", f"{PRETRAIN}:smoke,data=corpus", "--config.model.vocab_size=90"]
     run("train", *config, "--workdir", "run")
     scores = json.loads(run("evaluate", *config, "--checkpoint", "run", "--output", "scores"))

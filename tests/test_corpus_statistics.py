@@ -7,45 +7,51 @@ import pytest
 
 from bertjax.cli.main import main
 from bertjax.reports import corpus as corpus_report
-from bertjax.reports.corpus import describe
+from bertjax.reports.corpus import describe_corpus
 from bertjax.reports.run import write_report
-from data_pipelines.corpus.records import read_manifest, read_shard
+from data_pipelines.corpus.shards import read_manifest, read_shard
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining.corpus_statistics import survey, unevenness
+from data_pipelines.pretraining.corpus_statistics import compute_corpus_statistics, shard_imbalance
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import PretrainingOptions
 
 
 @pytest.fixture(scope="module")
 def found(corpus):
-    return survey(corpus, seq_lens=(64,))
+    return compute_corpus_statistics(corpus, seq_lens=(64,))
 
 
 def test_shards_are_sampled_over_the_whole_corpus(corpus, found) -> None:
-    infos = read_manifest(corpus).train
-    assert found.sampled[0] == infos[0].name and found.sampled[-1] == infos[-1].name
-    assert len(found.sampled) == 4
-    assert 0 <= unevenness(infos) < 0.05
+    shard_infos = read_manifest(corpus).train
+    assert (
+        found.sampled_shards[0] == shard_infos[0].name
+        and found.sampled_shards[-1] == shard_infos[-1].name
+    )
+    assert len(found.sampled_shards) == 4
+    assert 0 <= shard_imbalance(shard_infos) < 0.05
 
 
 def test_lengths_are_those_of_the_sampled_text(corpus, found) -> None:
-    infos = {info.name: info for info in read_manifest(corpus).train}
-    shards = [read_shard(corpus, infos[name]) for name in found.sampled]
+    shard_infos = {info.name: info for info in read_manifest(corpus).train}
+    shards = [read_shard(corpus, shard_infos[name]) for name in found.sampled_shards]
     sentences = np.concatenate([np.diff(shard.sentences) for shard in shards])
-    assert found.sentence_pieces[-1] == sentences.max()
-    assert found.sentence_pieces[2] in (int(np.median(sentences)), int(np.median(sentences) + 0.5))
+    assert found.sentence_tokens[-1] == sentences.max()
+    assert found.sentence_tokens[2] in (int(np.median(sentences)), int(np.median(sentences) + 0.5))
     documents = np.concatenate([np.diff(shard.sentences[shard.documents]) for shard in shards])
-    assert found.document_pieces[-1] == documents.max()
+    assert found.document_tokens[-1] == documents.max()
 
 
 def test_rows_are_those_of_training(corpus, found) -> None:
     (rows,) = found.rows
     data = PretrainingData(corpus, PretrainingOptions(64, 8))
-    assert rows.rows == pytest.approx(data.rows_per_epoch, rel=0.02)
-    batches = [data.batch(step) for step in range(data.rows_per_epoch // 8)]
-    filled = np.mean([batch["pack_ids"] > 0 for batch in batches])
-    assert rows.filled == pytest.approx(filled, abs=0.02)
-    labels = [batch["nsp_labels"].sum() / batch["nsp_weights"].sum() for batch in batches]
+    assert rows.rows == pytest.approx(data.sequences_per_epoch, rel=0.02)
+    batches = [data.batch(step) for step in range(data.sequences_per_epoch // 8)]
+    nonpad_fraction = np.mean([batch["example_ids"] > 0 for batch in batches])
+    assert rows.nonpad_fraction == pytest.approx(nonpad_fraction, abs=0.02)
+    labels = [
+        batch["next_sentence_labels"].sum() / batch["next_sentence_weights"].sum()
+        for batch in batches
+    ]
     assert rows.random == pytest.approx(np.mean(labels), abs=0.05)
     assert list(rows.seen) == sorted(rows.seen) and rows.seen[0] > 0.95 and rows.seen[2] > 0.999
 
@@ -64,16 +70,18 @@ def test_scripts_are_those_of_the_letters(found) -> None:
 )
 def test_a_second_script_is_warned_of(found, monkeypatch, scripts, warning) -> None:
     found = dataclasses.replace(found, scripts=scripts)
-    monkeypatch.setattr(corpus_report, "survey", lambda directory: found)
-    lines = [line for line in describe("") if "warning" in line]
+    monkeypatch.setattr(corpus_report, "compute_corpus_statistics", lambda directory: found)
+    lines = [line for line in describe_corpus("") if "warning" in line]
     assert len(lines) == (warning is not None) and all(warning in line for line in lines)
-    assert ("directory for each" in corpus_report.render(found.directory, "x")) == bool(lines)
+    assert ("directory for each" in corpus_report.render_corpus(found.directory, "x")) == bool(
+        lines
+    )
 
 
 def test_the_command_and_the_page_say_the_same(corpus, tmp_path, capsys) -> None:
     assert main(["inspect", "--corpus", str(corpus)]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines() == "\n".join(describe(corpus)).splitlines()
+    assert text.splitlines() == "\n".join(describe_corpus(corpus)).splitlines()
     assert "text seen in a pass" in text and "400, of which" in text
     path = write_report(corpus)
     try:
@@ -85,11 +93,12 @@ def test_the_command_and_the_page_say_the_same(corpus, tmp_path, capsys) -> None
 
 def test_what_is_no_corpus_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="is not a finished corpus"):
-        survey(tmp_path)
+        compute_corpus_statistics(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "given", ["--config.steps=3", "--steps=1", "--start=0", "--hosts=1", "--save=x", "--params"]
+    "given",
+    ["--config.steps=3", "--steps=1", "--start=0", "--num-processes=1", "--output=x", "--params"],
 )
 def test_what_is_of_a_run_is_refused(tmp_path, capsys, given) -> None:
     assert main(["inspect", "--corpus", str(tmp_path), given]) == 2

@@ -6,7 +6,11 @@ import logging
 import pytest
 import toy_tasks
 
-from data_pipelines.vocabulary.coverage import Loss, measure_loss, warn_of_loss
+from data_pipelines.vocabulary.coverage import (
+    CoverageLoss,
+    measure_coverage_loss,
+    warn_of_coverage_loss,
+)
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -14,32 +18,41 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def tokenizer(letters: str, cased: bool = False, **switches: bool) -> WordPieceTokenizer:
-    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
-    return WordPieceTokenizer(pieces, cased=cased, **switches)
+    tokens = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+    return WordPieceTokenizer(tokens, cased=cased, **switches)
 
 
 def test_what_every_piece_is_known_of_loses_nothing() -> None:
-    assert measure_loss(tokenizer("ab"), ["ab ba", "a b"]) == Loss(0, 0)
-    assert measure_loss(tokenizer("ab"), []) == measure_loss(tokenizer("ab"), [""]) == Loss(0, 0)
+    assert measure_coverage_loss(tokenizer("ab"), ["ab ba", "a b"]) == CoverageLoss(0, 0)
+    assert (
+        measure_coverage_loss(tokenizer("ab"), [])
+        == measure_coverage_loss(tokenizer("ab"), [""])
+        == CoverageLoss(0, 0)
+    )
 
 
 def test_unknown_characters_count_however_few_words_they_are() -> None:
     """A line without spaces is one unknown piece."""
-    assert measure_loss(tokenizer("ab"), ["a b " + "x" * 8]).unknown == 0.8
-    assert measure_loss(tokenizer("ab"), ["中文 ab"]).unknown == 0.5
+    assert measure_coverage_loss(tokenizer("ab"), ["a b " + "x" * 8]).unknown == 0.8
+    assert measure_coverage_loss(tokenizer("ab"), ["中文 ab"]).unknown == 0.5
 
 
 def test_marks_count_that_are_stripped_whether_composed_or_not() -> None:
     for text in ("é e e", "e\u0301 e e"):
-        assert measure_loss(tokenizer("e"), [text]).stripped == 0.25
-        assert measure_loss(tokenizer("eé", strip_accents=False), [text]).stripped == 0
-    assert measure_loss(tokenizer("E", cased=True), ["é"]).stripped == 0
+        assert measure_coverage_loss(tokenizer("e"), [text]).stripped_fraction == 0.25
+        assert (
+            measure_coverage_loss(tokenizer("eé", strip_accents=False), [text]).stripped_fraction
+            == 0
+        )
+    assert measure_coverage_loss(tokenizer("E", cased=True), ["é"]).stripped_fraction == 0
 
 
 def test_of_many_texts_some_are_enough() -> None:
     texts = ["a b", "x"] * 5000  # as many of either
-    assert measure_loss(tokenizer("ab"), texts[1::2]).unknown == 1
-    assert measure_loss(tokenizer("ab"), texts[::2] + texts[1::2]).unknown == pytest.approx(1 / 3)
+    assert measure_coverage_loss(tokenizer("ab"), texts[1::2]).unknown == 1
+    assert measure_coverage_loss(
+        tokenizer("ab"), texts[::2] + texts[1::2]
+    ).unknown == pytest.approx(1 / 3)
 
 
 # Of real text in XQuAD: the languages of which each published vocabulary loses a part.
@@ -66,7 +79,7 @@ def test_one_sentence_names_the_languages_of_which_a_vocabulary_loses_a_part(
 ) -> None:
     vocabulary = load_tokenizer(data_dir / "vocab" / f"{name}-vocab.txt")
     with caplog.at_level(logging.WARNING, "data_pipelines"):
-        warn_of_loss(vocabulary, passages)
+        warn_of_coverage_loss(vocabulary, passages)
     told = {each for each in LANGUAGES for line in caplog.messages if f" {each} (" in line}
     assert told == LOST[name] and len(caplog.messages) == bool(told)
     if name == "bert-base-uncased":
@@ -75,5 +88,5 @@ def test_one_sentence_names_the_languages_of_which_a_vocabulary_loses_a_part(
 
 
 def test_text_that_is_whole_is_not_spoken_of(caplog) -> None:
-    warn_of_loss(toy_tasks.TOKENIZER, {"dev": ["ba do ki", "lu me"], "none": []})
+    warn_of_coverage_loss(toy_tasks.TOKENIZER, {"dev": ["ba do ki", "lu me"], "none": []})
     assert not caplog.messages

@@ -19,7 +19,7 @@ from attention_cases import (
 
 from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.model.attention import cpu
-from bertjax.model.attention.cpu import attention, why_not
+from bertjax.model.attention.cpu import attention, unsupported_reason
 from bertjax.model.attention.plain import attention as plain
 
 
@@ -42,7 +42,7 @@ def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal)
 def test_groups_of_heads_are_what_all_heads_at_once_are(scores: int, monkeypatch) -> None:
     arrays, ids = inputs(2, length=32, heads=4, size=8), packs(2, 32)
     whole = run(attention, arrays, ids, **options(True, 0.1))
-    monkeypatch.setattr(cpu, "_SCORES", scores)
+    monkeypatch.setattr(cpu, "_MAX_SCORES", scores)
     in_groups = run(attention, arrays, ids, **options(True, 0.1))
     for a, b in zip(in_groups, whole, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
@@ -85,12 +85,12 @@ def test_it_keeps_no_weights_but_which_were_dropped() -> None:
 def test_it_is_not_for_a_mesh_that_cannot_share_rows_and_heads_evenly() -> None:
     query = jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32")
     odd = jax.ShapeDtypeStruct((9, LENGTH, HEADS, SIZE), "float32")
-    assert not why_not(query) and not why_not(odd)
+    assert not unsupported_reason(query) and not unsupported_reason(odd)
     with jax.set_mesh(make_mesh(2, 1, 4)):
-        assert not why_not(query)
-        assert why_not(odd) == "9 rows: the mesh splits them in 2"
+        assert not unsupported_reason(query)
+        assert unsupported_reason(odd) == "9 rows: the mesh splits them in 2"
     with jax.set_mesh(make_mesh(1, 1, 8)):
-        assert why_not(query) == "4 heads: mesh.model=8 does not divide them"
+        assert unsupported_reason(query) == "4 heads: mesh.tensor=8 does not divide them"
     other = jax.sharding.Mesh(make_mesh(-1, 1, 1).devices, ("rows", *AXES[1:]))
     with jax.set_mesh(other):
-        assert why_not(query) == "there is no mesh of data, fsdp, model"
+        assert unsupported_reason(query) == "there is no mesh of data, fsdp, model"

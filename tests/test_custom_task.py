@@ -16,18 +16,18 @@ from run_outputs import metrics, params_of
 
 from bertjax.config.config import Config, load_config
 from bertjax.formats import huggingface
-from bertjax.formats.opening import read_model
+from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model import heads
 from bertjax.model.encoder import BertConfig
-from bertjax.preflight.judge import preflight
+from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.reports.run import write_report
 from bertjax.tasks import registry
 from bertjax.training.evaluator import evaluate
-from bertjax.training.initialization import Start
+from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -35,9 +35,9 @@ GLAD, SAD, OTHER = ["ba", "do"], ["ki", "lu"], ["me", "no", "ra", "si"]
 FILE = """
 def get_config(data=""):
     return {
-        "task": "sentiment", "seq_len": 32, "batch_size": 16, "steps": STEPS, "log_every": 4,
+        "task": "sentiment", "max_seq_length": 32, "batch_size": 16, "steps": STEPS, "log_every": 4,
         "checkpoint_every": 10, "eval_every": 20,
-        "model": {"vocab_size": 128, "num_layers": 1, "hidden_size": 64, "num_heads": 2},
+        "model": {"vocab_size": 128, "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2},
         "optimizer": {"learning_rate": 3e-3, "warmup": 2},
         "data": {"dir": data, "vocab": f"{data}/vocab.txt"},
     }
@@ -61,7 +61,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
     return path
 
 
-def configure(folder: pathlib.Path, **overrides: object) -> Config:
+def make_run_config(folder: pathlib.Path, **overrides: object) -> Config:
     text = {name.replace("__", "."): str(value) for name, value in overrides.items()}
     return load_config(f"{folder}/moods.py:data={folder}", text, registry.data_fields())
 
@@ -97,9 +97,9 @@ def test_it_learns_is_killed_and_goes_on_as_if_it_was_not(folder, trained, tmp_p
 
 @pytest.mark.slow
 def test_it_is_evaluated_and_has_its_page(folder, trained, tmp_path) -> None:
-    found = evaluate(configure(folder), trained)
+    found = evaluate(make_run_config(folder), trained)
     assert found.scores["right"] == metrics(trained)[-1]["right"]
-    about = {"checkpoints": [str(trained)], "config": configure(folder).to_dict()}
+    about = {"checkpoints": [str(trained)], "config": make_run_config(folder).to_dict()}
     contents = {"scores": found.scores, "evaluation": about, **found.files}
     for name, content in contents.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -127,20 +127,20 @@ def test_its_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
         named_leaves(own.params), named_leaves(back.params), strict=True
     ):
         assert name == other and np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
-    config = configure(folder, init=tmp_path / "hf")
-    begun = Start(config.init)
+    config = make_run_config(folder, init=tmp_path / "hf")
+    begun = PretrainedModel(config.init)
     begun.check(config.model, own.params, sentiment_task.LABELS)
     assert begun.tokenizer.fingerprint() == own.tokenizer.fingerprint()
 
 
 @pytest.mark.slow
 def test_preflight_judges_it_and_names_its_head(folder) -> None:
-    verdict = preflight(configure(folder, batch_size=64), Topology("cpu:8"))
+    verdict = preflight(make_run_config(folder, batch_size=64), Topology("cpu:8"))
     assert verdict.fits and verdict.evaluation.fits and verdict.prediction.fits
 
 
 def test_a_head_that_nobody_registered_is_refused_and_not_dropped(monkeypatch, tmp_path) -> None:
-    model = draw_model(BertConfig(40, 2, 64, 1, max_positions=128), None)
+    model = draw_model(BertConfig(40, 2, 64, 1, max_position_embeddings=128), None)
     strange = {**model.params, "stranger": {"kernel": np.zeros((64, 2), np.float32)}}
     model = type(model)(model.config, strange, None)
     with pytest.raises(InputError, match="head 'stranger' that is not known, and it would be lost"):
@@ -148,12 +148,16 @@ def test_a_head_that_nobody_registered_is_refused_and_not_dropped(monkeypatch, t
 
 
 def test_a_name_belongs_to_one_head() -> None:
-    assert heads.register(sentiment_task.HEAD) is sentiment_task.HEAD
+    assert heads.register_head(sentiment_task.HEAD) is sentiment_task.HEAD
     with pytest.raises(InputError, match="there is a head mlm already"):
-        heads.register(type(sentiment_task.HEAD)(**{**vars(sentiment_task.HEAD), "name": "mlm"}))
+        heads.register_head(
+            type(sentiment_task.HEAD)(**{**vars(sentiment_task.HEAD), "name": "mlm"})
+        )
 
 
 @pytest.mark.parametrize("name", ["pretain", "json", "no.such.module"])
 def test_a_task_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=f"task='{name}' is unknown: there are choice, pretrain"):
+    with pytest.raises(
+        InputError, match=f"task='{name}' is unknown: there are multiple_choice, pretraining"
+    ):
         registry.find(name)

@@ -9,7 +9,7 @@ from conftest import LONG, process_environment, sample_text
 from documented_commands import ROOT
 
 SMALLER = {
-    "LEFT_STEPS, STEPS = 600, 1600": "LEFT_STEPS, STEPS = 10, 120",
+    "CLM_STEPS, STEPS = 600, 1600": "CLM_STEPS, STEPS = 10, 120",
     "PIECES = 4096": "PIECES = 200",
     '"builtin"': '"text.txt"',
     "log_every=50": "log_every=10",

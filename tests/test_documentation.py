@@ -55,16 +55,16 @@ def test_every_command_is_run_by_somebody(capsys) -> None:
 @pytest.mark.parametrize("each", OURS, ids=lambda each: f"{each.page} {each.command}")
 def test_commands_are_understood(each: Printed, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    command = each.command.replace("mine.py:", "pretrain:")  # of which it is a copy
+    command = each.command.replace("mine.py:", "pretraining:")  # of which it is a copy
     try:
         args, rest = cli._parser().parse_known_args(shlex.split(command)[1:])
     except SystemExit as stop:
         assert stop.code == 0, "the parser refuses it"  # --version ends here
         return
-    overrides = args.parse_rest(rest)
+    overrides = args.parse_extra_args(rest)
     if getattr(args, "config", None):
         config = load_config(args.config, overrides, registry.data_fields(), lambda _: BertConfig())
-        config.resolve(rows_per_epoch=10**6)
+        config.resolve(sequences_per_epoch=10**6)
     if "topology" in args:
         Topology(args.topology)
 
@@ -82,12 +82,12 @@ def test_programs_of_experiments_are_there_and_have_their_options(each: Printed)
 
 
 def test_fields_and_verbs_that_are_named_exist() -> None:
-    known = {name for task in registry.MODULES for name in registry.data_fields()[task]}
+    known = {name for task in registry.TASK_MODULES for name in registry.data_fields()[task]}
     sections = {
         name: set(value) for name, value in Config().to_dict().items() if isinstance(value, dict)
     }
     sections["data"] = known
-    verbs = cli.find_verbs()
+    verbs = cli.find_subcommands()
     for page in PAGES:
         for span in re.findall(r"`([^`]+)`", re.sub(r"```[\s\S]*?```", "", page.read_text())):
             name = span.removeprefix("--config.").partition("=")[0]

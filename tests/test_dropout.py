@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p
 
-from bertjax.model.dropout import dropout, random_words, survivors, threshold
+from bertjax.model.dropout import dropout, keep_mask, threefry_words, threshold
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -82,9 +82,9 @@ def test_dropout_keeps_the_dtype():
 
 
 def test_with_all_its_rounds_the_bits_are_those_of_threefry(monkeypatch):
-    monkeypatch.setattr("bertjax.model.dropout._GROUPS", 5)
+    monkeypatch.setattr("bertjax.model.dropout._ROUND_GROUPS", 5)
     seeds, row, place = np.random.default_rng(0).integers(2**32, size=(3, 2, 50), dtype=np.uint32)
-    for ours in (random_words, jax.jit(random_words)):
+    for ours in (threefry_words, jax.jit(threefry_words)):
         words = ours(seeds[:, 0], *map(jnp.asarray, (row[0], place[0])))
         theirs = threefry2x32_p.bind(
             *(jnp.full(50, seed) for seed in seeds[:, 0]), row[0], place[0]
@@ -111,10 +111,10 @@ def test_a_bit_of_row_or_place_turns_each_bit_of_the_words_half_of_the_time():
     for seeds in random.integers(2**32, size=(4, 2), dtype=np.uint32):
         row = random.integers(2**8, size=2**14, dtype=np.uint32)
         place = random.integers(2**22, size=2**14, dtype=np.uint32)
-        before = set_bits(random_words(seeds, row, place))
+        before = set_bits(threefry_words(seeds, row, place))
         for in_row, in_place in TURNS:
             turned = row ^ in_row, place ^ in_place
-            after = set_bits(random_words(seeds, *turned))
+            after = set_bits(threefry_words(seeds, *turned))
             shares = (before != after).mean(axis=1)
             assert abs(shares - 0.5).max() < 6 * 0.5 / np.sqrt(len(row))
 
@@ -123,7 +123,7 @@ def test_a_bit_of_row_or_place_turns_each_bit_of_the_words_half_of_the_time():
 @pytest.mark.parametrize("lag", [1, 2, 4, 16, 64, 128, 512, 4096, 16384])
 def test_elements_near_each_other_and_far_are_drawn_independently(lag):
     place = jnp.arange(2**21, dtype=jnp.uint32)
-    for word in random_words(np.array([7, 11], np.uint32), jnp.uint32(5), place):
+    for word in threefry_words(np.array([7, 11], np.uint32), jnp.uint32(5), place):
         for shift in (0, 8, 16, 24):
             byte = np.asarray(word) >> shift & 0xFF
             pairs = (byte[lag:] >> 4) * 16 + (byte[:-lag] >> 4)
@@ -136,8 +136,8 @@ def test_elements_near_each_other_and_far_are_drawn_independently(lag):
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (2, 7, 2), (2, 3, 8, 5)])
 def test_what_survives_is_the_same_the_other_way_round(shape):
     start = (jnp.int32(3), jnp.int32(2))[: len(shape) - 2]
-    usual, swapped = (
-        survivors(jnp.array([1, 2], jnp.uint32), 128, shape, start, swapped)
-        for swapped in (False, True)
+    usual, transposed = (
+        keep_mask(jnp.array([1, 2], jnp.uint32), 128, shape, start, transposed)
+        for transposed in (False, True)
     )
-    np.testing.assert_array_equal(usual, swapped.swapaxes(-1, -2))
+    np.testing.assert_array_equal(usual, transposed.swapaxes(-1, -2))

@@ -8,7 +8,7 @@ import pytest
 from bertjax.config.config import Config, MeshConfig
 from bertjax.mesh.sharding import AXES
 from bertjax.steps.objective import Objective
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks.task import Evaluation
 from bertjax.training.evaluator import make_evaluator
 
@@ -63,18 +63,18 @@ class Rows:
 
 
 class Task:
-    headline = ("largest",)
+    primary_metrics = ("largest",)
 
     def __init__(self, mesh: MeshConfig, *sets: Rows) -> None:
         self.config = Config(batch_size=8, mesh=mesh)
         self.objective, self._sets = Mean(self.config), sets
 
-    def evaluation_sets(self):
+    def eval_sets(self):
         return self._sets
 
 
 def evaluate(task: Task, *factors: float) -> Evaluation:
-    evaluator = make_evaluator(task, Programs(task.config, task.objective))
+    evaluator = make_evaluator(task, StepFunctions(task.config, task.objective))
     return evaluator({"factor": jnp.float32(factor)} for factor in factors)
 
 
@@ -108,10 +108,10 @@ def test_several_sets_have_scores_of_their_own_and_headlines_together() -> None:
 def test_how_far_it_is_is_told_now_and_then(monkeypatch) -> None:
     told: list[str] = []
     task = Task(EIGHT, Rows("dev", [1] * 8, [2] * 8))
-    evaluator = make_evaluator(task, Programs(task.config, task.objective), told.append)
+    evaluator = make_evaluator(task, StepFunctions(task.config, task.objective), told.append)
     evaluator([{"factor": jnp.float32(1)}])
     assert told == []
-    monkeypatch.setattr("bertjax.training.evaluator._TELL_SECONDS", -1.0)
+    monkeypatch.setattr("bertjax.training.evaluator._PROGRESS_SECONDS", -1.0)
     evaluator([{"factor": jnp.float32(1)}])
     assert [each.partition(" after")[0] for each in told] == ["dev: batch 1", "dev: batch 2"]
 

@@ -10,12 +10,12 @@ from jax.sharding import NamedSharding
 
 from bertjax.mesh import feed as feed_module
 from bertjax.mesh.feed import Feed
-from bertjax.mesh.sharding import ROWS, make_mesh
+from bertjax.mesh.sharding import BATCH_SPEC, make_mesh
 
 
 @pytest.fixture
 def sharding() -> NamedSharding:
-    return NamedSharding(make_mesh(4, 2, 1), ROWS)
+    return NamedSharding(make_mesh(4, 2, 1), BATCH_SPEC)
 
 
 def batches(count: int):
@@ -103,13 +103,13 @@ def test_waiting_counts_from_when_the_devices_are_idle(
     monkeypatch.setattr(feed, "_queue", Paced(clock, gap))
     batches = iter(feed)
     next(batches)  # the first, for which there is nothing to do
-    began, waited, done, idle = clock.now, feed.waited, clock.now, 0.0
+    began, wait_seconds, done, idle = clock.now, feed.wait_seconds, clock.now, 0.0
     for _ in range(50):
         done = max(clock.now, done) + step
-        feed.working = [Work(clock, done)]
+        feed.in_flight = [Work(clock, done)]
         next(batches)
         idle += max(0.0, clock.now - done)
-    found = feed.waited - waited
+    found = feed.wait_seconds - wait_seconds
     # What passes between two looks is not told apart.
-    assert found == pytest.approx(idle, abs=50 * feed_module._LOOK_SECONDS)
+    assert found == pytest.approx(idle, abs=50 * feed_module._POLL_SECONDS)
     assert found == pytest.approx(share * (clock.now - began), rel=0.1)

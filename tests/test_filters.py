@@ -8,7 +8,7 @@ from conftest import sample_pieces, sample_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.corpus.filters import BANDS, Filters, repeated
+from data_pipelines.corpus.filters import NUM_BANDS, Filters, is_near_duplicate
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -21,9 +21,9 @@ TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 
 def test_documents_in_other_languages_are_told() -> None:
     texts = [ENGLISH, GERMAN, FRENCH]
-    assert Filters(languages="en").foreign(texts).tolist() == [False, True, True]
-    assert Filters(languages="de+fr").foreign(texts).tolist() == [True, False, False]
-    assert not Filters().foreign(texts).any()
+    assert Filters(languages="en").is_other_language(texts).tolist() == [False, True, True]
+    assert Filters(languages="de+fr").is_other_language(texts).tolist() == [True, False, False]
+    assert not Filters().is_other_language(texts).any()
 
 
 def test_near_copies_share_a_band_and_others_do_not() -> None:
@@ -31,8 +31,8 @@ def test_near_copies_share_a_band_and_others_do_not() -> None:
     long = [" ".join(documents[i : i + 6]) for i in range(0, 60, 6)]
     near = [text + " and a few more words" for text in long]
     bands = Filters(near_dedup=True).bands([*long, *near])
-    assert bands.shape == (20, BANDS) and bands.dtype == np.uint64
-    assert repeated(bands).tolist() == [False] * 10 + [True] * 10
+    assert bands.shape == (20, NUM_BANDS) and bands.dtype == np.uint64
+    assert is_near_duplicate(bands).tolist() == [False] * 10 + [True] * 10
 
 
 def altered(text: str, every: int) -> str:
@@ -44,14 +44,14 @@ def test_near_copies_are_found_in_scripts_without_spaces(first: str) -> None:
     draw = np.random.Generator(np.random.Philox(key=4)).random
     texts = ["".join(chr(ord(first) + int(40 * x)) for x in draw(400)) for _ in range(10)]
     bands = Filters(near_dedup=True).bands([*texts, *(altered(text, 100) for text in texts)])
-    assert repeated(bands).tolist() == [False] * 10 + [True] * 10
+    assert is_near_duplicate(bands).tolist() == [False] * 10 + [True] * 10
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_the_first_of_those_that_share_a_band_is_kept(rows: list[list[int]]) -> None:
     bands = np.array(rows, np.uint64)
     expected = [any((bands[i] == bands[j]).any() for j in range(i)) for i in range(len(bands))]
-    assert repeated(bands).tolist() == expected
+    assert is_near_duplicate(bands).tolist() == expected
 
 
 def test_what_is_left_out_is_counted(tmp_path) -> None:
@@ -59,20 +59,20 @@ def test_what_is_left_out_is_counted(tmp_path) -> None:
     near = [text + " ba" for text in texts[:5]]
     source = tmp_path / "a.txt"
     source.write_text("\n\n".join([*texts, *near, "ba ."]))
-    filters = Filters(shortest=4, near_dedup=True)
+    filters = Filters(min_document_tokens=4, near_dedup=True)
     manifest = prepare(
-        [str(source)], TOKENIZER, tmp_path / "out", workers=1, held_out=0, filters=filters
+        [str(source)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0, filters=filters
     )
     assert manifest.totals["short_documents"] == 1
-    assert manifest.totals["documents"] + manifest.totals["duplicates"] == 35
-    assert manifest.totals["duplicates"] >= 4
+    assert manifest.totals["documents"] + manifest.totals["duplicate_documents"] == 35
+    assert manifest.totals["duplicate_documents"] >= 4
     assert manifest.options["near_dedup"] is True
 
 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"shortest": 0}, "shortest is 0 pieces; choose 1 or more"),
+        ({"min_document_tokens": 0}, "shortest is 0 pieces; choose 1 or more"),
         ({"languages": "en+english"}, "language 'english' is unknown; choose of ace, af, am"),
     ],
 )
@@ -99,7 +99,7 @@ def test_several_languages_in_one_corpus_are_warned_of(
         TOKENIZER,
         tmp_path / "out",
         workers=1,
-        held_out=0,
+        eval_fraction=0,
         filters=Filters(languages=languages),
     )
     assert ("prepare a directory for each, and join them" in caplog.text) == warned

@@ -9,18 +9,18 @@ import pytest
 
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.encoder import BertConfig
-from bertjax.model.flops import PEAKS, forward_flops, peak_flops
-from bertjax.model.heads import Model, read_slots
+from bertjax.model.flops import PEAK_FLOPS, forward_flops, peak_flops
+from bertjax.model.heads import BertWithHeads, num_head_positions
 
 CONFIG = BertConfig(
     vocab_size=300,
-    num_layers=3,
+    num_hidden_layers=3,
     hidden_size=48,
-    num_heads=6,
+    num_attention_heads=6,
     intermediate_size=100,
-    max_positions=64,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    max_position_embeddings=64,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
 )
 ROWS, LENGTH, SLOTS, PAIRS = 3, 40, 7, 2
 
@@ -45,11 +45,11 @@ def products(jaxpr) -> int:
 @pytest.mark.parametrize("length", [LENGTH, 2 * SLOTS - 1])  # of which slots are few, or not
 def test_operations_are_those_of_the_program(next_sentence, length, monkeypatch):
     # A row at a time, weights are computed twice, which counts as no work of the model.
-    monkeypatch.setattr(cpu_attention, "why_not", lambda query: "counted")
-    model = Model(CONFIG, ("mlm", "nsp") if next_sentence else ("mlm",))
-    pieces, slots, pairs = (np.zeros((ROWS, n), np.int32) for n in (length, SLOTS, PAIRS))
-    names = ("token_ids", "type_ids", "pack_ids", "positions")
-    batch = dict.fromkeys(names, pieces) | {"mlm_positions": slots, "cls_positions": pairs}
+    monkeypatch.setattr(cpu_attention, "unsupported_reason", lambda query: "counted")
+    model = BertWithHeads(CONFIG, ("mlm", "nsp") if next_sentence else ("mlm",))
+    tokens, slots, pairs = (np.zeros((ROWS, n), np.int32) for n in (length, SLOTS, PAIRS))
+    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
+    batch = dict.fromkeys(names, tokens) | {"masked_lm_positions": slots, "cls_positions": pairs}
     params = jax.eval_shape(
         lambda key: model.init(key, batch, deterministic=True), jax.random.key(0)
     )
@@ -58,12 +58,12 @@ def test_operations_are_those_of_the_program(next_sentence, length, monkeypatch)
         return sum(x.sum() for x in model.apply(params, batch, deterministic=True).values())
 
     counted = products(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
-    pairs, read = PAIRS if next_sentence else 0, read_slots(model.heads, batch)
+    pairs, read = PAIRS if next_sentence else 0, num_head_positions(model.heads, batch)
     assert counted == 3 * forward_flops(CONFIG, ROWS, length, SLOTS, pairs, read)
 
 
 def test_a_large_model_comes_near_six_operations_a_parameter_and_piece():
-    large = BertConfig(num_layers=24, hidden_size=1024, num_heads=16)
+    large = BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16)
     kernels = 24 * 12 * 1024**2
     per_piece = 3 * forward_flops(large, 1, 128, 20) / 128
     assert 6 * kernels < per_piece < 1.08 * 6 * kernels
@@ -102,6 +102,6 @@ def test_no_peak_is_made_up_for_an_unknown_device(kind):
 
 
 def test_no_entry_is_hidden_by_one_before_it():
-    kinds = [kind for kind, _ in PEAKS]
+    kinds = [kind for kind, _ in PEAK_FLOPS]
     hidden = [b for i, b in enumerate(kinds) for a in kinds[:i] if re.match(re.escape(a), b)]
     assert not hidden

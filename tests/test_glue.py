@@ -6,7 +6,7 @@ import pytest
 from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.glue import GLUE, find_glue, is_tfds, read_glue, read_glue_tfds
+from data_pipelines.finetuning.glue import GLUE, find_glue_task, is_tfds, read_glue, read_glue_tfds
 
 # Task -> file -> lines as they are published.
 PUBLISHED = {
@@ -123,7 +123,7 @@ def test_train_files_are_read(name: str, tmp_path) -> None:
     assert (found.texts[0], found.pairs and found.pairs[0]) == (text, pair)
     assert found.values == values
     first = 1 if name == "cola" else 2
-    assert found.places == [f"{tmp_path}/train.tsv line {first + i}" for i in (0, 1)]
+    assert found.locations == [f"{tmp_path}/train.tsv line {first + i}" for i in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_every_file_of_a_submission_is_of_some_task() -> None:
 
 
 def test_scores_are_those_by_which_glue_counts() -> None:
-    headline = {name: task.metrics[0] for name, task in GLUE.items()}
-    others = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
-    assert headline == dict.fromkeys(GLUE, "accuracy") | others
+    primary_metrics = {name: task.metrics[0] for name, task in GLUE.items()}
+    others = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
+    assert primary_metrics == dict.fromkeys(GLUE, "accuracy") | others
     assert {name for name, task in GLUE.items() if task.target == "number"} == {"stsb"}
 
 
@@ -184,9 +184,9 @@ def test_a_line_that_is_not_as_published_is_refused(
 def test_bad_lines_may_be_left_out(tmp_path) -> None:
     for name in ("cola", "qqp"):
         path = write(tmp_path, [*PUBLISHED[name]["train"], "broken"])
-        assert len(read_glue(name, path, True, skip_bad=0.4)) == 2
-        with pytest.raises(InputError, match=r"or allow bad rows with data\.skip_bad\."):
-            read_glue(name, path, True, skip_bad=0.3)
+        assert len(read_glue(name, path, True, max_bad_fraction=0.4)) == 2
+        with pytest.raises(InputError, match=r"or allow bad rows with data\.max_bad_fraction\."):
+            read_glue(name, path, True, max_bad_fraction=0.3)
 
 
 def test_files_of_another_task_are_refused(tmp_path) -> None:
@@ -201,7 +201,7 @@ def test_files_of_another_task_are_refused(tmp_path) -> None:
 
 def test_a_task_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="glue task 'sst' is unknown: choose one of cola, sst2"):
-        find_glue("sst")
+        find_glue_task("sst")
 
 
 COUNTS = {
@@ -303,9 +303,13 @@ def test_of_xnli_the_catalogue_gives_every_language(tmp_path) -> None:
     records = {"test": [whole], "train": [whole, whole | {"hypothesis": {"de": "nein"}}]}
     type("Tinyxnli", (tiny_builder(tmp_path),), {"features": features, "records": records})
     found = read_glue_tfds("mnli", "tfds:tinyxnli", "test", True, "language")
-    assert (found.sets, found.texts, found.pairs) == (languages, ["ja", "yes"], ["nein", "no"])
+    assert (found.eval_set_names, found.texts, found.pairs) == (
+        languages,
+        ["ja", "yes"],
+        ["nein", "no"],
+    )
     assert found.values == ["contradiction"] * 2
-    assert found.places[1] == "tfds:tinyxnli test record 1 (en)"
+    assert found.locations[1] == "tfds:tinyxnli test record 1 (en)"
     with pytest.raises(InputError, match=r"train record .: of 'en' there is not every text: leave"):
         read_glue_tfds("mnli", "tfds:tinyxnli", "train", True, "language")
 

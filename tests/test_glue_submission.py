@@ -15,9 +15,9 @@ from bertjax.config.config import parse_config
 from bertjax.tasks import registry
 from bertjax.tasks.sequence_classification.glue_submission import (
     FILES,
-    answer_by_majority,
-    answer_tests,
-    archive,
+    build_submission,
+    predict_majority,
+    predict_test_files,
 )
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import GLUE
@@ -67,14 +67,18 @@ def glue(tmp_path_factory) -> pathlib.Path:
 
 def model_of(name: str, seed: int = 0) -> types.SimpleNamespace:
     """A model of a task that says anything at all."""
-    raw = {"task": "sentences", "seq_len": 32, "model": {"max_positions": 32}}
+    raw = {
+        "task": "sequence_classification",
+        "max_seq_length": 32,
+        "model": {"max_position_embeddings": 32},
+    }
     config = parse_config(raw | {"data": {"glue": name}}, registry.data_fields())
     labels, random = GLUE[name].labels, np.random.default_rng(seed)
 
     def run(batches) -> Iterator[dict[str, np.ndarray]]:
         for batch in batches:
             shape = (*batch["label_weights"].shape, max(len(labels), 1))
-            yield {"classifier_logits": 9 * random.normal(size=shape)}
+            yield {"sequence_classification_logits": 9 * random.normal(size=shape)}
 
     return types.SimpleNamespace(
         path=f"runs/{name}", config=config, tokenizer=toy_tasks.TOKENIZER, labels=labels, run=run
@@ -88,7 +92,7 @@ def rows_of(content: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", list(GLUE))
 def test_every_test_example_has_one_answer_in_its_place(glue, name: str) -> None:
-    found = answer_tests(model_of(name), str(glue))
+    found = predict_test_files(model_of(name), str(glue))
     assert found.keys() == GLUE[name].test.keys()
     for content in found.values():
         header, *rows = rows_of(content)
@@ -101,13 +105,15 @@ def test_every_test_example_has_one_answer_in_its_place(glue, name: str) -> None
 def test_classes_are_said_by_the_texts_of_the_server(glue, name: str) -> None:
     said: dict[str, set[str]] = {}
     for seed in range(20):
-        for file, content in answer_tests(model_of(name, seed), str(glue)).items():
+        for file, content in predict_test_files(model_of(name, seed), str(glue)).items():
             said.setdefault(file, set()).update(row[1] for row in rows_of(content)[1:])
     assert said == {file: TEXTS[file] for file in said}
 
 
 def test_numbers_have_three_decimals_and_stay_in_their_range(glue) -> None:
-    contents = [answer_tests(model_of("stsb", seed), str(glue))["STS-B"] for seed in range(20)]
+    contents = [
+        predict_test_files(model_of("stsb", seed), str(glue))["STS-B"] for seed in range(20)
+    ]
     numbers = [row[1] for content in contents for row in rows_of(content)[1:]]
     assert {len(number.partition(".")[2]) for number in numbers} == {3}
     assert (min(numbers), max(numbers)) == ("0.000", "5.000")
@@ -116,50 +122,52 @@ def test_numbers_have_three_decimals_and_stay_in_their_range(glue) -> None:
 def test_labels_are_said_by_name_whatever_their_order_in_the_model(glue) -> None:
     one, other = model_of("qnli"), model_of("qnli")
     other.labels = one.labels[::-1]
-    first, second = (rows_of(answer_tests(each, str(glue))["QNLI"])[1:] for each in (one, other))
+    first, second = (
+        rows_of(predict_test_files(each, str(glue))["QNLI"])[1:] for each in (one, other)
+    )
     assert all(a[1] != b[1] for a, b in zip(first, second, strict=True))
 
 
 def test_a_task_is_answered_by_its_majority(glue) -> None:
-    _, *rows = rows_of(answer_by_majority("wnli", str(glue))["WNLI"])
+    _, *rows = rows_of(predict_majority("wnli", str(glue))["WNLI"])
     assert rows == [[str(i), "1"] for i in range(COUNT)]
     with pytest.raises(InputError, match="numbers and no classes"):
-        answer_by_majority("stsb", str(glue))
+        predict_majority("stsb", str(glue))
 
 
 def test_an_archive_holds_all_eleven_files_and_nothing_else(glue) -> None:
     files: dict[str, str] = {}
     for name in GLUE:
-        files |= answer_tests(model_of(name), str(glue))
-    content = archive(files)
+        files |= predict_test_files(model_of(name), str(glue))
+    content = build_submission(files)
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         assert sorted(packed.namelist()) == sorted(f"{name}.tsv" for name in FILES)
         assert len(packed.namelist()) == 11
         for name, text in files.items():
             assert packed.read(f"{name}.tsv").decode() == text
-    assert archive(files) == content
+    assert build_submission(files) == content
 
 
 def test_a_task_that_is_missing_is_named(glue) -> None:
-    files = answer_tests(model_of("mnli"), str(glue))
+    files = predict_test_files(model_of("mnli"), str(glue))
     with pytest.raises(InputError, match="lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI: "):
-        archive(files)
+        build_submission(files)
 
 
 def test_a_model_of_another_task_is_refused(glue) -> None:
     model = model_of("rte")
-    model.config = parse_config({"task": "squad"}, registry.data_fields())
+    model.config = parse_config({"task": "question_answering"}, registry.data_fields())
     with pytest.raises(InputError, match="runs/rte was not trained on a task of GLUE"):
-        answer_tests(model, str(glue))
+        predict_test_files(model, str(glue))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--majority", "wnli", "wnli"], "both answer WNLI: give one"),
-        (["--majority", "wlni"], "glue task 'wlni' is unknown"),
-        (["--majority", "rte"], "RTE/train.tsv: name one that exists"),
-        (["--majority", "wnli"], "is no model"),
+        (["--majority-class", "wnli", "wnli"], "both answer WNLI: give one"),
+        (["--majority-class", "wlni"], "glue task 'wlni' is unknown"),
+        (["--majority-class", "rte"], "RTE/train.tsv: name one that exists"),
+        (["--majority-class", "wnli"], "is no model"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_and_nothing_written(

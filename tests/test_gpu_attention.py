@@ -69,20 +69,22 @@ def test_a_row_of_padding_and_huge_scores_are_finite() -> None:
         assert all(np.isfinite(x).all() for x in run(kernels, arrays, ids, **options(False, 0.1)))
 
 
-def why_not(names=AXES, shape=(8, LENGTH, HEADS, SIZE)) -> str:
+def unsupported_reason(names=AXES, shape=(8, LENGTH, HEADS, SIZE)) -> str:
     """Why the kernels do not take a query of that shape on a mesh over rows."""
     mesh = jax.sharding.Mesh(make_mesh(-1, 1, 1).devices, names)
     with jax.set_mesh(mesh):
-        return gpu_attention.why_not(jax.ShapeDtypeStruct(shape, jnp.float32))
+        return gpu_attention.unsupported_reason(jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 def test_they_are_for_gpus_that_they_were_compiled_for(monkeypatch) -> None:
-    assert why_not().startswith("no GPU: the kernels are for NVIDIA's since A100")
+    assert unsupported_reason().startswith("no GPU: the kernels are for NVIDIA's since A100")
     monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: "NVIDIA H100 80GB HBM3")
-    assert not why_not()
-    assert not why_not(shape=(8, 37, 3, 32))
+    assert not unsupported_reason()
+    assert not unsupported_reason(shape=(8, 37, 3, 32))
     monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: "Tesla V100-SXM2-16GB")
-    assert why_not().startswith("Tesla V100-SXM2-16GB: the kernels are for NVIDIA's since A100")
+    assert unsupported_reason().startswith(
+        "Tesla V100-SXM2-16GB: the kernels are for NVIDIA's since A100"
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_they_are_for_gpus_that_they_were_compiled_for(monkeypatch) -> None:
 )
 def test_they_say_why_they_do_not_take_a_query(unfit: dict, reason: str, monkeypatch) -> None:
     monkeypatch.setattr(gpu_attention, "gpu_kind", lambda: "NVIDIA A100-SXM4-80GB")
-    assert re.match(reason, why_not(**unfit))
+    assert re.match(reason, unsupported_reason(**unfit))
 
 
 @pytest.mark.parametrize(

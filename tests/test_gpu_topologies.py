@@ -12,13 +12,14 @@ from conftest import process_environment
 from bertjax.preflight import gpus
 from bertjax.preflight.gpus import GPUS, NoCompiler
 from bertjax.preflight.hlo import Collective, read_program
+from bertjax.preflight.memory_traffic import bytes_accessed
 from bertjax.preflight.topology import GIB, Topology
-from bertjax.preflight.traffic import bytes_moved
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 
 needs_gpu_compiler = pytest.mark.skipif(
-    not gpus.has_compiler(), reason="needs the GPU compiler: pip install 'bertjax[gpu-preflight]'"
+    not gpus.has_gpu_compiler(),
+    reason="needs the GPU compiler: pip install 'bertjax[gpu-preflight]'",
 )
 
 
@@ -95,14 +96,18 @@ def test_the_kernels_use_tensor_cores_and_keep_to_their_registers(kind, arch, tm
 def test_eight_gpus_are_judged_by_their_own_compiler(tmp_path) -> None:
     arguments = [
         *("preflight", "--config", f"{PRETRAIN}:model=2-256", "--topology", "h200:8"),
-        *("--config.batch_size=512", "--config.accumulation=2", "--config.seq_len=512"),
+        *(
+            "--config.batch_size=512",
+            "--config.gradient_accumulation_steps=2",
+            "--config.max_seq_length=512",
+        ),
         *("--json", str(tmp_path / "verdict.json"), "--config.model.vocab_size=1024"),
     ]
     program = f"""
 from bertjax.cli.main import main
-from bertjax.preflight import judge
-reads = judge.read_program
-judge.read_program = lambda text: open({str(tmp_path / "text")!r}, "a").write(text) and reads(text)
+from bertjax.preflight import analysis
+reads = analysis.read_program
+analysis.read_program = lambda text: open({str(tmp_path / "text")!r}, "a").write(text) and reads(text)
 assert main({arguments!r}) == 0
 """
     text = alone(program)
@@ -115,8 +120,8 @@ assert main({arguments!r}) == 0
     assert gathered == pytest.approx(2 * matrices, rel=0.1)  # bfloat16, once for both parts
     compiled = (tmp_path / "text").read_text()
     assert "[32,512,256]" in compiled and "[32,4,512,512]" not in compiled
-    assert train["least_seconds"].keys() == {"compute", "memory", "links"}
-    assert all(0 < seconds < 1 for seconds in train["least_seconds"].values())
+    assert train["roofline_seconds"].keys() == {"compute", "memory", "links"}
+    assert all(0 < seconds < 1 for seconds in train["roofline_seconds"].values())
     assert train["estimated_cycles"] is None and "at the least" in text
 
 
@@ -126,9 +131,9 @@ def test_what_does_not_fit_a_gpu_is_refused_with_the_number(monkeypatch) -> None
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.001")  # 22.6 MiB of an L4
     text = alone(
         f"""
-from bertjax.preflight.judge import preflight
+from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
-from bertjax.preflight.verdict import describe
+from bertjax.preflight.report import describe
 from bertjax.tasks import registry
 from bertjax.config.config import load_config
 config = load_config("{PRETRAIN}:model=tiny", {{"batch_size": "16"}}, registry.data_fields())
@@ -154,7 +159,7 @@ def test_gpus_of_hosts_are_topologies(kind: str) -> None:
 
 
 def test_two_hosts_of_one_gpu_send_over_the_network() -> None:
-    assert Topology("h100:2x1").bandwidth == GPUS["h100"].network
+    assert Topology("h100:2x1").bandwidth == GPUS["h100"].network_bandwidth
 
 
 @pytest.mark.parametrize("name", ["h200", "h200:", "h200:0", "h200:2x2x2", "h300:8", "a100:8"])
@@ -224,4 +229,4 @@ def test_of_what_is_sliced_the_slice_is_moved() -> None:
     row, number = 400, 4
     taken = row + number + row  # read, where, written
     put = row + number + (row + row)  # the array itself is neither read nor written whole
-    assert bytes_moved(MOVED) == taken + put + 2 * row
+    assert bytes_accessed(MOVED) == taken + put + 2 * row

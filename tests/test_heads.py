@@ -17,16 +17,16 @@ from goldens import make_pretraining as recipe
 
 from bertjax.mesh.sharding import make_mesh
 from bertjax.model import heads
-from bertjax.model.encoder import BertConfig, Encoder, narrows
-from bertjax.model.heads import Model, head_sums
+from bertjax.model.encoder import BertConfig, Encoder, computes_only_head_positions
+from bertjax.model.heads import BertWithHeads, head_sums
 from bertjax.model.layers import gather
 
 CONFIG = BertConfig(**recipe.MODEL)
-MODEL = Model(CONFIG, ("mlm", "nsp"))
+MODEL = BertWithHeads(CONFIG, ("mlm", "nsp"))
 BATCH = recipe.check_batch()
 
 
-def shapes(model: Model) -> Any:
+def shapes(model: BertWithHeads) -> Any:
     """The tree of parameters, nothing computed."""
     init = functools.partial(model.init, batch=BATCH, deterministic=True)
     return jax.eval_shape(init, jax.random.key(0))["params"]
@@ -55,7 +55,9 @@ def params() -> Any:
 
 @functools.partial(jax.jit, static_argnames="config")
 def logits(params: Any, batch: Any, config: BertConfig = CONFIG) -> dict[str, jax.Array]:
-    return Model(config, ("mlm", "nsp")).apply({"params": params}, batch, deterministic=True)
+    return BertWithHeads(config, ("mlm", "nsp")).apply(
+        {"params": params}, batch, deterministic=True
+    )
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -71,19 +73,19 @@ gradient = jax.jit(jax.grad(loss), static_argnames="config")
 
 
 def test_the_checked_batch_has_padding_both_types_and_empty_slots():
-    assert (BATCH["pack_ids"] == 0).any(axis=1).sum() >= 3
-    assert (BATCH["type_ids"] == 1).any(axis=1).all()
-    assert 0 < (BATCH["mlm_weights"] == 0).sum() < BATCH["mlm_weights"].size / 2
-    assert set(BATCH["nsp_labels"].ravel()) == {0, 1}
+    assert (BATCH["example_ids"] == 0).any(axis=1).sum() >= 3
+    assert (BATCH["token_type_ids"] == 1).any(axis=1).all()
+    assert 0 < (BATCH["masked_lm_weights"] == 0).sum() < BATCH["masked_lm_weights"].size / 2
+    assert set(BATCH["next_sentence_labels"].ravel()) == {0, 1}
 
 
 @pytest.mark.slow
 def test_hidden_states_of_every_layer(golden, params):
-    names = ("token_ids", "type_ids", "pack_ids", "positions")
-    chosen = range(CONFIG.num_layers + 1)
+    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
+    chosen = range(CONFIG.num_hidden_layers + 1)
     apply = functools.partial(Encoder(CONFIG).apply, deterministic=True, layers=chosen)
     layers = jax.jit(apply)({"params": params["encoder"]}, *(BATCH[name] for name in names))
-    real = BATCH["pack_ids"] > 0
+    real = BATCH["example_ids"] > 0
     np.testing.assert_allclose(layers[:, real], golden["hidden"][:, real], atol=1e-5)
 
 
@@ -94,13 +96,24 @@ def test_logits(golden, params, name):
 
 
 def test_nothing_is_lost_with_what_the_last_block_does_not_compute(params, monkeypatch):
-    batch = {name: np.tile(BATCH[name], (1, 3)) for name in ("token_ids", "type_ids", "positions")}
-    batch |= {"pack_ids": np.pad(BATCH["pack_ids"], ((0, 0), (0, 2 * BATCH["pack_ids"].shape[1])))}
-    batch |= {name: BATCH[name] for name in ("mlm_positions", "cls_positions")}
+    batch = {
+        name: np.tile(BATCH[name], (1, 3))
+        for name in ("input_ids", "token_type_ids", "position_ids")
+    }
+    batch |= {
+        "example_ids": np.pad(
+            BATCH["example_ids"], ((0, 0), (0, 2 * BATCH["example_ids"].shape[1]))
+        )
+    }
+    batch |= {name: BATCH[name] for name in ("masked_lm_positions", "cls_positions")}
     asked: list[bool] = []
-    monkeypatch.setattr(heads, "narrows", lambda *args: asked.append(narrows(*args)) or asked[-1])
+    monkeypatch.setattr(
+        heads,
+        "narrows",
+        lambda *args: asked.append(computes_only_head_positions(*args)) or asked[-1],
+    )
     few = logits(params, batch)
-    monkeypatch.setattr(heads, "narrows", lambda *args: False)
+    monkeypatch.setattr(heads, "computes_only_head_positions", lambda *args: False)
     logits.clear_cache()
     whole = logits(params, batch)
     assert asked == [True]
@@ -123,31 +136,35 @@ def test_a_head_that_reads_cls_has_its_vectors_and_a_pooled_one_beside_it_pooled
         reads="cls_positions",
     )
     monkeypatch.setitem(heads.HEADS, "raw", raw)
-    apply = functools.partial(Model(CONFIG, ("raw", "nsp")).apply, deterministic=True)
+    apply = functools.partial(BertWithHeads(CONFIG, ("raw", "nsp")).apply, deterministic=True)
     found = jax.jit(apply)({"params": params}, BATCH)
-    names = ("token_ids", "type_ids", "pack_ids", "positions")
+    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     encode = jax.jit(functools.partial(Encoder(CONFIG).apply, deterministic=True))
     hidden = encode({"params": params["encoder"]}, *(BATCH[name] for name in names))
     vectors = gather(hidden, BATCH["cls_positions"])
     np.testing.assert_allclose(found["raw_logits"], vectors, atol=1e-5)
     np.testing.assert_allclose(found["nsp_logits"], logits(params, BATCH)["nsp_logits"], atol=1e-5)
-    apply = functools.partial(Model(CONFIG, ("raw",)).apply, deterministic=True)
+    apply = functools.partial(BertWithHeads(CONFIG, ("raw",)).apply, deterministic=True)
     alone = jax.jit(apply)({"params": params}, BATCH)
     np.testing.assert_allclose(alone["raw_logits"], vectors, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_no_mesh_changes_what_is_dropped_behind_the_last_attention(params):
-    config = dataclasses.replace(CONFIG, hidden_dropout=0.5, attention_dropout=0.5)
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
     batch = {name: np.tile(array, (4, 4)) for name, array in BATCH.items() if "_ids" in name}
-    batch["positions"] = np.tile(BATCH["positions"], (4, 4))
-    batch |= {name: np.tile(BATCH[name], (4, 1)) for name in ("mlm_positions", "cls_positions")}
+    batch["position_ids"] = np.tile(BATCH["position_ids"], (4, 4))
+    batch |= {
+        name: np.tile(BATCH[name], (4, 1)) for name in ("masked_lm_positions", "cls_positions")
+    }
     rngs = {"dropout": jax.random.key(0)}
-    assert narrows(config, heads.read_slots(MODEL.heads, batch), batch["pack_ids"].shape[1])
+    assert computes_only_head_positions(
+        config, heads.num_head_positions(MODEL.heads, batch), batch["example_ids"].shape[1]
+    )
 
     @jax.jit
     def run(params):
-        return Model(config, MODEL.heads).apply(
+        return BertWithHeads(config, MODEL.heads).apply(
             {"params": params}, batch, deterministic=False, rngs=rngs
         )
 
@@ -159,10 +176,10 @@ def test_no_mesh_changes_what_is_dropped_behind_the_last_attention(params):
     assert np.abs(alone["mlm_logits"] - whole).max() > 1e-2
 
 
-@pytest.mark.parametrize("activation", recipe.ACTIVATIONS)
-def test_the_loss_with_each_activation(golden, params, activation):
-    config = dataclasses.replace(CONFIG, activation=activation)
-    np.testing.assert_allclose(loss(params, config), golden[f"loss/{activation}"], rtol=1e-6)
+@pytest.mark.parametrize("hidden_act", recipe.ACTIVATIONS)
+def test_the_loss_with_each_activation(golden, params, hidden_act):
+    config = dataclasses.replace(CONFIG, hidden_act=hidden_act)
+    np.testing.assert_allclose(loss(params, config), golden[f"loss/{hidden_act}"], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -199,9 +216,9 @@ def size(tree: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize(("name", "pieces", "layers", "hidden", "heads", "body", "whole"), SIZES)
-def test_published_sizes(name, pieces, layers, hidden, heads, body, whole):
-    tree = shapes(Model(BertConfig(pieces, layers, hidden, heads), ("mlm", "nsp")))
+@pytest.mark.parametrize(("name", "tokens", "layers", "hidden", "heads", "body", "whole"), SIZES)
+def test_published_sizes(name, tokens, layers, hidden, heads, body, whole):
+    tree = shapes(BertWithHeads(BertConfig(tokens, layers, hidden, heads), ("mlm", "nsp")))
     assert size({part: tree[part] for part in HEADLESS}) == body
     if whole:
         assert size(tree) == whole
@@ -214,7 +231,7 @@ def test_the_24_miniatures(layers, hidden):
     block = 12 * hidden**2 + 13 * hidden
     pooler = hidden**2 + hidden
     heads = (hidden**2 + hidden) + 2 * hidden + 30522 + (2 * hidden + 2)
-    tree = shapes(Model(BertConfig(30522, layers, hidden, hidden // 64), ("mlm", "nsp")))
+    tree = shapes(BertWithHeads(BertConfig(30522, layers, hidden, hidden // 64), ("mlm", "nsp")))
     assert size({part: tree[part] for part in HEADLESS}) == embeddings + layers * block + pooler
     assert size(tree) == embeddings + layers * block + pooler + heads
 
@@ -238,7 +255,7 @@ def test_the_heads_of_the_tree():
 
 
 def test_without_next_sentences_there_is_neither_pooler_nor_nsp_head(params):
-    model = Model(CONFIG, ("mlm",))
+    model = BertWithHeads(CONFIG, ("mlm",))
     assert set(shapes(model)) == {"encoder", "mlm"}
     batch = {name: array for name, array in BATCH.items() if name != "cls_positions"}
     out = jax.jit(functools.partial(model.apply, deterministic=True))({"params": params}, batch)
@@ -252,17 +269,17 @@ def test_without_next_sentences_there_is_neither_pooler_nor_nsp_head(params):
 
 def packed(batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
     """The rows of `batch`, all real pieces, one behind the other in a single row of `length`."""
-    rows = len(batch["token_ids"])
-    lengths = (batch["pack_ids"] > 0).sum(axis=1)
+    rows = len(batch["input_ids"])
+    lengths = (batch["example_ids"] > 0).sum(axis=1)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
-    real = batch["pack_ids"] > 0
+    real = batch["example_ids"] > 0
     out = {}
-    for name in ("token_ids", "type_ids", "positions"):
+    for name in ("input_ids", "token_type_ids", "position_ids"):
         out[name] = np.zeros((1, length), np.int32)
         out[name][0, : lengths.sum()] = batch[name][real]
-    out["pack_ids"] = np.zeros((1, length), np.int32)
-    out["pack_ids"][0, : lengths.sum()] = np.repeat(np.arange(rows) + 1, lengths)
-    out["mlm_positions"] = (batch["mlm_positions"] + starts[:, None]).reshape(1, -1)
+    out["example_ids"] = np.zeros((1, length), np.int32)
+    out["example_ids"][0, : lengths.sum()] = np.repeat(np.arange(rows) + 1, lengths)
+    out["masked_lm_positions"] = (batch["masked_lm_positions"] + starts[:, None]).reshape(1, -1)
     out["cls_positions"] = starts[None]
     return out
 
@@ -277,11 +294,11 @@ def test_packed_pairs_have_the_logits_of_pairs_alone(params):
 
 @pytest.mark.slow
 def test_padding_from_128_to_512_changes_nothing():
-    config = dataclasses.replace(CONFIG, max_positions=512)
+    config = dataclasses.replace(CONFIG, max_position_embeddings=512)
     short = recipe.batch("padded", rows=2, length=128, slots=20)
-    params = like_theirs(shapes(Model(config, ("mlm", "nsp"))), recipe.weight)
-    pieces = ("token_ids", "type_ids", "pack_ids", "positions")
-    long = short | {name: np.pad(short[name], ((0, 0), (0, 384))) for name in pieces}
+    params = like_theirs(shapes(BertWithHeads(config, ("mlm", "nsp"))), recipe.weight)
+    tokens = ("input_ids", "token_type_ids", "example_ids", "position_ids")
+    long = short | {name: np.pad(short[name], ((0, 0), (0, 384))) for name in tokens}
     for name, expected in logits(params, short, config).items():
         np.testing.assert_allclose(logits(params, long, config)[name], expected, atol=1e-5)
 
@@ -303,7 +320,7 @@ def test_bfloat16_gradients_point_the_same_way(params):
 
 def test_only_the_masked_positions_meet_the_vocabulary(params):
     program = logits.lower(params, BATCH).as_text()
-    rows, length = BATCH["token_ids"].shape
-    assert f"{BATCH['mlm_positions'].size}x{CONFIG.vocab_size}xf32" in program
+    rows, length = BATCH["input_ids"].shape
+    assert f"{BATCH['masked_lm_positions'].size}x{CONFIG.vocab_size}xf32" in program
     assert f"{rows * length}x{CONFIG.vocab_size}" not in program
     assert f"{rows}x{length}x{CONFIG.vocab_size}" not in program

@@ -53,7 +53,7 @@ def test_all_else_begins_as_usual() -> None:
     """The random numbers are the same ones, so that nothing else differs."""
 
     def params(initialization: str) -> dict:
-        config = BertConfig(64, 2, 64, 2, max_positions=32, initialization=initialization)
+        config = BertConfig(64, 2, 64, 2, max_position_embeddings=32, initialization=initialization)
         ids = np.zeros((1, 8), np.int32)
         begin = jax.jit(functools.partial(Encoder(config).init, deterministic=True))
         return begin(jax.random.key(3), ids, ids, ids, ids)["params"]

@@ -15,52 +15,56 @@ from run_outputs import params_of
 
 from bertjax.config.config import Config, load_config
 from bertjax.formats import huggingface
-from bertjax.formats.opening import find_model
-from bertjax.formats.tensors import Model
+from bertjax.formats.loading import find_model
+from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.initialization import Start, begin, write_record
-from bertjax.training.trainer import Run, Stopped
+from bertjax.training.initialization import PretrainedModel, begin, write_init_record
+from bertjax.training.trainer import Stopped, Trainer
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 
 
-def configure(corpus: pathlib.Path, **overrides: object) -> Config:
+def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
     fields = {"model.vocab_size": 128, "mesh.data": 4, "mesh.fsdp": 2}
     fields |= {name.replace("__", "."): value for name, value in overrides.items()}
     texts = {name: str(value) for name, value in fields.items()}
     return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
 
 
-def publish(corpus: pathlib.Path, path: pathlib.Path, *heads: str, style: str = "hf") -> Model:
+def publish(
+    corpus: pathlib.Path, path: pathlib.Path, *heads: str, format_name: str = "hf"
+) -> NumpyModel:
     """A published model of the corpus's vocabulary."""
-    model = draw_model(configure(corpus).model, load_tokenizer(corpus), *heads)
-    hf = path if style == "hf" else path.with_name("published")
+    model = draw_model(make_run_config(corpus).model, load_tokenizer(corpus), *heads)
+    hf = path if format_name == "hf" else path.with_name("published")
     hf.mkdir()
     huggingface.write(model, hf)
-    if style != "hf":
-        convert(hf, path, "hf", style)
+    if format_name != "hf":
+        convert(hf, path, "hf", format_name)
     return model
 
 
 def first_params(config: Config) -> tuple[Any, Any]:
     """Those that random numbers give, and those that the run begins with."""
     config = config.resolve(100)
-    programs = Programs(config, registry.objective(config))
+    programs = StepFunctions(config, registry.objective(config))
     random = programs.init().params
-    given = Start(config.init).given(programs.given, config.reinit_layers)
+    given = PretrainedModel(config.init).given(programs.given, config.reinit_layers)
     return random, programs.init(given).params
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["hf", "tf1", "bertjax"])
-def test_parts_that_are_there_are_taken_and_others_stay_random(style, corpus, tmp_path) -> None:
-    model = publish(corpus, tmp_path / "model", "pooler", style=style)
-    random, begun = first_params(configure(corpus, init=tmp_path / "model"))
+@pytest.mark.parametrize("format_name", ["hf", "tf1", "bertjax"])
+def test_parts_that_are_there_are_taken_and_others_stay_random(
+    format_name, corpus, tmp_path
+) -> None:
+    model = publish(corpus, tmp_path / "model", "pooler", format_name=format_name)
+    random, begun = first_params(make_run_config(corpus, init=tmp_path / "model"))
     published = dict(named_leaves(model.params))
     before = dict(named_leaves(random))
     for name, array in named_leaves(begun):
@@ -71,12 +75,14 @@ def test_parts_that_are_there_are_taken_and_others_stay_random(style, corpus, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("style", ["hf", "bertjax"])
+@pytest.mark.parametrize("format_name", ["hf", "bertjax"])
 def test_the_highest_layers_and_the_pooler_may_stay_random(
-    style, layers, corpus, tmp_path, caplog
+    format_name, layers, corpus, tmp_path, caplog
 ) -> None:
-    model = publish(corpus, tmp_path / "model", "pooler", "nsp", style=style)
-    config = configure(corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4)
+    model = publish(corpus, tmp_path / "model", "pooler", "nsp", format_name=format_name)
+    config = make_run_config(
+        corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4
+    )
     with caplog.at_level(logging.INFO, "bertjax"):
         random, begun = first_params(config)
     said = f"(encoder, nsp); random: layers above {2 - layers} of 2, mlm, pooler."
@@ -102,21 +108,23 @@ def test_the_highest_layers_and_the_pooler_may_stay_random(
 )
 def test_layers_that_cannot_stay_random_are_refused(layers, init, complaint, corpus) -> None:
     with pytest.raises(InputError, match=complaint):
-        configure(corpus, init=init, reinit_layers=layers)
+        make_run_config(corpus, init=init, reinit_layers=layers)
 
 
-@pytest.mark.parametrize("style", ["hf", "bertjax"])
-def test_how_a_model_was_trained_is_not_inherited_but_said(style, corpus, tmp_path, caplog) -> None:
-    publish(corpus, tmp_path / "model", style=style)
-    model = configure(corpus, model__hidden_dropout=0.3, model__dtype="bfloat16").model
-    start = Start(tmp_path / "model")
+@pytest.mark.parametrize("format_name", ["hf", "bertjax"])
+def test_how_a_model_was_trained_is_not_inherited_but_said(
+    format_name, corpus, tmp_path, caplog
+) -> None:
+    publish(corpus, tmp_path / "model", format_name=format_name)
+    model = make_run_config(corpus, model__hidden_dropout_prob=0.3, model__dtype="bfloat16").model
+    start = PretrainedModel(tmp_path / "model")
     with caplog.at_level(logging.INFO, "bertjax"):
         start.check(start.model, {}, ())
         assert not caplog.messages
         start.check(model, {}, ())
     where = f"where {tmp_path / 'model'} was made"
-    said = [f"hidden_dropout=0.3 here, 0.1 {where}"]
-    if style == "bertjax":  # no published model says in what it was computed
+    said = [f"hidden_dropout_prob=0.3 here, 0.1 {where}"]
+    if format_name == "bertjax":  # no published model says in what it was computed
         said.append(f"dtype='bfloat16' here, 'float32' {where}")
     assert caplog.messages == ["; ".join(said) + "."]
 
@@ -124,43 +132,46 @@ def test_how_a_model_was_trained_is_not_inherited_but_said(style, corpus, tmp_pa
 @pytest.mark.slow
 def test_heads_that_the_run_does_not_have_are_left_out(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", "mlm", "nsp")
-    config = configure(corpus, init=tmp_path / "model", data__objective="mlm")
+    config = make_run_config(corpus, init=tmp_path / "model", data__objective="mlm")
     random, begun = first_params(config)
     assert jax.tree.structure(begun) == jax.tree.structure(random)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["hf", "tf1", "bertjax"])
+@pytest.mark.parametrize("format_name", ["hf", "tf1", "bertjax"])
 def test_the_shape_of_a_model_is_known_before_hosts_meet(
-    style, corpus, tmp_path, monkeypatch
+    format_name, corpus, tmp_path, monkeypatch
 ) -> None:
-    model = publish(corpus, tmp_path / "model", style=style)
-    if style == "bertjax":
+    model = publish(corpus, tmp_path / "model", format_name=format_name)
+    if format_name == "bertjax":
         shutil.copytree(tmp_path / "model", tmp_path / "run" / "checkpoints" / "00000007")
 
     def begin_backend() -> int:
         raise AssertionError("the backend must not begin before the hosts have met")
 
     monkeypatch.setattr(jax, "process_count", begin_backend)
-    for path in ("model", "run") if style == "bertjax" else ("model",):
+    for path in ("model", "run") if format_name == "bertjax" else ("model",):
         assert find_model(tmp_path / path).hidden_size == model.config.hidden_size
 
 
 @pytest.mark.slow
 def test_a_published_model_is_trained_further(corpus, tmp_path, caplog) -> None:
     publish(corpus, tmp_path / "model", "pooler")
-    config = configure(corpus, init=tmp_path / "model", steps=3)
+    config = make_run_config(corpus, init=tmp_path / "model", steps=3)
     with caplog.at_level(logging.INFO, "bertjax"):
-        Run(config, tmp_path / "run").train()
+        Trainer(config, tmp_path / "run").train()
     assert "model (encoder, pooler); random: mlm, nsp." in caplog.text
 
 
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ({"model__num_heads": 1}, r"made with num_heads=2 .* set model\.num_heads=2"),
-        ({"model__activation": "relu"}, r"made with activation='gelu'"),
-        ({"model__num_layers": 1}, "has 2 layers and this configuration 1: leave"),
+        (
+            {"model__num_attention_heads": 1},
+            r"made with num_attention_heads=2 .* set model\.num_attention_heads=2",
+        ),
+        ({"model__hidden_act": "relu"}, r"made with activation='gelu'"),
+        ({"model__num_hidden_layers": 1}, "has 2 layers and this configuration 1: leave"),
         ({"model__vocab_size": 200}, r"embeddings/word of shape \(128, 64\)"),
     ],
     ids=str,
@@ -168,7 +179,7 @@ def test_a_published_model_is_trained_further(corpus, tmp_path, caplog) -> None:
 def test_another_model_is_refused(override: dict, complaint: str, corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     with pytest.raises(ValueError, match=complaint):
-        Run(configure(corpus, init=tmp_path / "model", **override), tmp_path / "run")
+        Trainer(make_run_config(corpus, init=tmp_path / "model", **override), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
 
 
@@ -178,7 +189,7 @@ def test_another_vocabulary_is_refused(corpus, tmp_path) -> None:
     for name in ("vocab.txt", "tokenizer.json"):
         (tmp_path / "model" / name).unlink()
     with pytest.raises(ValueError, match="trained with another vocabulary"):
-        Run(configure(corpus, init=tmp_path / "model"), tmp_path / "run")
+        Trainer(make_run_config(corpus, init=tmp_path / "model"), tmp_path / "run")
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,21 +201,23 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("style", "layers"), [("hf", 0), ("bertjax", 0), ("hf", 1)])
+@pytest.mark.parametrize(("format_name", "layers"), [("hf", 0), ("bertjax", 0), ("hf", 1)])
 def test_a_run_goes_on_when_what_it_began_with_is_gone(
-    style, layers, corpus, tmp_path, monkeypatch
+    format_name, layers, corpus, tmp_path, monkeypatch
 ) -> None:
-    publish(corpus, tmp_path / "model", "pooler", style=style)
-    config = configure(corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4)
-    Run(config, tmp_path / "whole").train()
+    publish(corpus, tmp_path / "model", "pooler", format_name=format_name)
+    config = make_run_config(
+        corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4
+    )
+    Trainer(config, tmp_path / "whole").train()
     with monkeypatch.context() as context:
         stop_after(2, context)
         with pytest.raises(Stopped):
-            Run(config, tmp_path / "run").train()
+            Trainer(config, tmp_path / "run").train()
     record = json.loads((tmp_path / "run" / "init.json").read_text())
     assert record["path"] == str(tmp_path / "model") and len(record["digest"]) == 64
     shutil.rmtree(tmp_path / "model")
-    Run(config, tmp_path / "run").train()
+    Trainer(config, tmp_path / "run").train()
     assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
 
 
@@ -212,13 +225,13 @@ def test_another_model_in_its_place_is_refused_before_the_first_checkpoint(
     corpus, tmp_path
 ) -> None:
     publish(corpus, tmp_path / "model", "pooler")
-    begun = Start(tmp_path / "model")
+    begun = PretrainedModel(tmp_path / "model")
     (tmp_path / "run").mkdir()
-    write_record(begun, tmp_path / "run")
+    write_init_record(begun, tmp_path / "run")
     assert begin(tmp_path / "model", tmp_path / "run").digest == begun.digest
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "model").mkdir()
-    other = draw_model(configure(corpus).model, load_tokenizer(corpus), "pooler")
+    other = draw_model(make_run_config(corpus).model, load_tokenizer(corpus), "pooler")
     other.params["encoder"]["embeddings"]["norm"]["bias"][0] += 1
     huggingface.write(other, tmp_path / "model")
     with pytest.raises(InputError, match=r"is not what the run in .* began with"):
@@ -226,11 +239,11 @@ def test_another_model_in_its_place_is_refused_before_the_first_checkpoint(
 
 
 def test_a_run_that_trains_on_is_taken_at_the_step_it_was_taken_at(corpus, tmp_path) -> None:
-    publish(corpus, tmp_path / "model", "pooler", style="bertjax")
+    publish(corpus, tmp_path / "model", "pooler", format_name="bertjax")
     checkpoints = tmp_path / "other" / "checkpoints"
     shutil.copytree(tmp_path / "model", checkpoints / "00000007")
     (tmp_path / "run").mkdir()
-    write_record(Start(tmp_path / "other"), tmp_path / "run")
+    write_init_record(PretrainedModel(tmp_path / "other"), tmp_path / "run")
     shutil.copytree(tmp_path / "model", checkpoints / "00000009")
     assert begin(tmp_path / "other", tmp_path / "run").path.name == "00000007"
-    assert Start(tmp_path / "other").path.name == "00000009"
+    assert PretrainedModel(tmp_path / "other").path.name == "00000009"

@@ -21,27 +21,32 @@ from random_models import draw_model
 from run_outputs import answers_of
 
 import bertjax
-from bertjax.cli.configuration import parse_overrides
+from bertjax.cli.config_args import parse_overrides
 from bertjax.cli.main import main
 from bertjax.formats import huggingface
 from bertjax.model.encoder import BertConfig
 from bertjax.training.metric_writers import read_metrics
-from bertjax.workdir.run_config import configure
+from bertjax.workdir.run_config import make_run_config
 
 ROOT = pathlib.Path(__file__).parent.parent
 SHAPE = BertConfig(
-    vocab_size=128, num_layers=2, hidden_size=32, num_heads=2, max_positions=32, num_labels=3
+    vocab_size=128,
+    num_hidden_layers=2,
+    hidden_size=32,
+    num_attention_heads=2,
+    max_position_embeddings=32,
+    num_labels=3,
 )
 HEADS = {
-    "fill": ("pooler", "mlm"),
-    "answer": ("span",),
-    "classify": ("pooler", "classifier"),
-    "tag": ("tagger",),
-    "choose": ("pooler", "choice"),
+    "fill_mask": ("pooler", "mlm"),
+    "answer": ("question_answering",),
+    "classify": ("pooler", "sequence_classification"),
+    "tag": ("token_classification",),
+    "choose": ("pooler", "multiple_choice"),
     "encode": ("pooler",),
 }
 ASKED = {
-    "fill": ("ba [MASK] do",),
+    "fill_mask": ("ba [MASK] do",),
     "answer": ("ba?", "ba do ki lu"),
     "classify": ("ba do",),
     "tag": ("ba do ki",),
@@ -55,7 +60,7 @@ LABELS = {"classify": ("glad", "sad", "odd"), "tag": ("O", "B-per", "I-per")}
 def write_model(path: pathlib.Path, method: str, most: int = 32) -> pathlib.Path:
     """A directory of Hugging Face with the head that the method needs, for so many pieces."""
     path.mkdir(parents=True)
-    shape = dataclasses.replace(SHAPE, max_positions=most)
+    shape = dataclasses.replace(SHAPE, max_position_embeddings=most)
     model = draw_model(shape, toy_tasks.TOKENIZER, *HEADS[method])
     huggingface.write(dataclasses.replace(model, labels=LABELS.get(method, ())), epath.Path(path))
     return path
@@ -127,9 +132,9 @@ def test_one_passage_serves_many_questions(opened) -> None:
 
 
 def test_words_are_tagged_and_columns_classified(opened) -> None:
-    words = opened["tag"].tag({"words": ["ba", "do"]}, everything=True)
+    words = opened["tag"].tag({"words": ["ba", "do"]}, return_all_scores=True)
     assert words["words"] == ["ba", "do"] and len(words["tags"]) == len(words["probabilities"]) == 2
-    pair = opened["classify"].classify({"text": "ba", "pair": "do"}, everything=True)
+    pair = opened["classify"].classify({"text": "ba", "pair": "do"}, return_all_scores=True)
     assert pair["pair"] == "do" and [*pair["probabilities"]] == [*LABELS["classify"]]
     assert opened["classify"].predict("ba do") == ask(opened["classify"], "classify")
 
@@ -149,10 +154,14 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(opened, method, aske
 @pytest.mark.parametrize(
     ("method", "given", "complaint"),
     [
-        ("fill", (["[MASK]", "ba"],), r"^input 1 has no \[MASK\]: write one"),
-        ("fill", ("ba " * 40 + "[MASK]",), "^input 0 has 43 pieces and the model takes 32"),
-        ("fill", ({"text": "[MASK]"},), "^input 0 is no text, and the model reads nothing else"),
-        ("fill", ([None],), "^input 0 is None: give a text, or a dictionary of texts"),
+        ("fill_mask", (["[MASK]", "ba"],), r"^input 1 has no \[MASK\]: write one"),
+        ("fill_mask", ("ba " * 40 + "[MASK]",), "^input 0 has 43 pieces and the model takes 32"),
+        (
+            "fill_mask",
+            ({"text": "[MASK]"},),
+            "^input 0 is no text, and the model reads nothing else",
+        ),
+        ("fill_mask", ([None],), "^input 0 is None: give a text, or a dictionary of texts"),
         (
             "answer",
             (["a", "b"], ["c"]),
@@ -183,7 +192,7 @@ def test_an_input_that_cannot_be_answered_is_named(opened, method, given, compla
 def test_vectors_are_those_that_features_writes(opened, tmp_path) -> None:
     model, texts = opened["encode"], ["ba do ki", "lu", "me no"]
     (tmp_path / "in.txt").write_text("\n".join(texts))
-    options = ["--layers", "0,-1", "--pool", "max", "--normalize"]
+    options = ["--layers", "0,-1", "--pooling", "max", "--normalize"]
     given = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.npz", *options]
     assert main(list(map(str, ["features", "--checkpoint", model.path, *given]))) == 0
     found = model.encode(texts, layers=(0, -1), pool="max", normalize=True)
@@ -223,10 +232,10 @@ def test_apply_gives_the_vectors_that_encode_pools(opened) -> None:
 
 def test_second_texts_are_of_the_second_type(opened) -> None:
     batch = opened["encode"].batch(["ba", "ba do"], ["ki lu", "ki"])
-    pieces = opened["encode"].tokenizer.pieces
-    said = [pieces[i] for i in batch["token_ids"][0] if i]
+    tokens = opened["encode"].tokenizer.tokens
+    said = [tokens[i] for i in batch["input_ids"][0] if i]
     assert said == ["[CLS]", "ba", "[SEP]", "ki", "lu", "[SEP]"]
-    assert batch["type_ids"].tolist()[0][:7] == [0, 0, 0, 1, 1, 1, 0]
+    assert batch["token_type_ids"].tolist()[0][:7] == [0, 0, 0, 1, 1, 1, 0]
 
 
 def test_apply_can_be_differentiated_and_a_key_turns_dropout_on(opened) -> None:
@@ -260,7 +269,7 @@ def test_a_run_tells_its_metrics_and_is_scored(folder, tmp_path) -> None:
     told: list[dict[str, Any]] = []
     bertjax.train(spec, tmp_path, overrides, told.append)
     lines = read_metrics(tmp_path)
-    assert told == lines and {line["split"] for line in lines} == {"train", "heldout"}
+    assert told == lines and {line["split"] for line in lines} == {"train", "eval"}
     bertjax.train(spec, tmp_path, overrides, told.append)  # which is over
     assert told == lines
     scores = bertjax.evaluate(tmp_path)
@@ -273,11 +282,13 @@ def test_a_run_tells_its_metrics_and_is_scored(folder, tmp_path) -> None:
 
 def test_a_configuration_is_the_same_however_it_is_given(folder) -> None:
     spec, overrides = spec_of(folder)
-    typed = configure(spec, overrides)
+    typed = make_run_config(spec, overrides)
     plain = typed.to_dict()
     for given in (typed, plain, ml_collections.ConfigDict(plain)):
-        assert configure(given, {}) == typed
-        assert configure(given, {"seq_len": 16}) == dataclasses.replace(typed, seq_len=16)
+        assert make_run_config(given, {}) == typed
+        assert make_run_config(given, {"max_seq_length": 16}) == dataclasses.replace(
+            typed, max_seq_length=16
+        )
     assert typed.to_dict() == plain
 
 
@@ -298,7 +309,7 @@ def test_what_the_callback_raises_ends_the_run(folder, tmp_path) -> None:
     ("overrides", "complaint"),
     [
         ({"optimizer.learning_rte": 1.0}, "learning_rte"),
-        ({"seq_len": "32"}, "seq_len='32'"),  # a text is no number
+        ({"max_seq_length": "32"}, "max_seq_length='32'"),  # a text is no number
         ({"data.dir": "nowhere"}, "nowhere"),
     ],
 )
@@ -317,7 +328,7 @@ def blocks() -> list[str]:
 def home(folder, tmp_path_factory) -> pathlib.Path:
     """A folder with what the documents' examples name."""
     path = tmp_path_factory.mktemp("home")
-    write_model(path / "models" / "base", "fill", most=128)
+    write_model(path / "models" / "base", "fill_mask", most=128)
     write_model(path / "models" / "moods", "classify")
     (path / "reviews").mkdir()
     for name, source in (("train", "train"), ("dev", "dev"), ("other", "dev")):

@@ -170,7 +170,7 @@ def test_watch_does_what_the_slice_needs(laptop, queue, node, workers, does, sta
     laptop.stub("gcloud", body=WATCHED)
     laptop.stub("sleep")
     values = write_values(laptop.home, PLAIN)
-    done = laptop.launch("tpu_vm.sh", "watch", "--file", values, "--restarts", 2)
+    done = laptop.launch("tpu_vm.sh", "watch", "--file", values, "--max-restarts", 2)
     assert done.returncode == status, done.stderr
     assert says in done.stderr
     assert deeds(laptop.recorded()) == does.strip()

@@ -11,12 +11,12 @@ import pytest
 from bertjax.model import layers
 from bertjax.model.layers import (
     add_bias,
+    embedding_lookup,
     gelu,
-    lookup,
-    normalize,
+    layer_norm,
+    matmul_transposed,
     product,
-    product_of_turned,
-    turned_kernels,
+    transposed_kernels,
 )
 
 
@@ -41,23 +41,23 @@ def assert_same_gradients(function, formula, *inputs) -> None:
 def test_a_product_of_few_vectors_or_many_is_a_product(
     shape: tuple[int, ...], turned: bool
 ) -> None:
-    with turned_kernels() if turned else contextlib.nullcontext():
+    with transposed_kernels() if turned else contextlib.nullcontext():
         assert_same_gradients(product, jnp.dot, draw(*shape), draw(5, 3, seed=1))
 
 
 def test_a_product_has_the_dtype_of_its_inputs_or_of_its_sums() -> None:
     x, matrix = (draw(*shape).astype("bfloat16") for shape in ((2, 5), (3, 5)))
     assert product(x, matrix.T).dtype == "bfloat16"
-    with turned_kernels():
+    with transposed_kernels():
         assert product(x, matrix.T).dtype == "bfloat16"
-    assert product_of_turned(x, matrix, jnp.float32).dtype == "float32"
+    assert matmul_transposed(x, matrix, jnp.float32).dtype == "float32"
 
 
 @pytest.mark.parametrize(("rows", "first"), [(8, "512,8"), (64, "512,64"), (65, "65,512")])
 def test_a_matrix_comes_first_where_vectors_are_few(rows: int, first: str) -> None:
     """A CPU lays out what comes second at every call."""
     shapes = (jax.ShapeDtypeStruct((count, 128), "float32") for count in (rows, 512))
-    program = jax.jit(lambda x, matrix: product_of_turned(x, matrix, jnp.float32))
+    program = jax.jit(lambda x, matrix: matmul_transposed(x, matrix, jnp.float32))
     assert f"f32[{first}]{{1,0}} dot(" in program.lower(*shapes).compile().as_text()
 
 
@@ -83,12 +83,12 @@ def test_normalize_is_its_formula_and_so_is_its_gradient() -> None:
         return deviation / jnp.sqrt(x.var(-1, keepdims=True) + 1e-3) * scale + bias
 
     inputs = draw(3, 5, 16), draw(16, seed=1), draw(16, seed=2)
-    assert_same_gradients(lambda *xs: normalize(*xs, 1e-3), formula, *inputs)
+    assert_same_gradients(lambda *xs: layer_norm(*xs, 1e-3), formula, *inputs)
 
 
 def test_statistics_of_bfloat16_are_taken_in_float32() -> None:
     x = (30 + draw(4, 512)).astype(jnp.bfloat16)  # a mean of three digits would lose most of them
-    out = normalize(x, jnp.ones(512), jnp.zeros(512), 1e-12)
+    out = layer_norm(x, jnp.ones(512), jnp.zeros(512), 1e-12)
     assert out.dtype == jnp.float32
     exact = np.asarray(x, np.float64)
     exact = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True)
@@ -115,7 +115,7 @@ def test_gradients_of_bfloat16_are_near_those_of_float32() -> None:
     inputs = draw(8, 32), draw(32, seed=1), draw(32, seed=2)
 
     def loss(x, scale, bias):
-        return (normalize(gelu(x), scale, bias, 1e-12) * draw(8, 32, seed=3)).sum()
+        return (layer_norm(gelu(x), scale, bias, 1e-12) * draw(8, 32, seed=3)).sum()
 
     half = jax.grad(loss)(inputs[0].astype(jnp.bfloat16), *inputs[1:])
     assert half.dtype == jnp.bfloat16
@@ -127,6 +127,6 @@ def test_gradients_of_bfloat16_are_near_those_of_float32() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_gradient_of_a_frequent_piece_does_not_stand_still(dtype: str) -> None:
     table, ids = jnp.ones((3, 4), dtype), jnp.full((4096,), 1)
-    gradient = jax.grad(lambda table: lookup(table, ids).astype(jnp.float32).sum())(table)
+    gradient = jax.grad(lambda table: embedding_lookup(table, ids).astype(jnp.float32).sum())(table)
     assert gradient.dtype == dtype
     np.testing.assert_array_equal(gradient, [[0] * 4, [4096] * 4, [0] * 4])

@@ -12,7 +12,7 @@ from conftest import LONG, process_environment
 from etils import epath
 
 from bertjax.workdir import lock as module
-from bertjax.workdir.lock import LEASE, Lease, LeaseLost
+from bertjax.workdir.lock import LOCK_FILE, LockLost, WorkdirLock
 from data_pipelines.errors import InputError
 
 HOLD = """
@@ -30,7 +30,7 @@ import json, sys
 from etils import epath
 from bertjax.workdir import lock
 from bertjax.workdir.lock import LEASE, Lease
-lock.RENEW_SECONDS, lock.SILENT_SECONDS = 0.1, 1.0
+lock.RENEW_SECONDS, lock.LOCK_TIMEOUT_SECONDS = 0.1, 1.0
 workdir = epath.Path("gs://bucket/run one")
 with Lease(workdir) as held:
     text = (workdir / LEASE).read_text()
@@ -50,21 +50,21 @@ with Lease(workdir):
 @pytest.fixture
 def workdir(tmp_path, monkeypatch) -> epath.Path:
     monkeypatch.setattr(module, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 1.0)
     return epath.Path(tmp_path) / "run"
 
 
 def elsewhere(workdir: epath.Path) -> bytes:
     """Makes the lease that of a process on another machine."""
-    text = json.loads((workdir / LEASE).read_text()) | {"machine": "another", "host": "far"}
-    (workdir / LEASE).write_text(json.dumps(text))
-    return (workdir / LEASE).read_bytes()
+    text = json.loads((workdir / LOCK_FILE).read_text()) | {"machine": "another", "host": "far"}
+    (workdir / LOCK_FILE).write_text(json.dumps(text))
+    return (workdir / LOCK_FILE).read_bytes()
 
 
 def test_a_second_holder_is_refused_and_the_first_keeps_it(workdir) -> None:
-    with Lease(workdir) as first:
+    with WorkdirLock(workdir) as first:
         with pytest.raises(InputError, match=r"run is in use by process \d+ on .*--workdir"):
-            Lease(workdir).__enter__()
+            WorkdirLock(workdir).__enter__()
         time.sleep(0.2)
         first.check()
 
@@ -85,15 +85,15 @@ def test_a_workdir_that_may_not_be_used_is_refused_with_the_reason(workdir, monk
 
     monkeypatch.setattr(module, "_open", lambda _: Store())
     with pytest.raises(InputError, match=r"run cannot be written to \(PERMISSION_DENIED: .*: no\)"):
-        Lease(workdir).__enter__()
+        WorkdirLock(workdir).__enter__()
 
 
 def test_nothing_is_left_of_a_holder_that_ended(workdir, monkeypatch) -> None:
     monkeypatch.setattr(module, "RENEW_SECONDS", 600)  # no renewal is under way
-    with Lease(workdir):
-        assert [path.name for path in workdir.iterdir()] == [LEASE]
+    with WorkdirLock(workdir):
+        assert [path.name for path in workdir.iterdir()] == [LOCK_FILE]
     assert not list(workdir.iterdir())
-    with Lease(workdir):
+    with WorkdirLock(workdir):
         pass
 
 
@@ -103,45 +103,45 @@ def test_a_killed_process_of_this_machine_hinders_nobody(workdir, monkeypatch) -
     )
     assert process.stdout and process.stdout.readline() == "held\n"
     with pytest.raises(InputError, match=f"in use by process {process.pid} on"):
-        Lease(workdir).__enter__()
+        WorkdirLock(workdir).__enter__()
     process.kill()
     process.wait()
-    assert (workdir / LEASE).exists()
-    monkeypatch.setattr(module, "SILENT_SECONDS", 1e9)  # it is not waited for
-    with Lease(workdir) as lease:
-        lease.check()
+    assert (workdir / LOCK_FILE).exists()
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 1e9)  # it is not waited for
+    with WorkdirLock(workdir) as lock:
+        lock.check()
 
 
 def test_a_holder_elsewhere_that_is_silent_is_waited_for_and_replaced(workdir) -> None:
-    with Lease(workdir):
-        left = (workdir / LEASE).read_bytes()
-    (workdir / LEASE).write_bytes(left)
+    with WorkdirLock(workdir):
+        left = (workdir / LOCK_FILE).read_bytes()
+    (workdir / LOCK_FILE).write_bytes(left)
     elsewhere(workdir)
     began = time.monotonic()
-    with Lease(workdir) as lease:
+    with WorkdirLock(workdir) as lock:
         assert time.monotonic() - began >= 1
-        lease.check()
+        lock.check()
 
 
 def test_a_holder_elsewhere_that_renews_is_left_alone(workdir, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_machine", lambda: "another")
-        monkeypatch.setattr(module, "SILENT_SECONDS", 600)  # though a renewal may be late
-        first = Lease(workdir).__enter__()
+        patch.setattr(module, "_machine_id", lambda: "another")
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 600)  # though a renewal may be late
+        first = WorkdirLock(workdir).__enter__()
     with pytest.raises(InputError, match="is in use by process"):
-        Lease(workdir).__enter__()
+        WorkdirLock(workdir).__enter__()
     first.check()
     first.__exit__(None, None, None)
 
 
 def test_a_holder_that_was_replaced_is_told_and_takes_nothing_back(workdir) -> None:
-    with Lease(workdir) as first:
+    with WorkdirLock(workdir) as first:
         other = elsewhere(workdir)
         while not first._lost.wait(0.2):  # a renewal may have been under way
             other = elsewhere(workdir)
-        with pytest.raises(LeaseLost, match="was taken by another run"):
+        with pytest.raises(LockLost, match="was taken by another run"):
             first.check()
-    assert (workdir / LEASE).read_bytes() == other
+    assert (workdir / LOCK_FILE).read_bytes() == other
 
 
 @pytest.mark.slow

@@ -124,14 +124,14 @@ def test_bfloat16_logits_are_summed_in_float32():
 @pytest.mark.slow
 def test_pretraining_reports_the_heads_that_there_are():
     logits, targets, weights = draw()
-    batch = {"mlm_targets": targets, "mlm_weights": weights}
+    batch = {"masked_lm_ids": targets, "masked_lm_weights": weights}
     sums = head_sums({"mlm_logits": logits}, batch)
     np.testing.assert_allclose(sums["mlm_loss"], cross_entropy(logits, targets, weights), rtol=1e-6)
     assert sums["mlm_accuracy"] == accuracy(logits, targets, weights)
     assert set(sums) == {"mlm_loss", "mlm_accuracy"}
 
     pairs = logits[:, :2, :2], targets[:, :2] % 2, weights[:, :2]
-    batch |= {"nsp_labels": pairs[1], "nsp_weights": pairs[2]}
+    batch |= {"next_sentence_labels": pairs[1], "next_sentence_weights": pairs[2]}
     sums = head_sums({"mlm_logits": logits, "nsp_logits": pairs[0]}, batch)
     np.testing.assert_allclose(sums["nsp_loss"], cross_entropy(*pairs), rtol=1e-6)
     assert set(sums) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
@@ -181,7 +181,7 @@ def test_what_a_classifier_minimises_follows_from_its_targets(target, seed):
         each = (exact[..., 0] - targets) ** 2
     found = labels(logits, batch)
     np.testing.assert_allclose(
-        found["classifier_loss"], [(each * weights).sum(), weights.sum()], 1e-5
+        found["sequence_classification_loss"], [(each * weights).sum(), weights.sum()], 1e-5
     )
     assert ("accuracy" in found) == (target == "class")
     if target == "class":
@@ -209,7 +209,9 @@ def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(targ
 def test_huge_logits_of_a_classifier_have_finite_gradients(target):
     logits, batch = draw_labels(target)
     for scale in (0, 1e4, -1e4):
-        total, gradient = with_gradient(losses.labels, "classifier_loss", batch)(scale * logits)
+        total, gradient = with_gradient(losses.labels, "sequence_classification_loss", batch)(
+            scale * logits
+        )
         assert np.isfinite(total) and np.isfinite(gradient).all()
         assert not np.asarray(gradient)[batch["label_weights"] == 0].any()
 
@@ -217,7 +219,7 @@ def test_huge_logits_of_a_classifier_have_finite_gradients(target):
 def draw_choices(seed=0, rows=ROWS, slots=12):
     """Questions of 2 to 5 answers that fill a row from its left; of some no answer is known."""
     random = np.random.default_rng(seed)
-    names = ("groups", "choice_targets")
+    names = ("group_ids", "choice_targets")
     batch = {name: np.zeros((rows, slots), np.int32) for name in names}
     batch["choice_weights"] = np.zeros((rows, slots), np.float32)
     for row in range(rows):
@@ -225,7 +227,7 @@ def draw_choices(seed=0, rows=ROWS, slots=12):
         while (count := int(random.integers(2, 6))) <= slots - start and random.random() < 0.9:
             group += 1
             own = row, slice(start, start + count)
-            batch["groups"][own] = group
+            batch["group_ids"][own] = group
             batch["choice_weights"][own] = random.choice([0, 1, 1, 0.5])
             batch["choice_targets"][row, start + random.integers(count)] = 1
             start += count
@@ -235,16 +237,16 @@ def draw_choices(seed=0, rows=ROWS, slots=12):
 
 def expected_choices(logits, batch):
     loss = right = weight = 0.0
-    for row, groups in enumerate(batch["groups"]):
-        for group in range(1, groups.max() + 1):
-            own = np.flatnonzero(groups == group)
+    for row, group_ids in enumerate(batch["group_ids"]):
+        for group in range(1, group_ids.max() + 1):
+            own = np.flatnonzero(group_ids == group)
             scores = logits[row, own, 0]
             gold = batch["choice_targets"][row, own].argmax()
             known = float(batch["choice_weights"][row, own[0]])
             loss -= known * log_softmax(scores)[gold]
             right += known * (scores.argmax() == gold)
             weight += known
-    return {"choice_loss": (loss, weight), "accuracy": (right, weight)}
+    return {"multiple_choice_loss": (loss, weight), "accuracy": (right, weight)}
 
 
 @settings(deadline=None, max_examples=30)
@@ -255,30 +257,34 @@ def test_the_answers_of_a_question_are_the_classes_to_choose_from(seed):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
-    free = batch["groups"] == 0
+    free = batch["group_ids"] == 0
     assert choices(np.where(free[..., None], 1e9, logits), batch) == found
 
 
 def test_equal_answers_cost_the_logarithm_of_their_number():
     batch = {
-        "groups": np.array([[1, 1, 2, 2, 2, 0]]),
+        "group_ids": np.array([[1, 1, 2, 2, 2, 0]]),
         "choice_targets": np.array([[0, 1, 1, 0, 0, 0]]),
         "choice_weights": np.array([[1, 1, 1, 1, 1, 0]], np.float32),
     }
-    loss, weight = choices(np.zeros((1, 6, 1), np.float32), batch)["choice_loss"]
+    loss, weight = choices(np.zeros((1, 6, 1), np.float32), batch)["multiple_choice_loss"]
     np.testing.assert_allclose([loss, weight], [np.log(2) + np.log(3), 2], rtol=1e-6)
 
 
 def test_huge_scores_of_answers_have_finite_gradients():
     logits, batch = draw_choices()
     for scale in (0, 1e4, -1e30):
-        total, gradient = with_gradient(losses.choices, "choice_loss", batch)(scale * logits)
+        total, gradient = with_gradient(losses.choices, "multiple_choice_loss", batch)(
+            scale * logits
+        )
         assert np.isfinite(total) and np.isfinite(gradient).all()
-        assert not np.asarray(gradient)[batch["groups"] == 0].any()
+        assert not np.asarray(gradient)[batch["group_ids"] == 0].any()
 
 
 def test_a_batch_without_questions_sums_to_zero():
     logits, batch = draw_choices()
     none = {name: np.zeros_like(array) for name, array in batch.items()}
-    assert choices(logits, none) == {"choice_loss": (0, 0), "accuracy": (0, 0)}
-    assert not np.asarray(with_gradient(losses.choices, "choice_loss", none)(logits)[1]).any()
+    assert choices(logits, none) == {"multiple_choice_loss": (0, 0), "accuracy": (0, 0)}
+    assert not np.asarray(
+        with_gradient(losses.choices, "multiple_choice_loss", none)(logits)[1]
+    ).any()

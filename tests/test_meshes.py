@@ -11,29 +11,29 @@ import numpy as np
 import pytest
 from conftest import process_environment
 
-from bertjax.checkpointing.checkpointer import Checkpoints
+from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.config.config import load_config
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 
 pytestmark = pytest.mark.slow
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 STEPS = 4
 # Devices along the axes data, fsdp and model.
 SIXTEEN = (4, 2, 2)
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8), SIXTEEN, (64, 1, 1), (4, 4, 4)]
 
 
-def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Programs, Task]:
-    fields = dict(zip(("mesh.data", "mesh.fsdp", "mesh.model"), mesh, strict=True))
-    fields |= {"model.vocab_size": 128, "model.num_heads": 8, "model.dtype": "float32"}
-    fields |= {"model.hidden_dropout": 0, "model.attention_dropout": 0}
-    fields |= {"batch_size": 64, "seq_len": 32, "steps": STEPS, "log_every": 1}
+def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[StepFunctions, Task]:
+    fields = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), mesh, strict=True))
+    fields |= {"model.vocab_size": 128, "model.num_attention_heads": 8, "model.dtype": "float32"}
+    fields |= {"model.hidden_dropout_prob": 0, "model.attention_probs_dropout_prob": 0}
+    fields |= {"batch_size": 64, "max_seq_length": 32, "steps": STEPS, "log_every": 1}
     config = load_config(
         f"{PRETRAIN}:smoke,data={corpus}",
         {name: str(value) for name, value in fields.items()},
@@ -41,7 +41,7 @@ def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[Progra
     ).resolve()
     task = registry.find(config.task)(config)
     task.prepare(STEPS)
-    return Programs(config, task.objective, jax.devices()[: math.prod(mesh)]), task
+    return StepFunctions(config, task.objective, jax.devices()[: math.prod(mesh)]), task
 
 
 def train(
@@ -66,7 +66,7 @@ def train(
         != {sharding.shard_shape(leaf.shape)}
     ]
     if directory is not None:
-        checkpoints = Checkpoints(directory)
+        checkpoints = Checkpointer(directory)
         checkpoints.save(state, lambda path: None)
         checkpoints.wait()
     return losses, wrong
@@ -76,7 +76,7 @@ def restore(
     mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Path
 ) -> list[np.ndarray]:
     program, _ = program_on(mesh, corpus)
-    state = Checkpoints(directory).restore(program.state)
+    state = Checkpointer(directory).restore(program.state)
     assert state is not None
     return jax.tree.map(np.asarray, jax.tree.leaves((state.params, state.opt_state, state.step)))
 

@@ -22,11 +22,11 @@ from bertjax.steps.histograms import Histogram
 from bertjax.training import metric_writers as writers
 from bertjax.training.metric_writers import (
     Metrics,
-    Writers,
+    MetricWriters,
     duration,
     metrics_path,
     read_metrics,
-    truncate,
+    truncate_metrics,
 )
 
 TRAIN: Metrics = {
@@ -44,8 +44,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def quiet(workdir: pathlib.Path, **options: Any) -> Writers:
-    return Writers(workdir, 100, stream=io.StringIO(), **options)
+def quiet(workdir: pathlib.Path, **options: Any) -> MetricWriters:
+    return MetricWriters(workdir, 100, stream=io.StringIO(), **options)
 
 
 def raw(workdir: pathlib.Path) -> bytes:
@@ -58,13 +58,13 @@ def raw(workdir: pathlib.Path) -> bytes:
 def test_a_line_is_one_json_object_in_order(tmp_path: pathlib.Path) -> None:
     with quiet(tmp_path / "new" / "run") as w:
         w.write(10, "train", TRAIN)
-        w.write(10, "heldout", HELDOUT)
+        w.write(10, "eval", HELDOUT)
     first, second = raw(tmp_path / "new" / "run").decode().splitlines()
     assert first == (
         '{"step": 10, "split": "train", "loss": 7.25, "mlm_accuracy": 0.125, '
         '"learning_rate": 0.0001, "sequences_per_second": 812.4, "mfu": null}'
     )
-    assert json.loads(second) == {"step": 10, "split": "heldout", **HELDOUT}
+    assert json.loads(second) == {"step": 10, "split": "eval", **HELDOUT}
 
 
 def test_what_is_written_is_read_back(tmp_path: pathlib.Path) -> None:
@@ -97,15 +97,15 @@ def test_the_steps_after_a_checkpoint_are_forgotten(tmp_path: pathlib.Path) -> N
         for step in (10, 20, 30, 40):
             w.write(step, "train", TRAIN)
     whole = raw(tmp_path).splitlines(keepends=True)
-    truncate(tmp_path, 25)
+    truncate_metrics(tmp_path, 25)
     assert raw(tmp_path) == b"".join(whole[:2])
-    truncate(tmp_path, 0)
+    truncate_metrics(tmp_path, 0)
     assert raw(tmp_path) == b""
     assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "tensorboard"]
 
 
 def test_a_run_that_was_not_there_needs_no_truncation(tmp_path: pathlib.Path) -> None:
-    truncate(tmp_path, 0)
+    truncate_metrics(tmp_path, 0)
     assert not metrics_path(tmp_path).exists()
 
 
@@ -118,7 +118,7 @@ def test_a_resumed_file_equals_an_uninterrupted_one(
     workdir = tmp_path_factory.mktemp("run")
 
     def lines(start: int) -> bytes:
-        splits = [("train", TRAIN), ("heldout", HELDOUT)]
+        splits = [("train", TRAIN), ("eval", HELDOUT)]
         return b"".join(
             writers._line(step, split, {**metrics, "loss": 1 / step})
             for step in range(start, 7)
@@ -128,7 +128,7 @@ def test_a_resumed_file_equals_an_uninterrupted_one(
     whole = lines(1)
     safe = len(whole) - len(lines(checkpoint + 1))
     metrics_path(workdir).write_bytes(whole[: safe + cut])
-    truncate(workdir, checkpoint)
+    truncate_metrics(workdir, checkpoint)
     with open(metrics_path(workdir), "ab") as file:
         file.write(lines(checkpoint + 1))
     assert raw(workdir) == whole
@@ -145,9 +145,9 @@ def test_a_truncation_that_dies_loses_nothing(
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(metrics_path(tmp_path)), "replace", die)
+    monkeypatch.setattr(type(metrics_path(tmp_path)), "replace_masked_tokens", die)
     with pytest.raises(KeyboardInterrupt):
-        truncate(tmp_path, 10)
+        truncate_metrics(tmp_path, 10)
     assert raw(tmp_path) == before
 
 
@@ -167,8 +167,8 @@ def test_lines_survive_kill_9(tmp_path: pathlib.Path) -> None:
     program = """
         import io, os, signal, sys
         from etils import epath
-        from bertjax.training.metric_writers import AppendedLines
-        lines = AppendedLines(epath.Path(sys.argv[1]))
+        from bertjax.training.metric_writers import LocalMetricsFile
+        lines = LocalMetricsFile(epath.Path(sys.argv[1]))
         for step in range(1, 6):
             lines.write(step, "train", {"loss": 1.0})
         os.kill(os.getpid(), signal.SIGKILL)
@@ -185,7 +185,7 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: pathlib.Path, lin
     good = writers._line(1, "train", TRAIN)
     damaged = good + line.encode("latin-1") + b"\n" + good
     metrics_path(tmp_path).write_bytes(damaged)
-    for call in (lambda: read_metrics(tmp_path), lambda: truncate(tmp_path, 0)):
+    for call in (lambda: read_metrics(tmp_path), lambda: truncate_metrics(tmp_path, 0)):
         with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not a line of metrics"):
             call()
     assert raw(tmp_path) == damaged
@@ -204,7 +204,7 @@ def test_metrics_of_no_run_are_refused(tmp_path: pathlib.Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> None:
     os.symlink("/dev/full", tmp_path / "metrics.jsonl")
-    lines = writers.AppendedLines(metrics_path(tmp_path))
+    lines = writers.LocalMetricsFile(metrics_path(tmp_path))
     with pytest.raises(OSError, match=r"metrics\.jsonl") as caught:
         lines.write(1, "train", TRAIN)
     assert caught.value.errno == errno.ENOSPC
@@ -227,9 +227,9 @@ def test_in_remote_storage_the_file_is_rewritten_when_flushed(
 
 def test_other_hosts_write_nothing(tmp_path: pathlib.Path) -> None:
     stream = Terminal()
-    with Writers(tmp_path / "run", 100, active=False, stream=stream) as w:
+    with MetricWriters(tmp_path / "run", 100, active=False, stream=stream) as w:
         w.write(1, "train", TRAIN)
-        w.note("a word")
+        w.print_line("a word")
         w.flush()
     assert not (tmp_path / "run").exists()
     assert stream.getvalue() == ""
@@ -241,16 +241,14 @@ def test_other_hosts_write_nothing(tmp_path: pathlib.Path) -> None:
 def test_tensorboard_has_a_directory_a_split(tmp_path: pathlib.Path) -> None:
     with quiet(tmp_path) as w:
         w.write(10, "train", TRAIN)
-        w.write(10, "heldout", {"loss": math.nan, "examples": 5})
+        w.write(10, "eval", {"loss": math.nan, "examples": 5})
         version, _, scalars = events(tmp_path, "train")  # readable while the run goes on
     assert version.file_version == "brain.Event:2"
     assert scalars.step == 10
     assert {value.tag: value.simple_value for value in scalars.summary.value} == {
         name: pytest.approx(value) for name, value in TRAIN.items() if value is not None
     }
-    values = {
-        value.tag: value.simple_value for value in events(tmp_path, "heldout")[2].summary.value
-    }
+    values = {value.tag: value.simple_value for value in events(tmp_path, "eval")[2].summary.value}
     assert math.isnan(values["loss"])
     assert values["examples"] == 5
 
@@ -267,8 +265,8 @@ def test_tensorboard_is_told_which_steps_are_run_again(tmp_path: pathlib.Path) -
 def test_tensorboard_shows_examples_and_histograms(tmp_path: pathlib.Path) -> None:
     spread = {"a/b": Histogram(np.array([0, 1, 3.0]), np.array([5, 2.0]))}
     with quiet(tmp_path) as w:
-        w.picture(7, ["a <b>", "c"], spread)
-    _, _, shown = events(tmp_path, "heldout")
+        w.write_summaries(7, ["a <b>", "c"], spread)
+    _, _, shown = events(tmp_path, "eval")
     text, bars = shown.summary.value
     assert (shown.step, text.tag, bars.tag) == (7, "examples", "a/b")
     plugins = [each.metadata.plugin_data.plugin_name for each in (text, bars)]
@@ -290,12 +288,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_elsewhere_than_in_a_terminal_a_write_is_a_line(clock: list[float]) -> None:
     stream = io.StringIO()
-    progress = writers.Progress(20_000, stream)
+    progress = writers.ProgressPrinter(20_000, stream)
     progress.write(1_000, "train", TRAIN)
     clock[0] = 100.0
     progress.write(2_000, "train", TRAIN)
-    progress.write(2_000, "heldout", HELDOUT)
-    progress.note("saved step 2,000")
+    progress.write(2_000, "eval", HELDOUT)
+    progress.print_line("saved step 2,000")
     progress.write(20_000, "train", TRAIN)
     progress.close()
     assert stream.getvalue().splitlines() == [
@@ -313,18 +311,18 @@ def test_in_a_terminal_one_line_is_drawn_over_and_over(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = Terminal()
-    progress = writers.Progress(100, stream)
+    progress = writers.ProgressPrinter(100, stream)
     progress.write(1, "train", TRAIN)
     progress.write(2, "train", TRAIN)
-    progress.note("saved step 2")
+    progress.print_line("saved step 2")
     progress.close()
     drawn = stream.getvalue()
     assert drawn.count("\n") == 2  # the note's and the last
     assert drawn.endswith("\n")
-    first, second, note, again = drawn[:-1].split("\r")[1:]
+    first, second, print_line, again = drawn[:-1].split("\r")[1:]
     assert first.startswith("step 1/100")
     assert second.startswith("step 2/100")
-    assert note == "\x1b[Ksaved step 2\n"
+    assert print_line == "\x1b[Ksaved step 2\n"
     assert again == second
     assert all(len(line.removesuffix("\x1b[K")) == 39 for line in (first, second))
 
@@ -332,9 +330,9 @@ def test_in_a_terminal_one_line_is_drawn_over_and_over(
 @pytest.mark.parametrize("value", [0.0, 1e-9, 3, 12.3456789, 1e12, math.nan, -math.inf, None])
 @pytest.mark.parametrize("name", ["loss", "mlm_accuracy", "sequences_per_second", "mfu", "other"])
 def test_any_value_can_be_shown(name: str, value: float | None) -> None:
-    for split in ("train", "heldout"):
+    for split in ("train", "eval"):
         stream = io.StringIO()
-        writers.Progress(10, stream).write(1, split, {name: value})
+        writers.ProgressPrinter(10, stream).write(1, split, {name: value})
         assert len(stream.getvalue().splitlines()) == 1
 
 

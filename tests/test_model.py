@@ -12,18 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.encoder import BertConfig, Encoder, depths_of, narrows
+from bertjax.model.encoder import (
+    BertConfig,
+    Encoder,
+    computes_only_head_positions,
+    hidden_state_indices,
+)
 from bertjax.model.layers import gather
 
 CONFIG = BertConfig(
     vocab_size=120,
-    num_layers=2,
+    num_hidden_layers=2,
     hidden_size=32,
-    num_heads=4,
+    num_attention_heads=4,
     intermediate_size=96,
-    max_positions=40,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    max_position_embeddings=40,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
 )
 LENGTH = 16
 
@@ -31,10 +36,10 @@ LENGTH = 16
 def inputs(length: int = LENGTH, rows: int = 2) -> tuple[np.ndarray, ...]:
     """Token ids, type ids, pack ids and positions of full rows."""
     random = np.random.default_rng(0)
-    token_ids = random.integers(5, CONFIG.vocab_size, (rows, length)).astype(np.int32)
+    input_ids = random.integers(5, CONFIG.vocab_size, (rows, length)).astype(np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-    type_ids = (positions >= length // 2).astype(np.int32)
-    return token_ids, type_ids, np.ones_like(token_ids), positions
+    token_type_ids = (positions >= length // 2).astype(np.int32)
+    return input_ids, token_type_ids, np.ones_like(input_ids), positions
 
 
 def draw_key(seed: int) -> jax.Array:
@@ -129,25 +134,25 @@ def test_kernels_and_embeddings_start_normal_cut_at_two_deviations_and_the_rest_
 
 def test_layers_start_different():
     kernels = params()["params"]["blocks"]["attention"]["query"]["kernel"]
-    assert len({np.asarray(kernel).tobytes() for kernel in kernels}) == CONFIG.num_layers
+    assert len({np.asarray(kernel).tobytes() for kernel in kernels}) == CONFIG.num_hidden_layers
 
 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"num_heads": 5}, "num_heads=5 does not divide hidden_size=32"),
-        ({"num_layers": 0}, "num_layers=0"),
+        ({"num_attention_heads": 5}, "num_attention_heads=5 does not divide hidden_size=32"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"vocab_size": -1}, "vocab_size=-1"),
         ({"hidden_size": 32.0}, "hidden_size=32.0"),
         ({"intermediate_size": 0}, "feed_forward_size=0"),
-        ({"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
-        ({"attention_dropout": 0.999999}, "attention_dropout=0.999999"),
-        ({"attention_dropout": 0.001}, "attention_dropout=0.001"),
-        ({"attention_dropout": float("nan")}, "attention_dropout=nan"),
-        ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob=1.0"),
+        ({"attention_probs_dropout_prob": 0.999999}, "attention_probs_dropout_prob=0.999999"),
+        ({"attention_probs_dropout_prob": 0.001}, "attention_probs_dropout_prob=0.001"),
+        ({"attention_probs_dropout_prob": float("nan")}, "attention_probs_dropout_prob=nan"),
+        ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob=-0.1"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
-        ({"init_std": float("nan")}, "init_std=nan"),
-        ({"activation": "swish"}, "activation='swish' must be gelu or gelu_tanh or relu"),
+        ({"initializer_range": float("nan")}, "initializer_range=nan"),
+        ({"hidden_act": "swish"}, "activation='swish' must be gelu or gelu_tanh or relu"),
         ({"dtype": "float16"}, "dtype='float16' must be float32 or bfloat16"),
     ],
 )
@@ -179,7 +184,7 @@ def test_gradients_are_the_same_scanned_and_rematerialised():
         return (hidden**2 * jnp.arange(CONFIG.hidden_size)).mean()
 
     gradient = jax.jit(jax.grad(total), static_argnums=1)
-    config = with_(hidden_dropout=0.2, attention_dropout=0.2)
+    config = with_(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
     plain = gradient(params(), config)
     other = gradient(params(), dataclasses.replace(config, scan_layers=True, remat=True))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, other)
@@ -187,13 +192,15 @@ def test_gradients_are_the_same_scanned_and_rematerialised():
 
 @pytest.mark.slow
 def test_a_packed_pair_equals_the_same_pair_alone():
-    token_ids, type_ids, pack_ids, positions = inputs()
+    input_ids, token_type_ids, example_ids, positions = inputs()
     first, second = np.s_[:1, :9], np.s_[:1, 9:]
-    pack_ids, positions = pack_ids.copy(), positions.copy()
-    pack_ids[second], positions[second] = 2, np.arange(LENGTH - 9)
-    together = encode(CONFIG, *(x[:1] for x in (token_ids, type_ids, pack_ids, positions)))
+    example_ids, positions = example_ids.copy(), positions.copy()
+    example_ids[second], positions[second] = 2, np.arange(LENGTH - 9)
+    together = encode(CONFIG, *(x[:1] for x in (input_ids, token_type_ids, example_ids, positions)))
     for part in (first, second):
-        alone = encode(CONFIG, *(x[part] for x in (token_ids, type_ids, pack_ids, positions)))
+        alone = encode(
+            CONFIG, *(x[part] for x in (input_ids, token_type_ids, example_ids, positions))
+        )
         np.testing.assert_allclose(together[part], alone, atol=1e-5)
 
 
@@ -210,10 +217,10 @@ def test_rows_do_not_see_each_other():
 
 
 def changed_at(place: int) -> tuple[np.ndarray, ...]:
-    token_ids, *rest = inputs()
-    token_ids = token_ids.copy()
-    token_ids[:, place] = 5 + (token_ids[:, place] + 1) % 100
-    return token_ids, *rest
+    input_ids, *rest = inputs()
+    input_ids = input_ids.copy()
+    input_ids[:, place] = 5 + (input_ids[:, place] + 1) % 100
+    return input_ids, *rest
 
 
 def test_a_causal_model_does_not_see_the_future():
@@ -244,8 +251,8 @@ def test_bfloat16_is_close():
 
 
 def test_a_piece_that_is_not_in_the_vocabulary_gives_no_number():
-    token_ids, *rest = inputs()
-    assert np.isnan(encode(CONFIG, np.full_like(token_ids, CONFIG.vocab_size), *rest)).all()
+    input_ids, *rest = inputs()
+    assert np.isnan(encode(CONFIG, np.full_like(input_ids, CONFIG.vocab_size), *rest)).all()
 
 
 # Dropout
@@ -253,7 +260,7 @@ def test_a_piece_that_is_not_in_the_vocabulary_gives_no_number():
 
 @pytest.mark.slow
 def test_dropout_follows_its_key_and_differs_between_layers():
-    config = with_(hidden_dropout=0.3, attention_dropout=0.3)
+    config = with_(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     one, same, other = (encode(config, *inputs(), key=draw_key(k)) for k in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1e-3
@@ -261,7 +268,9 @@ def test_dropout_follows_its_key_and_differs_between_layers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{"hidden_dropout": 0.5}, {"attention_dropout": 0.5}])
+@pytest.mark.parametrize(
+    "fields", [{"hidden_dropout_prob": 0.5}, {"attention_probs_dropout_prob": 0.5}]
+)
 def test_each_rate_drops_something(fields):
     dropped = encode(with_(**fields), *inputs(), key=draw_key(0))
     assert np.abs(dropped - encode(CONFIG, *inputs())).max() > 1e-3
@@ -269,7 +278,7 @@ def test_each_rate_drops_something(fields):
 
 def test_dropout_without_a_key_is_an_error():
     with pytest.raises(Exception, match="dropout"):
-        Encoder(with_(hidden_dropout=0.1)).apply(params(), *inputs(), deterministic=False)
+        Encoder(with_(hidden_dropout_prob=0.1)).apply(params(), *inputs(), deterministic=False)
 
 
 # Layers
@@ -282,8 +291,8 @@ def layers_of(layers: Sequence[int], scan_layers: bool = False) -> jax.stages.Wr
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_layers_begin_with_the_embeddings_and_end_with_the_last(scan_layers):
-    found = layers_of(range(CONFIG.num_layers + 1), scan_layers)(params(), *inputs())
-    assert found.shape == (CONFIG.num_layers + 1, 2, LENGTH, CONFIG.hidden_size)
+    found = layers_of(range(CONFIG.num_hidden_layers + 1), scan_layers)(params(), *inputs())
+    assert found.shape == (CONFIG.num_hidden_layers + 1, 2, LENGTH, CONFIG.hidden_size)
     np.testing.assert_allclose(found[-1], encode(CONFIG, *inputs()), atol=1e-6)
     np.testing.assert_allclose(found[0].mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(found[0].std(-1), 1, rtol=1e-3)
@@ -294,16 +303,18 @@ def test_layers_begin_with_the_embeddings_and_end_with_the_last(scan_layers):
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("layers", [(0,), (1,), (-1,), (0, -2)])
 def test_nothing_is_computed_above_the_topmost_layer(layers, scan_layers):
-    top = max(depths_of(layers, CONFIG.num_layers))
+    top = max(hidden_state_indices(layers, CONFIG.num_hidden_layers))
     program = str(jax.make_jaxpr(layers_of(layers, scan_layers))(params(), *inputs()))
     loops = re.findall(r" length=(\d+)\s+num_carry=1", program)  # attention's carry nothing
     assert loops == ([str(top)] if top else [])
 
 
-@pytest.mark.parametrize("fields", [{}, {"scan_layers": True}, {"remat": True}, {"num_layers": 1}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"scan_layers": True}, {"remat": True}, {"num_hidden_layers": 1}]
+)
 def test_vectors_at_some_positions_and_their_gradients_are_those_among_all(fields) -> None:
     config, at = with_(**fields), np.array([[0, 3, 3], [15, 7, 0]], np.int32)
-    tree = {**params()["params"], "blocks": first_blocks(config.num_layers)}
+    tree = {**params()["params"], "blocks": first_blocks(config.num_hidden_layers)}
     weights = np.random.default_rng(1).normal(size=(2, 3, config.hidden_size))
 
     def total(tree: Any, narrow: bool) -> tuple[jax.Array, jax.Array]:
@@ -318,7 +329,7 @@ def test_vectors_at_some_positions_and_their_gradients_are_those_among_all(field
 
 def test_what_is_asked_for_twice_is_dropped_from_twice() -> None:
     at = np.array([[3, 3], [5, 5]], np.int32)
-    apply = functools.partial(Encoder(with_(hidden_dropout=0.5)).apply, at=at)
+    apply = functools.partial(Encoder(with_(hidden_dropout_prob=0.5)).apply, at=at)
     run = jax.jit(apply, static_argnames="deterministic")
     found = run(params(), *inputs(), deterministic=False, rngs={"dropout": draw_key(0)})
     assert (np.abs(found[:, 0] - found[:, 1]).max(axis=-1) > 1e-2).all()
@@ -339,10 +350,10 @@ def test_what_is_asked_for_twice_is_dropped_from_twice() -> None:
 def test_the_last_block_computes_what_is_read_where_that_is_not_much(
     fields, wanted, length, narrow
 ) -> None:
-    assert narrows(with_(**fields), wanted, length) == narrow
+    assert computes_only_head_positions(with_(**fields), wanted, length) == narrow
 
 
 @pytest.mark.parametrize("layer", [3, -4])
 def test_a_layer_that_the_model_has_not_is_refused(layer):
     with pytest.raises(ValueError, match=f"no layer {layer} in a model of 2 layers: choose from 0"):
-        depths_of([1, layer], CONFIG.num_layers)
+        hidden_state_indices([1, layer], CONFIG.num_hidden_layers)

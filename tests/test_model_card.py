@@ -7,32 +7,40 @@ from etils import epath
 from random_models import draw_model
 
 from bertjax.config.config import Config
-from bertjax.formats.card import model_card
+from bertjax.formats.model_card import model_card
 from bertjax.model.encoder import BertConfig
 from bertjax.tasks import registry
 
-CONFIG = BertConfig(40, 2, 64, 1, max_positions=128)
+CONFIG = BertConfig(40, 2, 64, 1, max_position_embeddings=128)
 
 
 def checkpoint(workdir: pathlib.Path, step: int) -> epath.Path:
     path = workdir / "checkpoints" / f"{step:08d}"
     path.mkdir(parents=True)
-    config = Config("squad", steps=100, seed=7, model=CONFIG, data=registry.data_fields()["squad"])
+    config = Config(
+        "question_answering",
+        steps=100,
+        seed=7,
+        model=CONFIG,
+        data=registry.data_fields()["question_answering"],
+    )
     (path / "config.json").write_text(json.dumps(config.to_dict()))
     run = {"step": step, "data_fingerprint": "abc" * 9}
-    run |= {"about_data": {"wiki": "9 documents; license: CC BY-SA 3.0"}}
+    run |= {"data_card": {"wiki": "9 documents; license: CC BY-SA 3.0"}}
     (path / "run.json").write_text(json.dumps(run))
     return epath.Path(path)
 
 
 def test_a_published_model_has_a_card_without_a_run(tmp_path) -> None:
-    card = model_card(draw_model(CONFIG, None, "pooler", "span"), epath.Path(tmp_path), {})
+    card = model_card(
+        draw_model(CONFIG, None, "pooler", "question_answering"), epath.Path(tmp_path), {}
+    )
     assert "pipeline_tag: question-answering" in card and "Training" not in card
     assert "AutoModelForQuestionAnswering.from_pretrained" in card
 
 
 def test_a_run_and_its_scores_are_told(tmp_path) -> None:
-    model, scores = draw_model(CONFIG, None, "span"), {"f1": 61.5, "total": 10570}
+    model, scores = draw_model(CONFIG, None, "question_answering"), {"f1": 61.5, "total": 10570}
     path = checkpoint(tmp_path, 50)
     scored, unscored = (model_card(model, path, found) for found in (scores, {}))
     assert "| text | wiki: 9 documents; license: CC BY-SA 3.0 |" in scored

@@ -11,37 +11,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.encoding import shared_room
+from data_pipelines.finetuning.encoding import truncated_pair_lengths
 from data_pipelines.finetuning.multiple_choice import (
-    Choice,
-    Choices,
-    by_question,
+    MultipleChoiceDataset,
+    MultipleChoiceQuestion,
     encode,
     from_rows,
+    group_by_question,
 )
 from data_pipelines.finetuning.packed_examples import (
     Examples,
-    Rows,
-    Shape,
+    PackedLayout,
+    PackedShape,
     TrainingBatches,
-    evaluation_rows,
-    fill,
-    own_rows,
+    build_batch,
+    pack_eval_batches,
     place,
+    process_batch,
     split,
 )
-from data_pipelines.finetuning.table import Row, read_table
+from data_pipelines.finetuning.table import TableRow, read_table
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # a piece each
-ROW = Shape(pieces=64, examples=8)
+ROW = PackedShape(tokens=64, examples=8)
 SWAG = {"sent1": "One went.", "sent2": "She", "ending0": "sat.", "ending1": "ran.", "label": "1"}
 
 
-def read(*rows: dict, labelled: bool = True) -> Choices:
-    placed = [Row(f"t.csv line {i}", values) for i, values in enumerate(rows, 2)]
-    return from_rows("t.csv", placed, labelled)
+def read(*rows: dict, labeled: bool = True) -> MultipleChoiceDataset:
+    placed = [TableRow(f"t.csv line {i}", values) for i, values in enumerate(rows, 2)]
+    return from_rows("t.csv", placed, labeled)
 
 
 def test_the_columns_of_swag_are_read() -> None:
@@ -53,7 +53,7 @@ def test_the_columns_of_swag_are_read() -> None:
         "gold-source": "",
     }
     (found,) = read(odd | SWAG).questions
-    assert found == Choice("t.csv line 2", "One went.", ("She sat.", "She ran."), 1)
+    assert found == MultipleChoiceQuestion("t.csv line 2", "One went.", ("She sat.", "She ran."), 1)
 
 
 def test_answers_may_have_no_start_and_the_last_ones_may_be_empty() -> None:
@@ -73,7 +73,7 @@ def test_objects_with_a_list_of_choices_are_read() -> None:
 
 
 def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
-    found = read({"context": "Which?", "choices": ["a", "b"]}, labelled=False)
+    found = read({"context": "Which?", "choices": ["a", "b"]}, labeled=False)
     assert found.questions[0].right is None and found.most == 2
     examples, _ = encode(found, TOKENIZER, 32, *ROW)
     assert examples.targets["choice"].weights.tolist() == [0, 0]
@@ -109,7 +109,7 @@ def words(count: int, seed: int) -> str:
     return " ".join(np.random.default_rng(seed).choice(WORDS, count))
 
 
-def draw(count: int, seed: int = 0, most: int = 6, longest: int = 9) -> Choices:
+def draw(count: int, seed: int = 0, most: int = 6, longest: int = 9) -> MultipleChoiceDataset:
     """Questions of two and more answers, all told apart by their texts."""
     random = np.random.default_rng(seed)
     questions = []
@@ -117,8 +117,8 @@ def draw(count: int, seed: int = 0, most: int = 6, longest: int = 9) -> Choices:
         sizes = random.integers(1, longest, random.integers(2, most + 1))
         answers = tuple(words(size, 1000 * number + i) for i, size in enumerate(sizes))
         right = int(random.integers(len(answers)))
-        questions.append(Choice(f"line {number}", words(3, number), answers, right))
-    return Choices("it", questions)
+        questions.append(MultipleChoiceQuestion(f"line {number}", words(3, number), answers, right))
+    return MultipleChoiceDataset("it", questions)
 
 
 @settings(deadline=None)
@@ -127,10 +127,12 @@ def test_each_answer_stands_after_its_question_and_the_longer_is_cut(
     context: int, answer: int, longest: int, count: int
 ) -> None:
     texts = [words(context, 0), *(words(answer, i + 1) for i in range(count))]
-    data = Choices("it", [Choice("here", texts[0], tuple(texts[1:]), 1)])
-    examples, cut = encode(data, TOKENIZER, longest, 64, 8)
+    data = MultipleChoiceDataset(
+        "it", [MultipleChoiceQuestion("here", texts[0], tuple(texts[1:]), 1)]
+    )
+    examples, num_truncated = encode(data, TOKENIZER, longest, 64, 8)
     room = min(longest, 64 // count) - 3
-    first, second = shared_room(context, answer, room)
+    first, second = truncated_pair_lengths(context, answer, room)
     rows = np.split(examples.ids, examples.starts[1:])
     for row, text in zip(rows, texts[1:], strict=True):
         sep = [TOKENIZER.sep_id]
@@ -140,13 +142,15 @@ def test_each_answer_stands_after_its_question_and_the_longer_is_cut(
     assert examples.targets["choice"].values.tolist() == [0, 1] + [0] * (count - 2)
     assert examples.targets["choice"].weights.tolist() == [1] * count
     assert examples.group_sizes.tolist() == [count] and len(examples) == 1
-    assert cut == (count if context + answer > room else 0)
+    assert num_truncated == (count if context + answer > room else 0)
     assert examples.sizes.sum() <= 64
 
 
 @pytest.mark.parametrize(("count", "row", "most"), [(9, 64, 8), (8, 32, 8), (13, 64, 64)])
 def test_more_answers_than_a_row_has_room_for_are_refused(count: int, row: int, most: int) -> None:
-    data = Choices("it", [Choice("t.csv line 7", "ba", ("do",) * count, 0)])
+    data = MultipleChoiceDataset(
+        "it", [MultipleChoiceQuestion("t.csv line 7", "ba", ("do",) * count, 0)]
+    )
     complaint = f"^t.csv line 7: {count} answers do not fit a row of {row} pieces, which has "
     with pytest.raises(InputError, match=complaint):
         encode(data, TOKENIZER, 128, row, most)
@@ -155,28 +159,30 @@ def test_more_answers_than_a_row_has_room_for_are_refused(count: int, row: int, 
 def questions_in(batch: dict[str, np.ndarray]) -> list[tuple]:
     """The questions of a batch, each as its answers' pieces with their targets, in order."""
     found = []
-    for row, groups in enumerate(batch["groups"]):
-        used = groups[groups > 0]
-        assert used.tolist() == sorted(used.tolist()) and not groups[len(used) :].any()
+    for row, group_ids in enumerate(batch["group_ids"]):
+        used = group_ids[group_ids > 0]
+        assert used.tolist() == sorted(used.tolist()) and not group_ids[len(used) :].any()
         assert set(used) == set(range(1, len(set(used)) + 1))
         for group in np.unique(used):
-            slots = np.flatnonzero(groups == group)
+            slots = np.flatnonzero(group_ids == group)
             found.append(
                 tuple(
                     (
-                        tuple(batch["token_ids"][row][batch["pack_ids"][row] == slot + 1].tolist()),
+                        tuple(
+                            batch["input_ids"][row][batch["example_ids"][row] == slot + 1].tolist()
+                        ),
                         int(batch["choice_targets"][row, slot]),
                         float(batch["choice_weights"][row, slot]),
                     )
                     for slot in slots
                 )
             )
-        free = groups == 0
+        free = group_ids == 0
         assert not batch["choice_weights"][row][free].any()
     return found
 
 
-def listed(data: Choices, examples: Examples) -> list[tuple]:
+def listed(data: MultipleChoiceDataset, examples: Examples) -> list[tuple]:
     rows = [tuple(row.tolist()) for row in np.split(examples.ids, examples.starts[1:])]
     found, start = [], 0
     for question in data.questions:
@@ -189,28 +195,28 @@ def listed(data: Choices, examples: Examples) -> list[tuple]:
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 25), st.integers(0, 99), st.integers(6, 12))
 def test_all_answers_of_a_question_lie_in_one_row_once(count: int, seed: int, slots: int) -> None:
-    data, row = draw(count, seed), Shape(96, slots)
+    data, row = draw(count, seed), PackedShape(96, slots)
     examples, _ = encode(data, TOKENIZER, 32, *row)
     rows = place(examples, np.arange(count), row)
-    batch = fill(examples, rows, rows.count + 1, row)
+    batch = build_batch(examples, rows, rows.count + 1, row)
     assert sorted(questions_in(batch)) == sorted(listed(data, examples))
-    assert (batch["pack_ids"] > 0).sum() == len(examples.ids)
-    assert (batch["cls_positions"][batch["groups"] > 0] < 96).all()
+    assert (batch["example_ids"] > 0).sum() == len(examples.ids)
+    assert (batch["cls_positions"][batch["group_ids"] > 0] < 96).all()
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 15), st.integers(0, 99), st.integers(1, 6), st.integers(1, 4))
 def test_each_epoch_has_every_question_once_for_any_number_of_hosts(
-    count: int, seed: int, batch_size: int, hosts: int
+    count: int, seed: int, batch_size: int, num_processes: int
 ) -> None:
     data = draw(count, seed)
     examples, _ = encode(data, TOKENIZER, 32, *ROW)
-    batches = TrainingBatches(examples, seed, batch_size, ROW, count, hosts)
+    batches = TrainingBatches(examples, seed, batch_size, ROW, count, num_processes)
     found = []
     for step in range(count):
         whole = batches.batch(step)
         found += questions_in(whole)
-        parts = [own_rows(whole, hosts, host) for host in range(hosts)]
+        parts = [process_batch(whole, num_processes, host) for host in range(num_processes)]
         for name, array in whole.items():
             np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
     assert sorted(found) == sorted(batch_size * listed(data, examples))
@@ -221,14 +227,14 @@ def test_each_epoch_has_every_question_once_for_any_number_of_hosts(
 def test_evaluation_finds_the_outputs_of_each_answer_of_each_question(count, seed, rows) -> None:
     data = draw(count, seed)
     examples, _ = encode(data, TOKENIZER, 32, *ROW)
-    placed: list[Rows] = evaluation_rows(examples, ROW, rows)
-    batches = [fill(examples, each, rows, ROW) for each in placed]
+    placed: list[PackedLayout] = pack_eval_batches(examples, ROW, rows)
+    batches = [build_batch(examples, each, rows, ROW) for each in placed]
     assert sorted(q for batch in batches for q in questions_in(batch)) == sorted(
         listed(data, examples)
     )
     outputs = [batch["choice_targets"] for batch in batches]
     values = np.array(split(examples, placed, outputs, "example"))
-    for question, own in zip(data.questions, by_question(data, values), strict=True):
+    for question, own in zip(data.questions, group_by_question(data, values), strict=True):
         assert own.tolist() == [int(i == question.right) for i in range(len(question.answers))]
 
 

@@ -13,14 +13,14 @@ from jax.sharding import NamedSharding
 
 from bertjax.config.optimizer_config import OPTIMIZERS, OptimizerConfig
 from bertjax.mesh.feed import to_global
-from bertjax.mesh.sharding import ROWS, make_mesh, named_leaves, tree_shardings
+from bertjax.mesh.sharding import BATCH_SPEC, make_mesh, named_leaves, tree_shardings
 from bertjax.steps.muon import orthogonalize
 from bertjax.steps.optimizer import (
-    decayed,
-    hold_frozen,
     is_decayed,
     is_stacked,
     make_optimizer,
+    stop_frozen_gradients,
+    weight_decay_mask,
 )
 from bertjax.steps.train_step import TrainState, init_state, make_train_step
 
@@ -63,7 +63,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def config(**fields: Any) -> OptimizerConfig:
-    fields = {"warmup_steps": 10, "total_steps": 100, "num_layers": LAYERS, **fields}
+    fields = {"warmup_steps": 10, "total_steps": 100, "num_hidden_layers": LAYERS, **fields}
     return OptimizerConfig(**fields)
 
 
@@ -79,10 +79,10 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
 def shares(c: OptimizerConfig, name: str) -> np.ndarray:
     """Of the full rate, by layer where it is stacked; 0 for what is frozen."""
     if "/embeddings/" in name:
-        return np.array(0 if c.frozen_layers else c.layer_decay**4)
+        return np.array(0 if c.frozen_layers else c.layerwise_lr_decay**4)
     if "/blocks/" not in name:
         return np.array(1)
-    layers = np.array([c.layer_decay**3, c.layer_decay**2, c.layer_decay])
+    layers = np.array([c.layerwise_lr_decay**3, c.layerwise_lr_decay**2, c.layerwise_lr_decay])
     layers[: c.frozen_layers] = 0
     return layers.reshape(-1, *[1] * (len(SHAPES[name]) - 1))
 
@@ -104,11 +104,11 @@ def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -
         else:
             rate = c.learning_rate * (1 - step / c.total_steps)
         for name in w:
-            g = gradient[name].astype(np.float64) * min(1, c.clip_norm / norm)
+            g = gradient[name].astype(np.float64) * min(1, c.max_grad_norm / norm)
             m[name] = c.b1 * m[name] + (1 - c.b1) * g
             v[name] = c.b2 * v[name] + (1 - c.b2) * g**2
             m_hat, v_hat = m[name], v[name]
-            if c.name != "adam_original":
+            if c.name != "bert_adam":
                 m_hat = m_hat / (1 - c.b1 ** (step + 1))
                 v_hat = v_hat / (1 - c.b2 ** (step + 1))
             u = m_hat / (np.sqrt(v_hat) + c.eps)
@@ -125,11 +125,11 @@ def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -
     return w
 
 
-DEPTHS: dict[str, Any] = {"layer_decay": 0.7, "frozen_layers": 1}
+DEPTHS: dict[str, Any] = {"layerwise_lr_decay": 0.7, "frozen_layers": 1}
 
 
 @pytest.mark.parametrize(
-    "fields", [*({"schedule": name} for name in ("linear", "linear_original")), DEPTHS], ids=str
+    "fields", [*({"schedule": name} for name in ("linear", "bert_linear")), DEPTHS], ids=str
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_hundred_steps_equal_the_formulas(name: str, fields: dict[str, Any]) -> None:
@@ -138,14 +138,14 @@ def test_a_hundred_steps_equal_the_formulas(name: str, fields: dict[str, Any]) -
     # Norms from about 0.1 to 10: some gradients are clipped and some are not.
     gradients = [draw(step + 1, 0.01 * 10 ** (step % 3)) for step in range(100)]
     norms = [np.sqrt(sum(np.sum(g**2) for g in gradient.values())) for gradient in gradients]
-    assert min(norms) < c.clip_norm < max(norms)
+    assert min(norms) < c.max_grad_norm < max(norms)
 
     optimizer = make_optimizer(c)
     tree = nested(params)
     state = optimizer.init(tree)
 
     def loss(tree: Any, gradient: Any) -> Any:
-        return optax.tree.vdot(hold_frozen(tree, c), gradient)
+        return optax.tree.vdot(stop_frozen_gradients(tree, c), gradient)
 
     @jax.jit
     def step(tree: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
@@ -165,10 +165,10 @@ def test_a_hundred_steps_equal_the_formulas(name: str, fields: dict[str, Any]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("gradient_accumulation_steps", [1, 4])
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)])
 def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumulation(
-    mesh: tuple[int, int, int], accumulation: int
+    mesh: tuple[int, int, int], gradient_accumulation_steps: int
 ) -> None:
     c = config(name="muon", learning_rate=2e-3, **DEPTHS)
     widen = {4: 16, 8: 32, 11: 16}  # so that eight devices share them
@@ -187,11 +187,16 @@ def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumul
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
         """The gradient of its mean is the mean of the rows."""
-        named = dict(named_leaves(hold_frozen(params, c)))
+        named = dict(named_leaves(stop_frozen_gradients(params, c)))
         return {"a_loss": (sum((batch[name] * named[name]).sum() for name in batch), 32.0)}
 
     optimizer = make_optimizer(c)
-    step = make_train_step(loss, optimizer, seed_key=jax.random.key(0), accumulation=accumulation)
+    step = make_train_step(
+        loss,
+        optimizer,
+        seed_key=jax.random.key(0),
+        gradient_accumulation_steps=gradient_accumulation_steps,
+    )
     devices = make_mesh(*mesh)
     with jax.set_mesh(devices):
 
@@ -204,7 +209,7 @@ def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumul
         assert split.addressable_shards[0].data.size == split.size / 8
         run = jax.jit(step, donate_argnums=0)
         for batch in batches:
-            state, _ = run(state, to_global(batch, NamedSharding(devices, ROWS)))
+            state, _ = run(state, to_global(batch, NamedSharding(devices, BATCH_SPEC)))
             jax.block_until_ready(state)
     gradients = [{name: rows.mean(0) for name, rows in batch.items()} for batch in batches]
     expected = nested(transcription(c, params, gradients))
@@ -224,7 +229,7 @@ def test_rates_of_depths_keep_no_state(name: str) -> None:
 def test_each_layer_learns_at_a_share_of_the_rate_above_it() -> None:
     params, gradient = nested(draw(0, 1)), nested(draw(1, 1))
     plain, slower = (
-        make_optimizer(config(warmup_steps=0, layer_decay=decay)) for decay in (1.0, 0.5)
+        make_optimizer(config(warmup_steps=0, layerwise_lr_decay=decay)) for decay in (1.0, 0.5)
     )
     full, less = (
         dict(named_leaves(jax.jit(optimizer.update)(gradient, optimizer.init(params), params)[0]))
@@ -240,7 +245,9 @@ def test_frozen_layers_are_none_in_the_norm_of_the_gradient() -> None:
     params = nested(draw(0, 1))
     for frozen in range(LAYERS + 1):
         c = config(frozen_layers=frozen)
-        gradient = jax.grad(lambda tree, c=c: optax.tree.sum(hold_frozen(tree, c)))(params)
+        gradient = jax.grad(lambda tree, c=c: optax.tree.sum(stop_frozen_gradients(tree, c)))(
+            params
+        )
         for name, leaf in named_leaves(gradient):
             layers = np.arange(LAYERS) >= frozen if "/blocks/" in name else frozen == 0
             learns = True if name.startswith("mlm/") else layers
@@ -275,7 +282,7 @@ def test_the_optimisers_differ_where_they_should() -> None:
     params = {"dense": {"kernel": jnp.full((2, 2), 0.5)}}
     gradient = {"dense": {"kernel": jnp.array([[0.1, -0.2], [0.3, -0.4]])}}
     sign = np.sign(gradient["dense"]["kernel"])
-    expected = {"adamw": sign, "adam_original": sign * 0.1 / 0.001**0.5, "lamb": 0.5 * sign}
+    expected = {"adamw": sign, "bert_adam": sign * 0.1 / 0.001**0.5, "lamb": 0.5 * sign}
     for name, update in expected.items():
         c = config(name=name, warmup_steps=0, learning_rate=1.0, weight_decay=0.0)
         optimizer = make_optimizer(c)
@@ -289,7 +296,7 @@ def test_lamb_treats_each_layer_of_a_stack_as_a_parameter_of_its_own() -> None:
     scales = np.array([0.1, 1, 10]).reshape(LAYERS, 1, 1)
     kernel = random.normal(0, scales, (LAYERS, 4, 5)).astype(np.float32)
     gradient = random.normal(0, 0.01, kernel.shape).astype(np.float32)
-    optimizer = make_optimizer(config(name="lamb", warmup_steps=0, clip_norm=1e6))
+    optimizer = make_optimizer(config(name="lamb", warmup_steps=0, max_grad_norm=1e6))
 
     def updated(params: Any, gradients: Any) -> Any:
         return optimizer.update(gradients, optimizer.init(params), params)[0]
@@ -322,7 +329,9 @@ def test_a_nan_in_a_gradient_is_not_hidden(name: str) -> None:
 
 def test_all_but_layer_norm_and_biases_decay() -> None:
     assert [name for name in SHAPES if is_decayed(name)] == DECAYED
-    assert decayed(nested(draw(0, 1))) == nested({name: name in DECAYED for name in SHAPES})
+    assert weight_decay_mask(nested(draw(0, 1))) == nested(
+        {name: name in DECAYED for name in SHAPES}
+    )
 
 
 @pytest.mark.parametrize(
@@ -362,17 +371,17 @@ def test_the_first_update_of_a_warm_up_changes_no_parameter() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "adam"}, "name is 'adam' and must be one of adamw, adam_original, lamb, muon"),
+        ({"name": "adam"}, "name is 'adam' and must be one of adamw, bert_adam, lamb, muon"),
         ({"schedule": "cosine"}, "schedule is 'cosine' and must be one of linear"),
         ({"learning_rate": 0}, "learning_rate is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"clip_norm": float("inf")}, "clip_norm is inf"),
+        ({"max_grad_norm": float("inf")}, "max_grad_norm is inf"),
         ({"eps": -1e-6}, "eps is -1e-06"),
         ({"b1": 1.0}, "b1 is 1.0"),
         ({"b2": -0.1}, "b2 is -0.1"),
         ({"weight_decay": -0.01}, "weight_decay is -0.01"),
-        ({"layer_decay": 0.0}, "layer_decay is 0.0, choose from"),
-        ({"layer_decay": 1.01}, "layer_decay is 1.01, choose from"),
+        ({"layerwise_lr_decay": 0.0}, "layerwise_lr_decay is 0.0, choose from"),
+        ({"layerwise_lr_decay": 1.01}, "layerwise_lr_decay is 1.01, choose from"),
         ({"frozen_layers": -1}, "frozen_layers is -1 and the model has 3 blocks"),
         ({"frozen_layers": 4}, "frozen_layers is 4 and the model has 3 blocks"),
         ({"warmup_steps": 100}, "optimizer.warmup of 100 steps does not fit a run of 100"),

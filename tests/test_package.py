@@ -9,7 +9,7 @@ import zipfile
 import pytest
 from conftest import process_environment
 
-from bertjax.config.config_file import own_files
+from bertjax.config.config_file import builtin_configs
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ("bertjax", "data_pipelines")
@@ -40,7 +40,7 @@ def test_modules_and_configurations_are_installed_and_nothing_else(installed) ->
         for path in (ROOT / package).rglob("*")
         if path.suffix == ".py" or path.name == "py.typed"
     }
-    configurations = {f"bertjax/experiments/{name}.py" for name in own_files()}
+    configurations = {f"bertjax/experiments/{name}.py" for name in builtin_configs()}
     found = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
     about = {name for name in found if ".dist-info/" in name}
     assert found - about == modules | configurations
@@ -51,7 +51,7 @@ def test_what_is_installed_finds_its_configurations(installed, tmp_path) -> None
     program = (
         "import sys, bertjax.config.config_file as file; from bertjax.cli.main import main\n"
         "print(file.__file__)\n"
-        "print(all(file.run_file(name) for name in file.own_files()))\n"
+        "print(all(file.run_config_file(name) for name in file.builtin_configs()))\n"
         "sys.exit(main(['config']))"
     )
     done = subprocess.run(
@@ -64,4 +64,4 @@ def test_what_is_installed_finds_its_configurations(installed, tmp_path) -> None
     )
     file, ran, *listed = done.stdout.splitlines()
     assert file.startswith(str(installed)) and ran == "True"
-    assert [line.split()[0] for line in listed] == list(own_files())
+    assert [line.split()[0] for line in listed] == list(builtin_configs())

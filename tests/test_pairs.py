@@ -8,9 +8,9 @@ from corpus_shards import corpora, make_shard, seeds, seq_lens, shorts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.corpus.records import Shard
+from data_pipelines.corpus.shards import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining.pairs import STUMP, Pairs, draw_pairs, ranges
+from data_pipelines.pretraining.pairs import MIN_CHUNK_TOKENS, Pairs, draw_pairs, ranges
 from data_pipelines.pretraining.sections import Sections
 
 
@@ -20,34 +20,38 @@ def generator(seed: int) -> np.random.Generator:
 
 def draw(
     shard: Shard,
-    seq_len: int,
+    max_seq_length: int,
     short: float = 0.1,
     seed: int = 0,
     longest: int | None = None,
     **options: bool,
 ) -> Pairs:
-    sections = Sections.of(shard, longest)
-    which = np.arange(len(sections))
-    return draw_pairs(sections, which, seq_len, short, generator(seed), **options)
+    sections = Sections.from_shard(shard, longest)
+    section_ids = np.arange(len(sections))
+    return draw_pairs(sections, section_ids, max_seq_length, short, generator(seed), **options)
 
 
-def again_and_again(shard: Shard, seq_len: int, times: int) -> Pairs:
+def again_and_again(shard: Shard, max_seq_length: int, times: int) -> Pairs:
     """The pairs of the first document, drawn many times over."""
-    which = np.zeros(times, np.int64)
-    return draw_pairs(Sections.of(shard, None), which, seq_len, 0.0, generator(3))
+    section_ids = np.zeros(times, np.int64)
+    return draw_pairs(
+        Sections.from_shard(shard, None), section_ids, max_seq_length, 0.0, generator(3)
+    )
 
 
 sections = st.none() | st.integers(1, 100)
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
-def test_every_pair_is_two_spans_of_documents_that_fit(documents, seq_len, short, seed, longest):
+def test_every_pair_is_two_spans_of_documents_that_fit(
+    documents, max_seq_length, short, seed, longest
+):
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed, longest)
+    pairs = draw(shard, max_seq_length, short, seed, longest)
     bounds = shard.sentences[shard.documents]
     assert (pairs.a_length >= 1).all() and (pairs.b_length >= 1).all()
     assert (pairs.lengths == pairs.a_length + pairs.b_length + 3).all()
-    assert (pairs.lengths <= seq_len).all()
+    assert (pairs.lengths <= max_seq_length).all()
     for start, length, document in (
         (pairs.a_start, pairs.a_length, pairs.a_document),
         (pairs.b_start, pairs.b_length, pairs.b_document),
@@ -58,9 +62,9 @@ def test_every_pair_is_two_spans_of_documents_that_fit(documents, seq_len, short
 
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_random_is_from_another_document_and_next_goes_on_where_a_ends(
-    documents, seq_len, short, seed, longest
+    documents, max_seq_length, short, seed, longest
 ):
-    pairs = draw(make_shard(documents), seq_len, short, seed, longest)
+    pairs = draw(make_shard(documents), max_seq_length, short, seed, longest)
     assert set(pairs.is_random) <= {0, 1}
     assert ((pairs.a_document != pairs.b_document) == pairs.is_random).all()
     follows = pairs.is_random == 0
@@ -68,55 +72,59 @@ def test_random_is_from_another_document_and_next_goes_on_where_a_ends(
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
-def test_each_piece_of_a_document_comes_once_and_in_order(documents, seq_len, short, seed, longest):
+def test_each_piece_of_a_document_comes_once_and_in_order(
+    documents, max_seq_length, short, seed, longest
+):
     """Beside what random segments repeat."""
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed, longest)
+    pairs = draw(shard, max_seq_length, short, seed, longest)
     own = pairs.a_length + np.where(pairs.is_random, 0, pairs.b_length)
     np.testing.assert_array_equal(ranges(pairs.a_start, own), shard.tokens)
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
-def test_b_begins_with_a_sentence_where_a_ends_with_one(documents, seq_len, short, seed, longest):
+def test_b_begins_with_a_sentence_where_a_ends_with_one(
+    documents, max_seq_length, short, seed, longest
+):
     """Random or not: else the place of a cut would tell the label."""
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed, longest)
+    pairs = draw(shard, max_seq_length, short, seed, longest)
     ends = np.isin(pairs.a_start + pairs.a_length, shard.sentences)
     assert np.isin(pairs.b_start, shard.sentences)[ends].all()
 
 
 @given(corpora, seq_lens, shorts, seeds)
 def test_where_there_is_room_for_all_only_whole_sentences_are_taken(
-    documents, seq_len, short, seed
+    documents, max_seq_length, short, seed
 ):
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len + 3 * shard.tokens.size, short, seed)
+    pairs = draw(shard, max_seq_length + 3 * shard.tokens.size, short, seed)
     for edge in (pairs.a_start, pairs.a_start + pairs.a_length, pairs.b_start + pairs.b_length):
         assert np.isin(edge, shard.sentences).all()
 
 
 @given(corpora, st.integers(20, 80), shorts, seeds)
-def test_a_stump_of_a_sentence_makes_no_true_pair(documents, seq_len, short, seed):
+def test_a_stump_of_a_sentence_makes_no_true_pair(documents, max_seq_length, short, seed):
     """But for a sentence that stands alone and is cut in two."""
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed)
+    pairs = draw(shard, max_seq_length, short, seed)
     pairs = pairs.take(pairs.is_random == 0)
     halves = ~np.isin(pairs.b_start, shard.sentences)
     pairs = pairs.take(~halves)
     for start, length in ((pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)):
         cut = ~np.isin(start, shard.sentences) | ~np.isin(start + length, shard.sentences)
         ends = np.searchsorted(shard.sentences, [start, start + length - 1], "right")
-        assert (length >= STUMP)[cut & (ends[0] == ends[1])].all()
+        assert (length >= MIN_CHUNK_TOKENS)[cut & (ends[0] == ends[1])].all()
 
 
 @given(corpora, st.integers(70, 120), shorts, seeds)
-def test_no_stump_is_left_at_the_end_of_a_document(documents, seq_len, short, seed):
+def test_no_stump_is_left_at_the_end_of_a_document(documents, max_seq_length, short, seed):
     """It would stand alone, and always before a random B."""
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed)
+    pairs = draw(shard, max_seq_length, short, seed)
     inside = ~np.isin(pairs.a_start, shard.sentences)
     last = pairs.a_start + pairs.a_length == shard.sentences[shard.documents][pairs.a_document + 1]
-    assert (pairs.a_length >= STUMP)[inside & last].all()
+    assert (pairs.a_length >= MIN_CHUNK_TOKENS)[inside & last].all()
 
 
 @pytest.mark.parametrize(("last", "left"), [(5, 0), (9, 9)])
@@ -162,8 +170,8 @@ def test_a_chunk_of_several_sentences_is_continued_half_of_the_time():
 
 def test_a_random_b_is_uniform_over_the_sentences_of_all_other_documents():
     shard = make_shard([[2, 2], [3], [2, 2], [1, 1, 1, 1]])
-    which = np.repeat([1], 40_000)
-    pairs = draw_pairs(Sections.of(shard, None), which, 8, 0.0, generator(3))
+    section_ids = np.repeat([1], 40_000)
+    pairs = draw_pairs(Sections.from_shard(shard, None), section_ids, 8, 0.0, generator(3))
     starts = np.bincount(pairs.b_start, minlength=15)[shard.sentences[:-1]] / len(pairs)
     np.testing.assert_allclose(starts, np.array([1, 1, 0, 1, 1, 1, 1, 1, 1]) / 8, atol=0.01)
 
@@ -171,8 +179,8 @@ def test_a_random_b_is_uniform_over_the_sentences_of_all_other_documents():
 def test_the_length_of_a_pair_does_not_tell_its_label():
     """Of documents shorter than a row, beside others that could fill it."""
     shard = make_shard([[10] * 4] * 100 + [[10] * 100] * 4)
-    which = np.repeat(np.arange(100), 100)
-    pairs = draw_pairs(Sections.of(shard, None), which, 128, 0.0, generator(5))
+    section_ids = np.repeat(np.arange(100), 100)
+    pairs = draw_pairs(Sections.from_shard(shard, None), section_ids, 128, 0.0, generator(5))
     first = pairs.take(np.isin(pairs.a_start, shard.sentences[shard.documents]))
     random, true = (first.take(first.is_random == label).lengths.mean() for label in (1, 0))
     assert random == pytest.approx(true, rel=0.05)
@@ -221,12 +229,12 @@ def test_one_document_is_refused():
 
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_single_segments_are_the_documents_cut_where_they_are_long(
-    documents, seq_len, short, seed, longest
+    documents, max_seq_length, short, seed, longest
 ):
     shard = make_shard(documents[:1])
-    pairs = draw(shard, seq_len, short, seed, longest, next_sentence=False)
+    pairs = draw(shard, max_seq_length, short, seed, longest, next_sentence=False)
     assert (pairs.b_length == 0).all() and (pairs.is_random == 0).all()
-    assert (pairs.lengths == pairs.a_length + 2).all() and (pairs.lengths <= seq_len).all()
+    assert (pairs.lengths == pairs.a_length + 2).all() and (pairs.lengths <= max_seq_length).all()
     np.testing.assert_array_equal(ranges(pairs.a_start, pairs.a_length), shard.tokens)
 
 
@@ -248,7 +256,7 @@ def test_the_same_generator_draws_the_same_pairs():
 
 def test_documents_can_be_drawn_in_any_order_and_again():
     shard = make_shard([[5, 6], [7], [8, 9, 10]])
-    pairs = draw_pairs(Sections.of(shard, None), np.array([2, 0, 2]), 32, 0.0, generator(0))
+    pairs = draw_pairs(Sections.from_shard(shard, None), np.array([2, 0, 2]), 32, 0.0, generator(0))
     assert [document for document, _ in itertools.groupby(pairs.a_document)] == [2, 0, 2]
 
 

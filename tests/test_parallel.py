@@ -78,4 +78,4 @@ def test_a_worker_whose_item_ends_in_its_midst_ends_in_silence(monkeypatch) -> N
     ours, theirs = multiprocessing.Pipe()
     os.write(ours.fileno(), struct.pack("!i", 100) + b"a part")  # as where the parent is killed
     ours.close()
-    parallel._work(theirs, FIRST)
+    parallel._worker_loop(theirs, FIRST)

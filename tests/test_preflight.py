@@ -14,13 +14,13 @@ import pytest
 from conftest import process_environment
 
 from bertjax.config.config import Config, load_config
+from bertjax.preflight.analysis import _estimate_tpu, largest_batch, preflight, suggested_fixes
 from bertjax.preflight.hlo import Instruction
-from bertjax.preflight.judge import _estimate, largest_batch, preflight, remedies
+from bertjax.preflight.report import format_report
 from bertjax.preflight.topology import Topology
-from bertjax.preflight.verdict import describe
 from bertjax.tasks import registry
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 EIGHT = Topology("cpu:8")
 
 needs_tpu_compiler = pytest.mark.skipif(
@@ -73,7 +73,7 @@ def test_data_parallelism_sums_each_gradient_and_gathers_each_matrix_once(data_p
 
 @pytest.mark.slow
 def test_gradients_of_what_is_frozen_are_not_summed(data_parallel) -> None:
-    frozen = {"optimizer.frozen_layers": 2, "optimizer.layer_decay": 0.9}
+    frozen = {"optimizer.frozen_layers": 2, "optimizer.layerwise_lr_decay": 0.9}
     verdict = preflight(configuration(**frozen), EIGHT)
     assert verdict.fits and verdict.evaluation.fits and verdict.prediction.fits
     assert verdict.parameter_bytes == data_parallel.parameter_bytes
@@ -101,17 +101,17 @@ def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
 def test_what_does_not_fit_is_said_first_whatever_it_is(data_parallel) -> None:
     for name, said in (("evaluation", "dies at its first evaluation"), ("prediction", "predict")):
         one = dataclasses.replace(getattr(data_parallel, name), fits=False)
-        text = describe(dataclasses.replace(data_parallel, fits=False, **{name: one}))
+        text = format_report(dataclasses.replace(data_parallel, fits=False, **{name: one}))
         assert text.startswith("does NOT fit cpu:8: it trains, and") and said in text.split("\n")[0]
 
 
 @pytest.mark.slow
 def test_model_operations_follow_the_closed_formula(data_parallel) -> None:
     config = configuration()
-    rows, pieces, hidden = config.batch_size, config.seq_len, 64
-    block = pieces * 12 * hidden**2 + 2 * pieces**2 * hidden
+    rows, tokens, hidden = config.batch_size, config.max_seq_length, 64
+    block = tokens * 12 * hidden**2 + 2 * tokens**2 * hidden
     heads = 5 * hidden * (hidden + 1000) + 2 * hidden * (hidden + 2)
-    unread = (pieces - 7) * 9 * hidden**2  # of what comes behind the last block's attention
+    unread = (tokens - 7) * 9 * hidden**2  # of what comes behind the last block's attention
     assert data_parallel.train.model_flops == 6 * rows * (2 * block - unread + heads)
 
 
@@ -120,7 +120,7 @@ def test_json_says_what_is_printed(data_parallel) -> None:
     values = json.loads(data_parallel.to_json())
     assert values["fits"] and values["chips"] == 8 and values["steps"] == 20
     assert values["train"]["estimated_cycles"] is None  # only a TPU's compiler estimates them
-    text = describe(data_parallel)
+    text = format_report(data_parallel)
     assert text.startswith("fits cpu:8")
     assert values["attention"] == "cpu, a row at a time" and values["attention"] in text
     assert "Known" in text and "Estimated" not in text
@@ -135,10 +135,10 @@ def test_a_kernel_is_charged_what_takes_longer_at_the_peaks_of_the_chip() -> Non
         Instruction("fusion", "jit(step)/blocks/feed_forward/dot", 24, 1000),
         Instruction("custom-call", name, 1, 500, flops=197_000_000, bytes=1),  # the compiler's word
     ]
-    found = _estimate(Topology("v5e:2x2"), [chip] * 4, instructions, [], 1e9)
-    assert found["charged_cycles"] == 24 * 1500 + 15_000
-    assert found["estimated_cycles"] == found["charged_cycles"] + 24 * 1000 + 500
-    assert found["estimated_parts"]["feed-forward"] == 24_000 / found["estimated_cycles"]
+    found = _estimate_tpu(Topology("v5e:2x2"), [chip] * 4, instructions, [], 1e9)
+    assert found["custom_kernel_cycles"] == 24 * 1500 + 15_000
+    assert found["estimated_cycles"] == found["custom_kernel_cycles"] + 24 * 1000 + 500
+    assert found["estimated_cycle_shares"]["feed-forward"] == 24_000 / found["estimated_cycles"]
 
 
 @pytest.mark.parametrize(
@@ -156,16 +156,16 @@ def test_a_mesh_that_does_not_fit_the_topology_is_refused() -> None:
 
 @pytest.mark.slow
 def test_devices_of_this_machine_share_its_memory(monkeypatch) -> None:
-    monkeypatch.setattr("bertjax.preflight.topology.machine_room", lambda: 8 * 2**20)
+    monkeypatch.setattr("bertjax.preflight.topology.available_host_memory", lambda: 8 * 2**20)
     config = configuration(batch_size=64)
-    verdict = preflight(config, EIGHT, train_alone=True)
+    verdict = preflight(config, EIGHT, train_only=True)
     assert not verdict.fits and verdict.hbm_limit_bytes == 2**20
-    assert describe(verdict).startswith("does NOT fit cpu:8")
-    tried = dict(remedies(config, EIGHT))
+    assert format_report(verdict).startswith("does NOT fit cpu:8")
+    tried = dict(suggested_fixes(config, EIGHT))
     assert [*tried] == [
-        "--config.accumulation=2",
-        "--config.accumulation=4",
-        "--config.accumulation=8",
+        "--config.gradient_accumulation_steps=2",
+        "--config.gradient_accumulation_steps=4",
+        "--config.gradient_accumulation_steps=8",
     ]
     needs = [each.train.hbm_bytes for each in tried.values()]
     assert needs == sorted(needs, reverse=True) and needs[0] < verdict.train.hbm_bytes
@@ -179,13 +179,13 @@ def as_if(monkeypatch, most: int, used: Callable[[int], float], model: int = 1) 
     """
     tried = []
 
-    def judged(config: Config, topology: Topology, train_alone: bool) -> SimpleNamespace:
+    def judged(config: Config, topology: Topology, train_only: bool) -> SimpleNamespace:
         rows = config.batch_size // (8 // model)
         tried.append(rows)
-        train = SimpleNamespace(rows_per_device=rows, hbm_bytes=used(rows))
+        train = SimpleNamespace(per_device_batch_size=rows, hbm_bytes=used(rows))
         return SimpleNamespace(fits=rows <= most, train=train, hbm_limit_bytes=100)
 
-    monkeypatch.setattr("bertjax.preflight.judge.preflight", judged)
+    monkeypatch.setattr("bertjax.preflight.analysis.preflight", judged)
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
     return tried
 
@@ -205,10 +205,10 @@ def test_the_search_finds_the_most_rows_that_fit(
     curve: str, most: int, model: int, monkeypatch
 ) -> None:
     tried = as_if(monkeypatch, most, lambda rows: CURVES[curve](rows, most), model)
-    config = configuration(**{"batch_size": 32, "mesh.model": model})
+    config = configuration(**{"batch_size": 32, "mesh.tensor": model})
     verdict = largest_batch(config, Topology("v5e:2x4"), remat=False)
     assert verdict is not None
-    found = verdict.train.rows_per_device
+    found = verdict.train.per_device_batch_size
     assert found <= most and most - found <= most // 100
     assert len(tried) == len(set(tried)) <= (6 if curve == "a line" else 20)
 
@@ -248,8 +248,8 @@ def test_a_slice_is_judged_by_its_own_compiler(tmp_path) -> None:
     assert gathered == pytest.approx(2 * matrices, rel=0.1)
     assert 0 < train["estimated_mfu"] < 1
     # Of attention's kernel, into which the compiler does not see.
-    assert 0 < train["charged_cycles"] < 0.3 * train["estimated_cycles"]
-    assert sum(train["estimated_parts"].values()) == pytest.approx(1)
+    assert 0 < train["custom_kernel_cycles"] < 0.3 * train["estimated_cycles"]
+    assert sum(train["estimated_cycle_shares"].values()) == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -258,13 +258,13 @@ def test_sixty_four_chips_are_judged_from_here() -> None:
     verdict = json.loads(
         on_tpu(
             f"""
-from bertjax.preflight.judge import preflight
+from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
 from bertjax.config.config import load_config
 fields = {{"model.vocab_size": "1024", "batch_size": "2048", "model.scan_layers": "True"}}
 config = load_config("{PRETRAIN}:model=2-128", fields, registry.data_fields())
-print(preflight(config, Topology("v6e:8x8"), train_alone=True).to_json())
+print(preflight(config, Topology("v6e:8x8"), train_only=True).to_json())
 """
         )
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.corpus.records import (
+from data_pipelines.corpus.shards import (
     Manifest,
     ShardWriter,
     read_manifest,
@@ -23,10 +23,10 @@ from data_pipelines.corpus.records import (
 )
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_sequences
-from data_pipelines.pretraining.corpus_sequences import CorpusRows
+from data_pipelines.pretraining.corpus_sequences import CorpusSequences
 from data_pipelines.pretraining.data import PretrainingData
-from data_pipelines.pretraining.options import BATCH, PretrainingOptions
-from data_pipelines.pretraining.sequences import DRAWINGS, draw_rows
+from data_pipelines.pretraining.options import BATCH_ARRAYS, PretrainingOptions
+from data_pipelines.pretraining.sequences import SAMPLING_VERSIONS, draw_sequences
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -44,7 +44,7 @@ TOKENIZER = WordPieceTokenizer(
 def write_corpus(
     directory: pathlib.Path,
     shards: int = 8,
-    heldout: int = 2,
+    eval_shards: int = 2,
     version: int = 2,
     train: range = range(DOCUMENTS),
     sizes: Sequence[int] | None = None,
@@ -66,18 +66,18 @@ def write_corpus(
             [(FIRST + 2 * document + (rng.random(size) < 0.3)).tolist() for size in sizes or drawn]
         )
     documents[0] *= longest
-    infos: dict[str, list[Any]] = {"train": [], "heldout": []}
+    shard_infos: dict[str, list[Any]] = {"train_shards": [], "eval_shards": []}
     parts = [("train", [documents[d] for d in train[i::shards]]) for i in range(shards)]
-    parts += [("heldout", documents[DOCUMENTS + i :: heldout]) for i in range(heldout)]
+    parts += [("eval", documents[DOCUMENTS + i :: eval_shards]) for i in range(eval_shards)]
     for i, (split, part) in enumerate(parts):
         with ShardWriter(
-            directory, f"{split}-{i}.tokens", token_dtype(len(TOKENIZER.pieces))
+            directory, f"{split}-{i}.tokens", token_dtype(len(TOKENIZER.tokens))
         ) as writer:
             for document in part:
                 writer.append(document)
-            infos[split].append(writer.close())
-    tokenizer = TOKENIZER.fingerprint(), len(TOKENIZER.pieces)
-    write_manifest(directory, Manifest(*tokenizer, {}, **infos, totals={}, version=version))
+            shard_infos[f"{split}_shards"].append(writer.close())
+    tokenizer = TOKENIZER.fingerprint(), len(TOKENIZER.tokens)
+    write_manifest(directory, Manifest(*tokenizer, {}, **shard_infos, totals={}, version=version))
     return directory
 
 
@@ -96,12 +96,12 @@ def old_corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sections a document and several chunks a shard, as in a large corpus."""
     for version, section in ((1, None), (2, 150)):
-        drawing = dataclasses.replace(
-            DRAWINGS[version],
-            chunk=lambda seq_len: 1000,
-            section=lambda seq_len, section=section: section,
+        sampling_version = dataclasses.replace(
+            SAMPLING_VERSIONS[version],
+            chunk=lambda max_seq_length: 1000,
+            section=lambda max_seq_length, section=section: section,
         )
-        monkeypatch.setitem(DRAWINGS, version, drawing)
+        monkeypatch.setitem(SAMPLING_VERSIONS, version, sampling_version)
 
 
 @pytest.fixture(autouse=True)
@@ -111,11 +111,13 @@ def small_chunks(request: pytest.FixtureRequest) -> None:
 
 
 def options(batch_size: int = 16, **fields: Any) -> PretrainingOptions:
-    return PretrainingOptions(**({"seq_len": 64, "batch_size": batch_size, "workers": 2} | fields))
+    return PretrainingOptions(
+        **({"max_seq_length": 64, "batch_size": batch_size, "workers": 2} | fields)
+    )
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
-    assert list(one) == list(other) == list(BATCH)
+    assert list(one) == list(other) == list(BATCH_ARRAYS)
     for name, array in one.items():
         assert array.dtype == other[name].dtype
         np.testing.assert_array_equal(array, other[name], err_msg=name)
@@ -130,15 +132,15 @@ def join(blocks: list[Batch]) -> Batch:
 
 
 def restored(batch: Batch) -> np.ndarray:
-    """`token_ids` before masking."""
-    token_ids = batch["token_ids"].copy()
-    row, slot = np.nonzero(batch["mlm_weights"])
-    token_ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_targets"][row, slot]
-    return token_ids
+    """`input_ids` before masking."""
+    input_ids = batch["input_ids"].copy()
+    row, slot = np.nonzero(batch["masked_lm_weights"])
+    input_ids[row, batch["masked_lm_positions"][row, slot]] = batch["masked_lm_ids"][row, slot]
+    return input_ids
 
 
-def documents_of(token_ids: np.ndarray) -> set[int]:
-    return set(((token_ids[token_ids >= FIRST] - FIRST) // 2).tolist())
+def documents_of(input_ids: np.ndarray) -> set[int]:
+    return set(((input_ids[input_ids >= FIRST] - FIRST) // 2).tolist())
 
 
 # ---------------------------------------------------------------- same seed, same bytes
@@ -146,10 +148,13 @@ def documents_of(token_ids: np.ndarray) -> set[int]:
 STEPS = (*range(51), 1_000_000)
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
-def test_the_global_batch_does_not_depend_on_the_number_of_hosts(corpus, hosts):
+@pytest.mark.parametrize("num_processes", [2, 4, 8, 16])
+def test_the_global_batch_does_not_depend_on_the_number_of_hosts(corpus, num_processes):
     alone = PretrainingData(corpus, options())
-    shared = [PretrainingData(corpus, options(), hosts=hosts, host=h) for h in range(hosts)]
+    shared = [
+        PretrainingData(corpus, options(), num_processes=num_processes, host=h)
+        for h in range(num_processes)
+    ]
     for step in STEPS:
         assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
 
@@ -180,7 +185,7 @@ def test_the_dataset_gives_the_batches_in_order(corpus, workers):
 
 
 def test_the_dataset_has_static_shapes_and_need_not_end(corpus):
-    data = PretrainingData(corpus, options(), hosts=2)
+    data = PretrainingData(corpus, options(), num_processes=2)
     dataset = data.dataset()
     assert {name: tuple(spec.shape) for name, spec in dataset.element_spec.items()} == {
         name: array.shape for name, array in data.batch(0).items()
@@ -219,11 +224,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{directory / 'one'}+{directory / 'other'}"
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
-def test_a_mixture_does_not_depend_on_the_number_of_hosts(two, hosts):
-    chosen = options(smoothing=0.5)
+@pytest.mark.parametrize("num_processes", [2, 4, 8, 16])
+def test_a_mixture_does_not_depend_on_the_number_of_hosts(two, num_processes):
+    chosen = options(sampling_alpha=0.5)
     alone = PretrainingData(two, chosen)
-    shared = [PretrainingData(two, chosen, hosts=hosts, host=h) for h in range(hosts)]
+    shared = [
+        PretrainingData(two, chosen, num_processes=num_processes, host=h)
+        for h in range(num_processes)
+    ]
     for step in (0, 1, 40, 1000, 1_000_000):
         assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
 
@@ -233,8 +241,8 @@ def test_rows_are_of_the_corpora_by_their_shares(two):
     assert data.shares == {"one": 0.25, "other": 0.75}
     found = []
     for step in range(256):  # a whole block of each of 16 streams
-        token_ids = restored(data.batch(step))
-        for row in token_ids:
+        input_ids = restored(data.batch(step))
+        for row in input_ids:
             found.append(documents_of(row) <= set(ONE))
             assert found[-1] or documents_of(row) <= set(OTHER)  # and no random B is from elsewhere
     assert np.mean(found) == pytest.approx(0.25, abs=0.02)
@@ -243,7 +251,7 @@ def test_rows_are_of_the_corpora_by_their_shares(two):
 def test_a_mixture_goes_through_all_of_its_corpora(two):
     data = PretrainingData(two, options())
     seen = set()
-    for step in range(-(-data.rows_per_epoch // 16) + 10):
+    for step in range(-(-data.sequences_per_epoch // 16) + 10):
         seen |= documents_of(restored(data.batch(step)))
     assert len(seen) >= 0.98 * DOCUMENTS
 
@@ -255,7 +263,7 @@ def test_corpora_that_do_not_go_together_are_refused(two, tmp_path):
     with pytest.raises(InputError, match=r"weights=1\+2\+3 are 3 for 2 corpora"):
         PretrainingData(two, options(weights="1+2+3"))
     other = write_corpus(tmp_path / "third")
-    tokenizer = WordPieceTokenizer([*TOKENIZER.pieces, "more"], cased=False)
+    tokenizer = WordPieceTokenizer([*TOKENIZER.tokens, "more"], cased=False)
     tokenizer.save(other)
     manifest = dataclasses.replace(
         read_manifest(other), tokenizer_fingerprint=tokenizer.fingerprint()
@@ -271,7 +279,7 @@ def test_corpora_that_do_not_go_together_are_refused(two, tmp_path):
 def test_epochs_are_equally_long_and_differ(corpus):
     """With one stream, step and row are the same."""
     data = PretrainingData(corpus, options(batch_size=1))
-    epoch = data.rows_per_epoch
+    epoch = data.sequences_per_epoch
     same = [equal(data.batch(row), data.batch(row + epoch)) for row in range(0, epoch, 7)]
     assert not any(same)
 
@@ -279,8 +287,8 @@ def test_epochs_are_equally_long_and_differ(corpus):
 def test_no_two_rows_of_an_epoch_share_their_masks(corpus):
     """Rows that a pair fills alone would have the same positions if they shared their draws."""
     data = PretrainingData(corpus, options(batch_size=1, packing=False))
-    batches = [data.batch(row) for row in range(data.rows_per_epoch)]
-    full = [batch["mlm_positions"] for batch in batches if batch["pack_ids"].all()]
+    batches = [data.batch(row) for row in range(data.sequences_per_epoch)]
+    full = [batch["masked_lm_positions"] for batch in batches if batch["example_ids"].all()]
     assert len(full) > 100
     assert len({positions.tobytes() for positions in full}) == len(full)
 
@@ -288,7 +296,7 @@ def test_no_two_rows_of_an_epoch_share_their_masks(corpus):
 @pytest.mark.parametrize("dupe_factor", [1, 3])
 def test_static_masking_repeats_its_epochs(corpus, dupe_factor):
     data = PretrainingData(corpus, options(batch_size=1, dupe_factor=dupe_factor))
-    epoch = data.rows_per_epoch
+    epoch = data.sequences_per_epoch
     for row in range(0, epoch, 7):
         assert_equal(data.batch(row), data.batch(row + dupe_factor * epoch))
         for between in range(1, dupe_factor):
@@ -297,14 +305,14 @@ def test_static_masking_repeats_its_epochs(corpus, dupe_factor):
 
 def test_seeds_differ(corpus):
     one, other = (PretrainingData(corpus, options(seed=seed)) for seed in (1, 2))
-    assert one.rows_per_epoch == other.rows_per_epoch
+    assert one.sequences_per_epoch == other.sequences_per_epoch
     assert not equal(one.batch(0), other.batch(0))
 
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_epochs_go_through_the_whole_corpus(corpus, packing):
     data = PretrainingData(corpus, options(batch_size=1, packing=packing))
-    epoch = range(data.rows_per_epoch)
+    epoch = range(data.sequences_per_epoch)
     seen = set().union(*(documents_of(restored(data.batch(row))) for row in epoch))
     assert len(seen) > 0.97 * DOCUMENTS
     for row in epoch:
@@ -315,8 +323,8 @@ def test_epochs_go_through_the_whole_corpus(corpus, packing):
 def test_without_packing_rows_are_as_many_as_pairs(corpus):
     data = PretrainingData(corpus, options(packing=False))
     batch = data.batch(0)
-    assert batch["pack_ids"].max() == 1 and batch["nsp_weights"].shape == (16, 1)
-    assert data.rows_per_epoch > PretrainingData(corpus, options()).rows_per_epoch
+    assert batch["example_ids"].max() == 1 and batch["next_sentence_weights"].shape == (16, 1)
+    assert data.sequences_per_epoch > PretrainingData(corpus, options()).sequences_per_epoch
 
 
 @pytest.mark.parametrize(("shards", "longest"), [(3, 1), (8, 1), (24, 1), (8, 20)])
@@ -326,7 +334,7 @@ def test_all_text_is_passed_over_equally_often(tmp_path, small, shards, longest)
     data = PretrainingData(corpus, options())
     passes = 12
     counts = np.zeros(shards)
-    for step in range(passes * data.rows_per_epoch // 16):
+    for step in range(passes * data.sequences_per_epoch // 16):
         for row in restored(data.batch(step)):
             (shard,) = {document % shards for document in documents_of(row)}
             counts[shard] += 1
@@ -341,13 +349,13 @@ def test_streams_that_share_shards_read_each_row_once(tmp_path, small, shards):
     corpus = corpus_sequences.Corpus(write_corpus(tmp_path, shards), "train")
 
     def read(streams: int, rows: int) -> list[bytes]:
-        source = CorpusRows(
+        source = CorpusSequences(
             corpus, options(), streams, range(streams), 16, lambda make, size: make()
         )
         parts = (part for stream in range(streams) for part in source.parts(stream, 0, rows))
         return [draws.tobytes() for part in parts for draws in part.draws]
 
-    rows = PretrainingData(tmp_path, options()).rows_per_epoch
+    rows = PretrainingData(tmp_path, options()).sequences_per_epoch
     found = read(5, rows)
     assert sorted(found) == sorted(read(1, 5 * rows))
     assert len(set(found)) == len(found)
@@ -363,9 +371,11 @@ def test_the_rows_of_a_batch_are_from_all_over_a_corpus_of_one_shard(tmp_path, s
 def test_no_batch_but_the_first_makes_the_chunks_of_all_streams(tmp_path, small, monkeypatch):
     data = PretrainingData(write_corpus(tmp_path, shards=4), options(batch_size=4))
     calls = []
-    monkeypatch.setattr(corpus_sequences, "draw_rows", lambda *a: calls.append(a) or draw_rows(*a))
+    monkeypatch.setattr(
+        corpus_sequences, "draw_sequences", lambda *a: calls.append(a) or draw_sequences(*a)
+    )
     counts = []
-    for step in range(3 * data.rows_per_epoch // 4):
+    for step in range(3 * data.sequences_per_epoch // 4):
         before = len(calls)
         data.batch(step)
         counts.append(len(calls) - before)
@@ -376,41 +386,43 @@ def test_no_batch_but_the_first_makes_the_chunks_of_all_streams(tmp_path, small,
 # ---------------------------------------------------------------- what is in a batch
 
 
-@pytest.mark.parametrize("masking", ["piece", "word", "span"])
+@pytest.mark.parametrize("masking", ["token", "word", "span"])
 def test_labels_say_whether_b_is_of_another_document(corpus, masking):
     data = PretrainingData(corpus, options(masking=masking))
     labels = []
     for step in range(20):
         batch = data.batch(step)
-        token_ids = restored(batch)
-        for row, slot in zip(*np.nonzero(batch["nsp_weights"]), strict=True):
-            here = batch["pack_ids"][row] == slot + 1
+        input_ids = restored(batch)
+        for row, slot in zip(*np.nonzero(batch["next_sentence_weights"]), strict=True):
+            here = batch["example_ids"][row] == slot + 1
             a, b = (
-                documents_of(token_ids[row][here & (batch["type_ids"][row] == type_id)])
+                documents_of(input_ids[row][here & (batch["token_type_ids"][row] == type_id)])
                 for type_id in (0, 1)
             )
             assert len(a) == len(b) == 1
-            assert batch["nsp_labels"][row, slot] == (a != b)
+            assert batch["next_sentence_labels"][row, slot] == (a != b)
             labels.append(a != b)
     assert 0.5 < np.mean(labels) < 0.65
 
 
 def test_single_segments_have_no_second_sentence_and_no_label(corpus):
     batch = PretrainingData(corpus, options(objective="mlm")).batch(0)
-    assert not batch["type_ids"].any() and not batch["nsp_weights"].any()
-    assert not batch["nsp_labels"].any()
-    pairs = batch["pack_ids"].max(axis=1)
-    assert ((batch["token_ids"] == TOKENIZER.sep_id).sum(axis=1) == pairs).all()
-    assert (batch["mlm_weights"].sum(axis=1) > 0).all()
+    assert not batch["token_type_ids"].any() and not batch["next_sentence_weights"].any()
+    assert not batch["next_sentence_labels"].any()
+    pairs = batch["example_ids"].max(axis=1)
+    assert ((batch["input_ids"] == TOKENIZER.sep_id).sum(axis=1) == pairs).all()
+    assert (batch["masked_lm_weights"].sum(axis=1) > 0).all()
 
 
-@pytest.mark.parametrize("fields", [{"seq_len": 8}, {"max_predictions": 1}, {"mask_prob": 1.0}])
+@pytest.mark.parametrize(
+    "fields", [{"max_seq_length": 8}, {"max_predictions_per_seq": 1}, {"mlm_probability": 1.0}]
+)
 def test_extreme_options_work(corpus, fields):
     data = PretrainingData(corpus, options(**fields))
     for step in range(3):
         batch = data.batch(step)
-        assert (batch["mlm_weights"].sum(axis=1) > 0).all()
-        assert (batch["pack_ids"][:, 0] == 1).all()
+        assert (batch["masked_lm_weights"].sum(axis=1) > 0).all()
+        assert (batch["example_ids"][:, 0] == 1).all()
 
 
 # ---------------------------------------------------------------- held-out data
@@ -423,60 +435,61 @@ def read(data: PretrainingData) -> Batch:
 
 def test_heldout_rows_are_finite_and_fixed(corpus):
     """Neither the batch size nor the hosts nor the seed change them; only padding follows."""
-    data = PretrainingData(corpus, options(), "heldout")
+    data = PretrainingData(corpus, options(), "eval")
     rows = read(data)
-    assert data.steps == -(-data.rows_per_epoch // 16)
+    assert data.steps == -(-data.sequences_per_epoch // 16)
     assert_equal(read(data), rows)
     for other in (
-        PretrainingData(corpus, options(batch_size=10), "heldout"),
-        PretrainingData(corpus, options(seed=9), "heldout"),
-        PretrainingData(corpus, options(dupe_factor=2), "heldout"),
+        PretrainingData(corpus, options(batch_size=10), "eval"),
+        PretrainingData(corpus, options(seed=9), "eval"),
+        PretrainingData(corpus, options(dupe_factor=2), "eval"),
     ):
         found = read(other)
-        filled = data.rows_per_epoch
+        filled = data.sequences_per_epoch
         assert_equal(*({name: a[:filled] for name, a in batch.items()} for batch in (rows, found)))
         assert not any(array[filled:].any() for array in found.values())
 
 
-@pytest.mark.parametrize("hosts", [2, 8])
-def test_hosts_share_heldout_data(corpus, hosts):
-    alone = PretrainingData(corpus, options(), "heldout")
+@pytest.mark.parametrize("num_processes", [2, 8])
+def test_hosts_share_heldout_data(corpus, num_processes):
+    alone = PretrainingData(corpus, options(), "eval")
     shared = [
-        PretrainingData(corpus, options(), "heldout", hosts=hosts, host=h) for h in range(hosts)
+        PretrainingData(corpus, options(), "eval", num_processes=num_processes, host=h)
+        for h in range(num_processes)
     ]
     for step in range(alone.steps):
         assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
 
 
 def test_heldout_data_is_all_held_out_documents_and_no_other(corpus):
-    rows = read(PretrainingData(corpus, options(), "heldout"))
+    rows = read(PretrainingData(corpus, options(), "eval"))
     assert documents_of(restored(rows)) == set(range(DOCUMENTS, DOCUMENTS + HELDOUT))
 
 
 def test_no_heldout_text_is_left_out_or_repeated(tmp_path, monkeypatch):
     """In rows with room for whole documents nothing is cut, so that all own text can be counted."""
-    small = dataclasses.replace(DRAWINGS[2], chunk=lambda seq_len: 5000)
-    monkeypatch.setitem(DRAWINGS, 2, small)
-    corpus = write_corpus(tmp_path, heldout=1)
-    data = PretrainingData(corpus, options(seq_len=1024, short_seq_prob=0), "heldout")
+    small = dataclasses.replace(SAMPLING_VERSIONS[2], chunk=lambda max_seq_length: 5000)
+    monkeypatch.setitem(SAMPLING_VERSIONS, 2, small)
+    corpus = write_corpus(tmp_path, eval_shards=1)
+    data = PretrainingData(corpus, options(max_seq_length=1024, short_seq_prob=0), "eval")
     batch = read(data)
-    token_ids = restored(batch)
+    input_ids = restored(batch)
     found = np.zeros(DOCUMENTS + HELDOUT, int)
-    for row, slot in zip(*np.nonzero(batch["nsp_weights"]), strict=True):
-        own = batch["pack_ids"][row] == slot + 1
-        if batch["nsp_labels"][row, slot]:
-            own &= batch["type_ids"][row] == 0
-        text = token_ids[row][own & (token_ids[row] >= FIRST)]
+    for row, slot in zip(*np.nonzero(batch["next_sentence_weights"]), strict=True):
+        own = batch["example_ids"][row] == slot + 1
+        if batch["next_sentence_labels"][row, slot]:
+            own &= batch["token_type_ids"][row] == 0
+        text = input_ids[row][own & (input_ids[row] >= FIRST)]
         found += np.bincount((text - FIRST) // 2, minlength=len(found))
     expected = np.zeros_like(found)
-    for info in read_manifest(corpus).heldout:
+    for info in read_manifest(corpus).eval:
         tokens = read_shard(corpus, info).tokens.astype(int)
         expected += np.bincount((tokens - FIRST) // 2, minlength=len(expected))
     assert found.tolist() == expected.tolist()
 
 
 def test_heldout_data_ends(corpus):
-    data = PretrainingData(corpus, options(), "heldout")
+    data = PretrainingData(corpus, options(), "eval")
     assert len(list(data.dataset())) == data.steps
     for step in (-1, data.steps):
         with pytest.raises(IndexError, match="steps of heldout data"):
@@ -484,9 +497,9 @@ def test_heldout_data_ends(corpus):
 
 
 def test_a_corpus_may_lack_heldout_data(tmp_path):
-    PretrainingData(write_corpus(tmp_path, heldout=0), options()).batch(0)
+    PretrainingData(write_corpus(tmp_path, eval_shards=0), options()).batch(0)
     with pytest.raises(InputError, match="no heldout documents"):
-        PretrainingData(tmp_path, options(), "heldout")
+        PretrainingData(tmp_path, options(), "eval")
 
 
 # ---------------------------------------------------------------- errors at the door
@@ -495,12 +508,12 @@ def test_a_corpus_may_lack_heldout_data(tmp_path):
 def test_a_host_opens_only_its_own_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_sequences, "SAMPLE_TOKENS", 1)  # the first shard is enough
     directory = write_corpus(tmp_path, sizes=[10] * 6)
-    expected = PretrainingData(directory, options(), hosts=4, host=3).batch(5)
+    expected = PretrainingData(directory, options(), num_processes=4, host=3).batch(5)
     for shard in range(1, 6):
         (directory / f"train-{shard}.tokens").unlink()
-    assert_equal(PretrainingData(directory, options(), hosts=4, host=3).batch(5), expected)
+    assert_equal(PretrainingData(directory, options(), num_processes=4, host=3).batch(5), expected)
     with pytest.raises(InputError, match=r"train-4\.tokens is missing"):
-        PretrainingData(directory, options(), hosts=4, host=2)
+        PretrainingData(directory, options(), num_processes=4, host=2)
 
 
 def test_a_damaged_shard_is_noticed(tmp_path):
@@ -515,7 +528,7 @@ def test_a_damaged_shard_is_noticed(tmp_path):
 
 def test_another_tokenizer_is_noticed(tmp_path):
     directory = write_corpus(tmp_path)
-    WordPieceTokenizer([*TOKENIZER.pieces, "more"], cased=False).save(directory)
+    WordPieceTokenizer([*TOKENIZER.tokens, "more"], cased=False).save(directory)
     with pytest.raises(InputError, match="another tokenizer"):
         PretrainingData(directory, options())
 
@@ -528,15 +541,17 @@ def test_a_shard_of_one_document_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "hosts", "host", "message"),
+    ("batch_size", "num_processes", "host", "message"),
     [
         (15, 2, 0, "batch_size=15 cannot be shared by 2 hosts; make it a multiple of 2"),
         (16, 2, 2, "host=2 is none of 2 hosts"),
     ],
 )
-def test_hosts_that_cannot_share_the_batch_are_refused(corpus, batch_size, hosts, host, message):
+def test_hosts_that_cannot_share_the_batch_are_refused(
+    corpus, batch_size, num_processes, host, message
+):
     with pytest.raises(InputError, match=message):
-        PretrainingData(corpus, options(batch_size), hosts=hosts, host=host)
+        PretrainingData(corpus, options(batch_size), num_processes=num_processes, host=host)
 
 
 def test_an_unknown_split_is_refused(corpus):
@@ -561,42 +576,44 @@ def wiki(data_dir, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seq_len", [128, 512])
-def test_rows_of_real_text_are_full(wiki, seq_len):
-    data = PretrainingData(wiki, PretrainingOptions(seq_len, 256))
-    batches = [data.batch(step) for step in range(0, data.rows_per_epoch // 256, 4)]
-    assert np.mean([batch["pack_ids"] > 0 for batch in batches]) >= 0.98
-    labels = sum(batch["nsp_labels"].sum() for batch in batches)
-    assert 0.5 < labels / sum(batch["nsp_weights"].sum() for batch in batches) < 0.6
+@pytest.mark.parametrize("max_seq_length", [128, 512])
+def test_rows_of_real_text_are_full(wiki, max_seq_length):
+    data = PretrainingData(wiki, PretrainingOptions(max_seq_length, 256))
+    batches = [data.batch(step) for step in range(0, data.sequences_per_epoch // 256, 4)]
+    assert np.mean([batch["example_ids"] > 0 for batch in batches]) >= 0.98
+    labels = sum(batch["next_sentence_labels"].sum() for batch in batches)
+    assert 0.5 < labels / sum(batch["next_sentence_weights"].sum() for batch in batches) < 0.6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("masking", ["piece", "word", "span"])
+@pytest.mark.parametrize("masking", ["token", "word", "span"])
 def test_a_million_positions_of_real_text(wiki, masking):
     """The shares within 0.002, the right number in each pair, nothing special, whole words."""
     data = PretrainingData(wiki, PretrainingOptions(128, 256, masking=masking))
-    continues = data.tokenizer.continues
+    is_continuation = data.tokenizer.is_continuation
     seen: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     broken = joins = 0
     for step in itertools.count():
         batch = data.batch(step)
-        row, slot = np.nonzero(batch["mlm_weights"])
-        at = batch["mlm_positions"][row, slot]
-        seen.append(batch["token_ids"][row, at])
-        targets.append(batch["mlm_targets"][row, slot])
+        row, slot = np.nonzero(batch["masked_lm_weights"])
+        at = batch["masked_lm_positions"][row, slot]
+        seen.append(batch["input_ids"][row, at])
+        targets.append(batch["masked_lm_ids"][row, slot])
         lengths, found = np.zeros((2, 256, 9), int)
-        np.add.at(lengths, (np.arange(256)[:, None], batch["pack_ids"]), 1)
-        np.add.at(found, (row, batch["pack_ids"][row, at]), 1)
+        np.add.at(lengths, (np.arange(256)[:, None], batch["example_ids"]), 1)
+        np.add.at(found, (row, batch["example_ids"][row, at]), 1)
         due = np.minimum(20, np.maximum(1, np.rint(0.15 * lengths)))
         real = (lengths > 0) & (np.arange(9) > 0)
         assert (found == due)[real].all()
         if masking == "word":
-            token_ids = restored(batch)
-            chosen = np.zeros(token_ids.shape, bool)
+            input_ids = restored(batch)
+            chosen = np.zeros(input_ids.shape, bool)
             chosen[row, at] = True
-            inside = continues[token_ids[:, 1:]] & (token_ids[:, :-1] != data.tokenizer.sep_id)
-            inside &= token_ids[:, :-1] != data.tokenizer.cls_id
+            inside = is_continuation[input_ids[:, 1:]] & (
+                input_ids[:, :-1] != data.tokenizer.sep_id
+            )
+            inside &= input_ids[:, :-1] != data.tokenizer.cls_id
             broken += np.count_nonzero((chosen[:, 1:] != chosen[:, :-1])[inside])
             joins += np.count_nonzero(inside)
         if sum(map(len, seen)) >= 1_000_000:
@@ -610,7 +627,7 @@ def test_a_million_positions_of_real_text(wiki, masking):
     assert np.mean(saw == tokenizer.mask_id) == pytest.approx(0.8, abs=0.002)
     assert np.mean(saw == target) == pytest.approx(0.1, abs=0.002)
     assert np.mean(random) == pytest.approx(0.1, abs=0.002)
-    assert np.isin(saw[random], tokenizer.real_ids).all()
+    assert np.isin(saw[random], tokenizer.text_token_ids).all()
 
 
 @pytest.mark.slow
@@ -624,8 +641,11 @@ def test_any_step_is_seconds_away(wiki):
 def test_real_text_does_not_depend_on_hosts_or_where_it_starts(wiki):
     chosen = PretrainingOptions(128, 64)
     alone = PretrainingData(wiki, chosen)
-    for hosts in (2, 8):
-        shared = [PretrainingData(wiki, chosen, hosts=hosts, host=h) for h in range(hosts)]
+    for num_processes in (2, 8):
+        shared = [
+            PretrainingData(wiki, chosen, num_processes=num_processes, host=h)
+            for h in range(num_processes)
+        ]
         for step in (0, 25, 50, 1_000_000):
             assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
     again = PretrainingData(wiki, dataclasses.replace(chosen, workers=8))

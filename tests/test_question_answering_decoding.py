@@ -6,40 +6,47 @@ import pathlib
 import numpy as np
 import pytest
 
-from bertjax.tasks.question_answering.decoding import BEST, LONGEST, Prediction, decode
+from bertjax.tasks.question_answering.decoding import (
+    MAX_ANSWER_LENGTH,
+    N_BEST_SIZE,
+    Prediction,
+    decode,
+)
 from bertjax.tasks.question_answering.metrics import score
-from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset, read_squad
 from data_pipelines.finetuning.windows import (
-    Passage,
-    Passages,
+    PassageCache,
+    PassageWindows,
+    TokenizedPassage,
     WindowOptions,
-    Windows,
-    locate,
+    locate_answer,
     make_windows,
 )
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 TOKENIZER = WordPieceTokenizer(
-    [*SPECIALS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "?"], cased=False
+    [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "?"], cased=False
 )
-OPTIONS = WindowOptions(seq_len=64, stride=20, max_query=4)
+OPTIONS = WindowOptions(max_seq_length=64, doc_stride=20, max_query_length=4)
 PASSAGE = " ".join(LETTERS * 4)
 
 
-def windows_of(question: Question) -> tuple[Windows, Passages]:
-    passages = Passages(TOKENIZER)
+def windows_of(question: Question) -> tuple[PassageWindows, PassageCache]:
+    passages = PassageCache(TOKENIZER)
     return make_windows([question], TOKENIZER, OPTIONS, passages), passages
 
 
-def flat(windows: Windows, least: float = -10.0) -> list[np.ndarray]:
+def flat(windows: PassageWindows, least: float = -10.0) -> list[np.ndarray]:
     """Logits that say nothing."""
     return [np.full((length, 2), least, np.float32) for length in windows.lengths]
 
 
-def answer(question: Question, logits, windows: Windows, passages: Passages) -> Prediction:
+def answer(
+    question: Question, logits, windows: PassageWindows, passages: PassageCache
+) -> Prediction:
     (prediction,) = decode([question], windows, passages, logits)
     return prediction
 
@@ -64,7 +71,12 @@ def test_the_best_span_of_all_windows_is_taken_where_it_stands() -> None:
 
 @pytest.mark.parametrize(
     ("start", "end", "fits"),
-    [(5, 5, True), (5, 4, False), (5, 4 + LONGEST, True), (5, 5 + LONGEST, False)],
+    [
+        (5, 5, True),
+        (5, 4, False),
+        (5, 4 + MAX_ANSWER_LENGTH, True),
+        (5, 5 + MAX_ANSWER_LENGTH, False),
+    ],
 )
 def test_ends_lie_behind_starts_and_not_too_far(start: int, end: int, fits: bool) -> None:
     windows, passages = windows_of(QUESTION)
@@ -99,7 +111,7 @@ def test_a_piece_that_stands_for_no_character_is_no_answer() -> None:
     windows, passages = windows_of(QUESTION)
     spans = passages[PASSAGE].spans.copy()
     spans[40, 1] = spans[40, 0]  # as SentencePiece's mark of a word's start has it
-    passages[PASSAGE] = Passage(passages[PASSAGE].ids, spans)
+    passages[PASSAGE] = TokenizedPassage(passages[PASSAGE].ids, spans)
     logits = flat(windows)
     for number in range(len(windows)):
         at = 40 - windows.first[number]
@@ -138,13 +150,13 @@ def test_the_best_are_of_different_texts_and_their_probabilities_sum_to_one() ->
     logits = [random.normal(size=each.shape).astype(np.float32) for each in flat(windows)]
     prediction = answer(QUESTION, logits, windows, passages)
     texts = [candidate.text for candidate in prediction.candidates]
-    assert len(set(texts)) == len(texts) == BEST
+    assert len(set(texts)) == len(texts) == N_BEST_SIZE
     scores = [candidate.score for candidate in prediction.candidates]
     assert scores == sorted(scores, reverse=True)
     for with_null in (False, True):
         listed = prediction.probabilities(with_null)
         assert sum(probability for _, probability in listed) == pytest.approx(1)
-        assert len(listed) == BEST + with_null
+        assert len(listed) == N_BEST_SIZE + with_null
 
 
 @functools.cache
@@ -152,10 +164,10 @@ def vocabulary(path: pathlib.Path):
     return load_tokenizer(path)
 
 
-def oracle(data: Questions, tokenizer) -> dict[str, str]:
+def oracle(data: QuestionAnsweringDataset, tokenizer) -> dict[str, str]:
     """What is answered when the logits point at the first gold answer."""
-    passages = Passages(tokenizer)
-    answers: list[Answer | None] = [locate(question)[0] for question in data.questions]
+    passages = PassageCache(tokenizer)
+    answers: list[Answer | None] = [locate_answer(question)[0] for question in data.questions]
     windows = make_windows(data.questions, tokenizer, WindowOptions(), passages, answers)
     logits = flat(windows, -5)
     for number, (start, end) in enumerate(windows.targets["span"].values):
@@ -173,17 +185,19 @@ def test_logits_that_point_at_the_gold_answers_give_them_back(data_dir) -> None:
     data = read_squad(data_dir / "squad" / "dev-v1.1.json")
     tokenizer = vocabulary(data_dir / "vocab" / "bert-base-uncased-vocab.txt")
     found = oracle(data, tokenizer)
-    wrong = [q for q in data.questions if score(Questions([q], 1), found)["exact"] == 0]
+    wrong = [
+        q for q in data.questions if score(QuestionAnsweringDataset([q], 1), found)["exact"] == 0
+    ]
     # All the others are exact. Of these the gold answer begins or ends within a piece ("1940" of
     # "1940s"), or is longer than any answer may be.
     assert len(wrong) == 32
     for question in wrong:
         gold = question.answers[0]
-        _, spans = tokenizer.encode_with_spans(question.passage)
+        _, spans = tokenizer.encode_with_offsets(question.passage)
         starts, ends = ({span[i] for span in spans} for i in (0, 1))
-        pieces = [s for s in spans if s[0] < gold.start + len(gold.text) and s[1] > gold.start]
+        tokens = [s for s in spans if s[0] < gold.start + len(gold.text) and s[1] > gold.start]
         within = gold.start not in starts or gold.start + len(gold.text) not in ends
-        assert within or len(pieces) > LONGEST, (question.id, gold)
+        assert within or len(tokens) > MAX_ANSWER_LENGTH, (question.id, gold)
 
 
 # The rest has more than 30 pieces (98 of 100 in Thai, whose words are cut into letters),

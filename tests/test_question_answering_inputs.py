@@ -1,20 +1,24 @@
-"""Questions come as lines or as a file, and what is wrong with them is said."""
+"""QuestionAnsweringDataset come as lines or as a file, and what is wrong with them is said."""
 
 import json
 
 import numpy as np
 import pytest
 
-from bertjax.tasks.question_answering.evaluation import Reading, inputs_of, question_of
+from bertjax.tasks.question_answering.evaluation import (
+    QuestionAnsweringEvalSet,
+    parse_question_inputs,
+    to_question,
+)
 from bertjax.tasks.task import Input
-from data_pipelines.finetuning.packed_examples import Shape
-from data_pipelines.finetuning.squad import Answer, Question, Questions
+from data_pipelines.finetuning.packed_examples import PackedShape
+from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset
 from data_pipelines.finetuning.windows import WindowOptions
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefgh?"], cased=False)
-OPTIONS = WindowOptions(seq_len=16, stride=4, max_query=4)
+TOKENIZER = WordPieceTokenizer([*SPECIAL_TOKENS, *"abcdefgh?"], cased=False)
+OPTIONS = WindowOptions(max_seq_length=16, doc_stride=4, max_query_length=4)
 FILE = {"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "7", "question": "c?"}]}]}]}
 
 
@@ -30,21 +34,21 @@ def test_lines_are_questions_one_by_one_as_they_come() -> None:
             taken.append(number)
             yield line(id=f"q{number}") if number else line()
 
-    for number, asked in enumerate(inputs_of(lines())):
+    for number, asked in enumerate(parse_question_inputs(lines())):
         assert len(taken) == number + 1
-        assert question_of(asked) == Question(f"q{number}" if number else "1", "c?", "a b")
+        assert to_question(asked) == Question(f"q{number}" if number else "1", "c?", "a b")
 
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_file_is_answered_as_a_whole(indent: int | None) -> None:
     text = "\n" + json.dumps(FILE, indent=indent)
-    found = inputs_of(text.splitlines(keepends=True))
+    found = parse_question_inputs(text.splitlines(keepends=True))
     assert isinstance(found, list)  # which nobody need wait for
-    assert list(map(question_of, found)) == [Question("7", "c?", "a b")]
+    assert list(map(to_question, found)) == [Question("7", "c?", "a b")]
 
 
 def test_nothing_is_no_question() -> None:
-    assert list(inputs_of([])) == []
+    assert list(parse_question_inputs([])) == []
 
 
 @pytest.mark.parametrize(
@@ -60,22 +64,22 @@ def test_nothing_is_no_question() -> None:
 )
 def test_a_line_that_is_no_question_is_refused(said: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        list(map(question_of, inputs_of([line(), said])))
+        list(map(to_question, parse_question_inputs([line(), said])))
 
 
 def test_blank_lines_are_passed_over_and_counted() -> None:
-    found = map(question_of, inputs_of(["\n", line(), " \n", line(), "\n"]))
+    found = map(to_question, parse_question_inputs(["\n", line(), " \n", line(), "\n"]))
     assert [question.id for question in found] == ["2", "4"]
 
 
 def test_what_is_asked_from_elsewhere_is_named_by_its_place() -> None:
     with pytest.raises(ValueError, match="input 0 is not of the form"):
-        question_of(Input("input 0", "c?"))
+        to_question(Input("input 0", "c?"))
 
 
 def test_a_file_of_another_layout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the input is not in .*: data\[0\] has no 'paragraphs'"):
-        inputs_of(['{"data": [{}]}'])
+        parse_question_inputs(['{"data": [{}]}'])
 
 
 def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) -> None:
@@ -84,20 +88,29 @@ def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) 
         Question("there", "a?", "a b", (Answer("b", 1),)),
         Question("nowhere", "a b c d e?", "a b", (Answer("h", 0),)),
     ]
-    Reading("dev", Questions(questions, 1), TOKENIZER, OPTIONS, Shape(16, 8), rows=2)
+    QuestionAnsweringEvalSet(
+        "dev",
+        QuestionAnsweringDataset(questions, 1),
+        TOKENIZER,
+        OPTIONS,
+        PackedShape(16, 8),
+        rows=2,
+    )
     text = caplog.text
     assert "dev: 2 of 3 answers are not at their place" in text
     assert "They are of questions there, nowhere." in text
     assert "of question 'there' is not at character 1 of its passage, but at 2" in text
-    assert "1 questions were cut to data.max_query=4 pieces" in text
+    assert "1 questions were cut to data.max_query_length=4 pieces" in text
 
 
-def read_logits(reading: Reading, of_cls: float) -> list[dict[str, np.ndarray]]:
+def read_logits(reading: QuestionAnsweringEvalSet, of_cls: float) -> list[dict[str, np.ndarray]]:
     """Logits of `of_cls` at each [CLS] and the opposite elsewhere."""
     logits = []
     for batch in reading.batches():
-        values = np.where(batch["positions"] == 0, of_cls, -of_cls)
-        logits.append({"span_logits": np.stack([values, values], -1).astype(np.float32)})
+        values = np.where(batch["position_ids"] == 0, of_cls, -of_cls)
+        logits.append(
+            {"question_answering_logits": np.stack([values, values], -1).astype(np.float32)}
+        )
     return logits
 
 
@@ -105,7 +118,14 @@ def read_logits(reading: Reading, of_cls: float) -> list[dict[str, np.ndarray]]:
 def test_scores_of_version_2_are_those_at_the_threshold(of_cls: float) -> None:
     """To answer nothing is best here, whatever the odds; the official sweep's 0 would not do it."""
     questions = [Question("1", "a", "c d", (Answer("d", 2),)), Question("2", "c", "b")]
-    reading = Reading("dev", Questions(questions, 2), TOKENIZER, OPTIONS, Shape(16, 8), rows=2)
+    reading = QuestionAnsweringEvalSet(
+        "dev",
+        QuestionAnsweringDataset(questions, 2),
+        TOKENIZER,
+        OPTIONS,
+        PackedShape(16, 8),
+        rows=2,
+    )
     found = reading.evaluation({}, read_logits(reading, of_cls))
     assert found.scores["f1"] == found.scores["best_f1"] == 50
     assert found.scores["threshold"] < min(found.files["null_odds"].values())
@@ -119,8 +139,13 @@ def test_even_without_any_span_there_are_scores_and_files(version: int) -> None:
     questions = [Question("1", "", "a b", (Answer("b", 2),)), Question("2", "c", "b")]
     if version == 1:
         questions.pop()
-    reading = Reading(
-        "dev", Questions(questions, version), TOKENIZER, OPTIONS, Shape(16, 8), rows=2
+    reading = QuestionAnsweringEvalSet(
+        "dev",
+        QuestionAnsweringDataset(questions, version),
+        TOKENIZER,
+        OPTIONS,
+        PackedShape(16, 8),
+        rows=2,
     )
     found = reading.evaluation({}, read_logits(reading, 9.0))
     assert found.scores["total"] == len(questions)

@@ -14,17 +14,17 @@ from bertjax.tasks.question_answering.metrics import (
     f1,
     normalize,
     score,
-    score_each,
     score_files,
+    score_per_question,
 )
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset, read_squad
 
 GOLDEN = json.loads((pathlib.Path(recipe.__file__).parent / "squad_scores.json").read_text())
 
 
 @functools.cache
-def data(directory: pathlib.Path, version: int) -> Questions:
+def data(directory: pathlib.Path, version: int) -> QuestionAnsweringDataset:
     return read_squad(directory / "squad" / recipe.VERSIONS[version])
 
 
@@ -42,13 +42,13 @@ def test_every_digit_is_the_official_one(name: str, data_dir) -> None:
     assert counts["surplus"] == (7 if variant == "surplus" else 0)
 
 
-def questions(version: int, *golds: list[str]) -> Questions:
+def questions(version: int, *golds: list[str]) -> QuestionAnsweringDataset:
     """A question for each list of gold answers, with ids "0", "1" ..."""
     listed = [
         Question(str(i), "?", " ".join(gold), tuple(Answer(text, 0) for text in gold))
         for i, gold in enumerate(golds)
     ]
-    return Questions(listed, version)
+    return QuestionAnsweringDataset(listed, version)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_words_count_as_often_as_they_come() -> None:
 
 
 def test_the_best_gold_answer_counts() -> None:
-    found = score_each(questions(1, ["black cat", "cat"]), {"0": "a cat"})
+    found = score_per_question(questions(1, ["black cat", "cat"]), {"0": "a cat"})
     assert found["0"] == (1.0, 1.0)
 
 

@@ -16,26 +16,26 @@ from processes import Command, hold, run
 from random_models import draw_model
 from run_outputs import answers_of, metrics, params_of
 
-from bertjax.checkpointing.checkpointer import Checkpoints
-from bertjax.cli.configuration import parse_overrides
+from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.cli.config_args import parse_overrides
 from bertjax.cli.main import main
 from bertjax.config.config import Config, load_config
 from bertjax.formats import huggingface
-from bertjax.formats.opening import find_model
+from bertjax.formats.loading import find_model
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import AXES
 from bertjax.model.encoder import BertConfig
-from bertjax.preflight.judge import preflight
+from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.reports.run import write_report
 from bertjax.tasks import registry
 from bertjax.tasks.question_answering.metrics import score_files
 from bertjax.tasks.question_answering.task import Task
 from bertjax.training.evaluator import evaluate
-from bertjax.training.initialization import Start
-from bertjax.training.trainer import Run
+from bertjax.training.initialization import PretrainedModel
+from bertjax.training.trainer import Trainer
 from bertjax.workdir.run_record import CALIBRATION_FILE
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
@@ -43,7 +43,16 @@ LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 NAMES = ["anna", "bob", "carl", "dora"]
 PLACES = ["rome", "oslo", "paris", "delhi"]
 TOKENIZER = WordPieceTokenizer(
-    [*SPECIALS, *LETTERS, *(f"##{s}" for s in LETTERS), *NAMES, *PLACES, *"?.", "lives", "in"],
+    [
+        *SPECIAL_TOKENS,
+        *LETTERS,
+        *(f"##{s}" for s in LETTERS),
+        *NAMES,
+        *PLACES,
+        *"?.",
+        "lives",
+        "in",
+    ],
     cased=False,
 )
 
@@ -77,17 +86,22 @@ def folder(tmp_path_factory) -> pathlib.Path:
     bare = questions(1, 4)
     bare["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
     (path / "bare.json").write_text(json.dumps(bare))
-    config = BertConfig(len(TOKENIZER.pieces), 2, 64, 2, max_positions=64)
+    config = BertConfig(len(TOKENIZER.tokens), 2, 64, 2, max_position_embeddings=64)
     (path / "model").mkdir()
     huggingface.write(draw_model(config, TOKENIZER, "pooler"), path / "model")
     return path
 
 
 def arguments(folder: pathlib.Path, version: int, **overrides: object) -> list[str]:
-    fields = {"seq_len": 32, "data.stride": 8, "data.max_query": 8, "model.dtype": "float32"}
+    fields = {
+        "max_seq_length": 32,
+        "data.doc_stride": 8,
+        "data.max_query_length": 8,
+        "model.dtype": "float32",
+    }
     fields |= {"batch_size": 8, "steps": 150, "eval_every": 150, "checkpoint_every": 150}
-    fields |= {"optimizer.learning_rate": 1e-3, "model.hidden_dropout": 0.0}
-    fields |= {"model.attention_dropout": 0.0}
+    fields |= {"optimizer.learning_rate": 1e-3, "model.hidden_dropout_prob": 0.0}
+    fields |= {"model.attention_probs_dropout_prob": 0.0}
     fields |= {name.replace("__", "."): value for name, value in overrides.items()}
     spec = f"{SQUAD}:version={version},init={folder / 'model'},data={folder}"
     return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
@@ -117,7 +131,7 @@ def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dic
     done = run("evaluate", *given)
     assert done.returncode == 0, done.stderr
     page, table = done.stderr.split("; compiling ...\n")
-    assert page.endswith(f"{Start(workdir).path} on dev, 8 rows a batch")
+    assert page.endswith(f"{PretrainedModel(workdir).path} on dev, 8 rows a batch")
     assert re.search(r"^exact +\d+\.\d+$", table, re.MULTILINE)
     assert f"written to {output}: " in table and "scores.json" in table
     return version, output, json.loads(done.stdout)
@@ -156,7 +170,7 @@ def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
 def test_several_checkpoints_are_an_ensemble(folder, tmp_path, capsys) -> None:
     workdirs = [tmp_path / name for name in "ab"]
     for seed, workdir in enumerate(workdirs):
-        Run(configuration(folder, 1, seed=seed, steps=3, eval_every=3), workdir).train()
+        Trainer(configuration(folder, 1, seed=seed, steps=3, eval_every=3), workdir).train()
     alone = [evaluate(configuration(folder, 1), workdir) for workdir in workdirs]
     given = ["--checkpoint", *map(str, workdirs), "--output", str(tmp_path / "both")]
     assert main(["evaluate", *given, *arguments(folder, 1)]) == 0
@@ -234,8 +248,8 @@ def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
 @pytest.mark.slow
 def test_a_threshold_is_kept_with_the_parameters_that_were_evaluated(folder, tmp_path) -> None:
     config = configuration(folder, 2, steps=2, checkpoint_every=1, eval_every=2)
-    Run(config, tmp_path).train()
-    first, second = map(Checkpoints(tmp_path / "checkpoints").path, (1, 2))
+    Trainer(config, tmp_path).train()
+    first, second = map(Checkpointer(tmp_path / "checkpoints").path, (1, 2))
     assert not (first / CALIBRATION_FILE).exists() and (second / CALIBRATION_FILE).exists()
 
 
@@ -254,14 +268,14 @@ def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> 
 
 @pytest.mark.parametrize(("packing", "most"), [(True, 8), (False, 1)])
 def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) -> None:
-    task = Task(configuration(folder, 1, batch_size=16, seq_len=64, packing=packing))
+    task = Task(configuration(folder, 1, batch_size=16, max_seq_length=64, packing=packing))
     (training,) = prepared(task)
-    (held_out,) = task.evaluation_sets()
+    (held_out,) = task.eval_sets()
     for batch in (training, *held_out.batches()):
         assert batch["span_weights"].shape[1] == most
         assert (batch["span_weights"].sum(1).max() > 1) == packing
     assert training["span_weights"].sum() == 16
-    shapes = task.objective.batch_shapes(task.objective.rows)
+    shapes = task.objective.batch_shapes(task.objective.num_sequences)
     assert {n: x.shape for n, x in shapes.items()} == {n: x.shape for n, x in training.items()}
 
 
@@ -286,11 +300,11 @@ def test_half_a_surrogate_pair_in_a_passage_is_written_escaped(trained, capsys) 
 @pytest.mark.slow
 def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
     convert(folder / "model", tmp_path / "encoder", "hf", "bertjax")
-    with pytest.raises(ValueError, match=r"with activation='gelu' .* model.activation='gelu'"):
-        evaluate(configuration(folder, 1, model__activation="relu"), tmp_path / "encoder")
+    with pytest.raises(ValueError, match=r"with activation='gelu' .* model.hidden_act='gelu'"):
+        evaluate(configuration(folder, 1, model__hidden_act="relu"), tmp_path / "encoder")
     with pytest.raises(ValueError, match="span"):
         evaluate(configuration(folder, 1), tmp_path / "encoder")
-    (tmp_path / "vocab.txt").write_text("\n".join([*TOKENIZER.pieces[:-1], "other"]))
+    (tmp_path / "vocab.txt").write_text("\n".join([*TOKENIZER.tokens[:-1], "other"]))
     other = configuration(folder, 1, data__vocab=tmp_path / "vocab.txt")
     with pytest.raises(ValueError, match="trained with another vocabulary"):
         evaluate(other, tmp_path / "encoder")
@@ -300,13 +314,13 @@ def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
 def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
     config = configuration(folder, 1, steps="3 epochs", batch_size=16)
     verdict = preflight(config, Topology("cpu:8"))
-    assert verdict.steps == 3 * 64 // 16 and verdict.train.rows_per_device == 2
+    assert verdict.steps == 3 * 64 // 16 and verdict.train.per_device_batch_size == 2
 
 
 @pytest.mark.slow
 def test_a_topology_need_not_divide_the_windows_of_a_step(folder) -> None:
-    config = configuration(folder, 1, batch_size=10, accumulation=2)
-    assert preflight(config, Topology("cpu:8")).train.rows_per_device == 2
+    config = configuration(folder, 1, batch_size=10, gradient_accumulation_steps=2)
+    assert preflight(config, Topology("cpu:8")).train.per_device_batch_size == 2
 
 
 @pytest.mark.slow
@@ -316,7 +330,7 @@ def test_scores_keep_the_precision_that_they_are_summed_in(folder) -> None:
     batch, objective = next(prepared(task)), task.objective
     params = jax.jit(objective.init_params)(jax.random.key(0))
     outputs = jax.jit(lambda params, batch: objective.apply(params, batch, None, {}))(params, batch)
-    logits = outputs["span_logits"]
+    logits = outputs["question_answering_logits"]
     assert logits.dtype == jnp.float32
     assert (logits != logits.astype(jnp.bfloat16)).mean() > 0.9
 
@@ -327,7 +341,9 @@ def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
     for shape in ((8, 1, 1), (2, 2, 2)):
         mesh = {f"mesh.{axis}": size for axis, size in zip(AXES, shape, strict=True)}
         workdir = tmp_path / "x".join(map(str, shape))
-        Run(configuration(folder, 2, steps=4, log_every=1, eval_every=4, **mesh), workdir).train()
+        Trainer(
+            configuration(folder, 2, steps=4, log_every=1, eval_every=4, **mesh), workdir
+        ).train()
         losses.append([line["loss"] for line in metrics(workdir)])
     assert len(losses[0]) == 5 and losses[0] == pytest.approx(losses[1], abs=1e-4)
 
@@ -335,13 +351,17 @@ def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
 @pytest.mark.slow
 def test_kills_change_nothing(folder, tmp_path) -> None:
     given = arguments(folder, 2, steps=120, checkpoint_every=10, eval_every=20, log_every=5)
-    given += ["--config.model.hidden_dropout=0.1", "--config.keep=1", "--config.keep_best=f1"]
-    given += ["--config.optimizer.layer_decay=0.9", "--config.reinit_layers=1"]
+    given += [
+        "--config.model.hidden_dropout_prob=0.1",
+        "--config.keep=1",
+        "--config.best_metric=f1",
+    ]
+    given += ["--config.optimizer.layerwise_lr_decay=0.9", "--config.reinit_layers=1"]
     assert run("train", "--workdir", tmp_path / "whole", *given).returncode == 0
     draw = random.Random(3)
     killed = ["train", "--workdir", tmp_path / "killed", *given]
     for kill in range(4):
-        saved = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps(), default=0)
+        saved = max(Checkpointer(tmp_path / "killed" / "checkpoints").steps(), default=0)
         process = Command(*killed, begin=functools.partial(hold, saved + 36))
         if kill == 0:
             time.sleep(draw.uniform(0.5, 3))
@@ -356,9 +376,9 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     assert "going on from step" in done.stderr
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     assert params_of(tmp_path / "killed") == params_of(tmp_path / "whole")
-    kept = [Checkpoints(tmp_path / run / "checkpoints").steps() for run in ("killed", "whole")]
+    kept = [Checkpointer(tmp_path / run / "checkpoints").steps() for run in ("killed", "whole")]
     best = max(
-        (line for line in metrics(tmp_path / "whole") if line["split"] == "heldout"),
+        (line for line in metrics(tmp_path / "whole") if line["split"] == "eval"),
         key=lambda line: line["f1"],
     )
     assert kept[0] == kept[1] == sorted({best["step"], 120})
@@ -370,7 +390,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
         (1, {"data__dev": "dev-v2.0.json"}, "has questions that cannot be answered"),
         (2, {"data__dev": "dev-v1.1.json"}, "has no questions that cannot be answered"),
         (1, {"data__train": "none.json"}, "none.json: data="),
-        (1, {"data__stride": 100}, "stride=100 must be"),
+        (1, {"data__doc_stride": 100}, "stride=100 must be"),
         (1, {"init": ""}, "there is no vocabulary: name a model"),
         (1, {"init": "/nowhere"}, "there is no /nowhere"),
         (1, {"model.vocab_size": 40}, "69 pieces and model.vocab_size=40: raise it"),

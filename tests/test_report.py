@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 
 from bertjax.reports.run import render, write_report
-from bertjax.training.metric_writers import AppendedLines, metrics_path
+from bertjax.training.metric_writers import LocalMetricsFile, metrics_path
 
 CONFIG = {
     "steps": 40,
     "batch_size": 64,
-    "seq_len": 128,
+    "max_seq_length": 128,
     "packing": True,
     "init": "",
     "mesh": {},
-    "model": {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "intermediate_size": None},
+    "model": {
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": None,
+    },
     "optimizer": {"name": "adamw", "learning_rate": 1e-4, "warmup": 10_000},
     "data": {"dir": "corpora/<wiki> & more", "masking": "word"},
 }
@@ -26,16 +31,16 @@ CONFIG = {
 
 def train(step: int, **metrics: float | None) -> dict[str, Any]:
     known = {"loss": 8.0, "mlm_loss": 7.5, "nsp_loss": 0.5, "mlm_accuracy": 0.25, "grad_norm": 1.5}
-    speed = {"sequences_per_second": 320.0, "data_wait": 0.0, "mfu": None}
+    speed = {"sequences_per_second": 320.0, "input_wait_fraction": 0.0, "mfu": None}
     return {"step": step, "split": "train", **known, **speed, **metrics}
 
 
-def heldout(step: int, loss: float) -> dict[str, Any]:
+def eval(step: int, loss: float) -> dict[str, Any]:
     terms = {"mlm_loss": loss - 0.5, "nsp_loss": 0.5, "mlm_perplexity": 42.0, "examples": 4096}
-    return {"step": step, "split": "heldout", "loss": loss, **terms}
+    return {"step": step, "split": "eval", "loss": loss, **terms}
 
 
-RUN = [train(10), train(20), heldout(20, 7.0), train(30), train(40), heldout(40, 6.5)]
+RUN = [train(10), train(20), eval(20, 7.0), train(30), train(40), eval(40, 6.5)]
 
 
 class Page(HTMLParser):
@@ -79,7 +84,7 @@ def page(
 
 @pytest.fixture
 def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
-    lines = AppendedLines(metrics_path(tmp_path))
+    lines = LocalMetricsFile(metrics_path(tmp_path))
     for entry in RUN:
         metrics = {key: value for key, value in entry.items() if key not in ("step", "split")}
         lines.write(entry["step"], entry["split"], metrics)
@@ -127,14 +132,14 @@ def test_every_metric_has_its_chart() -> None:
 
 
 def test_metrics_that_only_a_task_has_are_drawn_too() -> None:
-    read = page([train(10), {"step": 10, "split": "heldout", "f1": 88.5, "span_accuracy": 0.5}])
+    read = page([train(10), {"step": 10, "split": "eval", "f1": 88.5, "span_accuracy": 0.5}])
     assert read.titles()[4:6] == ["F1", "Span accuracy"]
     assert read.texts["b"][:2] == ["88.50", "50.0%"]
 
 
 def test_a_loss_of_one_term_is_told_once() -> None:
     entries = [
-        {"step": 10, "split": split, "loss": 3.0, "mlm_loss": 3.0} for split in ("train", "heldout")
+        {"step": 10, "split": split, "loss": 3.0, "mlm_loss": 3.0} for split in ("train", "eval")
     ]
     read = page(entries)
     assert read.titles() == ["Loss"]
@@ -151,7 +156,7 @@ def test_the_head_has_the_last_held_out_values() -> None:
 
 
 def test_evaluations_are_newest_first_and_the_best_stands_out() -> None:
-    read = page([train(10), heldout(10, 7.0), heldout(20, 6.0), heldout(30, math.nan)])
+    read = page([train(10), eval(10, 7.0), eval(20, 6.0), eval(30, math.nan)])
     columns = len(read.texts["th"])
     assert read.texts["td"][: 3 * columns : columns] == ["30", "20", "10"]
     rows = [attrs for tag, attrs in read.tags if tag == "tr"]
@@ -179,7 +184,7 @@ def test_all_text_is_escaped() -> None:
     entries = [
         {"step": 1, "split": "train", "loss": 1.0, evil: 2.0},
         {"step": 1, "split": evil, "loss": 1.0},
-        {"step": 1, "split": "heldout", "loss": 1.0, evil: 2.0},
+        {"step": 1, "split": "eval", "loss": 1.0, evil: 2.0},
     ]
     text = render(evil, entries, {evil: evil, "data.dir": evil, "steps": evil})
     assert "<script>alert" not in text
@@ -194,7 +199,7 @@ def test_all_text_is_escaped() -> None:
         [{"step": 0, "split": "train"}],
         [train(1)],
         [train(1, loss=math.nan)],
-        [heldout(5, 2.0)],
+        [eval(5, 2.0)],
         [train(1), train(1_000_000)],
         [train(step, loss=float(step)) for step in range(1, 3000)],
     ],

@@ -14,9 +14,9 @@ from processes import Command, hold, run
 from run_outputs import metrics, params_of
 
 from bertjax.checkpointing import checkpointer
-from bertjax.checkpointing.checkpointer import Checkpoints, find_checkpoint
+from bertjax.checkpointing.checkpointer import Checkpointer, find_checkpoint
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 STEPS, SAVED_EVERY = 250, 15
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def write_for_ever() -> None:
     checkpointer.finish = lambda *_: time.sleep(LONG)
 
 
-def wait_for_save(process: Command, checkpoints: Checkpoints) -> None:
+def wait_for_save(process: Command, checkpoints: Checkpointer) -> None:
     """Returns while a checkpoint that had not been begun is being written, beside training."""
     begun = {int(path.name[:8]) for path in checkpoints.directory.glob("0*")}
     while process.poll() is None:
@@ -55,7 +55,7 @@ def wait_for_save(process: Command, checkpoints: Checkpoints) -> None:
 
 def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
     draw = random.Random(11)
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints = Checkpointer(tmp_path / "checkpoints")
     for kill in range(10):
         saved = max(checkpoints.steps(), default=0)
         begin = write_for_ever if kill in (3, 7) else functools.partial(hold, saved + 36)
@@ -91,7 +91,7 @@ def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -
     go.touch()
     process.communicate()
     assert process.poll() == 75
-    saved = Checkpoints(tmp_path / "checkpoints").steps()
+    saved = Checkpointer(tmp_path / "checkpoints").steps()
     assert saved[-1] >= 30
     done = run(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
@@ -139,7 +139,7 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(corpus, tmp_path) -> None:
         sentence = done.stderr.splitlines()[-1]
         assert "could not be written" in sentence and "earlier checkpoints are intact" in sentence
         assert "Traceback" not in done.stderr
-        saved = Checkpoints(disk / "workdir" / "checkpoints")
+        saved = Checkpointer(disk / "workdir" / "checkpoints")
         assert saved.steps()
         assert find_checkpoint(disk / "workdir") == saved.path(saved.steps()[-1])
     finally:

@@ -12,15 +12,15 @@ from toy_tasks import KINDS, TOKENIZER, configuration, write_data
 
 from bertjax.cli.main import _parser
 from bertjax.config.config import Config, load_config
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.run_summary import closing, odd, opening
+from bertjax.training.run_summary import closing, config_warnings, opening
 from data_pipelines.corpus.prepare import prepare
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 
 
-def configure(corpus: pathlib.Path, **overrides: object) -> Config:
+def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
     fields = {"model.vocab_size": 128, "mesh.data": 8, "data.workers": 1}
     fields |= {name.replace("__", "."): value for name, value in overrides.items()}
     texts = {name: str(value) for name, value in fields.items()}
@@ -31,14 +31,16 @@ def page(config: Config, step: int = 0) -> list[str]:
     task = registry.find(config.task)(config)
     config = task.config.resolve(task.examples_per_epoch)
     task.prepare(config.total_steps)
-    programs = Programs(config, task.objective)
+    programs = StepFunctions(config, task.objective)
     lines = opening(config, task, programs, epath.Path("runs/x"), step, 1).splitlines()
     assert len(lines) <= 12
     return lines
 
 
 def test_it_tells_devices_model_data_rows_memory_schedule_and_workdir(corpus) -> None:
-    config = configure(corpus, steps=1000, batch_size=16, accumulation=2, optimizer__warmup=100)
+    config = make_run_config(
+        corpus, steps=1000, batch_size=16, gradient_accumulation_steps=2, optimizer__warmup=100
+    )
     assert page(config) == [
         f"devices   8 cpu ({os.cpu_count()} cores), mesh data=8",
         "model     2 layers of 64, 149,890 parameters, float32; MLM head and NSP head",
@@ -67,8 +69,8 @@ def test_every_task_has_the_page(kind: str, folder) -> None:
 
 
 def oddities(corpus, **overrides: object) -> list[str]:
-    config = configure(corpus, **overrides).resolve()
-    return list(odd(config, SimpleNamespace(examples_per_epoch=1000)))
+    config = make_run_config(corpus, **overrides).resolve()
+    return list(config_warnings(config, SimpleNamespace(examples_per_epoch=1000)))
 
 
 def test_what_is_odd_is_said_with_its_cure(corpus) -> None:
@@ -91,15 +93,17 @@ def test_documents_of_single_sentences_are_odd_where_next_ones_are_learnt(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"ba do ki lu {'me ' * n}." for n in range(40)))
-    prepare([str(text)], TOKENIZER, tmp_path / "corpus", workers=1, held_out=0)
-    task = registry.find("pretrain")(configure(tmp_path / "corpus", data__objective=objective))
+    prepare([str(text)], TOKENIZER, tmp_path / "corpus", workers=1, eval_fraction=0)
+    task = registry.find("pretraining")(
+        make_run_config(tmp_path / "corpus", data__objective=objective)
+    )
     assert task.examples_per_epoch
     said = f"{tmp_path / 'corpus'} has 1.0 sentences a document: nearly all second sentences are"
     assert (said in caplog.text) == (objective == "mlm_nsp")
 
 
 def test_at_the_end_stand_the_commands_that_a_model_is_for(corpus) -> None:
-    task = registry.find("pretrain")(configure(corpus))
+    task = registry.find("pretraining")(make_run_config(corpus))
     said = closing(epath.Path("my runs/x"), epath.Path("/my runs/x/checkpoints/00000020"), task)
     assert said.splitlines() == [
         "done; the model is in /my runs/x/checkpoints/00000020. Next:",

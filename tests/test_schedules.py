@@ -23,7 +23,7 @@ def test_rates_at_the_turns_of_the_linear_ones(warmup: int, total: int) -> None:
     exact = [0, 1 / warmup, 1 - 1 / warmup, 1, after, 0]
     np.testing.assert_allclose(rates("linear", steps, warmup, total), exact, rtol=2e-7)
     exact = [0, 1 / warmup, 1 - 1 / warmup, 1 - warmup / total, last, 0]
-    np.testing.assert_allclose(rates("linear_original", steps, warmup, total), exact, rtol=2e-7)
+    np.testing.assert_allclose(rates("bert_linear", steps, warmup, total), exact, rtol=2e-7)
 
 
 @pytest.mark.parametrize(("warmup", "total"), TURNS)

@@ -10,14 +10,14 @@ from data_pipelines.pretraining.streams import permutation
 
 
 def test_without_a_bound_sections_are_the_documents() -> None:
-    sections = Sections.of(make_shard([[5, 6], [7], [8, 9, 10]]), None)
+    sections = Sections.from_shard(make_shard([[5, 6], [7], [8, 9, 10]]), None)
     assert sections.documents.tolist() == [0, 1, 2]
     assert sections.sizes(np.array([2, 0, 1, 0])).tolist() == [27, 11, 7, 11]
     assert list(sections.offsets(np.array([1, 0]))) == [(1, [11, 18]), (0, [0, 5, 11])]
 
 
 def test_a_section_ends_with_the_sentence_that_reaches_the_bound() -> None:
-    sections = Sections.of(make_shard([[5, 5, 5, 5, 5], [9]]), 10)
+    sections = Sections.from_shard(make_shard([[5, 5, 5, 5, 5], [9]]), 10)
     assert list(sections.offsets(np.arange(4))) == [
         (0, [0, 5, 10]),
         (0, [10, 15, 20]),
@@ -29,7 +29,7 @@ def test_a_section_ends_with_the_sentence_that_reaches_the_bound() -> None:
 @given(corpora, st.integers(1, 100))
 def test_sections_are_the_documents_in_order(documents, longest) -> None:
     shard = make_shard(documents)
-    sections = Sections.of(shard, longest)
+    sections = Sections.from_shard(shard, longest)
     found: list[list[int]] = [[] for _ in documents]
     for document, offsets in sections.offsets(np.arange(len(sections))):
         assert len(offsets) > 1
@@ -40,9 +40,9 @@ def test_sections_are_the_documents_in_order(documents, longest) -> None:
 
 @given(corpora, st.integers(1, 100), st.integers(1, 300))
 def test_chunks_are_all_sections_in_the_order_given(documents, longest, tokens) -> None:
-    sections = Sections.of(make_shard(documents), longest)
+    sections = Sections.from_shard(make_shard(documents), longest)
     order = permutation(len(sections), "order")
-    chunks = sections.cut(order, tokens)
+    chunks = sections.split_into_chunks(order, tokens)
     assert np.concatenate(chunks).tolist() == order.tolist()
     assert all(len(chunk) for chunk in chunks)
     sizes = sections.sizes(order)

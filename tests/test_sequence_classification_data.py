@@ -1,4 +1,4 @@
-"""Sentences of a table, their labels, and what of a long text a model reads."""
+"""SequenceClassificationDataset of a table, their labels, and what of a long text a model reads."""
 
 import dataclasses
 import math
@@ -12,50 +12,54 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import (
-    LONG_TEXTS,
-    check_long_text,
+    TRUNCATION_MODES,
+    check_truncation,
     encode,
-    shared_room,
+    truncated_pair_lengths,
 )
 from data_pipelines.finetuning.sequence_classification import (
-    Columns,
-    Sentences,
-    as_columns,
+    SequenceClassificationDataset,
+    TableColumns,
     class_weights,
     from_rows,
     label_names,
     label_text,
     make_target,
+    split_column_names,
 )
-from data_pipelines.finetuning.table import Row, read_table
+from data_pipelines.finetuning.table import TableRow, read_table
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # a piece each
-CLASS = Columns(("text",), label="label")
+CLASS = TableColumns(("text",), label="label")
 LABELS = dataclasses.replace(CLASS, target="labels")
 NUMBER = dataclasses.replace(CLASS, target="number")
 
 
-def read(rows: list[dict], columns: Columns = CLASS, labelled: bool = True) -> Sentences:
-    placed = [Row(f"t.csv line {i}", values) for i, values in enumerate(rows, 2)]
-    return from_rows("t.csv", placed, columns, labelled)
+def read(
+    rows: list[dict], columns: TableColumns = CLASS, labeled: bool = True
+) -> SequenceClassificationDataset:
+    placed = [TableRow(f"t.csv line {i}", values) for i, values in enumerate(rows, 2)]
+    return from_rows("t.csv", placed, columns, labeled)
 
 
-def labelled(*labels: object, columns: Columns = CLASS) -> Sentences:
+def labeled(*labels: object, columns: TableColumns = CLASS) -> SequenceClassificationDataset:
     return read([{"text": f"text {i}", "label": label} for i, label in enumerate(labels)], columns)
 
 
 def test_columns_of_a_text_are_joined_and_a_pair_is_kept_apart() -> None:
-    columns = Columns(as_columns("title+body"), as_columns("answer"), "label", "id")
+    columns = TableColumns(
+        split_column_names("title+body"), split_column_names("answer"), "label", "id"
+    )
     rows = [{"title": "A ", "body": "b", "answer": "c", "label": 1, "id": 7, "other": None}]
     found = read(rows, columns)
     assert (found.texts, found.pairs, found.values, found.ids) == (["A b"], ["c"], ["1"], ["7"])
-    assert found.places == ["t.csv line 2"] and len(found) == 1
+    assert found.locations == ["t.csv line 2"] and len(found) == 1
 
 
 def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
-    found = read([{"text": "a"}], labelled=False)
+    found = read([{"text": "a"}], labeled=False)
     assert found.values is None and found.pairs is None and found.ids is None
     target = make_target(found, ["x", "y"], "class")
     assert target.weights.tolist() == [0]
@@ -78,9 +82,13 @@ def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
         (NUMBER, [{"text": "a", "label": "-inf"}], "line 2: .* '-inf', which is no finite number"),
         (NUMBER, [{"text": "a", "label": "1e39"}], "line 2: .* '1e39', which is no finite number"),
         (NUMBER, [{"text": "a", "label": "good"}], "line 2: .* 'good'.*: mend it, or set target="),
-        (Columns(("text",), ("pair",), "label"), [{"text": "a", "label": 1}], "no column 'pair'"),
         (
-            Columns(("text",), label="label", id="id"),
+            TableColumns(("text",), ("pair",), "label"),
+            [{"text": "a", "label": 1}],
+            "no column 'pair'",
+        ),
+        (
+            TableColumns(("text",), label="label", id="id"),
             [{"text": "a", "label": 1, "id": i} for i in (1, 2, 1)],
             "line 4: id '1' is that of t.csv line 2: name it apart",
         ),
@@ -103,7 +111,7 @@ def test_a_row_that_does_not_say_what_it_should_is_refused(columns, rows, compla
 )
 def test_columns_that_cannot_be_are_refused(arguments: dict, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        Columns(**arguments)
+        TableColumns(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +133,10 @@ def test_a_label_is_compared_by_its_text(value: object, text: str) -> None:
 
 
 def test_labels_are_between_separators_or_in_a_list_and_may_be_none() -> None:
-    found = labelled("b, a,b,", ["a", 3, ""], "", [], columns=LABELS)
+    found = labeled("b, a,b,", ["a", 3, ""], "", [], columns=LABELS)
     assert found.values == [("b", "a"), ("a", "3"), (), ()]
-    columns = dataclasses.replace(LABELS, separator="|")
-    assert labelled("a,b|c", columns=columns).values == [("a,b", "c")]
+    columns = dataclasses.replace(LABELS, label_separator="|")
+    assert labeled("a,b|c", columns=columns).values == [("a,b", "c")]
 
 
 @given(st.lists(st.sampled_from(["a", "B", "b c", "é", "10", "9", "-1"]), min_size=2), st.randoms())
@@ -136,14 +144,14 @@ def test_the_order_of_labels_is_not_that_of_the_rows(labels: list[str], draw) ->
     if len(set(labels)) < 2:
         return
     shuffled = draw.sample(labels, len(labels))
-    names = label_names(labelled(*labels))
-    assert names == label_names(labelled(*shuffled)) and set(names) == set(labels)
-    assert label_names(labelled(*labels, columns=LABELS)) == names
+    names = label_names(labeled(*labels))
+    assert names == label_names(labeled(*shuffled)) and set(names) == set(labels)
+    assert label_names(labeled(*labels, columns=LABELS)) == names
 
 
 def test_labels_that_are_whole_numbers_are_in_their_order() -> None:
-    assert label_names(labelled(10, "9", -1, "2")) == ("-1", "2", "9", "10")
-    assert label_names(labelled("10", "9", "-")) == ("-", "10", "9")
+    assert label_names(labeled(10, "9", -1, "2")) == ("-1", "2", "9", "10")
+    assert label_names(labeled("10", "9", "-")) == ("-", "10", "9")
 
 
 @pytest.mark.parametrize(
@@ -160,18 +168,18 @@ def test_real_files_have_all_their_examples(
     file: str, text: str, label: str, count: int, classes: int, data_dir
 ) -> None:
     rows = read_table(data_dir / "classification" / file)
-    found = from_rows(file, rows, Columns((text,), label=label), True)
+    found = from_rows(file, rows, TableColumns((text,), label=label), True)
     names = label_names(found)
     assert (len(found), len(names)) == (count, classes) and list(names) == sorted(names)
-    train, dev = found.held_out(0.1)
+    train, dev = found.split_by_text(0.1)
     assert len(train) + len(dev) == count and not {*train.texts} & {*dev.texts}
 
 
 def test_there_must_be_something_to_tell_apart() -> None:
     with pytest.raises(InputError, match=r"^t.csv has nothing to tell apart \(all have 'x'\)"):
-        label_names(labelled("x", "x"))
+        label_names(labeled("x", "x"))
     with pytest.raises(InputError, match=r"\(there is no label at all\)"):
-        label_names(labelled("", [], columns=LABELS))
+        label_names(labeled("", [], columns=LABELS))
 
 
 texts = st.lists(st.text(max_size=8), min_size=1, max_size=40, unique=True)
@@ -183,9 +191,11 @@ def test_no_order_and_no_later_example_moves_one_to_the_other_side(
     first: list[str], more: list[str], share: float, draw
 ) -> None:
     def sides(texts: list[str], pairs: list[str] | None = None) -> tuple[set[str], set[str]] | None:
-        places = [str(i) for i in range(len(texts))]
+        locations = [str(i) for i in range(len(texts))]
         try:
-            parts = Sentences("it", places, texts, pairs, list(texts)).held_out(share)
+            parts = SequenceClassificationDataset(
+                "it", locations, texts, pairs, list(texts)
+            ).split_by_text(share)
         except InputError:
             return None
         assert all(part.values == part.texts for part in parts)
@@ -202,31 +212,33 @@ def test_about_the_share_is_held_out_and_of_every_pair_the_two_texts_count() -> 
     count = 4000
     texts = [f"text {i}" for i in range(count)]
     for pairs in (None, texts[::-1]):
-        data = Sentences("it", texts, texts, pairs, texts, texts)
-        train, dev = data.held_out(0.1)
+        data = SequenceClassificationDataset("it", texts, texts, pairs, texts, texts)
+        train, dev = data.split_by_text(0.1)
         assert len(train) + len(dev) == count and abs(len(dev) - 400) < 80
-        assert sorted(train.places + dev.places) == sorted(texts)
-    assert set(dev.texts) != set(Sentences("it", texts, texts).held_out(0.1)[1].texts)
+        assert sorted(train.locations + dev.locations) == sorted(texts)
+    assert set(dev.texts) != set(
+        SequenceClassificationDataset("it", texts, texts).split_by_text(0.1)[1].texts
+    )
 
 
 def test_the_parts_are_those_that_runs_have_kept() -> None:
     texts = [f"text {i}" for i in range(20)]
-    assert Sentences("it", texts, texts).held_out(0.1)[1].texts == [
+    assert SequenceClassificationDataset("it", texts, texts).split_by_text(0.1)[1].texts == [
         f"text {i}" for i in (2, 3, 6, 18)
     ]
 
 
 def test_too_few_to_hold_out_are_refused() -> None:
     with pytest.raises(InputError, match=r"t.csv has too few examples \(2\) .*data.dev=FILE"):
-        labelled("a", "b").held_out(0.001)
+        labeled("a", "b").split_by_text(0.001)
 
 
 def test_targets_are_by_name_whatever_the_order_of_the_rows() -> None:
     names = ("a", "b", "c")
-    assert make_target(labelled("c", "a"), names, "class").values.tolist() == [2, 0]
-    of_sets = make_target(labelled("c,a", "", columns=LABELS), names, "labels")
+    assert make_target(labeled("c", "a"), names, "class").values.tolist() == [2, 0]
+    of_sets = make_target(labeled("c,a", "", columns=LABELS), names, "labels")
     assert of_sets.values.tolist() == [[1, 0, 1], [0, 0, 0]]
-    number = make_target(labelled(3, "-0.5", columns=NUMBER), (), "number")
+    number = make_target(labeled(3, "-0.5", columns=NUMBER), (), "number")
     assert number.values.tolist() == [3, -0.5] and number.weights.tolist() == [1, 1]
 
 
@@ -234,7 +246,7 @@ def test_a_label_that_was_not_trained_is_refused_at_its_row() -> None:
     complaint = r"^t.csv line 3: label 'z' is none that was trained \('a', 'b'\): mend it, or"
     for columns in (CLASS, LABELS):
         with pytest.raises(InputError, match=complaint):
-            make_target(labelled("a", "z", columns=columns), ("a", "b"), columns.target)
+            make_target(labeled("a", "z", columns=columns), ("a", "b"), columns.target)
 
 
 def test_classes_weigh_as_they_are_told_to() -> None:
@@ -269,14 +281,14 @@ lengths = st.integers(0, 60)
 
 @given(lengths, lengths, st.integers(0, 70))
 def test_the_longer_of_two_texts_loses_pieces_of_equal_ones_the_second(a, b, room) -> None:
-    assert shared_room(a, b, room) == original(a, b, room)
+    assert truncated_pair_lengths(a, b, room) == original(a, b, room)
 
 
 def words(count: int, seed: int = 0) -> str:
     return " ".join(random.Random(seed).choices(WORDS, k=count))
 
 
-def pieces(text: str) -> list[int]:
+def tokens(text: str) -> list[int]:
     return TOKENIZER.encode(text)
 
 
@@ -285,19 +297,23 @@ def rows_of(encoded) -> list[list[int]]:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 40), st.integers(3, 24), st.sampled_from(LONG_TEXTS))
-def test_of_a_long_text_is_kept_what_was_asked_for(count: int, seq_len: int, how: str) -> None:
-    text, room = words(count), seq_len - 2
-    ids = pieces(text)
-    found = encode(Sentences("it", ["here"], [text]), TOKENIZER, seq_len, how)
+@given(st.integers(1, 40), st.integers(3, 24), st.sampled_from(TRUNCATION_MODES))
+def test_of_a_long_text_is_kept_what_was_asked_for(
+    count: int, max_seq_length: int, how: str
+) -> None:
+    text, room = words(count), max_seq_length - 2
+    ids = tokens(text)
+    found = encode(
+        SequenceClassificationDataset("it", ["here"], [text]), TOKENIZER, max_seq_length, how
+    )
     rows = rows_of(found)
     for row in rows:
-        assert len(row) <= seq_len
+        assert len(row) <= max_seq_length
         assert (row[0], row[-1]) == (TOKENIZER.cls_id, TOKENIZER.sep_id)
     assert found.examples.prefix.tolist() == [len(row) for row in rows]
-    assert found.owner.tolist() == [0] * len(rows)
+    assert found.text_indices.tolist() == [0] * len(rows)
     bare = [row[1:-1] for row in rows]
-    assert found.cut == (count > room and how != "windows")
+    assert found.num_truncated == (count > room and how != "windows")
     if count <= room:
         assert bare == [ids]
     elif how == "windows":
@@ -317,48 +333,63 @@ def test_of_a_long_text_is_kept_what_was_asked_for(count: int, seq_len: int, how
 def test_a_quarter_of_head_and_tail_is_head() -> None:
     """128 of 510, which is 127 here (Sun et al. 2019)."""
     text = words(1000)
-    (row,) = rows_of(encode(Sentences("it", ["here"], [text]), TOKENIZER, 512, "head_tail"))
-    assert row[1:-1] == pieces(text)[:127] + pieces(text)[-383:]
+    (row,) = rows_of(
+        encode(SequenceClassificationDataset("it", ["here"], [text]), TOKENIZER, 512, "head_tail")
+    )
+    assert row[1:-1] == tokens(text)[:127] + tokens(text)[-383:]
 
 
 @settings(deadline=None)
 @given(
     st.integers(0, 20), st.integers(0, 20), st.integers(5, 30), st.sampled_from(["head", "tail"])
 )
-def test_pairs_are_cut_by_the_rule(a: int, b: int, seq_len: int, how: str) -> None:
+def test_pairs_are_cut_by_the_rule(a: int, b: int, max_seq_length: int, how: str) -> None:
     texts = [words(a, 1), words(b, 2)]
-    data = Sentences("it", ["here"], texts[:1], texts[1:])
-    found = encode(data, TOKENIZER, seq_len, how)
-    sizes = original(a, b, seq_len - 3)
+    data = SequenceClassificationDataset("it", ["here"], texts[:1], texts[1:])
+    found = encode(data, TOKENIZER, max_seq_length, how)
+    sizes = original(a, b, max_seq_length - 3)
     parts = [
-        pieces(text)[:size] if how == "head" else pieces(text)[len(pieces(text)) - size :]
+        tokens(text)[:size] if how == "head" else tokens(text)[len(tokens(text)) - size :]
         for text, size in zip(texts, sizes, strict=True)
     ]
     sep = [TOKENIZER.sep_id]
     assert rows_of(found) == [[TOKENIZER.cls_id, *parts[0], *sep, *parts[1], *sep]]
     assert found.examples.prefix.tolist() == [sizes[0] + 2]
-    assert found.cut == (a + b > seq_len - 3)
+    assert found.num_truncated == (a + b > max_seq_length - 3)
 
 
 def test_windows_share_the_weight_of_their_text() -> None:
     texts = [words(3), words(50), words(20)]
-    data = Sentences("it", texts, texts, None, ["a", "b", "b"])
+    data = SequenceClassificationDataset("it", texts, texts, None, ["a", "b", "b"])
     encoded = encode(data, TOKENIZER, 10, "windows")
     target = make_target(data, ("a", "b"), "class")
     weighted = dataclasses.replace(target, weights=np.array([1, 0.5, 2], np.float32))
     for given_target, sums in ((target, [1, 1, 1]), (weighted, [1, 0.5, 2])):
         label = encoded.with_target("label", given_target).targets["label"]
-        np.testing.assert_allclose(np.bincount(encoded.owner, label.weights), sums, rtol=1e-6)
-        assert label.values.tolist() == target.values[encoded.owner].tolist()
-    assert np.bincount(encoded.owner).tolist() == [1, 8, 3]
+        np.testing.assert_allclose(
+            np.bincount(encoded.text_indices, label.weights), sums, rtol=1e-6
+        )
+        assert label.values.tolist() == target.values[encoded.text_indices].tolist()
+    assert np.bincount(encoded.text_indices).tolist() == [1, 8, 3]
 
 
 def test_ways_and_lengths_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match=r"data.long_text='middle' is unknown: choose one of head"):
-        check_long_text("middle", False)
+    with pytest.raises(
+        InputError, match=r"data.truncation='middle' is unknown: choose one of head"
+    ):
+        check_truncation("middle", False)
     for how in ("windows", "head_tail"):
-        with pytest.raises(InputError, match=f"data.long_text={how} is not for pairs: choose head"):
-            check_long_text(how, True)
-    for pairs, seq_len in ((None, 2), (["b"], 4)):
-        with pytest.raises(InputError, match=f"seq_len={seq_len} leaves no room for text: raise"):
-            encode(Sentences("it", ["x"], ["a"], pairs), TOKENIZER, seq_len, "head")
+        with pytest.raises(
+            InputError, match=f"data.truncation={how} is not for pairs: choose head"
+        ):
+            check_truncation(how, True)
+    for pairs, max_seq_length in ((None, 2), (["b"], 4)):
+        with pytest.raises(
+            InputError, match=f"max_seq_length={max_seq_length} leaves no room for text: raise"
+        ):
+            encode(
+                SequenceClassificationDataset("it", ["x"], ["a"], pairs),
+                TOKENIZER,
+                max_seq_length,
+                "head",
+            )

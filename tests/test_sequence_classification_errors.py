@@ -30,8 +30,8 @@ def write(folder: pathlib.Path, files: dict[str, str | bytes]) -> None:
 
 def publish(path: pathlib.Path, head: str, tokenizer=toy_tasks.TOKENIZER) -> pathlib.Path:
     """A published model of the toys' vocabulary, whose classes are "a" and "b"."""
-    count = 2 if head == "classifier" else 0
-    config = BertConfig(128, 1, 64, 2, max_positions=64, num_labels=count)
+    count = 2 if head == "sequence_classification" else 0
+    config = BertConfig(128, 1, 64, 2, max_position_embeddings=64, num_labels=count)
     model = draw_model(config, tokenizer, "pooler", head)
     labels = ("a", "b") if count else ()
     path.mkdir()
@@ -42,11 +42,11 @@ def publish(path: pathlib.Path, head: str, tokenizer=toy_tasks.TOKENIZER) -> pat
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("models")
-    for head in ("classifier", "choice", "span"):
+    for head in ("sequence_classification", "multiple_choice", "question_answering"):
         publish(folder / head, head)
-    pieces = [*toy_tasks.TOKENIZER.pieces]
-    pieces[20], pieces[21] = pieces[21], pieces[20]
-    publish(folder / "other", "classifier", WordPieceTokenizer(pieces, cased=False))
+    tokens = [*toy_tasks.TOKENIZER.tokens]
+    tokens[20], tokens[21] = tokens[21], tokens[20]
+    publish(folder / "other", "sequence_classification", WordPieceTokenizer(tokens, cased=False))
     toy_tasks.TOKENIZER.save(folder)
     return folder
 
@@ -56,10 +56,15 @@ def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[o
     file, _, rest = options.partition(":")
     fields = {name.replace("__", "."): value for name, value in overrides.items()}
     if "init" not in overrides:
-        sizes = {"num_layers": 1, "hidden_size": 64, "num_heads": 2, "vocab_size": 128}
+        sizes = {
+            "num_hidden_layers": 1,
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "vocab_size": 128,
+        }
         fields |= {f"model.{name}": value for name, value in sizes.items()}
-        fields |= {"model.max_positions": 64, "data.vocab": models / "vocab.txt"}
-    fields = {"batch_size": 8, "steps": 2, "seq_len": 32} | fields
+        fields |= {"model.max_position_embeddings": 64, "data.vocab": models / "vocab.txt"}
+    fields = {"batch_size": 8, "steps": 2, "max_seq_length": 32} | fields
     spec = f"{toy_tasks.EXPERIMENTS / file}.py:{rest}"
     return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
 
@@ -85,7 +90,7 @@ CASES = {
     "a row of too many fields": (
         {"train.csv": CSV + "ba,do,a\n"}, "classify",
         f"{T}.csv line 6 has 3 fields where the header has 2: mend the row, or allow bad rows with "
-        "data.skip_bad",
+        "data.max_bad_fraction",
     ),
     "tabs in a file of commas": (
         {"train.csv": CSV.replace(",", "\t")}, "classify",
@@ -107,7 +112,7 @@ CASES = {
         f"{T}.csv has no column 'label', but 'text', 'mood': name one with data.label=",
     ),
     "a column whose name has a plus": (
-        {"train.csv": CSV.replace("label", "a+b")}, "classify:label=a+c",
+        {"train.csv": CSV.replace("label", "a+b")}, "sequence_classification:label=a+c",
         f"{T}.csv has no column 'a\\+c', but 'text', 'a\\+b': name one with data.label=COLUMN",
     ),
     "two examples of one id": (
@@ -117,11 +122,11 @@ CASES = {
     ),
     "a number that is none": (
         {"train.csv": "text,label\nba,1\nki,nan\n", "dev.csv": "text,label\nba,1\n"},
-        "classify:target=number",
+        "sequence_classification:target=number",
         f"{T}.csv line 3: column 'label' is 'nan', which is no finite number: mend it",
     ),
     "words where numbers should be": (
-        {"train.csv": CSV}, "classify:target=number",
+        {"train.csv": CSV}, "sequence_classification:target=number",
         f"{T}.csv line 2: column 'label' is 'a', which is no finite number: .*target=class",
     ),
     "one class only": (
@@ -129,16 +134,16 @@ CASES = {
         rf"{T}.csv has nothing to tell apart \(all have 'a'\): give two labels",
     ),
     "a label that is the text": (
-        {"train.csv": CSV}, "classify:label=text",
+        {"train.csv": CSV}, "sequence_classification:label=text",
         "column 'text' is the text and the label: name different ones",
     ),
     "a pair that is missing in a row": (
-        {"train.csv": PAIRS + "me,,a\n", "dev.csv": PAIRS}, "classify:pair=other",
+        {"train.csv": PAIRS + "me,,a\n", "dev.csv": PAIRS}, "sequence_classification:pair=other",
         f"{T}.csv line 4: column 'other' is empty",
     ),
     "a pair that is missing in a line of JSON": (
         {"train.jsonl": jsonl({"text": "a", "other": "x", "label": 1}, {"text": "a", "label": 0})},
-        "classify:pair=other",
+        "sequence_classification:pair=other",
         f"{T}.jsonl line 2: there is no column 'other', but 'text', 'label'",
     ),
     "labels that are a list": (
@@ -162,11 +167,11 @@ CASES = {
     ),
     "no file": ({}, "classify", "DIR has no train.csv, .tsv, .txt, .json"),
     "no such file": (
-        {"train.csv": CSV}, "classify:train=other.csv",
+        {"train.csv": CSV}, "sequence_classification:train=other.csv",
         "there is no file DIR/other.csv: data=DIR is to be",
     ),
     "a file of a kind that is not known": (
-        {"train.xlsx": "x"}, "classify:train=train.xlsx",
+        {"train.xlsx": "x"}, "sequence_classification:train=train.xlsx",
         f"{T}.xlsx is no table by its name: let it end in .csv",
     ),
     "two train files": (
@@ -174,16 +179,16 @@ CASES = {
         "DIR has train.csv, train.jsonl: choose one with data.train=FILE",
     ),
     "no such target": (
-        {"train.csv": CSV}, "classify:target=klass",
+        {"train.csv": CSV}, "sequence_classification:target=klass",
         "data.target='klass' is unknown: choose one of class, labels, number",
     ),
     "no such way to shorten texts": (
-        {"train.csv": CSV, "dev.csv": DEV}, "classify:long_text=middle",
-        "data.long_text='middle' is unknown: choose one of head, tail",
+        {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification:truncation=middle",
+        "data.truncation='middle' is unknown: choose one of head, tail",
     ),
     "windows of pairs": (
-        {"train.csv": PAIRS, "dev.csv": PAIRS}, "classify:pair=other,long_text=windows",
-        "data.long_text=windows is not for pairs: choose head or tail",
+        {"train.csv": PAIRS, "dev.csv": PAIRS}, "sequence_classification:pair=other,truncation=windows",
+        "data.truncation=windows is not for pairs: choose head or tail",
     ),
     "the weight of no class": (
         {"train.csv": CSV, "dev.csv": DEV}, "classify data.class_weights=z=2",
@@ -191,7 +196,7 @@ CASES = {
     ),
     "weights of numbers": (
         {"train.csv": "text,label\nba,1\nki,2\n", "dev.csv": "text,label\nba,1\n"},
-        "classify:target=number data.class_weights=balanced",
+        "sequence_classification:target=number data.class_weights=balanced",
         "data.class_weights='balanced' is for target=class: leave it out",
     ),
     "no task of GLUE": (
@@ -212,16 +217,16 @@ CASES = {
         {"train.parquet": "text"}, "classify", f"{T}.parquet is damaged .*; fetch it again",
     ),
     "a share of everything": (
-        {"train.csv": CSV}, "classify data.dev_share=1.5",
-        "data.dev_share=1.5 must lie between 0 and 1",
+        {"train.csv": CSV}, "classify data.eval_fraction=1.5",
+        "data.eval_fraction=1.5 must lie between 0 and 1",
     ),
     "too few to hold some out": (
-        {"train.csv": "text,label\nba,a\nki,b\n"}, "classify data.dev_share=0.001",
+        {"train.csv": "text,label\nba,a\nki,b\n"}, "classify data.eval_fraction=0.001",
         rf"{T}.csv has too few examples \(2\) to hold out .*: give a dev file with data.dev=FILE",
     ),
     "a share of bad rows that is none": (
-        {"train.csv": CSV}, "classify data.skip_bad=1.5",
-        "data.skip_bad=1.5 must be from 0 to below 1",
+        {"train.csv": CSV}, "classify data.max_bad_fraction=1.5",
+        "data.max_bad_fraction=1.5 must be from 0 to below 1",
     ),
     "a set whose name no file can have": (
         {"train.csv": CSV, "dev.csv": "text,label,place\nba,a,N/A\n"}, "classify data.by=place",
@@ -233,26 +238,26 @@ CASES = {
         "model.type_vocab_size=1 tells one part of a row, and here are two, the texts of a pair",
     ),
     "a row too short for any text": (
-        {"train.csv": CSV, "dev.csv": DEV}, "classify seq_len=2",
-        "seq_len=2 leaves no room for text: raise it",
+        {"train.csv": CSV, "dev.csv": DEV}, "classify max_seq_length=2",
+        "max_seq_length=2 leaves no room for text: raise it",
     ),
     "the number of no answer": (
-        {"train.csv": SWAG + "ba,do,ki,lu,2\n"}, "choice",
+        {"train.csv": SWAG + "ba,do,ki,lu,2\n"}, "multiple_choice",
         f"{T}.csv line 4: label '2' is the number of no answer: write 0 to 1",
     ),
     "one answer only": (
-        {"train.csv": SWAG + "ba,do,ki,,0\n"}, "choice",
+        {"train.csv": SWAG + "ba,do,ki,,0\n"}, "multiple_choice",
         f"{T}.csv line 4: 1 answers leave nothing to choose",
     ),
     "more answers than a row takes": (
-        {"train.jsonl": jsonl({"context": "ba", "choices": ["do"] * 9, "label": 0})}, "choice",
+        {"train.jsonl": jsonl({"context": "ba", "choices": ["do"] * 9, "label": 0})}, "multiple_choice",
         f"{T}.jsonl line 1: 9 answers do not fit a row of 32 pieces, which has 2 at the most",
     ),
     "no choices": (
-        {"train.csv": CSV}, "choice", f"{T}.csv line 2: there is no column 'sent1'",
+        {"train.csv": CSV}, "multiple_choice", f"{T}.csv line 2: there is no column 'sent1'",
     ),
     "choices that are no list": (
-        {"train.jsonl": jsonl({"context": "ba", "choices": "do", "label": 0})}, "choice",
+        {"train.jsonl": jsonl({"context": "ba", "choices": "do", "label": 0})}, "multiple_choice",
         f"{T}.jsonl line 1: 'choices' is 'do': write a list of texts",
     ),
 }  # fmt: skip
@@ -275,23 +280,28 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
     ("model", "files", "spec", "complaint"),
     [
         ("other", {"train.csv": CSV, "dev.csv": DEV}, "classify", None),
-        ("span", {"train.csv": CSV, "dev.csv": DEV}, "classify", "span has no classifier, only"),
         (
-            "choice",
+            "question_answering",
+            {"train.csv": CSV, "dev.csv": DEV},
+            "classify",
+            "span has no classifier, only",
+        ),
+        (
+            "multiple_choice",
             {"train.csv": CSV, "dev.csv": DEV},
             "classify",
             "choice has no classifier, only",
         ),
         (
-            "classifier",
+            "sequence_classification",
             {"train.csv": CSV.replace(",b", ",c"), "dev.csv": DEV.replace(",b", ",c")},
             "classify",
             "classifier tells apart a, b and the data a, c: give the data that it was made for",
         ),
         (
-            "classifier",
+            "sequence_classification",
             {"train.csv": SWAG, "dev.csv": SWAG},
-            "choice",
+            "multiple_choice",
             "classifier has no choice head, only",
         ),
         ("nowhere", {"train.csv": CSV}, "classify", "there is no .*nowhere: give"),
@@ -314,21 +324,56 @@ def test_evaluating_another_model_is_refused(
 @pytest.mark.parametrize(
     ("model", "name", "content", "complaint"),
     [
-        ("classifier", "in.jsonl", '{"text"\n', "line 1 is no JSON .*: write an object"),
-        ("classifier", "in.jsonl", '\n{"body": "ba"}\n', "line 2: there is no column 'text'"),
-        ("classifier", "in.txt", b"ba\n\xff\n", "in.txt: byte 3 is not UTF-8; convert the file"),
-        ("classifier", "in.csv", "text\nba\n ,\n", "in.csv line 3 has 2 fields where the header"),
-        ("classifier", "in.csv", "text,x\nba,1\n,2\n", "line 3: column 'text' is empty"),
-        ("classifier", "in.csv", 'text,x\n"ba\ndo",1\n,2\n', "line 4: column 'text' is empty"),
-        ("classifier", "in.csv", "body\nba\n", "line 2: there is no column 'text', but 'body'"),
-        ("choice", "in.jsonl", "ba\n", 'line 1 is not of the form {"context"'),
         (
-            "choice",
+            "sequence_classification",
+            "in.jsonl",
+            '{"text"\n',
+            "line 1 is no JSON .*: write an object",
+        ),
+        (
+            "sequence_classification",
+            "in.jsonl",
+            '\n{"body": "ba"}\n',
+            "line 2: there is no column 'text'",
+        ),
+        (
+            "sequence_classification",
+            "in.txt",
+            b"ba\n\xff\n",
+            "in.txt: byte 3 is not UTF-8; convert the file",
+        ),
+        (
+            "sequence_classification",
+            "in.csv",
+            "text\nba\n ,\n",
+            "in.csv line 3 has 2 fields where the header",
+        ),
+        (
+            "sequence_classification",
+            "in.csv",
+            "text,x\nba,1\n,2\n",
+            "line 3: column 'text' is empty",
+        ),
+        (
+            "sequence_classification",
+            "in.csv",
+            'text,x\n"ba\ndo",1\n,2\n',
+            "line 4: column 'text' is empty",
+        ),
+        (
+            "sequence_classification",
+            "in.csv",
+            "body\nba\n",
+            "line 2: there is no column 'text', but 'body'",
+        ),
+        ("multiple_choice", "in.jsonl", "ba\n", 'line 1 is not of the form {"context"'),
+        (
+            "multiple_choice",
             "in.jsonl",
             jsonl({"context": "a", "choices": ["x"]}),
             "line 1: 1 answers leave",
         ),
-        ("choice", "in.csv", "sent1,ending0\nba,do\n", "line 2: 1 answers leave nothing"),
+        ("multiple_choice", "in.csv", "sent1,ending0\nba,do\n", "line 2: 1 answers leave nothing"),
     ],
 )
 def test_predicting_what_cannot_be_read_is_refused(
@@ -351,7 +396,12 @@ def test_values_of_a_table_that_json_has_not_do_not_stop_a_prediction(
 
     rows = [{"text": "ba do", "when": datetime.datetime(2026, 1, 2), "raw": b"\xff"}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
-    given = ["--checkpoint", str(models / "classifier"), "--input", str(tmp_path / "in.parquet")]
+    given = [
+        "--checkpoint",
+        str(models / "sequence_classification"),
+        "--input",
+        str(tmp_path / "in.parquet"),
+    ]
     assert main(["predict", *given]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["text"] == "ba do"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from bertjax.tasks.sequence_classification.metrics import (
     f1_by_class,
     macro_f1,
-    matthews,
+    matthews_correlation,
+    multi_label_metrics,
     pearson,
-    score_classes,
-    score_labels,
-    score_numbers,
+    regression_metrics,
+    single_label_metrics,
 )
 
 GOLDEN = np.load(recipe.PATH)
@@ -31,7 +31,7 @@ def same(ours: list, theirs: np.ndarray) -> None:
 def test_scores_of_classes_are_those_of_scikit_learn() -> None:
     for case, theirs in zip(CASES, GOLDEN["classes"], strict=True):
         pair, count = recipe.draw_classes(case)
-        found = score_classes(*pair, count)
+        found = single_label_metrics(*pair, count)
         assert ("f1" in found) == (count == 2)
         same([found.get(name, 0) for name in recipe.CLASSES], theirs)
 
@@ -44,14 +44,14 @@ def test_so_are_those_of_each_class() -> None:
 
 def test_scores_of_labels_are_those_of_scikit_learn() -> None:
     for case, theirs in zip(CASES, GOLDEN["labels"], strict=True):
-        found = score_labels(*recipe.draw_labels(case))
+        found = multi_label_metrics(*recipe.draw_labels(case))
         same([found[name] for name in recipe.LABELS], theirs)
 
 
 def test_scores_of_numbers_are_those_of_scipy() -> None:
     for case, theirs in zip(CASES, GOLDEN["numbers"], strict=True):
         pair = recipe.draw_numbers(case)
-        found = score_numbers(*pair)
+        found = regression_metrics(*pair)
         size = max(1.0, *(np.square(each).max() for each in pair))
         same([found["pearson"], found["spearman"], found["mse"] / size], theirs / [1, 1, size])
 
@@ -71,7 +71,7 @@ classes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1)
 def test_names_of_classes_count_for_nothing(pairs: list, names: list[int]) -> None:
     said, gold = np.array(pairs).T
     other = np.array(names)
-    for score in (macro_f1, matthews):
+    for score in (macro_f1, matthews_correlation):
         assert score(said, gold) == pytest.approx(score(other[said], other[gold]), abs=1e-12)
         assert -1 <= score(said, gold) <= 1
 
@@ -80,8 +80,11 @@ def test_names_of_classes_count_for_nothing(pairs: list, names: list[int]) -> No
 def test_all_right_is_1_and_the_order_of_examples_is_nothing(pairs: list) -> None:
     said, gold = np.array(pairs).T
     assert macro_f1(gold, gold) == 1
-    assert matthews(gold, gold) == (1 if len(set(gold)) > 1 else 0)
-    forth, back = score_classes(said, gold, 5), score_classes(said[::-1], gold[::-1], 5)
+    assert matthews_correlation(gold, gold) == (1 if len(set(gold)) > 1 else 0)
+    forth, back = (
+        single_label_metrics(said, gold, 5),
+        single_label_metrics(said[::-1], gold[::-1], 5),
+    )
     assert forth == pytest.approx(back, abs=1e-12)
 
 
@@ -93,7 +96,7 @@ def test_a_line_is_a_whole_correlation(values: list[int], slope: int, shift: int
     gold = np.array(values, float)
     whole = 0 if np.ptp(gold) == 0 else 1
     for sign in (1, -1):
-        found = score_numbers(sign * slope * gold + shift, gold)
+        found = regression_metrics(sign * slope * gold + shift, gold)
         assert found["pearson"] == pytest.approx(sign * whole, abs=1e-12)
         assert found["spearman"] == pytest.approx(sign * whole, abs=1e-12)
 
@@ -102,8 +105,8 @@ def test_a_line_is_a_whole_correlation(values: list[int], slope: int, shift: int
 def test_ranks_alone_count_for_spearman(values: list[int]) -> None:
     gold = np.arange(len(values), dtype=float)
     said = np.array(values, float)
-    assert score_numbers(said, gold)["spearman"] == pytest.approx(
-        score_numbers(said**3, gold)["spearman"], abs=1e-12
+    assert regression_metrics(said, gold)["spearman"] == pytest.approx(
+        regression_metrics(said**3, gold)["spearman"], abs=1e-12
     )
 
 

@@ -14,17 +14,17 @@ from run_outputs import metrics
 from bertjax.cli.main import main
 from bertjax.config.config import Config, load_config
 from bertjax.formats import huggingface
-from bertjax.formats.opening import read_model
+from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig
 from bertjax.tasks import registry
 from bertjax.tasks.task import Input
-from bertjax.tasks.token_classification.task import _asked
+from bertjax.tasks.token_classification.task import _parse_input
 from bertjax.training.evaluator import evaluate
-from bertjax.training.initialization import Start
-from bertjax.training.trainer import Run
+from bertjax.training.initialization import PretrainedModel
+from bertjax.training.trainer import Trainer
 from data_pipelines.errors import InputError
 
 LABELS = ("glad", "odd, or so", "sad")
@@ -70,8 +70,8 @@ def exported(trained, tmp_path_factory):
     return of
 
 
-def task_of(config: Config, hosts: int = 1, host: int = 0):
-    return registry.find(config.task)(config, hosts, host)
+def task_of(config: Config, num_processes: int = 1, host: int = 0):
+    return registry.find(config.task)(config, num_processes, host)
 
 
 def leaves(params) -> dict[str, bytes]:
@@ -82,7 +82,7 @@ def leaves(params) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
 def test_a_tiny_model_learns(kind: str, trained) -> None:
     scores = metrics(trained(kind))[-1]
-    assert scores["split"] == "heldout" and scores[HEADLINE[kind]] > 0.9, scores
+    assert scores["split"] == "eval" and scores[HEADLINE[kind]] > 0.9, scores
 
 
 @pytest.mark.slow
@@ -129,7 +129,9 @@ def predict(capsys, *given: object) -> list[dict]:
 @pytest.mark.slow
 def test_a_text_a_line_of_json_and_a_table_are_answered(trained, exported, folder, capsys) -> None:
     for path in (trained("class"), exported("class")):
-        (found,) = predict(capsys, "--checkpoint", path, "--text", "do ki lu ki", "--all")
+        (found,) = predict(
+            capsys, "--checkpoint", path, "--text", "do ki lu ki", "--return-all-scores"
+        )
         assert found["text"] == "do ki lu ki" and found["label"] == "sad"
         assert found["probabilities"].keys() == {*LABELS}
         assert found["probability"] == found["probabilities"]["sad"]
@@ -146,7 +148,7 @@ def test_a_text_a_line_of_json_and_a_table_are_answered(trained, exported, folde
 @pytest.mark.slow
 def test_labels_and_numbers_are_answered(trained, folder, capsys) -> None:
     given = "--checkpoint", trained("labels"), "--text"
-    (found,) = predict(capsys, *given, "do ba lu no me", "--all")
+    (found,) = predict(capsys, *given, "do ba lu no me", "--return-all-scores")
     assert found["labels"] == ["glad", "odd, or so"]
     assert found["labels"] == [name for name, p in found["probabilities"].items() if p > 0.5]
     (found,) = predict(capsys, *given, "do lu me")
@@ -157,7 +159,7 @@ def test_labels_and_numbers_are_answered(trained, folder, capsys) -> None:
 
 @pytest.mark.slow
 def test_questions_are_answered_in_either_layout(trained, tmp_path, capsys) -> None:
-    given = "--checkpoint", trained("choice"), "--all"
+    given = "--checkpoint", trained("choice"), "--return-all-scores"
     asked = {"context": "do lu", "choices": ["ki me", "me ba", "ki ki"]}
     (found,) = predict(capsys, *given, "--text", json.dumps(asked))
     assert (found["context"], found["label"], found["answer"]) == ("do lu", 1, "me ba")
@@ -184,7 +186,7 @@ def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
         ]
         assert said == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
     long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # of several windows
-    (found,) = predict(capsys, *given, long, "--all")
+    (found,) = predict(capsys, *given, long, "--return-all-scores")
     assert [each["text"] for each in found["entities"]] == ["ba ki", "no"]
     assert len(found["probabilities"]) == 103
     assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["probabilities"])
@@ -206,7 +208,7 @@ def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
     ],
 )
 def test_running_text_falls_into_words_in_any_script(text: str, words: str) -> None:
-    asked = _asked("input 0", text)[1]
+    asked = _parse_input("input 0", text)[1]
     assert asked.words == words.split("|")
 
 
@@ -245,20 +247,22 @@ def test_one_goes_on_from_a_classifier_if_its_labels_are_the_same(
     trained, folder, tmp_path
 ) -> None:
     begin = trained("class")
-    own = read_model(begin).params["classifier"]
+    own = read_model(begin).params["sequence_classification"]
     cases = [("class", {}, True), ("labels", {}, True), ("number", {}, False)]
     for kind, overrides, kept in cases:
-        new = Run(toy_tasks.configuration(kind, folder, begin, **overrides), tmp_path / kind)
-        start = Start(begin)
+        new = Trainer(toy_tasks.configuration(kind, folder, begin, **overrides), tmp_path / kind)
+        start = PretrainedModel(begin)
         start.check(new.config.model, new.programs.params, new.task.labels)
         found = start.given(new.programs.params)
-        same = "classifier" in found and leaves(found["classifier"]) == leaves(own)
+        same = "sequence_classification" in found and leaves(
+            found["sequence_classification"]
+        ) == leaves(own)
         assert same == kept and {"encoder", "pooler"} <= found.keys(), kind
 
 
 def published(path: pathlib.Path, labels: tuple[str, ...]) -> pathlib.Path:
-    config = BertConfig(128, 1, 64, 4, max_positions=64, num_labels=len(labels))
-    model = draw_model(config, toy_tasks.TOKENIZER, "pooler", "classifier")
+    config = BertConfig(128, 1, 64, 4, max_position_embeddings=64, num_labels=len(labels))
+    model = draw_model(config, toy_tasks.TOKENIZER, "pooler", "sequence_classification")
     path.mkdir()
     huggingface.write(type(model)(config, model.params, toy_tasks.TOKENIZER, labels=labels), path)
     return path
@@ -268,7 +272,7 @@ def test_labels_keep_the_order_of_the_model_one_goes_on_from(folder, tmp_path) -
     turned = LABELS[1:] + LABELS[:1]
     task = task_of(toy_tasks.configuration("class", folder, published(tmp_path / "same", turned)))
     assert task.labels == turned
-    sets = task.evaluation_sets()
+    sets = task.eval_sets()
     gold = [turned[i] for i in sets[0]._gold.values]
     assert gold == [row["mood"] for row in toy_tasks.rows_of(folder / "dev.csv")]
     for other in (("glad", "sad"), ("glad", "sad", "so"), ("a", "b", "c", "d")):
@@ -301,7 +305,7 @@ def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
         file.writelines(rows)
     task = task_of(toy_tasks.configuration("class", tmp_path, data__dev=""))
     assert len(task.labels) == 3 + 40
-    (held_out,) = task.evaluation_sets()
+    (held_out,) = task.eval_sets()
     only = {label for label in held_out.data.values if label.startswith("rare")}
     assert only and not only & {task.labels[i] for i in task.examples.targets["label"].values}
     assert len(held_out.data) + len(task.examples) == 340
@@ -311,7 +315,7 @@ def test_a_file_needs_no_directory(tmp_path) -> None:
     toy_tasks.write_data(tmp_path)
     files = {"data__train": str(tmp_path / "train.csv"), "data__dev": "", "data__dir": ""}
     task = task_of(toy_tasks.configuration("class", tmp_path, **files))
-    assert 0 < len(task.evaluation_sets()[0].data) == 300 - len(task.examples)
+    assert 0 < len(task.eval_sets()[0].data) == 300 - len(task.examples)
 
 
 def test_of_a_task_of_glue_nothing_is_held_out_of_a_file_of_another_name(tmp_path) -> None:
@@ -326,19 +330,19 @@ def test_of_a_task_of_glue_nothing_is_held_out_of_a_file_of_another_name(tmp_pat
     fields["model.vocab_size"] = 128
     given = {name: str(value) for name, value in fields.items()}
     task = task_of(load_config(file, given, registry.data_fields()))
-    assert len(task.examples) == 50 and len(task.evaluation_sets()[0].data) == 50
+    assert len(task.examples) == 50 and len(task.eval_sets()[0].data) == 50
 
 
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
 def test_the_batch_is_the_same_for_any_number_of_hosts(kind: str, folder) -> None:
     config = toy_tasks.configuration(kind, folder)
     found = []
-    for hosts in (1, 2, 4):
-        tasks = [task_of(config, hosts, host) for host in range(hosts)]
+    for num_processes in (1, 2, 4):
+        tasks = [task_of(config, num_processes, host) for host in range(num_processes)]
         for task in tasks:
             task.prepare(30)
         parts = [next(iter(task.train_batches(25, 26))) for task in tasks]
-        held_out = [next(iter(task.evaluation_sets()[0].batches())) for task in tasks]
+        held_out = [next(iter(task.eval_sets()[0].batches())) for task in tasks]
         found.append(
             {
                 f"{split}/{name}": np.concatenate([part[name] for part in shares])
@@ -364,7 +368,7 @@ def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -
     scores = found.scores
     mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
     assert scores["accuracy"] == pytest.approx(mean)
-    assert not registry.find(config.task).failed(scores)  # which a sweep asks of all
+    assert not registry.find(config.task).is_degenerate(scores)  # which a sweep asks of all
     assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
 
 
@@ -375,7 +379,7 @@ def test_a_tagger_of_documents_reads_no_other_input(trained) -> None:
     opened.config = dataclasses.replace(opened.config, data=data)
     texts = ["ra me si", "ba ki tu ve"]
     alone = [next(opened.answers([(text, text)])) for text in texts]
-    beside = opened.answers([(text, text) for text in texts], together=2, everything=False)
+    beside = opened.answers([(text, text) for text in texts], together=2, return_all_scores=False)
     assert list(beside) == alone
 
 

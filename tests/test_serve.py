@@ -25,16 +25,19 @@ from processes import Command
 from test_interface import ASKED, write_model
 
 import bertjax
-from bertjax.cli import stopping
+from bertjax.cli import termination
 from bertjax.inference.predictor import Predictor
 from bertjax.serving import server as server_module
-from bertjax.serving.page import render
+from bertjax.serving.page import render_page
 from bertjax.serving.requests import Limits
-from bertjax.serving.server import Server, bound
+from bertjax.serving.server import Server, bind_socket
 from data_pipelines.errors import InputError
 
 LIMITS = Limits(bytes=4000, inputs=8, characters=600, waiting=12, seconds=60.0)
-METHODS = ["fill", *(pytest.param(m, marks=pytest.mark.slow) for m in ASKED if m != "fill")]
+METHODS = [
+    "fill_mask",
+    *(pytest.param(m, marks=pytest.mark.slow) for m in ASKED if m != "fill_mask"),
+]
 INPUTS: dict[str, Any] = {method: asked[0] for method, asked in ASKED.items()} | {
     "answer": dict(zip(("question", "context"), ASKED["answer"], strict=True)),
     "choose": dict(zip(("context", "choices"), ASKED["choose"], strict=True)),
@@ -77,7 +80,7 @@ def served(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
 
         @functools.cache
         def serve(method: str) -> Served:
-            listener = stack.enter_context(bound("127.0.0.1", 0))
+            listener = stack.enter_context(bind_socket("127.0.0.1", 0))
             found = Served(write_model(root / method, method), listener)
             stack.callback(found.server.close)
             return found
@@ -89,8 +92,8 @@ def served(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
 def hasty(tmp_path) -> Iterator[Served]:
     """A server of a filling model that waits a second for a request."""
     limits = dataclasses.replace(LIMITS, seconds=1.0)
-    with bound("127.0.0.1", 0) as listener:
-        it = Served(write_model(tmp_path / "fill", "fill"), listener, limits)
+    with bind_socket("127.0.0.1", 0) as listener:
+        it = Served(write_model(tmp_path / "fill_mask", "fill_mask"), listener, limits)
         yield it
         it.server.close()
 
@@ -100,7 +103,7 @@ def held(served, monkeypatch) -> Iterator[tuple[list[int], threading.Event]]:
     """How many inputs each batch of the filling model has had since the test began; it computes
     none before the event.
     """
-    opened, sizes, go = served("fill").opened, [], threading.Event()
+    opened, sizes, go = served("fill_mask").opened, [], threading.Event()
     answers = opened.answers
 
     def answer(inputs: list, **options: Any) -> Any:
@@ -125,26 +128,27 @@ def test_an_answer_is_that_of_the_model_in_python(served, method: str) -> None:
     it, one = served(method), INPUTS[method]
     assert it.predict(one) == it.model.predict(one)
     assert it.predict([one, one]) == it.model.predict([one, one])
-    assert it.predict(one, everything=True) == it.model.predict(one, everything=True)
+    assert it.predict(one, return_all_scores=True) == it.model.predict(one, return_all_scores=True)
     assert it.predict([]) == []
 
 
 @pytest.mark.parametrize(
-    ("method", "does"), [("fill", "fills [MASK]s"), ("classify", "tells the class of texts")]
+    ("method", "description"),
+    [("fill_mask", "fills [MASK]s"), ("classify", "tells the class of texts")],
 )
-def test_it_says_that_it_is_well_and_what_it_does(served, method: str, does: str) -> None:
+def test_it_says_that_it_is_well_and_what_it_does(served, method: str, description: str) -> None:
     status, said = served(method).ask("GET", "/health")
-    assert status == 200 and said["status"] == "ok" and said["does"] == does
+    assert status == 200 and said["status"] == "ok" and said["description"] == description
 
 
 def test_requests_that_wait_together_are_one_batch(served, held) -> None:
-    it, (sizes, go) = served("fill"), held
+    it, (sizes, go) = served("fill_mask"), held
     texts = [f"{'ba ' * n}[MASK]" for n in range(1, 7)]
     with ThreadPoolExecutor(len(texts)) as clients:
         found: list[Future] = [clients.submit(it.predict, texts[0])]
         until(lambda: sizes == [1])
         found += [clients.submit(it.predict, text) for text in texts[1:]]
-        until(lambda: len(it.server._batches._waiting) == 5)
+        until(lambda: len(it.server._batches._queue) == 5)
         go.set()
         answers = [each.result() for each in found]
     assert sizes == [1, 5]
@@ -154,13 +158,13 @@ def test_requests_that_wait_together_are_one_batch(served, held) -> None:
 
 
 def test_a_request_that_cannot_be_answered_takes_no_other_with_it(served, held) -> None:
-    it, (sizes, go) = served("fill"), held
+    it, (sizes, go) = served("fill_mask"), held
     bodies = [json.dumps({"inputs": text}).encode() for text in ("ba [MASK]", "ba", "[MASK] ki")]
     with ThreadPoolExecutor(4) as clients:
         first = clients.submit(it.predict, "[MASK]")
         until(lambda: sizes == [1])
         found = [clients.submit(it.ask, "POST", "/predict", body) for body in bodies]
-        until(lambda: len(it.server._batches._waiting) == 3)
+        until(lambda: len(it.server._batches._queue) == 3)
         go.set()
         assert first.result()
         assert sorted(each.result()[0] for each in found) == [200, 200, 400]
@@ -168,12 +172,12 @@ def test_a_request_that_cannot_be_answered_takes_no_other_with_it(served, held) 
 
 
 def test_more_than_may_wait_are_told_to_come_again_and_none_is_lost(served, held) -> None:
-    it, (sizes, go) = served("fill"), held
+    it, (sizes, go) = served("fill_mask"), held
     with ThreadPoolExecutor(LIMITS.waiting + 1) as clients:
         found = [clients.submit(it.predict, "[MASK]")]
         until(lambda: sizes == [1])
         found += [clients.submit(it.predict, "ba [MASK]") for _ in range(LIMITS.waiting)]
-        until(lambda: len(it.server._batches._waiting) == LIMITS.waiting)
+        until(lambda: len(it.server._batches._queue) == LIMITS.waiting)
         status, said = it.ask("POST", "/predict", b'{"inputs": "[MASK]"}')
         assert status == 503 and said["error"].startswith("12 inputs wait already")
         go.set()
@@ -192,7 +196,7 @@ def test_nothing_is_compiled_for_a_request(served, method: str, compilations) ->
     for count in (1, 2, 3, 5, 8):
         asked: list[Any] = []
         for _ in range(count):
-            asked.append(f"{text()} [MASK]" if method in ("fill", "tag", "classify") else None)
+            asked.append(f"{text()} [MASK]" if method in ("fill_mask", "tag", "classify") else None)
             if method == "answer":
                 asked[-1] = {"question": "ba", "context": text()}
             if method == "choose":
@@ -213,7 +217,7 @@ def test_nothing_is_compiled_for_a_request(served, method: str, compilations) ->
 )
 def test_pages_of_other_servers_are_not_answered(served, headers: dict, status: int) -> None:
     """A browser sends what any page asks, also by a name that was made to point here."""
-    it, body = served("fill"), json.dumps({"inputs": "[MASK]"})
+    it, body = served("fill_mask"), json.dumps({"inputs": "[MASK]"})
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)) as line:
         line.request("POST", "/predict", body, headers)
         assert line.getresponse().status == status
@@ -244,7 +248,7 @@ FORM = {"inputs": "ba [MASK]"}
     ],
 )
 def test_what_is_no_request_is_refused_in_a_sentence(served, body, status, complaint) -> None:
-    it = served("fill")
+    it = served("fill_mask")
     found, said = it.ask("POST", "/predict", body)
     assert (found, said["error"][: len(complaint)]) == (status, complaint)
     assert said["error"].endswith(".") and "\n" not in said["error"]
@@ -253,7 +257,7 @@ def test_what_is_no_request_is_refused_in_a_sentence(served, body, status, compl
 
 def test_other_paths_and_methods_are_refused_with_those_there_are(served) -> None:
     for method, path, status in (("GET", "/x", 404), ("GET", "/predict", 405), ("PUT", "/", 405)):
-        found, said = served("fill").ask(method, path)
+        found, said = served("fill_mask").ask(method, path)
         assert found == status and said["error"].endswith("POST /predict: ask one of these.")
 
 
@@ -303,7 +307,7 @@ def test_who_does_not_end_a_request_is_not_waited_for(hasty) -> None:
 
 
 def test_who_still_reads_an_answer_is_waited_for_and_who_has_stopped_is_not() -> None:
-    kind = server_module._connection(1.0)
+    kind = server_module._idle_timeout_protocol(1.0)
     it, waited, aborted = kind.__new__(kind), [], []
     left = iter([100, 60, 60])
     it.cycle, it._wait = None, lambda: waited.append(True)
@@ -319,7 +323,7 @@ def test_an_answer_that_an_ending_server_gives_up_is_a_503(served) -> None:
     given_up: Future = Future()
     given_up.cancel()
     batches = SimpleNamespace(ask=lambda asked: given_up)
-    app = server_module.application(served("fill").opened, batches, LIMITS)
+    app = server_module.make_app(served("fill_mask").opened, batches, LIMITS)
     body = json.dumps(FORM).encode()
     said: list[dict] = []
 
@@ -341,7 +345,7 @@ def test_the_page_has_what_can_be_typed_and_needs_nothing_else(served, method: s
     status, page = served(method).ask("GET", "/")
     names = [*INPUTS[method]] if isinstance(INPUTS[method], dict) else [""]
     assert status == 200 and re.findall(r'<textarea name="(.*?)"', page) == names
-    assert served(method).opened.ability in page
+    assert served(method).opened.description in page
     assert not re.search(r"https?://|src=|href=|@import|innerHTML", page)
 
 
@@ -350,25 +354,28 @@ def test_names_of_a_model_are_text_on_its_page(served, tmp_path) -> None:
     config = served("classify").opened.config
     data = config.data | {"text": "<b>", "pair": '"><script>'}
 
-    class Opened:
+    class PredictorProtocol:
         task, path = served("classify").opened.task, tmp_path / "<i>"
-        ability = served("classify").opened.ability
+        description = served("classify").opened.description
 
-    Opened.config = type(config)(**{**vars(config), "data": data})  # type: ignore[attr-defined]
-    page = render(Opened())  # type: ignore[arg-type]
+    PredictorProtocol.config = type(config)(**{**vars(config), "data": data})  # type: ignore[attr-defined]
+    page = render_page(PredictorProtocol())  # type: ignore[arg-type]
     assert page.count("<script>") == 1 and "<b>" not in page and "<i>" not in page
 
 
 def test_an_address_that_cannot_be_had_is_refused() -> None:
-    with bound("127.0.0.1", 0) as taken:
+    with bind_socket("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         with (
             pytest.raises(InputError, match=rf"--port {port} cannot be had \(Address already"),
-            bound("127.0.0.1", port),
+            bind_socket("127.0.0.1", port),
         ):
             pass
-    with pytest.raises(InputError, match=r"--host no\.such is no address"), bound("no.such", 0):
+    with (
+        pytest.raises(InputError, match=r"--host no\.such is no address"),
+        bind_socket("no.such", 0),
+    ):
         pass
 
 
@@ -381,14 +388,14 @@ def test_a_port_or_a_library_that_is_not_there_is_named(refused, monkeypatch) ->
 
 def be_patient() -> None:
     """Makes a server wait for what it has accepted, however slow the machine is."""
-    server_module._GRACE, stopping._SECONDS = LONG, LONG
+    server_module._SHUTDOWN_SECONDS, termination._GRACE_SECONDS = LONG, LONG
 
 
 @pytest.mark.slow
 def test_stopped_it_answers_what_it_has_accepted(tmp_path) -> None:
-    with bound("127.0.0.1", 0) as free:
+    with bind_socket("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    model = write_model(tmp_path / "model", "fill")
+    model = write_model(tmp_path / "model", "fill_mask")
     server = Command("serve", "--checkpoint", model, "--port", port, begin=be_patient)
 
     def ready() -> bool:

@@ -22,10 +22,15 @@ from bertjax.mesh.sharding import (
     tree_shardings,
 )
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import Model
+from bertjax.model.heads import BertWithHeads
 
 CONFIG = BertConfig(
-    vocab_size=100, num_layers=2, hidden_size=16, num_heads=4, max_positions=32, scan_layers=True
+    vocab_size=100,
+    num_hidden_layers=2,
+    hidden_size=16,
+    num_attention_heads=4,
+    max_position_embeddings=32,
+    scan_layers=True,
 )
 
 
@@ -38,9 +43,16 @@ def axes_of(sharding: jax.sharding.NamedSharding) -> list[str]:
 @pytest.fixture(scope="module")
 def params():
     ids = jnp.zeros((1, 8), jnp.int32)
-    names = ("token_ids", "type_ids", "pack_ids", "positions", "mlm_positions", "cls_positions")
+    names = (
+        "input_ids",
+        "token_type_ids",
+        "example_ids",
+        "position_ids",
+        "masked_lm_positions",
+        "cls_positions",
+    )
     batch = dict.fromkeys(names, ids)
-    model = Model(CONFIG, ("mlm", "nsp"))
+    model = BertWithHeads(CONFIG, ("mlm", "nsp"))
     return jax.eval_shape(
         lambda: model.init(jax.random.key(0), batch, deterministic=True)["params"]
     )
@@ -155,7 +167,7 @@ for name, fsdp, model in [
 ]:
     mesh = make_mesh(-1, fsdp, model, get_topology_desc(name, "tpu").devices)
     sums = jax.shard_map(
-        lambda x: [jax.lax.psum(x, axis) for axis in ("data", "fsdp", "model")],
+        lambda x: [jax.lax.psum(x, axis) for axis in ("data", "fsdp", "tensor")],
         mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False,
     )
     jax.jit(sums).lower(jax.ShapeDtypeStruct((1024, 128), "float32")).compile()
@@ -189,11 +201,13 @@ def test_what_the_data_axis_does_not_divide_is_whole_on_each_of_its_devices(para
         assert "data" not in axes_of(sharding), name
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params, apart) -> None:
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params, per_layer) -> None:
     mesh = make_mesh(4, 2, 1)
     shapes = sharded_shapes(mesh, params)
-    jaxpr_of = jax.jit(lambda t: stack_layers(gather_matrices(mesh, t, "bfloat16", apart=apart)))
+    jaxpr_of = jax.jit(
+        lambda t: stack_layers(gather_matrices(mesh, t, "bfloat16", per_layer=per_layer))
+    )
     used = dict(named_leaves(jaxpr_of.lower(shapes).compile().output_shardings))
     for name, leaf in named_leaves(jax.eval_shape(jaxpr_of, shapes)):
         matrix = name.endswith("kernel") or name.split("/")[-2] == "embeddings"
@@ -202,14 +216,14 @@ def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("apart", [False, True])
-def test_gradients_come_back_summed_in_pieces_and_in_float32(params, apart) -> None:
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_gradients_come_back_summed_in_pieces_and_in_float32(params, per_layer) -> None:
     mesh = make_mesh(8, 1, 1)
     tree = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), params)
     tree = jax.device_put(tree, tree_shardings(mesh, tree))
 
     def total(tree):
-        gathered = gather_matrices(mesh, tree, "bfloat16", apart=apart)
+        gathered = gather_matrices(mesh, tree, "bfloat16", per_layer=per_layer)
         return sum(jnp.sum(leaf.astype(jnp.float32)) * 2 for leaf in jax.tree.leaves(gathered))
 
     for name, leaf in named_leaves(jax.jit(jax.grad(total))(tree)):

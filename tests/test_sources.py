@@ -21,7 +21,7 @@ from pyarrow import parquet
 from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import Reading, read_documents, resolve
+from data_pipelines.text.sources import ReadOptions, read_documents, resolve_inputs
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -44,8 +44,8 @@ def text_of(documents: list[list[str]]) -> str:
     return "\n\n".join("\n".join(document) for document in documents) + "\n"
 
 
-def read(*inputs: str, **reading: Any) -> list[list[str]]:
-    return list(read_documents(inputs, Reading(**reading)))
+def read(*inputs: str, **read_options: Any) -> list[list[str]]:
+    return list(read_documents(inputs, ReadOptions(**read_options)))
 
 
 lines = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=20)
@@ -201,13 +201,13 @@ def test_zstd_with_a_long_window_is_read(tmp_path: pathlib.Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*/none\.txt; name a file that exists"):
-        resolve([str(tmp_path / "none.txt")])
+        resolve_inputs([str(tmp_path / "none.txt")])
 
 
 def test_a_pattern_without_a_match_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(InputError, match=r"no file matches .*/\*\.txt"):
-        resolve([str(tmp_path / "*.txt")])
+        resolve_inputs([str(tmp_path / "*.txt")])
 
 
 def test_a_directory_is_the_files_in_it(tmp_path: pathlib.Path) -> None:
@@ -226,12 +226,12 @@ def test_a_directory_without_files_is_named(tmp_path: pathlib.Path) -> None:
 def test_an_input_named_twice_is_refused(tmp_path: pathlib.Path) -> None:
     path = save(tmp_path / "a.txt", "text")
     with pytest.raises(InputError, match=r"a\.txt is an input 2 times; name it once"):
-        resolve([path, str(tmp_path / "*.txt")])
+        resolve_inputs([path, str(tmp_path / "*.txt")])
 
 
 def test_no_input_is_refused() -> None:
     with pytest.raises(InputError, match="there is no input"):
-        resolve([])
+        resolve_inputs([])
 
 
 # Patterns
@@ -298,7 +298,7 @@ def test_a_row_without_text_is_bad(tmp_path: pathlib.Path, name: str) -> None:
     path = write_table(tmp_path / name, pyarrow.table({"text": ["One.", None, "Two."]}))
     with pytest.raises(InputError, match="row 1: field 'text' is NoneType"):
         read(path)
-    assert read(path, skip_bad=0.5) == [["One."], [], ["Two."]]
+    assert read(path, max_bad_fraction=0.5) == [["One."], [], ["Two."]]
 
 
 @every_table
@@ -328,7 +328,7 @@ def test_a_brace_alone_makes_no_json(tmp_path: pathlib.Path) -> None:
 
 @every_compression
 @pytest.mark.parametrize(
-    ("content", "cure"),
+    ("content", "fix"),
     [
         (b"x" * 257 + b"ustar\x0000", "unpack it"),
         (b"PK\x03\x04\x14\0", "unpack it"),
@@ -343,10 +343,10 @@ def test_a_brace_alone_makes_no_json(tmp_path: pathlib.Path) -> None:
     ids=["tar", "zip", "parquet", "arrow", "pdf", "gzip", "xz", "bzip2", "zstd"],
 )
 def test_what_is_no_text_is_refused_with_a_way_to_text(
-    tmp_path: pathlib.Path, content: bytes, cure: str, suffix: str
+    tmp_path: pathlib.Path, content: bytes, fix: str, suffix: str
 ) -> None:
     path = save(tmp_path / f"a.txt{suffix}", content)
-    with pytest.raises(InputError, match=rf"a\.txt{suffix} is no text: .*{cure}"):
+    with pytest.raises(InputError, match=rf"a\.txt{suffix} is no text: .*{fix}"):
         read(path)
 
 
@@ -392,21 +392,21 @@ def test_bad_records_are_skipped_if_they_are_few(tmp_path: pathlib.Path, caplog)
     path = save(tmp_path / "a.jsonl", "\n".join(lines).encode("latin-1"))
     with pytest.raises(InputError, match=r"line 2 is not JSON|byte \d+ is not UTF-8"):
         read(path)
-    assert [d for d in read(path, skip_bad=0.06) if d] == [["One."], *[["Two."]] * 93]
+    assert [d for d in read(path, max_bad_fraction=0.06) if d] == [["One."], *[["Two."]] * 93]
     assert "6 of 100 records are bad and were skipped; the first: " in caplog.text
     with pytest.raises(InputError, match=r"6 of 100 .* more than the share of 0\.05 that may be"):
-        read(path, skip_bad=0.05)
+        read(path, max_bad_fraction=0.05)
 
 
 def test_where_too_many_are_bad_it_ends_early(tmp_path: pathlib.Path) -> None:
     path = save(tmp_path / "a.jsonl", "{\n" * 100_000)
     with pytest.raises(InputError, match=r"1,001 of 1,001 records are bad"):
-        read(path, skip_bad=0.01)
+        read(path, max_bad_fraction=0.01)
 
 
 def test_of_text_a_bad_line_is_skipped(tmp_path: pathlib.Path) -> None:
     path = save(tmp_path / "a.txt", b"One.\ncaf\xe9\nTwo.\n\nThree.\n")
-    assert read(path, skip_bad=0.5) == [["One.", "Two."], ["Three."]]
+    assert read(path, max_bad_fraction=0.5) == [["One.", "Two."], ["Three."]]
 
 
 def test_a_text_without_blank_lines_is_told(tmp_path: pathlib.Path, caplog) -> None:
@@ -420,9 +420,9 @@ def test_a_text_without_blank_lines_is_told(tmp_path: pathlib.Path, caplog) -> N
 
 def test_a_reading_that_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="documents='pages' is unknown; choose blocks or lines"):
-        Reading(documents="pages")
-    with pytest.raises(InputError, match="skip_bad=2 is no share"):
-        Reading(skip_bad=2)
+        ReadOptions(documents="pages")
+    with pytest.raises(InputError, match="max_bad_fraction=2 is no share"):
+        ReadOptions(max_bad_fraction=2)
 
 
 @pytest.fixture(scope="module")

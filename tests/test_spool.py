@@ -13,10 +13,10 @@ from data_pipelines.corpus import prepare as corpus
 from data_pipelines.corpus import spool
 from data_pipelines.corpus.filters import Filters
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.corpus.records import ShardWriter
+from data_pipelines.corpus.shards import ShardWriter
 from data_pipelines.corpus.spool import Spool
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import Reading, read_source
+from data_pipelines.text.sources import ReadOptions, read_source
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
@@ -25,8 +25,8 @@ TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many batches and segments."""
-    monkeypatch.setattr(corpus, "_BATCH", 1 << 10)
-    monkeypatch.setattr(spool, "_SEGMENT", 1 << 12)
+    monkeypatch.setattr(corpus, "_BATCH_CHARS", 1 << 10)
+    monkeypatch.setattr(spool, "_SEGMENT_BYTES", 1 << 12)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ class Killed(BaseException):
     """Where a process ends, whatever it was about to do."""
 
 
-@pytest.mark.parametrize("options", [{}, {"reading": Reading(skip_bad=0.1)}])
+@pytest.mark.parametrize("options", [{}, {"reading": ReadOptions(max_bad_fraction=0.1)}])
 def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
     source: str, tmp_path: pathlib.Path, monkeypatch, options
 ) -> None:
@@ -140,8 +140,10 @@ def test_a_damaged_spool_is_gone_on_with_from_where_it_is_whole(
     read_all(monkeypatch, source, out)
     damage(tmp_path / "out.partial" / "spool" / f"000003.{kind}")
     completed = []
-    real = Spool.complete
-    monkeypatch.setattr(Spool, "complete", lambda self: completed.append(self._count) or real(self))
+    real = Spool.commit_segment
+    monkeypatch.setattr(
+        Spool, "commit_segment", lambda self: completed.append(self._count) or real(self)
+    )
     prepare([source], TOKENIZER, out, workers=1)
     assert completed[0] == 3
     prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
@@ -150,7 +152,12 @@ def test_a_damaged_spool_is_gone_on_with_from_where_it_is_whole(
 
 @pytest.mark.parametrize(
     "options",
-    [{"held_out": 0.3}, {"dedup": True}, {"shards": 4}, {"filters": Filters(shortest=50)}],
+    [
+        {"eval_fraction": 0.3},
+        {"dedup": True},
+        {"shards": 4},
+        {"filters": Filters(min_document_tokens=50)},
+    ],
 )
 def test_what_is_decided_when_all_is_read_may_change(
     source, tmp_path: pathlib.Path, monkeypatch, caplog, options
@@ -167,9 +174,9 @@ def test_what_is_decided_when_all_is_read_may_change(
 def test_what_was_read_is_there_after_a_refusal_at_the_end(source, tmp_path, caplog) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match="shards=101 is too many"):
-        prepare([source], TOKENIZER, out, workers=1, held_out=0, shards=101)
+        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, shards=101)
     with caplog.at_level("INFO"):
-        prepare([source], TOKENIZER, out, workers=1, held_out=0, shards=100)
+        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, shards=100)
     assert "goes on after 200 documents" in caplog.text
 
 
@@ -186,7 +193,7 @@ def newer_library(source: str, monkeypatch) -> None:
 
 
 def newer_program(source: str, monkeypatch) -> None:
-    monkeypatch.setattr(corpus, "VERSION", 3)
+    monkeypatch.setattr(corpus, "CORPUS_VERSION", 3)
 
 
 def other_sentences(source: str, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Answer, Question, read_squad, read_tfds
+from data_pipelines.finetuning.squad import Answer, Question, read_squad, read_squad_tfds
 
 
 def write(path: pathlib.Path, content: Any) -> pathlib.Path:
@@ -108,17 +108,17 @@ def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("tfds_home")
 def test_records_of_tfds_are_questions() -> None:
-    found = read_tfds("tfds:tiny_squad", "train")
+    found = read_squad_tfds("tfds:tiny_squad", "train")
     assert found.version == 2
     one, other = sorted(found.questions, key=lambda question: question.id)
     assert one == Question("0", "Où?", "Où est Zoé? À Köln.", (Answer("À Köln", 12),))
     assert other.answers == ()
-    assert len(read_tfds("tfds:tiny_squad", "train[:1]").questions) == 1
+    assert len(read_squad_tfds("tfds:tiny_squad", "train[:1]").questions) == 1
 
 
 @pytest.mark.usefixtures("tfds_home")
 def test_what_tfds_lacks_is_named() -> None:
     with pytest.raises(InputError, match="tfds:tiny_squad has no split dev, but train, validation"):
-        read_tfds("tfds:tiny_squad", "dev")
+        read_squad_tfds("tfds:tiny_squad", "dev")
     with pytest.raises(InputError, match="record '0' has only context, id"):
-        read_tfds("tfds:tiny_other", "train")
+        read_squad_tfds("tfds:tiny_other", "train")

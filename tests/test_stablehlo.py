@@ -15,7 +15,7 @@ from test_interface import HEADS, write_model
 
 import bertjax
 from bertjax.cli.main import main
-from bertjax.model.heads import Model as Network
+from bertjax.model.heads import BertWithHeads
 
 # What somebody runs who has JAX and the two files.
 PROGRAM = """
@@ -44,28 +44,35 @@ def batches(asks: bool) -> dict[str, dict[str, np.ndarray]]:
     for rows, length in SIZES:
         lengths = draw.integers(3, length + 1, rows)
         lengths[0] = length
-        mask = np.arange(length) < lengths[:, None]
+        attention_mask = np.arange(length) < lengths[:, None]
         ids = draw.integers(5, 128, (rows, length))
         types = np.arange(length) >= np.where(np.arange(rows) % 2, lengths // 2, length)[:, None]
-        batch = {"token_ids": ids * mask, "type_ids": types & mask, "mask": mask}
+        batch = {
+            "input_ids": ids * attention_mask,
+            "token_type_ids": types & attention_mask,
+            "attention_mask": attention_mask,
+        }
         if asks:
-            batch["mlm_positions"] = draw.integers(0, lengths[:, None], (rows, rows))
+            batch["masked_lm_positions"] = draw.integers(0, lengths[:, None], (rows, rows))
         found[f"{rows}x{length}"] = {n: each.astype(np.int32) for n, each in batch.items()}
     return found
 
 
 def ours(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> dict[str, np.ndarray]:
     """What the model itself computes."""
-    length = batch["token_ids"].shape[1]
-    own = {"token_ids": batch["token_ids"], "type_ids": batch["type_ids"]}
-    own |= {"pack_ids": batch["mask"], "positions": batch["mask"] * np.arange(length)}
+    length = batch["input_ids"].shape[1]
+    own = {"input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"]}
+    own |= {
+        "example_ids": batch["attention_mask"],
+        "position_ids": batch["attention_mask"] * np.arange(length),
+    }
     own = {name: each.astype(np.int32) for name, each in own.items()}
     heads = tuple(head for head in heads if head != "pooler")
     if not heads:
-        return {"vectors": model.apply(model.params, own)}
-    own["cls_positions"] = np.zeros((len(batch["mask"]), 1), np.int32)
-    own["mlm_positions"] = batch.get("mlm_positions", own["cls_positions"])
-    found: Any = Network(model.config, heads).apply(
+        return {"embeddings": model.apply(model.params, own)}
+    own["cls_positions"] = np.zeros((len(batch["attention_mask"]), 1), np.int32)
+    own["masked_lm_positions"] = batch.get("masked_lm_positions", own["cls_positions"])
+    found: Any = BertWithHeads(model.config, heads).apply(
         {"params": model.params}, own, deterministic=True
     )
     return found
@@ -77,20 +84,24 @@ def test_a_process_with_jax_alone_gives_the_same_numbers(method, tmp_path) -> No
     source = write_model(tmp_path / "source", method)
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]
     assert main([*map(str, command), "--output", str(tmp_path / "model.stablehlo")]) == 0
-    given = batches(method == "fill")
+    given = batches(method == "fill_mask")
     arrays = {f"{size}/{name}": a for size, batch in given.items() for name, a in batch.items()}
     np.savez(tmp_path / "inputs.npz", **arrays)
     run(sys.executable, PROGRAM, tmp_path)
     found, model = np.load(tmp_path / "outputs.npz"), bertjax.load(source)
     for size, batch in given.items():
         for name, wanted in ours(model, HEADS[method], batch).items():
-            got, there = found[f"{size}/{name}"], batch["mask"] > 0
+            got, there = found[f"{size}/{name}"], batch["attention_mask"] > 0
             wanted = np.asarray(wanted)
-            if name in ("vectors", "span_logits", "tagger_logits"):  # padding is nobody's
+            if name in (
+                "embeddings",
+                "question_answering_logits",
+                "token_classification_logits",
+            ):  # padding is nobody's
                 got, wanted = got[there], wanted[there]
             np.testing.assert_allclose(got, wanted.reshape(got.shape), atol=1e-5, rtol=1e-5)
     about = json.loads((tmp_path / "model.stablehlo.json").read_text())
-    assert about["labels"] == list(model.labels) and about["max_positions"] == 32
+    assert about["labels"] == list(model.labels) and about["max_position_embeddings"] == 32
     assert about["platforms"] == ["cpu", "cuda", "rocm", "tpu"]
 
 
@@ -120,8 +131,8 @@ def test_the_example_of_the_documents_runs(tmp_path, capsys) -> None:
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]
     assert main([*map(str, command), "--output", str(tmp_path / "moods.stablehlo")]) == 0
     told = capsys.readouterr().out
-    assert "token_ids [b, t], type_ids [b, t], mask [b, t]\n" in told
-    assert "outputs: classifier_logits [b, 3]" in told
+    assert "input_ids [b, t], token_type_ids [b, t], mask [b, t]\n" in told
+    assert "outputs: sequence_classification_logits [b, 3]" in told
     labels = bertjax.load(source).labels
     said = run(sys.executable, example("jax"), tmp_path).split()
     assert said and {*said} <= {*labels}
@@ -138,7 +149,7 @@ WITH_ONNX = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(not WITH_ONNX, reason="needs BERTJAX_PEERS, one of them with onnxruntime")
-@pytest.mark.parametrize("method", ["fill", "answer", "classify", "tag", "encode"])
+@pytest.mark.parametrize("method", ["fill_mask", "answer", "classify", "tag", "encode"])
 def test_the_way_to_onnx_gives_the_numbers_of_pytorch(method, tmp_path) -> None:
     write_model(tmp_path / "exported-moods", method)
     printed = run(WITH_ONNX[0], example("onnxruntime"), tmp_path)

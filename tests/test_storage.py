@@ -20,14 +20,14 @@ from run_outputs import metrics, params_of
 from bertjax.reports.run import write_report
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
-PRETRAIN, SQUAD = EXPERIMENTS / "pretrain.py", EXPERIMENTS / "squad.py"
+PRETRAIN, SQUAD = EXPERIMENTS / "pretraining.py", EXPERIMENTS / "squad.py"
 FIELDS = {"model.vocab_size": 128, "steps": 12, "checkpoint_every": 4, "log_every": 2}
-FIELDS |= {"eval_every": 4, "keep_best": "loss"}
+FIELDS |= {"eval_every": 4, "best_metric": "loss"}
 FLAGS = [f"--config.{name}={value}" for name, value in FIELDS.items()]
 FILES = {
     "text/one.txt": sample_text(seed=1, documents=400),
     "vocab.txt": "\n".join(sample_pieces()) + "\n",
-    "pretrain.py": PRETRAIN.read_text(),
+    "pretraining.py": PRETRAIN.read_text(),
     "masked.txt": "ba [MASK] do .\nki lu [MASK] .\n",
 }
 
@@ -48,12 +48,12 @@ def finish(process: Command, status: int = 0) -> str:
 
 def prepare(root: str) -> list[str]:
     where = ["--input", f"{root}/text/*.txt", "--vocab", f"{root}/vocab.txt"]
-    options = ["--held-out", "0.05", "--shards", "8", "--workers", "1"]
+    options = ["--eval-fraction", "0.05", "--shards", "8", "--workers", "1"]
     return ["prepare", *where, "--output", f"{root}/corpus", *options]
 
 
 def configured(verb: str, root: str) -> list[str]:
-    return [verb, "--config", f"{root}/pretrain.py:smoke,data={root}/corpus", *FLAGS]
+    return [verb, "--config", f"{root}/pretraining.py:smoke,data={root}/corpus", *FLAGS]
 
 
 def train(root: str) -> list[str]:
@@ -102,7 +102,7 @@ def corpus(bucket) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def killed(bucket, corpus) -> dict[str, bytes]:
-    """Checkpoints of a run that was killed while it wrote the arrays of step 8."""
+    """Checkpointer of a run that was killed while it wrote the arrays of step 8."""
     process = start(bucket, *train(GS))
 
     def kill(name: str) -> None:
@@ -191,7 +191,7 @@ def test_a_damaged_shard_is_refused(bucket, corpus) -> None:
 
 
 def test_batches_are_saved_in_the_bucket(bucket, corpus) -> None:
-    finish(start(bucket, *configured("inspect", GS), "--save", f"{GS}/batches.npz"))
+    finish(start(bucket, *configured("inspect", GS), "--output", f"{GS}/batches.npz"))
     assert bucket.objects["batches.npz"].content.startswith(b"PK")
 
 

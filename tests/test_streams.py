@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.pretraining.streams import (
-    Memo,
     Plan,
+    ThreadSafeLRUCache,
     generator,
     permutation,
 )
@@ -22,7 +22,7 @@ def test_a_generator_depends_on_its_key_alone():
     again = generator("train", 1, 2).random(5)
     np.testing.assert_array_equal(generator("train", 1, 2).random(5), again)
     np.testing.assert_array_equal(generator("train", np.int64(1), 2).random(5), again)
-    for other in (("train", 1, 3), ("train", 12), ("train", 1, 2, 0), ("heldout", 1, 2)):
+    for other in (("train", 1, 3), ("train", 12), ("train", 1, 2, 0), ("eval", 1, 2)):
         assert not np.array_equal(generator(*other).random(5), again)
 
 
@@ -66,7 +66,7 @@ def test_a_memo_calls_once_however_many_threads_ask():
         time.sleep(0.05)
         return n * n
 
-    memo = Memo(slow, 4)
+    memo = ThreadSafeLRUCache(slow, 4)
 
     def ask(n: int) -> int:
         start.wait()
@@ -79,7 +79,7 @@ def test_a_memo_calls_once_however_many_threads_ask():
 
 def test_a_memo_keeps_the_latest():
     calls = []
-    memo = Memo(lambda n: calls.append(n), 2)
+    memo = ThreadSafeLRUCache(lambda n: calls.append(n), 2)
     for n in (1, 2, 1, 3, 1, 2):  # 3 drives out 2, which was asked for longest ago
         memo(n)
     assert calls == [1, 2, 3, 2]
@@ -94,7 +94,7 @@ def test_a_memo_does_not_remember_failures():
             raise answer
         return answer
 
-    memo = Memo(fail_once, 2)
+    memo = ThreadSafeLRUCache(fail_once, 2)
     with pytest.raises(ValueError, match="once"):
         memo()
     assert memo() == 7

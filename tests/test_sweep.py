@@ -17,23 +17,27 @@ from processes import Command
 from random_models import draw_model
 from run_outputs import answers_of, metrics
 
-from bertjax.cli.sweep import table
+from bertjax.cli.sweep import format_results
 from bertjax.config.config import Config
 from bertjax.errors import RunError
 from bertjax.formats import huggingface
 from bertjax.model.encoder import BertConfig
 from bertjax.reports.run import write_report
-from bertjax.steps.parallel_runs import Together, rounded_up
-from bertjax.sweeps.grid import Trial, make_trials, of_one_shape
-from bertjax.sweeps.sweep import summary, sweep
+from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
+from bertjax.sweeps.grid import Trial, group_by_shape, make_trials
+from bertjax.sweeps.sweep import summarize, sweep
 from bertjax.training.evaluator import evaluate
-from bertjax.training.trainer import Run
-from bertjax.workdir.lock import Lease
+from bertjax.training.trainer import Trainer
+from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
 
 RATES = ("1e-3", "4e-3", "8e-3", "1e-30")  # the last learns nothing
 QUICK: dict[str, object] = {"steps": 16, "log_every": 4, "eval_every": 8, "checkpoint_every": 4}
-QUICK |= {"optimizer.warmup": 2, "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
+QUICK |= {
+    "optimizer.warmup": 2,
+    "model.hidden_dropout_prob": 0.1,
+    "model.attention_probs_dropout_prob": 0.1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,7 @@ def trials_of(folder: pathlib.Path, grid: list[str], seeds: int, **fields: objec
     return make_trials(load, grid, seeds)
 
 
-def original(folder: pathlib.Path) -> Config:
+def base_config(folder: pathlib.Path) -> Config:
     return toy_tasks.configuration("class", folder, **QUICK)
 
 
@@ -70,8 +74,8 @@ def test_a_grid_is_every_combination_with_every_seed(folder) -> None:
 
 def test_rates_and_seeds_need_no_program_of_their_own_and_shapes_do(folder) -> None:
     trials = trials_of(folder, ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"], 2)
-    assert [len(group) for group in of_one_shape(trials)] == [4, 4]
-    for group in of_one_shape(trials):
+    assert [len(group) for group in group_by_shape(trials)] == [4, 4]
+    for group in group_by_shape(trials):
         assert len({trial.config.batch_size for trial in group}) == 1
 
 
@@ -94,7 +98,7 @@ def test_a_grid_that_cannot_be_is_refused(folder, grid, seeds, message) -> None:
 
 
 def test_pictures_of_several_runs_at_once_are_refused(folder, tmp_path) -> None:
-    config = dataclasses.replace(original(folder), tensorboard="parameters")
+    config = dataclasses.replace(base_config(folder), tensorboard="parameters")
     with pytest.raises(InputError, match="a sweep trains several"):
         sweep(trials_of(folder, ["batch_size=8"], 1), config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -102,7 +106,7 @@ def test_pictures_of_several_runs_at_once_are_refused(folder, tmp_path) -> None:
 
 @given(st.integers(1, 99), st.integers(1, 99))
 def test_every_device_has_as_many_runs(runs: int, devices: int) -> None:
-    found = rounded_up(runs, devices)
+    found = round_up_runs(runs, devices)
     assert found % devices == 0 and 0 <= found - runs < devices
 
 
@@ -113,12 +117,12 @@ def test_failed_runs_are_counted_and_left_out_of_means(folder) -> None:
         trial.name: {"scores": {"accuracy": score}, "failed": score < 0.3}
         for trial, score in zip(trials, scores, strict=True)
     }
-    found = summary(trials, results, "accuracy")
+    found = summarize(trials, results, "accuracy")
     (point,) = found["points"]
     assert (point["n"], point["failed"], point["min"], point["max"]) == (4, 1, 0.5, 0.9)
-    assert point["mean"] == pytest.approx(0.7) and point["deviation"] == pytest.approx(0.2)
+    assert point["mean"] == pytest.approx(0.7) and point["std"] == pytest.approx(0.2)
     assert found["best"] == "seed=1"
-    assert table(found).splitlines()[1].split()[-6:] == [
+    assert format_results(found).splitlines()[1].split()[-6:] == [
         "4",
         "1",
         "0.7000",
@@ -134,22 +138,22 @@ def test_a_point_of_which_all_runs_failed_has_no_mean(folder) -> None:
         trial.name: {"scores": {"accuracy": score}, "failed": score is None}
         for trial, score in zip(trials, (None, 0.5), strict=True)
     }
-    found = summary(trials, results, "accuracy")
+    found = summarize(trials, results, "accuracy")
     assert found["points"][0]["mean"] is None and found["best"] == trials[1].name
-    assert table(found).splitlines()[1].split()[-4:] == ["-"] * 4
+    assert format_results(found).splitlines()[1].split()[-4:] == ["-"] * 4
 
 
 def test_a_sweep_of_which_every_run_diverged_says_so(folder) -> None:
     trials = trials_of(folder, [], 2)
     results = {trial.name: {"scores": {"accuracy": None}, "failed": True} for trial in trials}
     with pytest.raises(RunError, match="no run has a finite accuracy"):
-        summary(trials, results, "accuracy")
+        summarize(trials, results, "accuracy")
 
 
 @pytest.mark.slow
 def test_a_run_that_diverges_stops_no_other(folder, tmp_path) -> None:
     trials = trials_of(folder, ["optimizer.learning_rate=1e38,8e-3"], 1)
-    found = sweep(trials, original(folder), tmp_path / "grid")
+    found = sweep(trials, base_config(folder), tmp_path / "grid")
     assert [run["failed"] for run in found["runs"]] == [True, False]
     assert found["runs"][0]["scores"]["loss"] is None
     assert json.loads((tmp_path / "grid" / "sweep.json").read_text()) == found
@@ -163,15 +167,15 @@ def swept(folder, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("sweep") / "grid"
     trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
     compiled = []
-    train = Together._train
+    train = ParallelStepFunctions._train
 
-    def counted(self: Together) -> jax.stages.Compiled:
+    def counted(self: ParallelStepFunctions) -> jax.stages.Compiled:
         compiled.append(train(self))
         return compiled[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Together, "_train", counted)
-        found = sweep(trials, original(folder), workdir)
+        patch.setattr(ParallelStepFunctions, "_compile_train_step", counted)
+        found = sweep(trials, base_config(folder), workdir)
     return workdir, found, compiled
 
 
@@ -190,9 +194,9 @@ def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> N
     run = found["runs"][number]
     rate = dict([run["point"].split("=")])["learning_rate"]
     fields = {**QUICK, "optimizer.learning_rate": rate, "seed": run["seed"]}
-    Run(toy_tasks.configuration("class", folder, **fields), tmp_path / "alone").train()
+    Trainer(toy_tasks.configuration("class", folder, **fields), tmp_path / "alone").train()
     lines = [line for path in sorted((workdir / "waves").iterdir()) for line in metrics(path)]
-    for split in ("train", "heldout"):
+    for split in ("train", "eval"):
         alone = [line["loss"] for line in metrics(tmp_path / "alone") if line["split"] == split]
         own = [line["loss"] for line in lines if line["split"] == f"{run['name']}/{split}"]
         np.testing.assert_allclose(own, alone, rtol=1e-5)
@@ -244,12 +248,12 @@ def test_its_page_has_a_dot_for_each_run(swept) -> None:
 def test_what_is_done_is_not_repeated_and_another_grid_is_refused(swept, folder) -> None:
     workdir, found, _ = swept
     trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
-    assert sweep(trials, original(folder), workdir) == found
+    assert sweep(trials, base_config(folder), workdir) == found
     with pytest.raises(InputError, match="holds a sweep of other runs, 'learning_rate=1e-30,seed"):
-        sweep(trials[:-1], original(folder), workdir)
+        sweep(trials[:-1], base_config(folder), workdir)
     other = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4, steps=17)
     with pytest.raises(InputError, match="run 'learning_rate=1e-3,seed=0' has steps=16, and here"):
-        sweep(other, original(folder), workdir)
+        sweep(other, base_config(folder), workdir)
 
 
 @pytest.mark.slow
@@ -261,7 +265,7 @@ def test_a_sweep_on_other_data_is_refused(swept, folder, tmp_path) -> None:
     grid = [f"optimizer.learning_rate={','.join(RATES)}"]
     trials = trials_of(folder, grid, 4, **{"data.dir": str(tmp_path / "other")})
     with pytest.raises(InputError, match="holds a sweep on other data than"):
-        sweep(trials, original(folder), workdir)
+        sweep(trials, base_config(folder), workdir)
 
 
 @pytest.mark.slow
@@ -270,16 +274,19 @@ def test_runs_may_be_added_and_more_be_trained_at_once(folder, tmp_path) -> None
     fields = {"steps": 4, "log_every": 2, "eval_every": 4}
     trials = trials_of(folder, ["optimizer.learning_rate=1e-3,4e-3"], 6, **fields)
     few = [trial for trial in trials if trial.config.seed == 0]
-    before = sweep(few, original(folder), tmp_path / "grid")
+    before = sweep(few, base_config(folder), tmp_path / "grid")
     (tmp_path / "grid" / "waves" / "00002-abandoned").mkdir()
-    found = sweep(trials, original(folder), tmp_path / "grid", 2)
+    found = sweep(trials, base_config(folder), tmp_path / "grid", 2)
     assert len(found["runs"]) == 12 and all(run in found["runs"] for run in before["runs"])
     assert len([*(tmp_path / "grid" / "waves").iterdir()]) == 2
 
 
 @pytest.mark.slow
 def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_path) -> None:
-    config, published = BertConfig(128, 1, 64, 4, max_positions=64), tmp_path / "published"
+    config, published = (
+        BertConfig(128, 1, 64, 4, max_position_embeddings=64),
+        tmp_path / "published",
+    )
     published.mkdir()
     model = draw_model(config, toy_tasks.TOKENIZER, "pooler")
     huggingface.write(model, epath.Path(published))
@@ -300,21 +307,23 @@ def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_
 @pytest.mark.slow
 def test_what_was_refused_may_be_mended(folder, tmp_path) -> None:
     fields = {"steps": 4, "log_every": 2, "eval_every": 4}
-    for wrong in ({"optimizer.warmup": 20}, {"keep_best": "f2"}):
+    for wrong in ({"optimizer.warmup": 20}, {"best_metric": "f2"}):
         with pytest.raises(InputError):
-            sweep(trials_of(folder, [], 2, **fields | wrong), original(folder), tmp_path / "grid")
-    found = sweep(trials_of(folder, [], 2, **fields), original(folder), tmp_path / "grid")
+            sweep(
+                trials_of(folder, [], 2, **fields | wrong), base_config(folder), tmp_path / "grid"
+            )
+    found = sweep(trials_of(folder, [], 2, **fields), base_config(folder), tmp_path / "grid")
     assert len(found["runs"]) == 2
 
 
 def test_of_two_sweeps_at_once_the_second_is_refused(folder, tmp_path) -> None:
-    with Lease(epath.Path(tmp_path)), pytest.raises(InputError, match="is in use by process"):
-        sweep(trials_of(folder, [], 2), original(folder), tmp_path)
+    with WorkdirLock(epath.Path(tmp_path)), pytest.raises(InputError, match="is in use by process"):
+        sweep(trials_of(folder, [], 2), base_config(folder), tmp_path)
 
 
 def test_runs_that_the_clock_ends_are_refused(folder, tmp_path) -> None:
     with pytest.raises(InputError, match="steps='2 hours' is a time, and a sweep trains several"):
-        sweep(trials_of(folder, [], 2, steps="2 hours"), original(folder), tmp_path / "run")
+        sweep(trials_of(folder, [], 2, steps="2 hours"), base_config(folder), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -20,8 +20,8 @@ from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import (
-    Row,
-    check_bad,
+    TableRow,
+    check_bad_rows,
     is_table,
     parse_objects,
     read_table,
@@ -192,24 +192,26 @@ def test_a_file_that_is_not_there_is_refused(tmp_path) -> None:
 def test_no_more_bad_rows_than_allowed_are_left_out(good: int, bad: int, share: float) -> None:
     complaints = [f"line {i} is bad: mend it" for i in range(bad)]
     if bad <= share * (good + bad):
-        check_bad(complaints, good + bad, share)
+        check_bad_rows(complaints, good + bad, share)
     else:
-        with pytest.raises(InputError, match=r"^line 0 is bad: mend it, or allow .*data\.skip_bad"):
-            check_bad(complaints, good + bad, share)
+        with pytest.raises(
+            InputError, match=r"^line 0 is bad: mend it, or allow .*data\.max_bad_fraction"
+        ):
+            check_bad_rows(complaints, good + bad, share)
 
 
 def test_bad_rows_may_be_left_out(tmp_path) -> None:
     path = write(tmp_path / "t.tsv", "text\tlabel\na\t1\nb\nc\t2\nd\t3\te\n")
-    assert values_of(path, skip_bad=0.5) == [
+    assert values_of(path, max_bad_fraction=0.5) == [
         {"text": "a", "label": "1"},
         {"text": "c", "label": "2"},
     ]
     with pytest.raises(InputError, match=r"line 3 has 1 fields.*\(2 of 4 rows are bad\)"):
-        read_table(path, skip_bad=0.4)
+        read_table(path, max_bad_fraction=0.4)
 
 
 def test_text_of_several_columns_is_joined_and_numbers_are_text() -> None:
-    row = Row("here", {"a": " one ", "b": 2, "c": 2.5})
+    row = TableRow("here", {"a": " one ", "b": 2, "c": 2.5})
     assert row.text(("a",)) == "one" and row.text(("a", "b", "c")) == "one 2 2.5"
 
 
@@ -226,26 +228,26 @@ def test_text_of_several_columns_is_joined_and_numbers_are_text() -> None:
 )
 def test_what_is_no_text_is_refused_where_it_stands(value: object, complaint: str) -> None:
     with pytest.raises(InputError, match=f"^t.csv line 7: {complaint}"):
-        Row("t.csv line 7", {"a": value}).text(("a",))
+        TableRow("t.csv line 7", {"a": value}).text(("a",))
 
 
 @pytest.mark.parametrize("value", ["", " \u00a0", None, float("nan")])
 def test_what_holds_nothing_is_blank(value: object) -> None:
-    assert Row("here", {"a": "x", "b": value}).blank(("a", "b")) == "b"
+    assert TableRow("here", {"a": "x", "b": value}).first_blank_column(("a", "b")) == "b"
     for full in ("x", 0, False, ["x"]):
-        assert not Row("here", {"a": full}).blank(("a", "missing"))
+        assert not TableRow("here", {"a": full}).first_blank_column(("a", "missing"))
 
 
 def test_a_column_that_is_missing_is_named_with_those_that_there_are() -> None:
     with pytest.raises(InputError, match=r"^here: there is no column 'c', but 'a', 'b': name"):
-        Row("here", {"a": 1, "b": 2}).text(("c",))
+        TableRow("here", {"a": 1, "b": 2}).text(("c",))
     with pytest.raises(InputError, match="but none: name"):
-        Row("here", {}).value("c")
+        TableRow("here", {}).value("c")
 
 
 def test_objects_may_come_from_anywhere() -> None:
     found = list(parse_objects("input", ['{"a": 1}', " ", '{"b": [null]}']))
-    assert found == [Row("input line 1", {"a": 1}), Row("input line 3", {"b": [None]})]
+    assert found == [TableRow("input line 1", {"a": 1}), TableRow("input line 3", {"b": [None]})]
 
 
 @pytest.fixture(scope="module")

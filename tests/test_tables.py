@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from bertjax.html.tables import aligned, by_set
+from bertjax.html.tables import align_columns, eval_set_table
 from bertjax.reports.run import render
-from bertjax.training.metric_writers import Progress
+from bertjax.training.metric_writers import ProgressPrinter
 
 SCORES = {
     "loss": 1.5, "accuracy": 0.5, "f1": 0.4,
@@ -18,7 +18,7 @@ SCORES = {
 
 
 def test_a_row_is_a_set_a_column_a_score_that_stands_for_all_and_below_are_the_means() -> None:
-    assert aligned(*by_set(SCORES)).splitlines() == [
+    assert align_columns(*eval_set_table(SCORES)).splitlines() == [
         "data set  accuracy      f1",
         "de          0.2500  0.3000",
         "a/b.en      0.7500  0.5000",
@@ -27,37 +27,39 @@ def test_a_row_is_a_set_a_column_a_score_that_stands_for_all_and_below_are_the_m
 
 
 def test_a_page_chooses_and_names_its_columns() -> None:
-    table = by_set(SCORES, {"mse": "Squared error", "only": "Of one", "accuracy": "Accuracy"})
+    table = eval_set_table(
+        SCORES, {"mse": "Squared error", "only": "Of one", "accuracy": "Accuracy"}
+    )
     assert table.head == ("data set", "Squared error", "Accuracy")
     assert table.rows[-1] == ("mean", "3.00", "0.5000")
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    found = by_set({"f1": None, "a/f1": None, "b/f1": 50.0})
+    found = eval_set_table({"f1": None, "a/f1": None, "b/f1": 50.0})
     assert [row[1] for row in found.rows] == ["-", "50.00", "-"]
 
 
 @pytest.mark.parametrize("scores", [{}, {"loss": 1.0}, {"f1": 1.0, "en/f1": 1.0}])
 def test_one_set_needs_no_table(scores: dict) -> None:
-    assert not by_set(scores).rows
+    assert not eval_set_table(scores).rows
 
 
 @given(st.lists(st.tuples(*[st.text("abé", max_size=9)] * 3), min_size=1, max_size=6))
 def test_lines_end_where_the_head_does(rows: list) -> None:
-    lines = aligned(("", "x" * 9, "y" * 9), rows).split("\n")
+    lines = align_columns(("", "x" * 9, "y" * 9), rows).split("\n")
     assert len(lines) == len(rows) + 1 and max(map(len, lines)) == len(lines[0])
 
 
 def test_a_run_tells_its_sets_below_the_line_of_an_evaluation() -> None:
     stream = io.StringIO()
-    Progress(100, stream).write(50, "heldout", SCORES)
+    ProgressPrinter(100, stream).write(50, "eval", SCORES)
     line, *table = stream.getvalue().splitlines()
     assert line == "step 50/100  held-out  loss 1.5  accuracy 50.0%  f1 0.4"
-    assert table == [f"  {each}" for each in aligned(*by_set(SCORES)).splitlines()]
+    assert table == [f"  {each}" for each in align_columns(*eval_set_table(SCORES)).splitlines()]
 
 
 def test_the_page_of_a_run_has_the_table_and_no_number_or_column_for_each_set() -> None:
-    page = render("run", [{"step": 50, "split": "heldout", **SCORES}], {})
+    page = render("run", [{"step": 50, "split": "eval", **SCORES}], {})
     assert "<h2>Data sets</h2>" in page and "<tr><td>mean</td><td>0.5000</td>" in page
     header, table = page.partition("</header>")[0], page.partition("Held-out evaluations")[2]
     assert "Accuracy" in header and "de/accuracy" not in (header + table).lower()

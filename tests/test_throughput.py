@@ -11,8 +11,8 @@ import pytest
 from etils import epath
 
 import bertjax.training.throughput as meter_module
-from bertjax.training.throughput import Meter, Profiler
-from data_pipelines.growth import Growth
+from bertjax.training.throughput import Profiler, ThroughputMeter
+from data_pipelines.rampup import BatchSizeRampup
 
 
 @pytest.fixture
@@ -24,48 +24,50 @@ def clock(monkeypatch) -> SimpleNamespace:
 
 @pytest.fixture
 def feed() -> SimpleNamespace:
-    return SimpleNamespace(waited=7.0)
+    return SimpleNamespace(wait_seconds=7.0)
 
 
 @pytest.fixture
-def meter(clock, feed, monkeypatch) -> Meter:
+def meter(clock, feed, monkeypatch) -> ThroughputMeter:
     """Of a run that goes on from step 10; 2 devices of 50 operations a second each."""
     monkeypatch.setattr(meter_module.flops, "peak_flops", lambda kind: 50.0)
     objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
-    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16))
+    config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16))
     mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
-    return Meter(objective, config, mesh, feed, step=10)
+    return ThroughputMeter(objective, config, mesh, feed, step=10)
 
 
 def test_rates_are_those_of_the_steps_since_the_last_line(meter, clock, feed) -> None:
-    clock.now, feed.waited = 104.0, 8.0
-    assert meter.read(15, {"fill": 0.5}) == {
+    clock.now, feed.wait_seconds = 104.0, 8.0
+    assert meter.read(15, {"nonpad_fraction": 0.5}) == {
         "sequences_per_second": 5 * 16 / 4,
-        "pieces_per_second": 5 * 8 * 32 * 0.5 / 4,
+        "tokens_per_second": 5 * 8 * 32 * 0.5 / 4,
         "mfu": 5 * 40 / 4 / 100,
-        "data_wait": 0.25,
+        "input_wait_fraction": 0.25,
     }
     clock.now = 105.0
-    again = meter.read(16, {"fill": 1.0})
-    assert (again["sequences_per_second"], again["data_wait"]) == (16, 0)
+    again = meter.read(16, {"nonpad_fraction": 1.0})
+    assert (again["sequences_per_second"], again["input_wait_fraction"]) == (16, 0)
 
 
 def test_devices_whose_peak_is_not_known_have_no_utilisation(clock, feed) -> None:
     objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
-    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16))
+    config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16))
     mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], "data")
-    meter = Meter(objective, config, mesh, feed, step=10)
+    meter = ThroughputMeter(objective, config, mesh, feed, step=10)
     clock.now = 104.0
-    assert "mfu" not in meter.read(15, {"fill": 0.5})
+    assert "mfu" not in meter.read(15, {"nonpad_fraction": 0.5})
 
 
 def test_steps_of_a_batch_that_grows_count_by_their_rows(clock, feed) -> None:
-    config = SimpleNamespace(batch_size=16, seq_len=32, growth=Growth(16, 4, steps=30))
+    config = SimpleNamespace(
+        batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16, 4, steps=30)
+    )
     objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
     mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
-    meter = Meter(objective, config, mesh, feed, step=5)
+    meter = ThroughputMeter(objective, config, mesh, feed, step=5)
     clock.now = 104.0
-    assert meter.read(15, {"fill": 1.0})["sequences_per_second"] == (5 * 4 + 5 * 8) / 4
+    assert meter.read(15, {"nonpad_fraction": 1.0})["sequences_per_second"] == (5 * 4 + 5 * 8) / 4
 
 
 def test_time_of_a_pause_does_not_count(meter, clock) -> None:
@@ -73,7 +75,7 @@ def test_time_of_a_pause_does_not_count(meter, clock) -> None:
     with meter.pause():
         clock.now = 150.0
     clock.now = 151.0
-    assert meter.read(14, {"fill": 1.0})["sequences_per_second"] == 4 * 16 / 2
+    assert meter.read(14, {"nonpad_fraction": 1.0})["sequences_per_second"] == 4 * 16 / 2
 
 
 def test_where_pauses_take_much_of_the_time_it_is_said_once(meter, clock) -> None:

@@ -12,22 +12,22 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.tag_schemes import (
     SCHEMES,
     Entity,
+    detect_scheme,
     entities,
-    recognise,
-    scheme_of,
+    entities_to_tags,
+    label_scheme,
+    labels_to_tags,
     strict_entities,
-    tags_of,
-    write_tags,
 )
 from data_pipelines.finetuning.token_classification import (
-    Sentence,
-    Tagged,
+    TaggedSentence,
+    TokenClassificationDataset,
     label_names,
-    make_tagged,
-    parse_columns,
-    read_tagged,
+    make_tagged_dataset,
+    parse_conll,
+    read_tagged_file,
 )
-from data_pipelines.finetuning.word_alignment import encode_words
+from data_pipelines.finetuning.word_alignment import encode_tagged_words
 
 TOKENIZER = toy_tasks.TOKENIZER
 
@@ -48,9 +48,9 @@ def sentences(draw: st.DrawFn) -> tuple[list[Entity], int]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(st.lists(sentences(), min_size=1, max_size=5))
 def test_what_is_written_in_a_scheme_is_read_and_breaks_nothing(scheme, given) -> None:
-    written = [write_tags(found, size, scheme) for found, size in given]
+    written = [entities_to_tags(found, size, scheme) for found, size in given]
     assert [entities(tags) for tags in written] == [found for found, _ in given]
-    _, broken = recognise(written)
+    _, broken = detect_scheme(written)
     assert broken == []
     if scheme != "IOB1":
         assert [strict_entities(tags, scheme) for tags in written] == [f for f, _ in given]
@@ -70,12 +70,12 @@ def test_what_is_written_in_a_scheme_is_read_and_breaks_nothing(scheme, given) -
     ],
 )
 def test_a_scheme_is_known_by_its_tags(tags: str, scheme: str) -> None:
-    assert recognise([tags.split()]) == (scheme, [])
+    assert detect_scheme([tags.split()]) == (scheme, [])
 
 
 def test_most_tags_decide_and_the_others_break_the_scheme() -> None:
     good = ["B-a", "I-a", "O"]
-    assert recognise([good, good, ["O", "I-a"], good]) == ("BIO", [(2, 1)])
+    assert detect_scheme([good, good, ["O", "I-a"], good]) == ("BIO", [(2, 1)])
 
 
 @pytest.mark.parametrize(
@@ -88,29 +88,29 @@ def test_most_tags_decide_and_the_others_break_the_scheme() -> None:
     ],
 )
 def test_labels_of_a_model_tell_its_scheme(labels: str, scheme: str) -> None:
-    assert scheme_of(labels.split()) == scheme
+    assert label_scheme(labels.split()) == scheme
 
 
 def test_labels_that_are_no_tags_are_types() -> None:
     """They go on from word to word only beside words of no type."""
-    tags = tags_of(["O", "PER", "B-LOC"])
+    tags = labels_to_tags(["O", "PER", "B-LOC"])
     assert entities([tags[each] for each in ("PER", "PER", "O", "B-LOC", "PER")]) == [
         Entity("PER", 0, 1),
         Entity("LOC", 3, 3),
         Entity("PER", 4, 4),
     ]
-    tags = tags_of(["NOUN", "VERB"])
+    tags = labels_to_tags(["NOUN", "VERB"])
     assert entities([tags["NOUN"], tags["NOUN"]]) == [Entity("NOUN", 0, 0), Entity("NOUN", 1, 1)]
 
 
-def read(text: str) -> list[Sentence]:
-    return list(parse_columns("f", text.split("\n")))
+def read(text: str) -> list[TaggedSentence]:
+    return list(parse_conll("f", text.split("\n")))
 
 
 def test_columns_are_read_between_tabs_or_white_space() -> None:
     for text in ("a\tO\nb c\tB-x\n", "a O\nb B-x"):
         (found,) = read(text)
-        assert found.tags == ["O", "B-x"] and found.places == ["f line 1", "f line 2"]
+        assert found.tags == ["O", "B-x"] and found.locations == ["f line 1", "f line 2"]
         assert found.words == ["a", "b c" if "\t" in text else "b"]
     (four,) = read("U.N. NNP I-NP I-ORG\nofficial NN I-NP O\n")
     assert (four.words, four.tags) == (["U.N.", "official"], ["I-ORG", "O"])
@@ -144,8 +144,8 @@ def test_a_no_break_space_is_part_of_a_word() -> None:
 def test_a_word_between_tabs_may_be_empty() -> None:
     (found,) = read("a\tO\n\tO\n")
     assert found.words == ["a", ""]
-    encoded = encode_words([found], TOKENIZER, 16)
-    assert encoded.ids[encoded.pieces[1]] == TOKENIZER.unk_id
+    encoded = encode_tagged_words([found], TOKENIZER, 16)
+    assert encoded.ids[encoded.tokens[1]] == TOKENIZER.unk_id
 
 
 def test_json_lines_are_read(tmp_path) -> None:
@@ -156,17 +156,17 @@ def test_json_lines_are_read(tmp_path) -> None:
         '{"words": ["d"], "labels": ["O"], "document": 2}\n'
     )
     with pytest.raises(InputError, match="line 1, word 1: tag 'B-x' breaks the scheme"):
-        read_tagged(path)
-    found = read_tagged(path, mend=True)
+        read_tagged_file(path)
+    found = read_tagged_file(path, fix_tags=True)
     assert [each.document for each in found.sentences] == [0, 0, 1]
     assert found.tags == ["B-x", "O", "B-x", "O"] and found.scheme == "BILOU"
 
 
 def test_labels_do_not_depend_on_the_order_of_sentences() -> None:
-    rows = [Sentence(["a"], [tag], ["f line 1"]) for tag in ("B-z", "O", "B-a-b", "B-m")]
+    rows = [TaggedSentence(["a"], [tag], ["f line 1"]) for tag in ("B-z", "O", "B-a-b", "B-m")]
     expected = ("O", "B-a-b", "I-a-b", "B-m", "I-m", "B-z", "I-z")
     for order in (rows, rows[::-1]):
-        assert label_names(make_tagged("f", order)) == expected
+        assert label_names(make_tagged_dataset("f", order)) == expected
 
 
 words = st.lists(
@@ -177,32 +177,34 @@ words = st.lists(
 
 
 @given(words, st.integers(3, 20), st.sampled_from(["sentence", "document"]))
-def test_every_word_is_said_something_once_at_its_first_piece(given, seq_len, context) -> None:
-    rows = [Sentence(each, None, each, i // 2) for i, each in enumerate(given)]
-    found = encode_words(rows, TOKENIZER, seq_len, context)
+def test_every_word_is_said_something_once_at_its_first_piece(
+    given, max_seq_length, context
+) -> None:
+    rows = [TaggedSentence(each, None, each, i // 2) for i, each in enumerate(given)]
+    found = encode_tagged_words(rows, TOKENIZER, max_seq_length, context)
     flat = [word for each in given for word in each]
-    assert len(found.pieces) == len(flat) == len({*found.pieces})
-    for word, at in zip(flat, found.pieces, strict=True):
+    assert len(found.tokens) == len(flat) == len({*found.tokens})
+    for word, at in zip(flat, found.tokens, strict=True):
         assert found.ids[at] == (TOKENIZER.encode(word) or [TOKENIZER.unk_id])[0]
-    assert found.lengths.max() <= seq_len and found.lengths.sum() == len(found.ids)
+    assert found.lengths.max() <= max_seq_length and found.lengths.sum() == len(found.ids)
     tagged = found.with_tags(np.arange(len(flat), dtype=np.int32) - 1)
     target = tagged.targets["tag"]
     assert target.weights is not None and target.weights.sum() == len(flat) - 1
 
 
 def test_a_word_of_a_long_sentence_is_read_where_most_is_around_it() -> None:
-    row = Sentence(["ba"] * 20, None, [""] * 20)
-    found = encode_words([row], TOKENIZER, 12)  # windows of 10 pieces, 5 apart
-    assert found.lengths.tolist() == [12, 12, 12] and found.windowed == 1
-    assert (found.pieces // 12).tolist() == [0] * 8 + [1] * 5 + [2] * 7
+    row = TaggedSentence(["ba"] * 20, None, [""] * 20)
+    found = encode_tagged_words([row], TOKENIZER, 12)  # windows of 10 pieces, 5 apart
+    assert found.lengths.tolist() == [12, 12, 12] and found.num_windowed == 1
+    assert (found.tokens // 12).tolist() == [0] * 8 + [1] * 5 + [2] * 7
 
 
 def test_the_document_around_a_sentence_fills_it_up_on_both_sides() -> None:
     rows = [
-        Sentence([word] * 3, None, [""] * 3, i // 3)
+        TaggedSentence([word] * 3, None, [""] * 3, i // 3)
         for i, word in enumerate(("ba", "do", "ki", "lu"))
     ]
-    found = encode_words(rows, TOKENIZER, 9, "document")
+    found = encode_tagged_words(rows, TOKENIZER, 9, "document")
     texts = [
         TOKENIZER.decode(found.ids[start + 1 : start + length - 1].tolist())
         for start, length in zip(found.starts, found.lengths, strict=True)
@@ -218,8 +220,8 @@ def test_the_document_around_a_sentence_fills_it_up_on_both_sides() -> None:
 def test_real_files_are_read_whole(data_dir: pathlib.Path) -> None:
     counts = {}
     for path in sorted((data_dir / "ner").glob("*/*[dl]")):  # .conll and .annotated
-        found = read_tagged(path)
-        assert isinstance(found, Tagged) and found.scheme == "BIO"
+        found = read_tagged_file(path)
+        assert isinstance(found, TokenClassificationDataset) and found.scheme == "BIO"
         counts[path.name] = len(found.sentences), len(found.words)
     assert counts["wnut17train.conll"] == (3394, 62730)
     assert counts["emerging.dev.conll"] == (1009, 15733)

@@ -19,8 +19,8 @@ LABELS = ("O", "B-x", "I-x")
 
 
 def publish_tagger(path: pathlib.Path, labels: tuple[str, ...]) -> None:
-    config = BertConfig(128, 1, 64, 2, max_positions=64, num_labels=len(labels))
-    model = draw_model(config, toy_tasks.TOKENIZER, "tagger")
+    config = BertConfig(128, 1, 64, 2, max_position_embeddings=64, num_labels=len(labels))
+    model = draw_model(config, toy_tasks.TOKENIZER, "token_classification")
     path.mkdir()
     huggingface.write(dataclasses.replace(model, labels=labels), path)
 
@@ -28,8 +28,8 @@ def publish_tagger(path: pathlib.Path, labels: tuple[str, ...]) -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("models")
-    publish_tagger(folder / "tagger", LABELS)
-    publish(folder / "classifier", "classifier")
+    publish_tagger(folder / "token_classification", LABELS)
+    publish(folder / "sequence_classification", "sequence_classification")
     toy_tasks.TOKENIZER.save(folder)
     return folder
 
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "a context that is none": (
         FILES, "context=page", "data.context='page' must be one of sentence, document",
     ),
-    "a row too short for any word": (FILES, " seq_len=2", "seq_len=2 leaves no room for words"),
+    "a row too short for any word": (FILES, " max_seq_length=2", "max_seq_length=2 leaves no room for words"),
 }  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
     write(tmp_path, files)
     options, _, fields = given.partition(" ")
     flags = [f"--config.{field}" for field in fields.split()]
-    spec = f"ner:data={tmp_path}" + (f",{options}" if options else "")
+    spec = f"token_classification:data={tmp_path}" + (f",{options}" if options else "")
     sentence = refused("train", "--workdir", tmp_path / "run", *arguments(models, spec), *flags)
     assert re.match(complaint.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
     assert not (tmp_path / "run").exists()
@@ -154,8 +154,12 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
 @pytest.mark.parametrize(
     ("model", "content", "complaint"),
     [
-        ("classifier", GOOD, "classifier has no tagger, only encoder"),
-        ("tagger", GOOD.replace("-x", "-y"), "tells apart O, B-x, I-x and the data O, B-y, I-y"),
+        ("sequence_classification", GOOD, "classifier has no tagger, only encoder"),
+        (
+            "token_classification",
+            GOOD.replace("-x", "-y"),
+            "tells apart O, B-x, I-x and the data O, B-y, I-y",
+        ),
     ],
 )
 def test_evaluating_another_model_is_refused(
@@ -164,7 +168,7 @@ def test_evaluating_another_model_is_refused(
     write(tmp_path, {"train.conll": content, "dev.conll": content})
     sentence = refused(
         "evaluate", "--checkpoint", models / model, "--output", tmp_path / "scores",
-        *arguments(models, f"ner:data={tmp_path}", init=models / model),
+        *arguments(models, f"token_classification:data={tmp_path}", init=models / model),
     )  # fmt: skip
     assert re.search(complaint, sentence), sentence
 
@@ -175,7 +179,7 @@ def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refuse
     write(tmp_path, {"dev.conll": GOOD.replace("B-x", "O").replace("I-x", "O")})
     sentence = refused(
         "evaluate", "--checkpoint", tmp_path / "plain", "--output", tmp_path / "scores",
-        *arguments(models, f"ner:data={tmp_path}", init=tmp_path / "plain"),
+        *arguments(models, f"token_classification:data={tmp_path}", init=tmp_path / "plain"),
     )  # fmt: skip
     assert "of one whose labels are as B-person, I-person and O" in sentence
 
@@ -191,5 +195,5 @@ def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refuse
     ],
 )
 def test_predicting_what_cannot_be_read_is_refused(line, complaint, models, refused) -> None:
-    sentence = refused("predict", "--checkpoint", models / "tagger", "--text", line)
+    sentence = refused("predict", "--checkpoint", models / "token_classification", "--text", line)
     assert re.search(complaint, sentence), sentence

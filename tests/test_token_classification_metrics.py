@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.tasks.task import EVALUATION_FILE
-from bertjax.tasks.token_classification.metrics import Count, count_entities, total
-from bertjax.tasks.token_classification.report import KINDS, find_errors, render
+from bertjax.tasks.token_classification.metrics import EntityCounts, count_entities, sum_counts
+from bertjax.tasks.token_classification.report import ERROR_KINDS, find_errors, render
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.tag_schemes import Entity, entities, strict_entities
 
@@ -30,7 +30,7 @@ def test_ten_thousand_sentences_of_each_scheme_are_counted_as_others_count_them(
     ours = []
     for first in range(0, recipe.SENTENCES, recipe.BLOCK):
         gold, said = zip(*pairs[first : first + recipe.BLOCK], strict=True)
-        ours.append(total(count_entities(gold, said, strict).values()))
+        ours.append(sum_counts(count_entities(gold, said, strict).values()))
     np.testing.assert_array_equal(ours, GOLDEN[counter])
 
 
@@ -63,18 +63,18 @@ def test_right_entities_are_those_with_the_words_and_the_type() -> None:
     gold = [["B-per", "I-per", "O", "B-loc"], ["O", "B-loc"]]
     said = [["B-per", "O", "O", "B-per"], ["O", "B-loc"]]
     counts = count_entities(gold, said)
-    assert counts == {"loc": Count(2, 1, 1), "per": Count(1, 2, 0)}
-    scores = total(counts.values()).scores()
+    assert counts == {"loc": EntityCounts(2, 1, 1), "per": EntityCounts(1, 2, 0)}
+    scores = sum_counts(counts.values()).scores()
     assert scores == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
 
 
 @given(st.lists(st.lists(st.sampled_from(["O", "B-a", "I-a", "B-b"]), min_size=1), min_size=1))
 def test_what_is_said_right_throughout_scores_one_and_nothing_said_none(gold) -> None:
-    count = total(count_entities(gold, gold).values())
+    count = sum_counts(count_entities(gold, gold).values())
     assert count.gold == count.said == count.right
     assert count.scores()["f1"] == (1 if count.gold else 0)
     nothing = [["O"] * len(tags) for tags in gold]
-    assert set(total(count_entities(gold, nothing).values()).scores().values()) == {0}
+    assert set(sum_counts(count_entities(gold, nothing).values()).scores().values()) == {0}
 
 
 def test_errors_are_told_apart_by_what_is_wrong() -> None:
@@ -91,7 +91,7 @@ def test_errors_are_told_apart_by_what_is_wrong() -> None:
         ("boundary", Entity("y", 3, 4), Entity("y", 3, 3), 0.5),
         ("missed", None, Entity("x", 5, 5), 0.4),
     ]
-    assert {each[0] for each in found} == KINDS.keys()
+    assert {each[0] for each in found} == ERROR_KINDS.keys()
 
 
 def test_errors_and_pages_are_strict_where_scores_are(tmp_path) -> None:

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary import wordpiece
-from data_pipelines.vocabulary.counting import count_words, sentencepiece_cuts
-from data_pipelines.vocabulary.sentencepieces import SentencePieceTokenizer
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.counting import count_words, sentencepiece_splitters
+from data_pipelines.vocabulary.sentencepiece_tokenizer import SentencePieceTokenizer
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 from data_pipelines.vocabulary.training import sentencepiece_from_counts
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-from data_pipelines.vocabulary.words import basic_words
+from data_pipelines.vocabulary.words import basic_tokenize
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = (
-    *SPECIALS,
+    *SPECIAL_TOKENS,
     *("[unused0]", "un", "##aff", "##able", "want", "##want", "##ed", "runn", "##ing", "日", "本"),
     *(form + sign for sign in LETTERS + "0123456789,.!?'-[]#$" for form in ("", "##")),
     *("σ", "##σ", "##ς", "ß", "##ß", "é", "##é", "한", "##국"),
@@ -38,10 +38,10 @@ def uncased() -> WordPieceTokenizer:
 
 def pieces_of(text: str, tokenizer: Tokenizer | None = None) -> list[str]:
     tokenizer = tokenizer or uncased()
-    return [tokenizer.pieces[i] for i in tokenizer.encode(text)]
+    return [tokenizer.tokens[i] for i in tokenizer.encode(text)]
 
 
-def naive_pieces(word: str, pieces: tuple[str, ...]) -> list[str]:
+def naive_pieces(word: str, tokens: tuple[str, ...]) -> list[str]:
     """Greedy longest match, from the definition."""
     if len(word) > 200:
         return ["[UNK]"]
@@ -49,7 +49,7 @@ def naive_pieces(word: str, pieces: tuple[str, ...]) -> list[str]:
     rest = word
     while rest:
         prefix = "##" if found else ""
-        lengths = [n for n in range(1, len(rest) + 1) if prefix + rest[:n] in pieces]
+        lengths = [n for n in range(1, len(rest) + 1) if prefix + rest[:n] in tokens]
         if not lengths:
             return ["[UNK]"]
         found.append(prefix + rest[: max(lengths)])
@@ -102,8 +102,8 @@ TEXTS = st.one_of(st.text(), st.text(TRICKY), st.lists(st.sampled_from(PIECES)).
 
 @given(TEXTS)
 def test_pieces_are_the_longest_matches_of_the_words(text: str) -> None:
-    words = basic_words(text, cased=False, strip_accents=True)
-    assert pieces_of(text) == [piece for word in words for piece in naive_pieces(word, PIECES)]
+    words = basic_tokenize(text, cased=False, strip_accents=True)
+    assert pieces_of(text) == [token for word in words for token in naive_pieces(word, PIECES)]
 
 
 @given(st.lists(TEXTS.map(lambda text: text.encode(errors="replace").decode())))
@@ -151,7 +151,7 @@ def test_a_longer_word_is_unknown(char: str) -> None:
     assert pieces_of(f"b {char * 201} c") == ["b", "[UNK]", "c"]
 
 
-@pytest.mark.parametrize("special", [*SPECIALS, "[unused0]"])
+@pytest.mark.parametrize("special", [*SPECIAL_TOKENS, "[unused0]"])
 def test_no_text_gives_a_special_piece(special: str) -> None:
     assert special not in pieces_of(f"a {special} {special.lower()}b")
     cased = WordPieceTokenizer(CASED_PIECES, cased=True)
@@ -167,12 +167,12 @@ def test_the_memory_of_words_is_bounded_and_changes_nothing(
 ) -> None:
     text = " ".join(f"{a}{b}, Un{a}.{b}日{'x' * 70}" for a in LETTERS for b in LETTERS)
     expected = uncased().encode(text)
-    monkeypatch.setattr(wordpiece._Memo, "ENTRIES", 10)
+    monkeypatch.setattr(wordpiece._WordCache, "MAX_ENTRIES", 10)
     tokenizer = uncased()
     assert tokenizer.encode(text) == tokenizer.encode(text) == expected
     for memo in (tokenizer._ids_of_raw, tokenizer._ids_of_word):
         assert 0 < len(memo) <= 10
-        assert max(map(len, memo)) <= memo.LONGEST
+        assert max(map(len, memo)) <= memo.MAX_CHARS
 
 
 def test_what_is_known_of_each_piece() -> None:
@@ -180,11 +180,11 @@ def test_what_is_known_of_each_piece() -> None:
     assert (tokenizer.kind, tokenizer.cased) == ("wordpiece", False)
     ids = [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id]
     assert [*ids, tokenizer.mask_id] == [0, 1, 2, 3, 4]
-    for i, piece in enumerate(PIECES):
-        assert tokenizer.continues[i] == piece.startswith("##")
-        assert (i in tokenizer.real_ids) == (piece not in (*SPECIALS, "[unused0]"))
-    assert tokenizer.continues.dtype == bool
-    assert tokenizer.real_ids.dtype == "int32"
+    for i, token in enumerate(PIECES):
+        assert tokenizer.is_continuation[i] == token.startswith("##")
+        assert (i in tokenizer.text_token_ids) == (token not in (*SPECIAL_TOKENS, "[unused0]"))
+    assert tokenizer.is_continuation.dtype == bool
+    assert tokenizer.text_token_ids.dtype == "int32"
 
 
 def test_decoding_is_for_reading() -> None:
@@ -197,8 +197,8 @@ def test_decoding_is_for_reading() -> None:
 # ---------------------------------------------------------------- files
 
 
-def write(path: pathlib.Path, pieces: tuple[str, ...] | list[str]) -> pathlib.Path:
-    path.write_bytes(("\n".join(pieces) + "\n").encode())
+def write(path: pathlib.Path, tokens: tuple[str, ...] | list[str]) -> pathlib.Path:
+    path.write_bytes(("\n".join(tokens) + "\n").encode())
     return path
 
 
@@ -208,7 +208,7 @@ def test_the_case_of_a_file_is_seen_in_its_pieces(tmp_path: pathlib.Path) -> Non
 
 
 def test_accents_are_kept_where_pieces_have_them(tmp_path: pathlib.Path, data_dir) -> None:
-    hindi = load_tokenizer(write(tmp_path / "hi.txt", [*SPECIALS, "कि", "##ी", "é"]))
+    hindi = load_tokenizer(write(tmp_path / "hi.txt", [*SPECIAL_TOKENS, "कि", "##ी", "é"]))
     assert isinstance(hindi, WordPieceTokenizer) and not hindi.strip_accents
     assert hindi.encode("कि É") == [5, 7]
     for name, strips in (("uncased", True), ("cased", False), ("multilingual-cased", False)):
@@ -218,7 +218,9 @@ def test_accents_are_kept_where_pieces_have_them(tmp_path: pathlib.Path, data_di
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_pieces_without_case_go_with_either_switch(tmp_path: pathlib.Path, cased: bool) -> None:
-    path = write(tmp_path / "vocab.txt", [*SPECIALS, "[X1]", "<S>", "日", "本", "1", "##1", "ا"])
+    path = write(
+        tmp_path / "vocab.txt", [*SPECIAL_TOKENS, "[X1]", "<S>", "日", "本", "1", "##1", "ا"]
+    )
     assert load_tokenizer(path, cased=cased).cased is cased
     assert not load_tokenizer(path).cased
 
@@ -226,9 +228,9 @@ def test_pieces_without_case_go_with_either_switch(tmp_path: pathlib.Path, cased
 def test_a_line_separator_is_a_piece_as_in_the_published_chinese_vocabulary(
     tmp_path: pathlib.Path,
 ) -> None:
-    pieces = [*SPECIALS, "a", "\u2028", "b"]
-    path = write(tmp_path / "vocab.txt", pieces)
-    assert load_tokenizer(path).pieces == pieces
+    tokens = [*SPECIAL_TOKENS, "a", "\u2028", "b"]
+    path = write(tmp_path / "vocab.txt", tokens)
+    assert load_tokenizer(path).tokens == tokens
     assert load_tokenizer(path).encode("a\u2028b") == [5, 7]
 
 
@@ -236,15 +238,15 @@ def test_a_last_newline_and_returns_do_not_matter(tmp_path: pathlib.Path) -> Non
     (tmp_path / "unix.txt").write_text("\n".join(PIECES), "utf-8")
     (tmp_path / "dos.txt").write_bytes("\r\n".join([*PIECES, ""]).encode())
     for path in tmp_path.iterdir():
-        assert load_tokenizer(path).pieces == list(PIECES)
+        assert load_tokenizer(path).tokens == list(PIECES)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "empty"),
-        ("\n".join([*SPECIALS, "a", "b", "a"]).encode(), "'a' twice, on lines 6 and 8"),
-        ("\n".join([*SPECIALS, "a", "", "b"]).encode(), "line 7"),
+        ("\n".join([*SPECIAL_TOKENS, "a", "b", "a"]).encode(), "'a' twice, on lines 6 and 8"),
+        ("\n".join([*SPECIAL_TOKENS, "a", "", "b"]).encode(), "line 7"),
         ("\n".join(["[PAD]", "[UNK]", "[CLS]", "a"]).encode(), r"pieces \[SEP\], \[MASK\]"),
         (b"[PAD]\n[UNK]\n\xff\n", "UTF-8: byte 0xff at offset 12"),
     ],
@@ -274,11 +276,11 @@ def test_a_case_that_does_not_go_with_the_pieces_is_refused(tmp_path: pathlib.Pa
         load_tokenizer(write(tmp_path / "vocab.txt", PIECES), cased=True)
 
 
-@pytest.mark.parametrize(("pieces", "lower_case"), [(PIECES, False), (CASED_PIECES, True)])
+@pytest.mark.parametrize(("tokens", "lower_case"), [(PIECES, False), (CASED_PIECES, True)])
 def test_a_published_switch_is_followed_and_its_harm_is_said(
-    tmp_path: pathlib.Path, caplog, pieces: list[str], lower_case: bool
+    tmp_path: pathlib.Path, caplog, tokens: list[str], lower_case: bool
 ) -> None:
-    write(tmp_path / "vocab.txt", pieces)
+    write(tmp_path / "vocab.txt", tokens)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower_case}))
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.cased is not lower_case
@@ -288,9 +290,9 @@ def test_a_published_switch_is_followed_and_its_harm_is_said(
 
 
 def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path: pathlib.Path) -> None:
-    for pieces, cased in ((PIECES, False), (CASED_PIECES, True)):
+    for tokens, cased in ((PIECES, False), (CASED_PIECES, True)):
         for strip_accents in (None, False, True):
-            tokenizer = WordPieceTokenizer(pieces, cased=cased, strip_accents=strip_accents)
+            tokenizer = WordPieceTokenizer(tokens, cased=cased, strip_accents=strip_accents)
             tokenizer.save(tmp_path / "saved")
             loaded = load_tokenizer(tmp_path / "saved")
             assert loaded.fingerprint() == tokenizer.fingerprint()
@@ -310,7 +312,7 @@ def test_the_saved_files_are_those_of_transformers(tmp_path: pathlib.Path) -> No
 
 
 def test_switches_must_agree_with_a_directory(tmp_path: pathlib.Path) -> None:
-    WordPieceTokenizer([*SPECIALS, "日"], cased=False).save(tmp_path)
+    WordPieceTokenizer([*SPECIAL_TOKENS, "日"], cased=False).save(tmp_path)
     assert not load_tokenizer(tmp_path, cased=False, strip_accents=True).cased
     with pytest.raises(InputError, match=r"cased=True.*cased=False"):
         load_tokenizer(tmp_path, cased=True)
@@ -336,10 +338,10 @@ def test_a_broken_configuration_is_refused(
 
 
 def test_the_fingerprint_tells_all_that_decides_the_ids() -> None:
-    a, b = [*SPECIALS, "日", "本"], [*SPECIALS, "本", "日"]
+    a, b = [*SPECIAL_TOKENS, "日", "本"], [*SPECIAL_TOKENS, "本", "日"]
     tokenizers = [
-        WordPieceTokenizer(pieces, cased=cased, strip_accents=strip_accents)
-        for pieces in (a, b)
+        WordPieceTokenizer(tokens, cased=cased, strip_accents=strip_accents)
+        for tokens in (a, b)
         for cased in (False, True)
         for strip_accents in (False, True)
     ]
@@ -361,18 +363,18 @@ def test_a_worker_gets_the_same_tokenizer() -> None:
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def sentencepiece(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
     lines = pydoc_data.topics.topics["specialnames"].split("\n")
-    counts = count_words(lines, *sentencepiece_cuts())
+    counts = count_words(lines, *sentencepiece_splitters())
     model = sentencepiece_from_counts(counts, 300, kind=request.param, cased=True)
     return SentencePieceTokenizer(model)
 
 
 def test_sentencepiece_has_the_same_special_pieces(sentencepiece: SentencePieceTokenizer) -> None:
     assert (sentencepiece.kind, sentencepiece.cased) == ("sentencepiece", True)
-    assert sentencepiece.pieces[:5] == list(SPECIALS)
-    assert sentencepiece.real_ids.tolist() == list(range(5, 300))
-    for i in sentencepiece.real_ids:
-        assert sentencepiece.continues[i] == (not sentencepiece.pieces[i].startswith("▁"))
-    assert not sentencepiece.continues[:5].any()
+    assert sentencepiece.tokens[:5] == list(SPECIAL_TOKENS)
+    assert sentencepiece.text_token_ids.tolist() == list(range(5, 300))
+    for i in sentencepiece.text_token_ids:
+        assert sentencepiece.is_continuation[i] == (not sentencepiece.tokens[i].startswith("▁"))
+    assert not sentencepiece.is_continuation[:5].any()
 
 
 def test_sentencepiece_reads_and_writes_text(sentencepiece: SentencePieceTokenizer) -> None:
@@ -387,7 +389,7 @@ def test_sentencepiece_finds_no_special_piece_in_text(
     sentencepiece: SentencePieceTokenizer,
 ) -> None:
     others = {sentencepiece.pad_id, sentencepiece.cls_id, sentencepiece.sep_id}
-    for special in SPECIALS:
+    for special in SPECIAL_TOKENS:
         ids = sentencepiece.encode(f"a {special} {special}b")
         assert not {*others, sentencepiece.mask_id} & set(ids)
 

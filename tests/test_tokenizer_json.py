@@ -14,20 +14,20 @@ from random_models import draw_model
 from tokenizers import Tokenizer as CompiledTokenizer
 
 from bertjax.formats import huggingface
-from bertjax.formats.tokenizer_json import describe
+from bertjax.formats.tokenizer_json import to_tokenizer_json
 from bertjax.model.encoder import BertConfig
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.counting import count_words, sentencepiece_cuts
-from data_pipelines.vocabulary.sentencepieces import SentencePieceTokenizer
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.counting import count_words, sentencepiece_splitters
+from data_pipelines.vocabulary.sentencepiece_tokenizer import SentencePieceTokenizer
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
-from data_pipelines.vocabulary.tokenizer_json import read
+from data_pipelines.vocabulary.tokenizer_json import read_wordpiece
 from data_pipelines.vocabulary.training import sentencepiece_from_counts
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "goldens" / "tokenizer_json.json").read_text())
 LETTERS = "abcdéüΣσABC'.日本कि"
-PIECES = [*SPECIALS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "ab", "##ba"]
+PIECES = [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "ab", "##ba"]
 TEXTS = st.text() | st.text(f"{LETTERS} \t\n▁Ａﬁé", max_size=40)
 
 
@@ -49,21 +49,21 @@ def test_what_transformers_saves_gives_its_ids(name: str, tmp_path) -> None:
 def test_its_words_are_as_long_as_it_says_and_so_are_those_of_a_copy(tmp_path) -> None:
     (tmp_path / "published").mkdir()
     tokenizer = load_tokenizer(publish("cased", tmp_path / "published"))
-    assert isinstance(tokenizer, WordPieceTokenizer) and tokenizer.longest_word == 100
+    assert isinstance(tokenizer, WordPieceTokenizer) and tokenizer.max_input_chars_per_word == 100
     tokenizer.save(tmp_path / "copy")
     copy = load_tokenizer(tmp_path / "copy")
     assert copy.encode("x" * 101) == [copy.unk_id]
     assert copy.fingerprint() == tokenizer.fingerprint()
-    as_the_original = WordPieceTokenizer(tokenizer.pieces, cased=True)
+    as_the_original = WordPieceTokenizer(tokenizer.tokens, cased=True)
     assert as_the_original.fingerprint() != tokenizer.fingerprint()
 
 
 def test_a_vocabulary_beside_it_is_the_one_and_the_file_says_the_rest(tmp_path) -> None:
     publish("accents", tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "é"]))
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "é"]))
     tokenizer = load_tokenizer(tmp_path)
-    assert len(tokenizer.pieces) == 6 and not tokenizer.cased
+    assert len(tokenizer.tokens) == 6 and not tokenizer.cased
     assert tokenizer.encode("É") == [5]
     alone = load_tokenizer(tmp_path / "vocab.txt", strip_accents=True)
     assert alone.encode("é") == [alone.unk_id]  # a file is read by itself
@@ -72,15 +72,15 @@ def test_a_vocabulary_beside_it_is_the_one_and_the_file_says_the_rest(tmp_path) 
 @pytest.mark.parametrize("where", ["tokenizer.json", "added_tokens.json", "tokenizer_config.json"])
 def test_pieces_added_to_it_are_named_because_no_text_gives_them(where, tmp_path, caplog) -> None:
     publish("more pieces" if where == "tokenizer.json" else "cased", tmp_path)
-    pieces = read((tmp_path / "tokenizer.json").read_bytes()).pieces
-    more = {"[E1]": len(pieces), "there": len(pieces) + 1}
+    tokens = read_wordpiece((tmp_path / "tokenizer.json").read_bytes()).tokens
+    more = {"[E1]": len(tokens), "there": len(tokens) + 1}
     if where == "added_tokens.json":
-        (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+        (tmp_path / "vocab.txt").write_text("\n".join(tokens))
         (tmp_path / where).write_text(json.dumps(more))
     if where == "tokenizer_config.json":
-        said = {str(number): {"content": piece} for piece, number in more.items()}
+        said = {str(number): {"content": token} for token, number in more.items()}
         (tmp_path / where).write_text(json.dumps({"added_tokens_decoder": said}))
-    assert load_tokenizer(tmp_path).pieces == pieces
+    assert load_tokenizer(tmp_path).tokens == tokens
     assert "2 pieces were added to it ([E1], there), which are not looked for" in caplog.text
 
 
@@ -145,29 +145,29 @@ def test_so_are_those_who_cut_words_otherwise(fields, message: str, tmp_path) ->
 @pytest.mark.parametrize("cased", [False, True])
 def test_a_wordpiece_is_read_as_it_was_written(cased, strip_accents, longest, tmp_path) -> None:
     tokenizer = WordPieceTokenizer(
-        PIECES, cased=cased, strip_accents=strip_accents, longest_word=longest
+        PIECES, cased=cased, strip_accents=strip_accents, max_input_chars_per_word=longest
     )
-    (tmp_path / "tokenizer.json").write_text(describe(tokenizer))
+    (tmp_path / "tokenizer.json").write_text(to_tokenizer_json(tokenizer))
     assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
-    compiled = CompiledTokenizer.from_str(describe(tokenizer))
+    compiled = CompiledTokenizer.from_str(to_tokenizer_json(tokenizer))
     for text in ("Abba's Éü. 日本कि", "a" * 100, "a" * 101, "a" * 201):
         assert compiled.encode(text, add_special_tokens=False).ids == tokenizer.encode(text)
     pair = compiled.encode("ab", "a b")
     assert pair.tokens == ["[CLS]", "ab", "[SEP]", "a", "b", "[SEP]"]
-    assert pair.type_ids == [0, 0, 0, 1, 1, 1]
+    assert pair.token_type_ids == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.fixture(scope="module", params=[("bpe", True), ("bpe", False), ("unigram", True)])
 def sentencepiece(request) -> SentencePieceTokenizer:
     kind, cased = request.param
     lines = [*pydoc_data.topics.topics["specialnames"].split("\n"), *[LETTERS] * 9]
-    counts = count_words(lines, *sentencepiece_cuts())
+    counts = count_words(lines, *sentencepiece_splitters())
     return SentencePieceTokenizer(sentencepiece_from_counts(counts, 300, kind=kind, cased=cased))
 
 
 @pytest.fixture(scope="module")
 def ids_from_file(sentencepiece) -> Callable[[str], list[int]]:
-    compiled = CompiledTokenizer.from_str(describe(sentencepiece))
+    compiled = CompiledTokenizer.from_str(to_tokenizer_json(sentencepiece))
     return lambda text: compiled.encode(text, add_special_tokens=False).ids
 
 
@@ -175,7 +175,7 @@ def ids_from_file(sentencepiece) -> Callable[[str], list[int]]:
 def test_a_sentencepiece_model_gives_its_ids_from_the_file_too(
     sentencepiece, ids_from_file, text: str
 ) -> None:
-    odd = any(special in text for special in (*SPECIALS, "▁"))
+    odd = any(special in text for special in (*SPECIAL_TOKENS, "▁"))
     if not odd and not any(unicodedata.category(char)[0] == "M" for char in text):
         assert ids_from_file(text) == sentencepiece.encode(text)
 
@@ -186,9 +186,9 @@ def test_so_it_does_of_prose(sentencepiece, ids_from_file) -> None:
 
 
 def test_an_export_has_the_file_and_names_a_class_that_reads_it(sentencepiece, tmp_path) -> None:
-    model = draw_model(BertConfig(300, 1, 8, 1, max_positions=16), sentencepiece, "mlm")
+    model = draw_model(BertConfig(300, 1, 8, 1, max_position_embeddings=16), sentencepiece, "mlm")
     huggingface.write(model, tmp_path)
-    assert (tmp_path / "tokenizer.json").read_text() == describe(sentencepiece)
+    assert (tmp_path / "tokenizer.json").read_text() == to_tokenizer_json(sentencepiece)
     said = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert said["tokenizer_class"] == "PreTrainedTokenizerFast"
     found = huggingface.read(tmp_path).tokenizer

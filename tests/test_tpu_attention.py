@@ -26,22 +26,27 @@ from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as fused_attention
 from bertjax.model.attention.plain import attention as plain
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 kernel = functools.partial(fused_attention.attention, interpret=True)
 
 
 def draw_batch(config: Config) -> dict[str, np.ndarray]:
     """Rows of one pair each, with a masked piece in every slot."""
     random, batch = np.random.default_rng(0), {}
-    highest = {"token_ids": 100, "mlm_targets": 100, "mlm_positions": config.seq_len, "type_ids": 2}
+    highest = {
+        "input_ids": 100,
+        "masked_lm_ids": 100,
+        "masked_lm_positions": config.max_seq_length,
+        "token_type_ids": 2,
+    }
     for name, leaf in registry.objective(config).batch_shapes(config.batch_size).items():
         batch[name] = np.asarray(random.integers(0, highest.get(name, 1), leaf.shape), leaf.dtype)
-    batch["pack_ids"][:, :100] = 1
-    batch["mlm_weights"][:] = batch["nsp_weights"][:] = 1
-    batch["positions"][:] = np.arange(config.seq_len)
+    batch["example_ids"][:, :100] = 1
+    batch["masked_lm_weights"][:] = batch["next_sentence_weights"][:] = 1
+    batch["position_ids"][:] = np.arange(config.max_seq_length)
     return batch
 
 
@@ -83,8 +88,8 @@ def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
 def test_heads_take_turns_where_there_is_no_room_for_all(
     length: int, heads: int, size: int, together: int, monkeypatch
 ) -> None:
-    monkeypatch.setattr(fused_attention, "_BLOCK", 4 * length * size * together)
-    assert fused_attention._heads_at_once(length, heads * size, size, 4) == together
+    monkeypatch.setattr(fused_attention, "_MAX_BLOCK_BYTES", 4 * length * size * together)
+    assert fused_attention._heads_per_block(length, heads * size, size, 4) == together
     arrays, ids = inputs(2, length=length, heads=heads, size=size), packs(2, length)
     ours, theirs = (run(attend, arrays, ids, **options(False, 0.1)) for attend in (kernel, plain))
     for a, b in zip(ours, theirs, strict=True):
@@ -99,20 +104,22 @@ def test_a_row_of_padding_and_huge_scores_are_finite() -> None:
         assert all(np.isfinite(x).all() for x in run(kernel, arrays, ids, **options(False, 0.1)))
 
 
-def why_not(axes=(-1, 1, 1), names=AXES, dtype="float32", shape=(8, LENGTH, HEADS, SIZE)) -> str:
+def unsupported_reason(
+    axes=(-1, 1, 1), names=AXES, dtype="float32", shape=(8, LENGTH, HEADS, SIZE)
+) -> str:
     """Why the kernel does not take a query of that shape on such a mesh."""
     mesh = jax.sharding.Mesh(make_mesh(*axes).devices, names)
     with jax.set_mesh(mesh):
-        return fused_attention.why_not(jax.ShapeDtypeStruct(shape, dtype))
+        return fused_attention.unsupported_reason(jax.ShapeDtypeStruct(shape, dtype))
 
 
 def test_it_is_for_tpus_that_it_was_compiled_for(monkeypatch) -> None:
-    assert why_not().startswith("no TPU: the kernel is for TPU v4")
+    assert unsupported_reason().startswith("no TPU: the kernel is for TPU v4")
     monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
-    assert not why_not()
-    assert not why_not(axes=(2, 1, 4)) and not why_not(shape=(8, 512, 16, 64))
+    assert not unsupported_reason()
+    assert not unsupported_reason(axes=(2, 1, 4)) and not unsupported_reason(shape=(8, 512, 16, 64))
     monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v2")
-    assert why_not().startswith("TPU v2: the kernel is for TPU v4")
+    assert unsupported_reason().startswith("TPU v2: the kernel is for TPU v4")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +129,7 @@ def test_it_is_for_tpus_that_it_was_compiled_for(monkeypatch) -> None:
         ({"shape": (8, 640, HEADS, SIZE)}, "rows of 640 pieces: .* up to 512"),
         ({"shape": (8, LENGTH, HEADS, 80)}, "heads of 80: the kernel takes multiples of 64"),
         ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 rows: the mesh splits them in 8"),
-        ({"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)}, "6 heads: mesh.model=4 does not"),
+        ({"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)}, "6 heads: mesh.tensor=4 does not"),
         ({"shape": (8, 512, 3, 192)}, "3 heads of 192 and 512 pieces: no share of them fits"),
         ({"names": ("rows", "columns", "depth")}, "there is no mesh of data, fsdp, model"),
     ],
@@ -130,21 +137,26 @@ def test_it_is_for_tpus_that_it_was_compiled_for(monkeypatch) -> None:
 )
 def test_it_says_why_it_does_not_take_a_query(unfit: dict, reason: str, monkeypatch) -> None:
     monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
-    assert re.match(reason, why_not(**unfit))
+    assert re.match(reason, unsupported_reason(**unfit))
 
 
 @pytest.mark.slow
 def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
-    model = {"hidden_size": 128, "num_heads": 2, "num_layers": 2, "vocab_size": 100}
+    model = {
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+    }
     model |= {"remat": True, "scan_layers": True}
     text = {f"model.{name}": str(value) for name, value in model.items()}
-    text |= {"batch_size": "8", "accumulation": "2", "seq_len": "128"}
-    text |= {"mesh.data": "2", "mesh.model": "2", "mesh.fsdp": "1"}
+    text |= {"batch_size": "8", "gradient_accumulation_steps": "2", "max_seq_length": "128"}
+    text |= {"mesh.data": "2", "mesh.tensor": "2", "mesh.fsdp": "1"}
     config = load_config(f"{PRETRAIN}:smoke", text, registry.data_fields()).resolve(100)
     batch = draw_batch(config)
 
     def after_a_step() -> tuple[Any, Any]:
-        program = Programs(config, registry.objective(config), jax.devices()[:4])
+        program = StepFunctions(config, registry.objective(config), jax.devices()[:4])
         state, window = program.train()(program.init(), jax.device_put(batch, program.rows), {})
         return state.params, window
 

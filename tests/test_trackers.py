@@ -6,12 +6,12 @@ import types
 import pytest
 
 from bertjax.config.config import Config
-from bertjax.training.trackers import reporter
+from bertjax.training.trackers import make_tracker
 from data_pipelines.errors import InputError
 
 LINES = [
     {"step": 1, "split": "train", "loss": 2.5, "mfu": None},
-    {"step": 2, "split": "heldout", "mlm_loss": 2.0},
+    {"step": 2, "split": "eval", "mlm_loss": 2.0},
 ]
 OWN = """
 told = []
@@ -33,7 +33,7 @@ def own(tmp_path, monkeypatch) -> str:
 
 
 def test_a_function_of_ones_own_is_given_every_line(own: str) -> None:
-    tell = reporter(f"{own}:open_own", Config(seed=7), "runs/x")
+    tell = make_tracker(f"{own}:open_own", Config(seed=7), "runs/x")
     module = sys.modules[own]
     assert module.told == []  # nothing is opened before there is something to tell
     for line in LINES:
@@ -54,7 +54,7 @@ def test_a_function_of_ones_own_is_given_every_line(own: str) -> None:
 )
 def test_what_cannot_be_told_is_refused_at_once(own: str, name: str, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        reporter(name, Config(), "runs/x")
+        make_tracker(name, Config(), "runs/x")
 
 
 class Wandb(types.ModuleType):
@@ -82,7 +82,7 @@ def test_weights_and_biases_get_a_run_of_the_workdir(monkeypatch, tmp_path) -> N
     monkeypatch.setitem(sys.modules, "wandb", wandb := Wandb())
     for name in ("x", "x", "other"):  # the second goes on with the first
         (tmp_path / name).mkdir(exist_ok=True)
-        tell = reporter("wandb", Config(seed=7), tmp_path / name)
+        tell = make_tracker("wandb", Config(seed=7), tmp_path / name)
         for line in LINES:
             tell(line)
     assert wandb.logged == [({"train/loss": 2.5}, 1), ({"heldout/mlm_loss": 2.0}, 2)] * 3
@@ -95,13 +95,13 @@ def test_weights_and_biases_get_a_run_of_the_workdir(monkeypatch, tmp_path) -> N
 def test_without_a_key_a_run_does_not_begin(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", Wandb(key=False))
     with pytest.raises(InputError, match="has no key here: run `wandb login`"):
-        reporter("wandb", Config(), tmp_path)
+        make_tracker("wandb", Config(), tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    reporter("wandb", Config(), tmp_path)
+    make_tracker("wandb", Config(), tmp_path)
 
 
 def test_where_it_is_not_installed_what_brings_it_is_said(monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(InputError, match=r"bertjax\[wandb\]"):
-        reporter("wandb", Config(), "runs/x")
+        make_tracker("wandb", Config(), "runs/x")

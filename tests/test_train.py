@@ -22,25 +22,25 @@ from bertjax.checkpointing.parameters import load_params
 from bertjax.config.config import Config, load_config
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
-from bertjax.mesh import hosts
+from bertjax.mesh import distributed
 from bertjax.mesh.feed import to_global
-from bertjax.mesh.sharding import ROWS, make_mesh, sharded_shapes, tree_shardings
-from bertjax.steps.step_functions import Programs
+from bertjax.mesh.sharding import BATCH_SPEC, make_mesh, sharded_shapes, tree_shardings
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means, sums_and_gradient
 from bertjax.tasks import registry
 from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import evaluate
-from bertjax.training.initialization import Start
+from bertjax.training.initialization import PretrainedModel
 from bertjax.training.throughput import Profiler
-from bertjax.training.trainer import Diverged, Run, Stopped
+from bertjax.training.trainer import Diverged, Stopped, Trainer
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_sequences
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
 
 
-def configure(corpus: pathlib.Path, **overrides: object) -> Config:
+def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
     fields = {"model.vocab_size": 128, "mesh.data": 8, "steps": 12, "log_every": 3}
     fields |= {"checkpoint_every": 4, "eval_every": 6, "data.workers": 1}
     fields |= {name.replace("__", "."): value for name, value in overrides.items()}
@@ -67,7 +67,7 @@ def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
 def whole(corpus, tmp_path_factory) -> pathlib.Path:
     """A run of 12 steps without interruption."""
     workdir = tmp_path_factory.mktemp("whole")
-    Run(configure(corpus, tensorboard="examples+parameters"), workdir).train()
+    Trainer(make_run_config(corpus, tensorboard="examples+parameters"), workdir).train()
     return workdir
 
 
@@ -75,7 +75,7 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
 def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
     steps = [(m["step"], m["split"]) for m in metrics(whole)]
     train = [(step, "train") for step in (3, 6, 9, 12)]
-    assert sorted(steps) == sorted([*train, (6, "heldout"), (12, "heldout")])
+    assert sorted(steps) == sorted([*train, (6, "eval"), (12, "eval")])
     names = sorted(path.name for path in (whole / "checkpoints").iterdir())
     assert names == ["00000004", "00000008", "00000012"]
 
@@ -88,10 +88,10 @@ def test_it_learns(whole) -> None:
 
 @pytest.mark.slow
 def test_tensorboard_shows_masks_and_parameters_where_asked(whole) -> None:
-    shown = [(e.step, v) for e in events(whole, "heldout") for v in e.summary.value]
-    pictures = {v.tag: v for step, v in shown if step == 12 and v.HasField("tensor")}
-    assert "⟦" in pictures["examples"].tensor.string_val[0].decode()
-    assert {"encoder/blocks/1/feed_forward/up/kernel", "mlm/bias"} < pictures.keys()
+    shown = [(e.step, v) for e in events(whole, "eval") for v in e.summary.value]
+    tensorboard_summaries = {v.tag: v for step, v in shown if step == 12 and v.HasField("tensor")}
+    assert "⟦" in tensorboard_summaries["examples"].tensor.string_val[0].decode()
+    assert {"encoder/blocks/1/feed_forward/up/kernel", "mlm/bias"} < tensorboard_summaries.keys()
     assert [step for step, v in shown if v.tag == "examples"] == [6, 12]
 
 
@@ -99,23 +99,23 @@ def test_tensorboard_shows_masks_and_parameters_where_asked(whole) -> None:
 def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
     whole, corpus, monkeypatch
 ) -> None:
-    fewer = configure(corpus, batch_size=9, eval_batch_size=8, mesh__data=-1)
+    fewer = make_run_config(corpus, batch_size=9, eval_batch_size=8, mesh__data=-1)
     scores = evaluate(fewer, whole).scores
-    assert scores == evaluate(configure(corpus, eval_batch_size=8), whole).scores
+    assert scores == evaluate(make_run_config(corpus, eval_batch_size=8), whole).scores
     monkeypatch.setattr(
         "bertjax.training.initialization.read_config",
-        lambda *_: dataclasses.replace(fewer, accumulation=3),
+        lambda *_: dataclasses.replace(fewer, gradient_accumulation_steps=3),
     )
     assert answers_of(whole, ["ba [MASK] do ."])
 
 
 @pytest.mark.slow
 def test_metrics_have_their_promised_fields(whole) -> None:
-    train = {"step", "split", *LOSSES, "learning_rate", "sequences_per_second", "fill"}
-    train |= {"pieces_per_second", "data_wait", "epoch"}  # of a CPU no peak is known
-    heldout = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
+    train = {"step", "split", *LOSSES, "learning_rate", "sequences_per_second", "nonpad_fraction"}
+    train |= {"tokens_per_second", "input_wait_fraction", "epoch"}  # of a CPU no peak is known
+    eval = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
     for entry in metrics(whole):
-        assert set(entry) == (train if entry["split"] == "train" else heldout)
+        assert set(entry) == (train if entry["split"] == "train" else eval)
 
 
 @pytest.mark.slow
@@ -127,8 +127,8 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
         return means(window)
 
     monkeypatch.setattr(train_module, "means", slow)
-    config = configure(corpus, steps=6, checkpoint_every=1, log_every=6, eval_every=6)
-    Run(config, tmp_path).train()
+    config = make_run_config(corpus, steps=6, checkpoint_every=1, log_every=6, eval_every=6)
+    Trainer(config, tmp_path).train()
     rate = metrics(tmp_path)[0]["sequences_per_second"]
     assert 6 * config.batch_size / rate > 6 * 0.1
 
@@ -136,7 +136,7 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
 @pytest.fixture
 def peak_at_six(whole, monkeypatch) -> None:
     """Evaluations have a score that is highest after six steps."""
-    (loss,) = (m["loss"] for m in metrics(whole) if (m["step"], m["split"]) == (6, "heldout"))
+    (loss,) = (m["loss"] for m in metrics(whole) if (m["step"], m["split"]) == (6, "eval"))
     plain = train_module.make_evaluator
 
     def make(task, programs):
@@ -153,15 +153,15 @@ def peak_at_six(whole, monkeypatch) -> None:
 def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
     corpus, tmp_path, peak_at_six, monkeypatch
 ) -> None:
-    config = configure(corpus, keep_best="peak", keep=1, eval_every=2, checkpoint_every=100)
+    config = make_run_config(corpus, best_metric="peak", keep=1, eval_every=2, checkpoint_every=100)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for workdir, stops in ((whole, ()), (stopped, (0, 2, 5, 6, 9))):
         for step in stops:
             with monkeypatch.context() as patch:
                 stop_at(step, patch)
                 with pytest.raises(Stopped):
-                    Run(config, workdir).train()
-        Run(config, workdir).train()
+                    Trainer(config, workdir).train()
+        Trainer(config, workdir).train()
         saved = sorted((workdir / "checkpoints").iterdir())
         assert [path.name for path in saved] == ["00000006", "00000012"]
         for path in saved:
@@ -169,7 +169,7 @@ def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
             for a, b in zip(params_of(path, config), theirs, strict=True):
                 np.testing.assert_array_equal(a, b)
     assert losses(stopped) == losses(whole)
-    used = [find_checkpoint(stopped), Start(stopped).path, Predictor(stopped).path]
+    used = [find_checkpoint(stopped), PretrainedModel(stopped).path, Predictor(stopped).path]
     assert [path.name for path in used] == ["00000006"] * 3
     convert(stopped, tmp_path / "copy", "bertjax", "bertjax")
     assert json.loads((tmp_path / "copy" / "scores.json").read_text())["peak"] == 0
@@ -177,16 +177,16 @@ def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
 
 @pytest.mark.slow
 def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"keep_best='f1' is no score .* choose one of loss, .*"):
-        Run(configure(corpus, keep_best="f1", steps=3), tmp_path).train()
+    with pytest.raises(InputError, match=r"best_metric='f1' is no score .* choose one of loss, .*"):
+        Trainer(make_run_config(corpus, best_metric="f1", steps=3), tmp_path).train()
     assert (tmp_path / "checkpoints" / "00000003" / "scores.json").exists()
-    Run(configure(corpus, keep_best="loss", steps=3), tmp_path).train()
+    Trainer(make_run_config(corpus, best_metric="loss", steps=3), tmp_path).train()
 
 
 def test_the_best_needs_held_out_data(corpus, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(registry.find("pretrain"), "evaluation_sets", lambda task: [])
-    with pytest.raises(InputError, match=r"keep_best='loss' needs evaluations and .* held-out"):
-        Run(configure(corpus, keep_best="loss"), tmp_path)
+    monkeypatch.setattr(registry.find("pretraining"), "eval_sets", lambda task: [])
+    with pytest.raises(InputError, match=r"best_metric='loss' needs evaluations and .* held-out"):
+        Trainer(make_run_config(corpus, best_metric="loss"), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
 
@@ -206,7 +206,7 @@ def stop_at(step: int, monkeypatch) -> None:
 def test_a_signal_that_comes_during_the_last_save_does_not_end_it(
     corpus, tmp_path, monkeypatch
 ) -> None:
-    run = Run(configure(corpus, steps=2), tmp_path)
+    run = Trainer(make_run_config(corpus, steps=2), tmp_path)
     plain, came = run.checkpoints.wait, []
 
     def wait() -> None:
@@ -231,8 +231,8 @@ def test_a_save_that_fails_ends_the_run_at_the_next_step(corpus, tmp_path, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(train_module.Profiler, "before", before)
-    run = Run(configure(corpus), tmp_path)
-    monkeypatch.setattr(train_module, "write_description", fail)
+    run = Trainer(make_run_config(corpus), tmp_path)
+    monkeypatch.setattr(train_module, "write_checkpoint_metadata", fail)
     with pytest.raises(CheckpointError, match=r"checkpoint of step 4 .*No space left on device"):
         run.train()
     assert max(seen) < 7  # and not when the next one is due
@@ -243,15 +243,17 @@ def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are
     corpus, monkeypatch
 ) -> None:
     answers = iter([0, 1, 0])
-    cadence = Cadence(configure(corpus, checkpoint_every="30 minutes"), "checkpoint_every")
-    monkeypatch.setattr(hosts, "from_first", lambda make, size: (next(answers),))
+    cadence = Cadence(make_run_config(corpus, checkpoint_every="30 minutes"), "checkpoint_every")
+    monkeypatch.setattr(
+        distributed, "broadcast_from_process_0", lambda make, size: (next(answers),)
+    )
     assert [step for step in range(1, 12) if cadence.due(step)] == [6]
     assert next(answers, None) is None
 
 
 @pytest.mark.slow
 def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> None:
-    Run(configure(corpus, checkpoint_every="0.0001 minutes", keep=9), tmp_path).train()
+    Trainer(make_run_config(corpus, checkpoint_every="0.0001 minutes", keep=9), tmp_path).train()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["00000003", "00000006", "00000009", "00000012"]
     assert losses(tmp_path) == losses(whole)
@@ -261,19 +263,19 @@ def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        {"optimizer__schedule": "one_cycle", "batch_growth": 2, "batch_size": 16},
+        {"optimizer__schedule": "one_cycle", "batch_size_rampup": 2, "batch_size": 16},
         {"optimizer__schedule": "wsd", "optimizer__cooldown": "50%", "optimizer__name": "muon"},
     ],
     ids=["one cycle, a growing batch", "warm-up, stable, decay"],
 )
 def test_every_schedule_goes_on_to_the_last_bit(corpus, tmp_path, monkeypatch, fields) -> None:
     whole, again = tmp_path / "whole", tmp_path / "again"
-    Run(configure(corpus, **fields), whole).train()
+    Trainer(make_run_config(corpus, **fields), whole).train()
     with monkeypatch.context() as patch:
         stop_at(7, patch)
         with pytest.raises(Stopped):
-            Run(configure(corpus, **fields), again).train()
-    Run(configure(corpus, **fields), again).train()
+            Trainer(make_run_config(corpus, **fields), again).train()
+    Trainer(make_run_config(corpus, **fields), again).train()
     assert losses(again) == losses(whole)
 
 
@@ -285,11 +287,13 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
         with monkeypatch.context() as patch:
             stop_at(step, patch)
             with pytest.raises(Stopped, match=f"stopped at step {step + 1}"):
-                Run(configure(corpus), tmp_path).train()
-    Run(configure(corpus), tmp_path).train()
+                Trainer(make_run_config(corpus), tmp_path).train()
+    Trainer(make_run_config(corpus), tmp_path).train()
     assert losses(tmp_path) == losses(whole)
     for ours, theirs in zip(
-        params_of(tmp_path, configure(corpus)), params_of(whole, configure(corpus)), strict=True
+        params_of(tmp_path, make_run_config(corpus)),
+        params_of(whole, make_run_config(corpus)),
+        strict=True,
     ):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -297,9 +301,9 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
 @pytest.mark.slow
 def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> None:
     """So that a stop signal has not to wait for many."""
-    train, begun, late = Programs.train, [], []
+    train, begun, late = StepFunctions.train, [], []
 
-    def counted(self: Programs, *rows: int):
+    def counted(self: StepFunctions, *rows: int):
         step = train(self, *rows)
 
         def counting(*arguments):
@@ -313,15 +317,17 @@ def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> 
     def is_ready(window) -> bool:
         return all(leaf.is_ready() for leaf in jax.tree.leaves(window))
 
-    monkeypatch.setattr(Programs, "train", counted)
-    Run(configure(corpus, log_every=12, eval_every=12, checkpoint_every=12), tmp_path).train()
+    monkeypatch.setattr(StepFunctions, "train", counted)
+    Trainer(
+        make_run_config(corpus, log_every=12, eval_every=12, checkpoint_every=12), tmp_path
+    ).train()
     assert len(begun) == 12 and not late
 
 
 @pytest.mark.slow
 def test_a_finished_run_is_left_alone(corpus, whole) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
-    Run(configure(corpus), whole).train()
+    Trainer(make_run_config(corpus), whole).train()
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
@@ -329,11 +335,11 @@ def test_a_finished_run_is_left_alone(corpus, whole) -> None:
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
     corpus, tmp_path
 ) -> None:
-    config = configure(
-        corpus, optimizer__learning_rate=1e30, optimizer__warmup=6, optimizer__clip_norm=1e30
+    config = make_run_config(
+        corpus, optimizer__learning_rate=1e30, optimizer__warmup=6, optimizer__max_grad_norm=1e30
     )
     with pytest.raises(Diverged, match=r"at step .*: lower optimizer\.learning_rate"):
-        Run(config, tmp_path).train()
+        Trainer(config, tmp_path).train()
     for leaf in params_of(tmp_path, config) if (tmp_path / "checkpoints").exists() else []:
         assert np.isfinite(leaf).all()
 
@@ -341,14 +347,14 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
 def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
     (tmp_path / "waves").mkdir()
     with pytest.raises(InputError, match="holds a sweep: use another --workdir, or go on with"):
-        Run(configure(corpus), tmp_path)
+        Trainer(make_run_config(corpus), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model__num_layers": 3}, "model.num_layers=2 and this configuration has 3"),
+        ({"model__num_hidden_layers": 3}, "model.num_hidden_layers=2 and this configuration has 3"),
         ({"seed": 1}, "seed=0 and this configuration has 1"),
         ({"optimizer__learning_rate": 0.5}, "optimizer.learning_rate=0.001"),
         ({"data__masking": "word"}, "data.masking='piece'"),
@@ -357,7 +363,7 @@ def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
 )
 def test_a_workdir_belongs_to_one_run(corpus, whole, change, message) -> None:
     with pytest.raises(ValueError, match=message):
-        Run(configure(corpus, **change), whole)
+        Trainer(make_run_config(corpus, **change), whole)
 
 
 @pytest.mark.slow
@@ -368,13 +374,15 @@ def test_a_run_of_an_older_version_is_not_gone_on_with(corpus, whole, tmp_path) 
     config["model"]["dropout_rng"] = "rbg"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"model\.dropout_rng, which this version .* not have"):
-        Run(configure(corpus), tmp_path)
+        Trainer(make_run_config(corpus), tmp_path)
 
 
 @pytest.mark.slow
 def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
-    Run(configure(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole)
-    Run(configure(corpus, keep=7, keep_best="loss"), whole)
+    Trainer(
+        make_run_config(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole
+    )
+    Trainer(make_run_config(corpus, keep=7, best_metric="loss"), whole)
 
 
 @pytest.mark.slow
@@ -383,17 +391,17 @@ def test_a_run_that_is_older_than_a_field_is_gone_on_with(corpus, whole, tmp_pat
     shutil.rmtree(tmp_path / "old" / "checkpoints" / "00000012")
     for path in (tmp_path / "old").rglob("config.json"):
         config = json.loads(path.read_text())
-        del config["keep_best"], config["reinit_layers"]
-        del config["optimizer"]["layer_decay"], config["optimizer"]["frozen_layers"]
+        del config["best_metric"], config["reinit_layers"]
+        del config["optimizer"]["layerwise_lr_decay"], config["optimizer"]["frozen_layers"]
         path.write_text(json.dumps(config))
     for path in (tmp_path / "old").rglob("scores.json"):
         path.unlink()
     for checkpoint in (tmp_path / "old" / "checkpoints").iterdir():
         finish(epath.Path(checkpoint), lambda path: (path / "files.json").unlink())
-    Run(configure(corpus), tmp_path / "old").train()
+    Trainer(make_run_config(corpus), tmp_path / "old").train()
     for ours, theirs in zip(
-        params_of(tmp_path / "old", configure(corpus)),
-        params_of(whole, configure(corpus)),
+        params_of(tmp_path / "old", make_run_config(corpus)),
+        params_of(whole, make_run_config(corpus)),
         strict=True,
     ):
         np.testing.assert_array_equal(ours, theirs)
@@ -401,8 +409,8 @@ def test_a_run_that_is_older_than_a_field_is_gone_on_with(corpus, whole, tmp_pat
 
 @pytest.mark.slow
 def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) -> None:
-    config = configure(corpus, init=whole, optimizer__learning_rate=1e-9, steps=3)
-    Run(config, tmp_path).train()
+    config = make_run_config(corpus, init=whole, optimizer__learning_rate=1e-9, steps=3)
+    Trainer(config, tmp_path).train()
     for ours, theirs in zip(params_of(tmp_path, config), params_of(whole, config), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-7)
 
@@ -410,13 +418,13 @@ def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) 
 @pytest.mark.slow
 def test_parameters_of_another_shape_are_refused(corpus, tmp_path, whole) -> None:
     with pytest.raises(ValueError, match="give it the model"):
-        Run(configure(corpus, init=whole, model__hidden_size=32), tmp_path)
+        Trainer(make_run_config(corpus, init=whole, model__hidden_size=32), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
 
 @pytest.mark.slow
 def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -> None:
-    scores = evaluate(configure(corpus), whole).scores
+    scores = evaluate(make_run_config(corpus), whole).scores
     last = metrics(whole)[-1]
     for name, value in scores.items():
         assert last[name] == pytest.approx(value, rel=1e-6)
@@ -430,7 +438,7 @@ def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -
         "read_shard",
         lambda path, info: opened.append(info.name) or real(path, info),
     )
-    evaluate(configure(corpus), whole)
+    evaluate(make_run_config(corpus), whole)
     assert opened and all(name.startswith("heldout-") for name in opened)
 
 
@@ -458,11 +466,11 @@ def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
 @pytest.mark.slow
 def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
     """Loss and gradient of 32 rows with unlike numbers of masked pieces, computed in three ways."""
-    config = configure(corpus, batch_size=32)
-    task = registry.find("pretrain")(config)
+    config = make_run_config(corpus, batch_size=32)
+    task = registry.find("pretraining")(config)
     batch = {name: array.copy() for name, array in next(iter(task.train_batches(0, 1))).items()}
-    batch["mlm_weights"][:7, 2:] = 0
-    counts = batch["mlm_weights"].sum(axis=1)
+    batch["masked_lm_weights"][:7, 2:] = 0
+    counts = batch["masked_lm_weights"].sum(axis=1)
     assert len(set(counts.reshape(-1, 4).sum(axis=0))) > 1  # parts differ in masked pieces
     assert len(set(counts.reshape(8, -1).sum(axis=1))) > 1  # and so do devices
     objective = task.objective
@@ -471,14 +479,16 @@ def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
     def loss(params, batch, key):
         return objective.sums(objective.apply(params, batch, key, {}), batch)
 
-    def gradient(params, batch, accumulation=1):
-        return sums_and_gradient(loss, params, batch, None, accumulation)
+    def gradient(params, batch, gradient_accumulation_steps=1):
+        return sums_and_gradient(loss, params, batch, None, gradient_accumulation_steps)
 
     whole_sums, whole = jax.jit(gradient)(params, batch)
-    part_sums, parts = jax.jit(functools.partial(gradient, accumulation=4))(params, batch)
+    part_sums, parts = jax.jit(functools.partial(gradient, gradient_accumulation_steps=4))(
+        params, batch
+    )
     mesh = make_mesh(8, 1, 1)
-    rows = to_global(batch, NamedSharding(mesh, ROWS))
-    assert {shard.data.shape[0] for shard in rows["token_ids"].addressable_shards} == {4}
+    rows = to_global(batch, NamedSharding(mesh, BATCH_SPEC))
+    assert {shard.data.shape[0] for shard in rows["input_ids"].addressable_shards} == {4}
     device_sums, devices = jax.jit(gradient)(
         jax.device_put(params, tree_shardings(mesh, params)), rows
     )

@@ -64,10 +64,12 @@ def test_a_term_without_weight_counts_nothing(params, batch) -> None:
     assert total_loss(sums) == pytest.approx(float(np.divide(*sums["fit_loss"])), rel=1e-6)
 
 
-@pytest.mark.parametrize("accumulation", [2, 4, 16])
-def test_accumulation_changes_neither_sums_nor_gradient(params, batch, accumulation) -> None:
+@pytest.mark.parametrize("gradient_accumulation_steps", [2, 4, 16])
+def test_accumulation_changes_neither_sums_nor_gradient(
+    params, batch, gradient_accumulation_steps
+) -> None:
     sums, grads = sums_and_gradient(loss, params, batch, None)
-    parts, accumulated = sums_and_gradient(loss, params, batch, None, accumulation)
+    parts, accumulated = sums_and_gradient(loss, params, batch, None, gradient_accumulation_steps)
     np.testing.assert_allclose(accumulated["w"], grads["w"], rtol=1e-5)
     for name, pair in sums.items():
         np.testing.assert_allclose(parts[name], pair, rtol=1e-5)

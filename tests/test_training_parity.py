@@ -13,11 +13,11 @@ from goldens import make_pretraining as recipe
 
 from bertjax.config.optimizer_config import OptimizerConfig
 from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import Model, head_sums
+from bertjax.model.heads import BertWithHeads, head_sums
 from bertjax.steps.optimizer import make_optimizer
 from bertjax.steps.train_step import Sums, init_state, make_train_step
 
-MODEL = Model(BertConfig(**recipe.MODEL), ("mlm", "nsp"))
+MODEL = BertWithHeads(BertConfig(**recipe.MODEL), ("mlm", "nsp"))
 
 
 def weights() -> Any:
@@ -49,7 +49,7 @@ def test_the_loss_of_each_of_200_steps_is_pytorchs():
             b1=recipe.B1,
             b2=recipe.B2,
             eps=recipe.EPS,
-            clip_norm=recipe.CLIP_NORM,
+            max_grad_norm=recipe.CLIP_NORM,
         )
     )
     step = jax.jit(make_train_step(loss, optimizer, seed_key=jax.random.key(0)))

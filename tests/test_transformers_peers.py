@@ -18,12 +18,11 @@ from random_models import draw_model
 from safetensors.numpy import load_file
 
 from bertjax.formats import huggingface
-from bertjax.formats.opening import read_model
-from bertjax.formats.tensors import Model
+from bertjax.formats.loading import read_model
+from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.heads import Model as Network
-from bertjax.model.heads import Pooler
+from bertjax.model.heads import BertWithHeads, Pooler
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import train_vocabulary
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.skipif(
     not PEERS, reason="needs BERTJAX_PEERS, interpreters with torch and transformers"
 )
 PIECES = 30_522
-CONFIG = BertConfig(PIECES, 2, 128, 2, max_positions=64)
+CONFIG = BertConfig(PIECES, 2, 128, 2, max_position_embeddings=64)
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +40,38 @@ def lines(data_dir) -> list[str]:
         return [line.strip() for line in itertools.islice(filter(str.strip, file), 1000)]
 
 
-def outputs(model: Model, ids: list[int]) -> dict[str, np.ndarray]:
+def outputs(model: NumpyModel, ids: list[int]) -> dict[str, np.ndarray]:
     """What ours computes on one text, by the names of `transformers`."""
     row = np.array([ids], np.int32)
     places = np.arange(row.shape[1], dtype=np.int32)[None]
-    batch = {"token_ids": row, "type_ids": 0 * row, "pack_ids": 1 + 0 * row, "positions": places}
+    batch = {
+        "input_ids": row,
+        "token_type_ids": 0 * row,
+        "example_ids": 1 + 0 * row,
+        "position_ids": places,
+    }
     params = model.params
     hidden = Encoder(model.config).apply(
         {"params": params["encoder"]}, *batch.values(), deterministic=True
     )
-    if "span" in params:
-        logits = hidden @ params["span"]["kernel"] + params["span"]["bias"]
+    if "question_answering" in params:
+        logits = (
+            hidden @ params["question_answering"]["kernel"] + params["question_answering"]["bias"]
+        )
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
-    if "tagger" in params:
-        return {"logits": hidden @ params["tagger"]["kernel"] + params["tagger"]["bias"]}
-    for head in {"classifier", "choice"} & params.keys():
+    if "token_classification" in params:
+        return {
+            "logits": hidden @ params["token_classification"]["kernel"]
+            + params["token_classification"]["bias"]
+        }
+    for head in {"sequence_classification", "multiple_choice"} & params.keys():
         pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
         return {"logits": pooled @ params[head]["kernel"] + params[head]["bias"]}
     if "mlm" not in params:
         pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
         return {"last_hidden_state": hidden, "pooler_output": pooled}
-    batch |= {"mlm_positions": places, "cls_positions": places[:, :1]}
-    network = Network(model.config, tuple({"mlm", "nsp"} & params.keys()))
+    batch |= {"masked_lm_positions": places, "cls_positions": places[:, :1]}
+    network = BertWithHeads(model.config, tuple({"mlm", "nsp"} & params.keys()))
     found = network.apply({"params": params}, batch, deterministic=True)
     if "nsp" not in params:
         return {"logits": found["mlm_logits"]}
@@ -89,7 +98,7 @@ def ask(python: str, *questions: tuple) -> list[dict]:
     [
         ("BertForPreTraining", ("pooler", "mlm", "nsp"), "bert-base-uncased-vocab.txt"),
         ("BertForMaskedLM", ("mlm",), "bert-base-cased-vocab.txt"),
-        ("BertForQuestionAnswering", ("span",), "bert-base-uncased-vocab.txt"),
+        ("BertForQuestionAnswering", ("question_answering",), "bert-base-uncased-vocab.txt"),
         ("AutoModel", ("pooler",), "bert-base-cased-vocab.txt"),
     ],
 )
@@ -131,7 +140,7 @@ def chinese(data_dir: pathlib.Path) -> list[str]:
     return [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
 
 
-SMALL = BertConfig(128, 2, 64, 2, max_positions=64)
+SMALL = BertConfig(128, 2, 64, 2, max_position_embeddings=64)
 SMALL_TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 TEXT = "ba doki lu menos ra ."
 NAMES = ("glad", "odd, or so", "ünzufrieden")
@@ -145,7 +154,7 @@ CLASSIFIERS = [
 ]
 
 
-def same_model(ours: Model, theirs: Model) -> None:
+def same_model(ours: NumpyModel, theirs: NumpyModel) -> None:
     assert (ours.labels, ours.target) == (theirs.labels, theirs.target)
     for (name, one), (other, two) in zip(
         named_leaves(ours.params), named_leaves(theirs.params), strict=True
@@ -153,7 +162,7 @@ def same_model(ours: Model, theirs: Model) -> None:
         assert name == other and np.asarray(one).tobytes() == np.asarray(two).tobytes(), name
 
 
-def same_outputs(model: Model, found: dict) -> None:
+def same_outputs(model: NumpyModel, found: dict) -> None:
     ids = SMALL_TOKENIZER.encode(TEXT)
     assert found["ids"] == [ids]
     ours = outputs(model, [SMALL_TOKENIZER.cls_id, *ids, SMALL_TOKENIZER.sep_id])
@@ -183,11 +192,17 @@ THEIRS = [
 ]
 
 
-def ours_of(kind: str, labels: tuple, target: str) -> Model:
-    head = "choice" if "Choice" in kind else "tagger" if "Token" in kind else "classifier"
-    count = 0 if head == "choice" else max(1, len(labels))
+def ours_of(kind: str, labels: tuple, target: str) -> NumpyModel:
+    head = (
+        "multiple_choice"
+        if "MultipleChoiceQuestion" in kind
+        else "token_classification"
+        if "Token" in kind
+        else "sequence_classification"
+    )
+    count = 0 if head == "multiple_choice" else max(1, len(labels))
     config = dataclasses.replace(SMALL, num_labels=count)
-    heads = [head] if head == "tagger" else ["pooler", head]
+    heads = [head] if head == "token_classification" else ["pooler", head]
     drawn = draw_model(config, SMALL_TOKENIZER, *heads)
     return dataclasses.replace(drawn, labels=labels, target=target)
 
@@ -203,7 +218,7 @@ def asked(request, tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict]]:
     for number, (kind, fields, *_) in enumerate(THEIRS):
         folder = tmp_path_factory.mktemp("theirs")
         huggingface.write(draw_model(SMALL, SMALL_TOKENIZER), folder)
-        given = json.dumps(huggingface.describe_config(SMALL) | fields)
+        given = json.dumps(huggingface.bert_config_dict(SMALL) | fields)
         questions[f"theirs {number}"] = folder, kind, folder / "theirs", given
     for folder, *_ in questions.values():
         (folder / "lines.txt").write_text(TEXT)
@@ -220,7 +235,7 @@ def test_a_classifier_goes_there_and_back_with_its_labels(case: int, asked) -> N
     assert (found["missing"], found["unexpected"]) == ([], [])
     assert found["class"] == kind.replace("AutoModel", "Bert")
     assert found["problem_type"] == problem
-    if model.labelled:
+    if model.labeled:
         expected = labels or ("LABEL_0",)
         assert found["labels"] == [*expected]
         assert found["numbers"] == {label: i for i, label in enumerate(expected)}
@@ -234,7 +249,7 @@ def test_theirs_open_here_and_are_written_as_they_were(case: int, asked, tmp_pat
     _, _, labels, target = THEIRS[case]
     theirs, found = asked[f"theirs {case}"]
     model = read_model(theirs)
-    assert (model.labels, model.target, model.left_out) == (labels, target, ())
+    assert (model.labels, model.target, model.unexpected_keys) == (labels, target, ())
     same_outputs(model, found)
     huggingface.write(model, tmp_path)
     before, after = (load_file(path / "model.safetensors") for path in (theirs, tmp_path))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import read_squad
-from data_pipelines.finetuning.triviaqa import WORDS, find_answers
+from data_pipelines.finetuning.triviaqa import MAX_DOCUMENT_WORDS, find_answers
 
 
 @given(before=st.text(" .,-(é日x", max_size=20), text=st.sampled_from(["Oslo", "St. Ives", "C++"]))
@@ -29,8 +29,9 @@ def test_the_first_text_leads_and_parts_of_words_are_none() -> None:
 def folder(tmp_path) -> pathlib.Path:
     """TriviaQA as it is unpacked, with three documents of which one has the answer too late."""
     texts = {
-        "wikipedia/Norway.txt": "Norway's capital is  OSLO.\n\n" + "More words. " * WORDS,
-        "wikipedia/Late.txt": "word " * WORDS + "Oslo",
+        "wikipedia/Norway.txt": "Norway's capital is  OSLO.\n\n"
+        + "More words. " * MAX_DOCUMENT_WORDS,
+        "wikipedia/Late.txt": "word " * MAX_DOCUMENT_WORDS + "Oslo",
         "web/7/page.txt": "Christiania, today Oslo, is large.",
     }
     for name, text in texts.items():
@@ -63,7 +64,7 @@ def test_documents_with_an_answer_at_their_beginning_become_passages(folder) -> 
     norway, page = found.questions
     assert (norway.id, page.id) == ("q1--Norway.txt", "q1--7/page.txt")
     assert norway.text == page.text == "What is the capital of Norway?"
-    assert len(norway.passage.split()) == WORDS and "  OSLO.\n\nMore" in norway.passage
+    assert len(norway.passage.split()) == MAX_DOCUMENT_WORDS and "  OSLO.\n\nMore" in norway.passage
     (only,) = norway.answers
     assert norway.passage[only.start :].startswith(only.text) and only.text == "OSLO"
     assert [answer.text for answer in page.answers] == ["Oslo", "Christiania"]

@@ -8,31 +8,33 @@ import pytest
 from corpus_shards import Documents, corpora, make_shard, seeds, seq_lens, shorts
 from hypothesis import given
 
-from data_pipelines.corpus.records import Shard
+from data_pipelines.corpus.shards import Shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.pairs import Pairs, ranges
 from data_pipelines.pretraining.sections import Sections
-from data_pipelines.pretraining.truncation import _excess, draw_truncated_pairs
+from data_pipelines.pretraining.truncation import _tokens_to_cut, draw_truncated_pairs
 
 
-def draw(shard: Shard, seq_len: int, short: float = 0.1, seed: int = 0, **options: bool) -> Pairs:
+def draw(
+    shard: Shard, max_seq_length: int, short: float = 0.1, seed: int = 0, **options: bool
+) -> Pairs:
     documents = np.arange(len(shard.documents) - 1)
     rng = np.random.Generator(np.random.Philox(key=seed))
-    return draw_pairs(shard, documents, seq_len, short, rng, **options)
+    return draw_pairs(shard, documents, max_seq_length, short, rng, **options)
 
 
 def draw_pairs(shard: Shard, documents: np.ndarray, *arguments, **options) -> Pairs:
-    return draw_truncated_pairs(Sections.of(shard, None), documents, *arguments, **options)
+    return draw_truncated_pairs(Sections.from_shard(shard, None), documents, *arguments, **options)
 
 
 @given(corpora, seq_lens, shorts, seeds)
-def test_every_pair_is_two_spans_of_documents(documents, seq_len, short, seed):
+def test_every_pair_is_two_spans_of_documents(documents, max_seq_length, short, seed):
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed)
+    pairs = draw(shard, max_seq_length, short, seed)
     bounds = shard.sentences[shard.documents]
     assert (pairs.a_length >= 1).all() and (pairs.b_length >= 1).all()
     assert (pairs.lengths == pairs.a_length + pairs.b_length + 3).all()
-    assert (pairs.lengths <= seq_len).all()
+    assert (pairs.lengths <= max_seq_length).all()
     for start, length, document in (
         (pairs.a_start, pairs.a_length, pairs.a_document),
         (pairs.b_start, pairs.b_length, pairs.b_document),
@@ -42,21 +44,23 @@ def test_every_pair_is_two_spans_of_documents(documents, seq_len, short, seed):
 
 
 @given(corpora, seq_lens, shorts, seeds)
-def test_random_means_from_another_document_and_next_means_after_a(documents, seq_len, short, seed):
-    pairs = draw(make_shard(documents), seq_len, short, seed)
+def test_random_means_from_another_document_and_next_means_after_a(
+    documents, max_seq_length, short, seed
+):
+    pairs = draw(make_shard(documents), max_seq_length, short, seed)
     assert set(pairs.is_random) <= {0, 1}
     assert ((pairs.a_document != pairs.b_document) == pairs.is_random).all()
     follows = pairs.is_random == 0
     assert (pairs.b_start >= pairs.a_start + pairs.a_length)[follows].all()
-    whole = follows & (pairs.lengths < seq_len)
+    whole = follows & (pairs.lengths < max_seq_length)
     assert (pairs.b_start == pairs.a_start + pairs.a_length)[whole].all()
 
 
 @given(corpora, seq_lens, shorts, seeds)
-def test_what_is_not_truncated_is_whole_sentences(documents, seq_len, short, seed):
+def test_what_is_not_truncated_is_whole_sentences(documents, max_seq_length, short, seed):
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed)
-    whole = pairs.take(np.flatnonzero(pairs.lengths < seq_len))
+    pairs = draw(shard, max_seq_length, short, seed)
+    whole = pairs.take(np.flatnonzero(pairs.lengths < max_seq_length))
     for edge in (
         whole.a_start,
         whole.a_start + whole.a_length,
@@ -67,9 +71,11 @@ def test_what_is_not_truncated_is_whole_sentences(documents, seq_len, short, see
 
 
 @given(corpora, seq_lens, shorts, seeds)
-def test_documents_are_walked_in_order_and_no_text_comes_twice(documents, seq_len, short, seed):
+def test_documents_are_walked_in_order_and_no_text_comes_twice(
+    documents, max_seq_length, short, seed
+):
     shard = make_shard(documents)
-    pairs = draw(shard, seq_len, short, seed)
+    pairs = draw(shard, max_seq_length, short, seed)
     assert [document for document, _ in itertools.groupby(pairs.a_document)] == list(
         range(len(documents))
     )
@@ -79,11 +85,11 @@ def test_documents_are_walked_in_order_and_no_text_comes_twice(documents, seq_le
 
 
 @given(corpora, seq_lens, seeds)
-def test_without_truncation_nothing_of_a_document_is_lost(documents, seq_len, seed):
+def test_without_truncation_nothing_of_a_document_is_lost(documents, max_seq_length, seed):
     """With room for everything, pairs and returned sentences together are the document."""
     shard = make_shard(documents)
-    seq_len += 2 * shard.tokens.size
-    pairs = draw(shard, seq_len, 0.1, seed)
+    max_seq_length += 2 * shard.tokens.size
+    pairs = draw(shard, max_seq_length, 0.1, seed)
     covered = np.zeros(shard.tokens.size, int)
     follows = pairs.is_random == 0
     covered[ranges(pairs.a_start, pairs.a_length)] += 1
@@ -126,7 +132,7 @@ def test_a_random_b_is_uniform_over_the_other_documents_and_their_sentences():
 
 @pytest.mark.parametrize("room", range(2, 14))
 def test_truncation_is_that_of_the_original(room):
-    """`_excess` against the loop that it replaces, for every pair of lengths up to 14."""
+    """`_tokens_to_cut` against the loop that it replaces, for every pair of lengths up to 14."""
     for a, b in itertools.product(range(1, 15), repeat=2):
         left_a, left_b = a, b
         while left_a + left_b > room:
@@ -134,7 +140,7 @@ def test_truncation_is_that_of_the_original(room):
                 left_a -= 1
             else:
                 left_b -= 1
-        cut_a, cut_b = _excess(np.array([a]), np.array([b]), room)
+        cut_a, cut_b = _tokens_to_cut(np.array([a]), np.array([b]), room)
         assert (a - cut_a[0], b - cut_b[0]) == (left_a, left_b)
 
 
@@ -149,10 +155,10 @@ def test_pieces_are_cut_from_either_end_with_equal_probability():
 
 
 def original_pairs(
-    documents: Documents, seq_len: int, short: float, rng: random.Random
+    documents: Documents, max_seq_length: int, short: float, rng: random.Random
 ) -> list[tuple[int, int, bool]]:
     """The original's sampling, sentence by sentence: (length of A, of B, is random)."""
-    room = seq_len - 3
+    room = max_seq_length - 3
     found = []
     for index, document in enumerate(documents):
         target = rng.randint(2, room) if rng.random() < short else room
@@ -225,14 +231,14 @@ def test_one_document_is_refused():
 
 
 @given(corpora, seq_lens, shorts, seeds)
-def test_single_segments_are_chunks_of_a_document(documents, seq_len, short, seed):
+def test_single_segments_are_chunks_of_a_document(documents, max_seq_length, short, seed):
     shard = make_shard(documents[:1])
-    pairs = draw(shard, seq_len, short, seed, next_sentence=False)
+    pairs = draw(shard, max_seq_length, short, seed, next_sentence=False)
     assert (pairs.b_length == 0).all() and (pairs.is_random == 0).all()
-    assert (pairs.lengths == pairs.a_length + 2).all() and (pairs.lengths <= seq_len).all()
+    assert (pairs.lengths == pairs.a_length + 2).all() and (pairs.lengths <= max_seq_length).all()
     end = pairs.a_start + pairs.a_length
     assert (pairs.a_start[1:] >= end[:-1]).all()
-    whole = pairs.lengths < seq_len
+    whole = pairs.lengths < max_seq_length
     assert np.isin(pairs.a_start[whole], shard.sentences).all()
     assert np.isin(end[whole], shard.sentences).all()
 

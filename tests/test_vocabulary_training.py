@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary import training as vocab
-from data_pipelines.vocabulary.counting import count_words, sentencepiece_cuts, wordpiece_cuts
-from data_pipelines.vocabulary.sentencepieces import SentencePieceTokenizer
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.counting import (
+    count_words,
+    sentencepiece_splitters,
+    wordpiece_splitters,
+)
+from data_pipelines.vocabulary.sentencepiece_tokenizer import SentencePieceTokenizer
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import (
     sentencepiece_from_counts,
@@ -36,11 +40,11 @@ COUNTS = Counter({"low": 5, "lower": 2, "newest": 6, "widest": 3, "slow": 2})
 
 
 def train_wordpiece(lines: Iterable[str], size: int, *, cased: bool) -> list[str]:
-    return wordpiece_from_counts(count_words(lines, *wordpiece_cuts(cased)), size)
+    return wordpiece_from_counts(count_words(lines, *wordpiece_splitters(cased)), size)
 
 
 def train_sentencepiece(lines: Iterable[str], size: int, *, kind: str, cased: bool) -> bytes:
-    counts = count_words(lines, *sentencepiece_cuts())
+    counts = count_words(lines, *sentencepiece_splitters())
     return sentencepiece_from_counts(counts, size, kind=kind, cased=cased)
 
 
@@ -55,51 +59,51 @@ def sentence(error: pytest.ExceptionInfo[InputError]) -> str:
 @pytest.mark.parametrize("size", [300, 1999, 2000, 2001, 4000])
 @pytest.mark.parametrize("cased", [False, True])
 def test_the_size_is_exactly_the_one_asked_for(size: int, cased: bool) -> None:
-    pieces = train_wordpiece(LINES, size, cased=cased)
-    assert len(pieces) == len(set(pieces)) == size
-    assert WordPieceTokenizer(pieces, cased=cased).pieces == pieces
+    tokens = train_wordpiece(LINES, size, cased=cased)
+    assert len(tokens) == len(set(tokens)) == size
+    assert WordPieceTokenizer(tokens, cased=cased).tokens == tokens
 
 
 def test_a_large_vocabulary_is_laid_out_as_that_of_bert() -> None:
-    pieces = train_wordpiece(LINES, 2000, cased=False)
-    assert pieces[0] == "[PAD]"
-    assert pieces[1:100] == [f"[unused{i}]" for i in range(99)]
-    assert pieces[100:104] == ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    assert not any(piece.startswith("[") and len(piece) > 1 for piece in pieces[104:])
+    tokens = train_wordpiece(LINES, 2000, cased=False)
+    assert tokens[0] == "[PAD]"
+    assert tokens[1:100] == [f"[unused{i}]" for i in range(99)]
+    assert tokens[100:104] == ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert not any(token.startswith("[") and len(token) > 1 for token in tokens[104:])
 
 
 def test_a_small_vocabulary_wastes_no_piece() -> None:
-    pieces = train_wordpiece(LINES, 1999, cased=False)
-    assert pieces[:5] == list(SPECIALS)
-    assert not any("unused" in piece for piece in pieces)
+    tokens = train_wordpiece(LINES, 1999, cased=False)
+    assert tokens[:5] == list(SPECIAL_TOKENS)
+    assert not any("unused" in token for token in tokens)
 
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_every_frequent_character_is_held_in_both_forms(cased: bool) -> None:
-    pieces = train_wordpiece(LINES, 2000, cased=cased)
+    tokens = train_wordpiece(LINES, 2000, cased=cased)
     text = "".join(LINES) if cased else "".join(LINES).lower()
     counts = Counter(char for char in text if not char.isspace())
     frequent = {char for char, count in counts.items() if count >= max(2, 1e-6 * counts.total())}
     assert len(frequent) > 50
-    assert frequent | {"##" + char for char in frequent} <= set(pieces)
+    assert frequent | {"##" + char for char in frequent} <= set(tokens)
 
 
 def test_a_character_seen_once_is_not_held() -> None:
-    pieces = wordpiece_from_counts({"aa": 100, "b": 2, "c": 1}, 10)
-    assert pieces == [*SPECIALS, "a", "##a", "b", "##b", "aa"]
+    tokens = wordpiece_from_counts({"aa": 100, "b": 2, "c": 1}, 10)
+    assert tokens == [*SPECIAL_TOKENS, "a", "##a", "b", "##b", "aa"]
 
 
 def test_characters_leave_half_of_a_small_vocabulary_to_longer_pieces() -> None:
     counts = {f"{a}{b}": 3 for a, b in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=2)}
-    pieces = wordpiece_from_counts(counts, 45)
-    assert Counter(len(piece.removeprefix("##")) for piece in pieces[5:]) == {1: 20, 2: 20}
+    tokens = wordpiece_from_counts(counts, 45)
+    assert Counter(len(token.removeprefix("##")) for token in tokens[5:]) == {1: 20, 2: 20}
 
 
 def test_where_there_are_no_longer_pieces_characters_take_all() -> None:
     counts = {chr(0x4E00 + i): 1000 - i for i in range(100)}
-    pieces = wordpiece_from_counts(counts, 5 + 151)
-    assert pieces[5:9] == ["一", "##一", "丁", "##丁"]
-    assert len(pieces) == 156
+    tokens = wordpiece_from_counts(counts, 5 + 151)
+    assert tokens[5:9] == ["一", "##一", "丁", "##丁"]
+    assert len(tokens) == 156
 
 
 def test_half_a_surrogate_pair_is_not_held() -> None:
@@ -109,16 +113,16 @@ def test_half_a_surrogate_pair_is_not_held() -> None:
 def test_the_pair_that_occurs_most_often_is_joined_first() -> None:
     # Nine times e-s, o-w and s-t: the pair with the older piece first, that of the commoner
     # character. Then low 7; n-e, e-w and w-est occur 6 times each, and w is the oldest.
-    pieces = vocab._merge(COUNTS, list("weslotndir"), room=25)
-    assert pieces[:4] == ["w", "##w", "e", "##e"]
-    assert pieces[20:] == ["##es", "##ow", "##est", "low", "##west"]
+    tokens = vocab._merge(COUNTS, list("weslotndir"), room=25)
+    assert tokens[:4] == ["w", "##w", "e", "##e"]
+    assert tokens[20:] == ["##es", "##ow", "##est", "low", "##west"]
 
 
 def merged_by_definition(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[str]:
     """Counts all pairs anew for every join. Ties go to the pieces that are older."""
-    pieces = [form + char for char in alphabet for form in ("", "##")]
+    tokens = [form + char for char in alphabet for form in ("", "##")]
     words = {w: [w[0], *("##" + char for char in w[1:])] for w in counts if {*w} <= {*alphabet}}
-    while len(pieces) < room:
+    while len(tokens) < room:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, spelling in words.items():
             for pair in itertools.pairwise(spelling):
@@ -126,17 +130,17 @@ def merged_by_definition(counts: Mapping[str, int], alphabet: list[str], room: i
         frequent = [pair for pair in pairs if pairs[pair] >= 2]
         if not frequent:
             break
-        best = min(frequent, key=lambda pair: (-pairs[pair], *map(pieces.index, pair)))
-        piece = best[0] + best[1].removeprefix("##")
+        best = min(frequent, key=lambda pair: (-pairs[pair], *map(tokens.index, pair)))
+        token = best[0] + best[1].removeprefix("##")
         for spelling in words.values():
             i = 0
             while i < len(spelling) - 1:
                 if (spelling[i], spelling[i + 1]) == best:
-                    spelling[i : i + 2] = [piece]
+                    spelling[i : i + 2] = [token]
                 i += 1
-        if piece not in pieces:
-            pieces.append(piece)
-    return pieces
+        if token not in tokens:
+            tokens.append(token)
+    return tokens
 
 
 WORDS = st.dictionaries(st.text("abc", min_size=1, max_size=12), st.integers(1, 5), min_size=1)
@@ -153,7 +157,7 @@ def test_the_largest_size_is_named_and_possible(counts: dict[str, int]) -> None:
     with pytest.raises(InputError, match="the largest size it can give is") as error:
         wordpiece_from_counts(counts, 1000)
     largest = int(sentence(error).split()[-1])
-    if largest > len(SPECIALS):
+    if largest > len(SPECIAL_TOKENS):
         assert len(wordpiece_from_counts(counts, largest)) == largest
     with pytest.raises(InputError, match=f"is {largest}$"):
         wordpiece_from_counts(counts, largest + 1)
@@ -187,17 +191,17 @@ def test_counts_are_relative() -> None:
 
 def test_words_that_stay_unknown_teach_nothing() -> None:
     counts = {"ab": 5, "c" * 201: 50, "d\u2603": 1}
-    pieces = wordpiece_from_counts(counts, len(SPECIALS) + 7)
-    assert pieces[5:] == ["c", "##c", "a", "##a", "b", "##b", "ab"]
+    tokens = wordpiece_from_counts(counts, len(SPECIAL_TOKENS) + 7)
+    assert tokens[5:] == ["c", "##c", "a", "##a", "b", "##b", "ab"]
 
 
 def test_the_words_of_the_text_are_known() -> None:
     tokenizer = WordPieceTokenizer(train_wordpiece(LINES, 4000, cased=True), cased=True)
     ids = [i for line in LINES for i in tokenizer.encode(line)]
     assert ids.count(tokenizer.unk_id) / len(ids) < 1e-3
-    assert sum(tokenizer.continues[i] for i in ids) / len(ids) < 0.15
+    assert sum(tokenizer.is_continuation[i] for i in ids) / len(ids) < 0.15
     for word in ("the", "object", "Python", "function"):
-        assert word in tokenizer.pieces
+        assert word in tokenizer.tokens
 
 
 @pytest.mark.slow
@@ -206,7 +210,7 @@ def test_real_text_is_cut_into_few_pieces(data_dir: pathlib.Path, cased: bool) -
     lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")
     tokenizer = WordPieceTokenizer(train_wordpiece(lines, 8000, cased=cased), cased=cased)
     ids = [i for line in lines for i in tokenizer.encode(line)]
-    continuing = sum(tokenizer.continues[i] for i in ids)
+    continuing = sum(tokenizer.is_continuation[i] for i in ids)
     assert ids.count(tokenizer.unk_id) < 5e-4 * len(ids)
     assert len(ids) < 1.3 * (len(ids) - continuing)
 
@@ -220,9 +224,9 @@ def test_sentencepiece_is_exact_and_deterministic(kind: str, cased: bool) -> Non
     model = train_sentencepiece(FEW_LINES, 500, kind=kind, cased=cased)
     assert train_sentencepiece(FEW_LINES, 500, kind=kind, cased=cased) == model
     tokenizer = SentencePieceTokenizer(model)
-    assert len(tokenizer.pieces) == 500
+    assert len(tokenizer.tokens) == 500
     assert tokenizer.cased is cased
-    assert any(piece != piece.lower() for piece in tokenizer.pieces[5:]) is cased
+    assert any(token != token.lower() for token in tokenizer.tokens[5:]) is cased
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -234,7 +238,7 @@ def test_sentencepiece_names_the_sizes_that_are_possible(kind: str) -> None:
         match = re.search(message, sentence(error))
         assert match
         model = sentencepiece_from_counts(counts, int(match[1]), kind=kind, cased=True)
-        assert len(SentencePieceTokenizer(model).pieces) == int(match[1])
+        assert len(SentencePieceTokenizer(model).tokens) == int(match[1])
 
 
 def test_sentencepiece_survives_half_a_surrogate_pair() -> None:
@@ -254,7 +258,7 @@ def test_the_file_is_a_tokenizer(tmp_path: pathlib.Path, kind: str, name: str, c
     path = train_vocabulary([FEW_LINES], size=500, cased=cased, kind=kind, output=output)
     assert [path] == [output] == list(output.parent.iterdir())
     tokenizer = load_tokenizer(path, cased=cased)
-    assert len(tokenizer.pieces) == 500
+    assert len(tokenizer.tokens) == 500
     assert tokenizer.cased is cased
 
 

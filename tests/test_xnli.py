@@ -88,8 +88,10 @@ def write_archives(path: pathlib.Path) -> pathlib.Path:
     header = ["index", "promptID", "pairID", "sentence1", "sentence2", "label1", "gold_label"]
     lines = [f"{i}\t1\t1\t{a}\t{b}\tneutral\t{label}" for i, (label, a, b) in enumerate(train)]
     write(path / "MNLI/train.tsv", "\t".join(header), *lines)
-    spelt = {"contradiction": "contradictory"}
-    lines = [f"{a} .\t{abroad(b, 'ur')}\t{spelt.get(label, label)}" for label, a, b in train]
+    label_aliases = {"contradiction": "contradictory"}
+    lines = [
+        f"{a} .\t{abroad(b, 'ur')}\t{label_aliases.get(label, label)}" for label, a, b in train
+    ]
     write(path / "XNLI-MT-1.0/multinli/multinli.train.ur.tsv", TRANSLATED, *lines)
     return path
 
@@ -135,13 +137,15 @@ def test_a_translation_has_its_own_columns_and_a_spelling_of_its_own(folder) -> 
 def test_bad_lines_of_a_translation_are_left_out_and_counted(tmp_path, caplog) -> None:
     lines = ["a\tb\tneutral"] * 17 + ["", "a\tneutral", "a\t \tneutral", "\tb\tneutral"]
     path = write(tmp_path / "multinli.train.sw.tsv", TRANSLATED, *lines)
-    assert len(read_glue("mnli", path, True, skip_bad=0.2)) == 17
+    assert len(read_glue("mnli", path, True, max_bad_fraction=0.2)) == 17
     ragged, empty = caplog.messages
     assert f"1 of 20 rows are bad and left out; the first: {path} line 20 has 2 fields" in ragged
     assert f"2 of 19 rows are bad and left out; the first: {path} line 21: column 'hypo'" in empty
     for share, line in ((0.0, "line 20 has 2 fields"), (0.06, "line 21: column 'hypo' is empty")):
-        with pytest.raises(InputError, match=rf"{line}.*allow bad rows with data\.skip_bad"):
-            read_glue("mnli", path, True, skip_bad=share)
+        with pytest.raises(
+            InputError, match=rf"{line}.*allow bad rows with data\.max_bad_fraction"
+        ):
+            read_glue("mnli", path, True, max_bad_fraction=share)
 
 
 def test_every_language_is_a_set_and_some_may_be_chosen(folder) -> None:
@@ -157,8 +161,8 @@ def test_any_table_falls_into_sets_by_a_column(tmp_path) -> None:
     head, *lines = ["text,label,of", *(f"ba {i},{i % 2},{'xyz'[i % 3]}" for i in range(60))]
     for name, own in (("train.csv", lines), ("dev.csv", lines[:9])):
         write(tmp_path / name, head, *own)
-        given = {"data.by": "of", "data.dev_share": "0.5"}
-        spec = f"{toy_tasks.EXPERIMENTS / 'classify.py'}:data={tmp_path}"
+        given = {"data.by": "of", "data.eval_fraction": "0.5"}
+        spec = f"{toy_tasks.EXPERIMENTS / 'sequence_classification.py'}:data={tmp_path}"
         config = load_config(spec, given, registry.data_fields())
         found = dict(read_sets(config, "dev"))
         assert [*found] == ["x", "y", "z"]
@@ -180,7 +184,7 @@ def test_one_chooses_by_english_and_of_a_translation_by_its_language(folder) -> 
 def test_translations_may_be_a_file_for_each_language(folder, tmp_path) -> None:
     for name in ("de", "el"):
         write(tmp_path / f"test.{name}.tsv", TRANSLATED, "a\tb\tcontradictory", "a\tb\tneutral")
-    fields = {"data__dev": str(tmp_path / "test.*.tsv"), "data__by": ""}
+    fields = {"data__dev": str(tmp_path / "test.*.tsv"), "data__eval_set_column": ""}
     found = sets(folder, "mode=translate_test,test", **fields)
     assert [*found] == ["test.de", "test.el"]
     assert all(each.values == ["contradiction", "neutral"] for each in found.values())
@@ -192,7 +196,7 @@ def trained(folder, tmp_path_factory) -> dict[str, pathlib.Path]:
     workdirs = {name: tmp_path_factory.mktemp(name) / "run" for name in ("en", "ur")}
     modes = {"en": "mode=zero_shot", "ur": "mode=translate_train,language=ur"}
     commands = [
-        Command("train", "--workdir", path, *arguments(folder, modes[name], keep_best="accuracy"))
+        Command("train", "--workdir", path, *arguments(folder, modes[name], best_metric="accuracy"))
         for name, path in workdirs.items()
     ]
     for command in commands:
@@ -215,10 +219,10 @@ def evaluated(folder, output, options: str, checkpoint, capsys) -> tuple[str, di
 def test_a_run_chooses_by_dev_of_its_language_alone(
     name: str, options: str, folder, trained, tmp_path, capsys
 ) -> None:
-    heldout = [line for line in metrics(trained[name]) if line["split"] == "heldout"]
-    assert not any("/" in key for line in heldout for key in line)
+    eval = [line for line in metrics(trained[name]) if line["split"] == "eval"]
+    assert not any("/" in key for line in eval for key in line)
     out, scores = evaluated(folder, tmp_path, options, trained[name], capsys)
-    assert scores["accuracy"] == pytest.approx(max(line["accuracy"] for line in heldout))
+    assert scores["accuracy"] == pytest.approx(max(line["accuracy"] for line in eval))
     assert scores["accuracy"] > 0.9 and json.loads(out) == scores
 
 
@@ -295,7 +299,7 @@ CASES = {
     ),
     "a row without a hypothesis": (
         {DEV: ["\t".join(HEADER), published("en", "neutral", "a", "")]}, "mode=zero_shot",
-        f"DIR/{DEV} line 2: column 'sentence2' is empty: leave the row out, .* data.skip_bad",
+        f"DIR/{DEV} line 2: column 'sentence2' is empty: leave the row out, .* data.max_bad_fraction",
     ),
     "a row without a language": (
         {DEV: ["\t".join(HEADER), published("", "neutral", "a", "b")]}, "mode=zero_shot",

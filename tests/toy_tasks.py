@@ -7,9 +7,9 @@ import random
 
 from conftest import sample_pieces
 
-from bertjax.cli.configuration import parse_overrides
+from bertjax.cli.config_args import parse_overrides
 from bertjax.config.config import Config, load_config
-from bertjax.formats.opening import find_model
+from bertjax.formats.loading import find_model
 from bertjax.tasks import registry
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -21,10 +21,10 @@ NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma
 SCALE = [GLAD, SAD, ODD, "do", "lu"]  # of numbers, the word for each
 KINDS = ("class", "labels", "number", "choice", "tags")
 FIELDS = {
-    "seq_len": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
-    "checkpoint_every": "100%", "model.num_layers": 1, "model.hidden_size": 64,
-    "model.num_heads": 4, "model.vocab_size": 128, "model.max_positions": 64,
-    "model.dtype": "float32", "model.hidden_dropout": 0.0, "model.attention_dropout": 0.0,
+    "max_seq_length": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
+    "checkpoint_every": "100%", "model.num_hidden_layers": 1, "model.hidden_size": 64,
+    "model.num_attention_heads": 4, "model.vocab_size": 128, "model.max_position_embeddings": 64,
+    "model.dtype": "float32", "model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 4e-3, "optimizer.warmup": 20,
 }  # fmt: skip
 OPTIONS = {
@@ -101,12 +101,14 @@ def write_lines(path: pathlib.Path, rows: list[dict]) -> None:
 
 def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: object) -> list[str]:
     """Those that name a configuration; of a model that has a shape and a vocabulary, neither."""
-    file = EXPERIMENTS / {"choice": "choice.py", "tags": "ner.py"}.get(kind, "classify.py")
+    file = EXPERIMENTS / {"choice": "multiple_choice.py", "tags": "token_classification.py"}.get(
+        kind, "sequence_classification.py"
+    )
     fields: dict[str, object] = dict(FIELDS)
     if kind in ("labels", "tags"):
         fields["steps"] = 160
     if kind == "choice":
-        fields |= {"seq_len": 64, "data.longest": 24}
+        fields |= {"max_seq_length": 64, "data.longest": 24}
     if init:
         fields = {name: value for name, value in fields.items() if name[:6] != "model."}
         fields |= {"model.dtype": "float32"}

@@ -12,7 +12,7 @@ from typing import Any
 from etils import epath
 
 SCORES_FILE = "scores.json"  # of a checkpoint that was evaluated when it was saved
-_LESS_IS_BETTER = re.compile(r"(loss|perplexity|mse)$")
+_LOWER_IS_BETTER = re.compile(r"(loss|perplexity|mse)$")
 
 
 def write_scores(checkpoint: epath.Path, scores: Mapping[str, float]) -> None:
@@ -26,23 +26,25 @@ def read_scores(checkpoint: epath.Path) -> dict[str, float]:
     return _read(checkpoint / SCORES_FILE)
 
 
-def kept_score(checkpoint: epath.Path) -> str:
+def read_best_metric_name(checkpoint: epath.Path) -> str:
     """The score by which the run of a checkpoint keeps its best one; "" where it keeps none."""
-    name: str = _read(checkpoint / "config.json").get("keep_best", "")
+    name: str = _read(checkpoint / "config.json").get("best_metric", "")
     return name
 
 
-def merit(name: str, scores: Mapping[str, float]) -> float:
+def comparable_score(name: str, scores: Mapping[str, float]) -> float:
     """A score such that more is better; -inf where there is none, or it is no finite number."""
     value = scores.get(name, math.nan)
     if not math.isfinite(value):
         return -math.inf
-    return -value if _LESS_IS_BETTER.search(name) else value
+    return -value if _LOWER_IS_BETTER.search(name) else value
 
 
 def find_best(name: str, checkpoints: Iterable[epath.Path]) -> epath.Path | None:
     """The best by a score, of equals the first; None where no checkpoint has it."""
-    merits = {path: merit(name, read_scores(path)) for path in checkpoints} if name else {}
+    merits = (
+        {path: comparable_score(name, read_scores(path)) for path in checkpoints} if name else {}
+    )
     best = max(merits, key=lambda path: merits[path], default=None)
     return best if best is not None and merits[best] > -math.inf else None
 

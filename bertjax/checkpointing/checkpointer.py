@@ -26,17 +26,28 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bertjax.checkpointing.best import find_best, kept_score, merit, read_scores
-from bertjax.checkpointing.integrity import FILES, check_room, discard, find_damage, finish
-from bertjax.checkpointing.parameters import shapes_of
+from bertjax.checkpointing.best import (
+    comparable_score,
+    find_best,
+    read_best_metric_name,
+    read_scores,
+)
+from bertjax.checkpointing.integrity import (
+    FILES,
+    check_disk_space,
+    delete_checkpoint,
+    find_damage,
+    finish,
+)
+from bertjax.checkpointing.parameters import read_shapes
 from bertjax.errors import RunError
-from bertjax.mesh import hosts
+from bertjax.mesh import distributed
 from bertjax.mesh.sharding import with_shardings
 from bertjax.steps.train_step import Sums, TrainState
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
-_TRAINING, _WINDOW = "training", "window.json"
+_TRAINING_DIR, _WINDOW_FILE = "training", "window.json"
 _SAVE_SECONDS = 3600  # the longest that hosts wait for each other's writing
 _log = logging.getLogger("bertjax")
 
@@ -45,30 +56,30 @@ class CheckpointError(RunError):
     """A checkpoint could not be written, or none that was found is intact."""
 
 
-class Checkpoints:
+class Checkpointer:
     """The checkpoints of one run; at most one is being written at a time, in the background.
 
     Args:
       directory: where they lie, local or `gs://`.
       keep: newest ones that are kept.
-      keep_every: the first at or after each multiple of this is kept for ever; 0 for none.
-      keep_best: the score by which the best one is kept until there is a better; "" for none.
-      reached: how far the run is after a step, in what `keep_every` counts.
+      keep_period: the first at or after each multiple of this is kept for ever; 0 for none.
+      best_metric: the score by which the best one is kept until there is a better; "" for none.
+      reached: how far the run is after a step, in what `keep_period` counts.
     """
 
     def __init__(
         self,
         directory: epath.PathLike,
         keep: int = 3,
-        keep_every: float = 0,
-        keep_best: str = "",
-        reached: Callable[[int], float] = float,
+        keep_period: float = 0,
+        best_metric: str = "",
+        progress_at: Callable[[int], float] = float,
     ) -> None:
         self.directory = _absolute(directory)
         self.keep = keep
-        self.keep_every = keep_every
-        self.keep_best = keep_best
-        self._reached = reached
+        self.keep_period = keep_period
+        self.best_metric = best_metric
+        self._progress_at = progress_at
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future[None] | None = None
         self._finished: list[int] = []
@@ -80,10 +91,10 @@ class Checkpoints:
         found = [path for path in self.directory.iterdir() if path.name.isdigit()]
         return sorted(int(path.name) for path in found if (path / FILES).exists())
 
-    def by_preference(self) -> list[int]:
+    def steps_best_first(self) -> list[int]:
         """The same with the one to use first: the best where its run keeps it, then the newest."""
         steps = self.steps()
-        name = kept_score(self.path(steps[-1])) if steps else ""
+        name = read_best_metric_name(self.path(steps[-1])) if steps else ""
         best = find_best(name, map(self.path, steps))
         return sorted(reversed(steps), key=lambda step: self.path(step) != best)
 
@@ -93,29 +104,31 @@ class Checkpoints:
         To be asked on all hosts, of which the first one decides; a save is waited for.
 
         Raises:
-          InputError: `keep_best` is none of the scores.
+          InputError: `best_metric` is none of the scores.
         """
-        if not self.keep_best:
+        if not self.best_metric:
             return False
-        if self.keep_best not in scores:
+        if self.best_metric not in scores:
             raise InputError(
-                f"keep_best={self.keep_best!r} is no score of this task: choose one of "
+                f"best_metric={self.best_metric!r} is no score of this task: choose one of "
                 f"{', '.join(scores)}."
             )
         self.wait()
 
         def decide() -> list[bool]:
             before = [read_scores(self.path(other)) for other in self.steps() if other < step]
-            best = max((merit(self.keep_best, each) for each in before), default=-math.inf)
-            return [merit(self.keep_best, scores) > best]
+            best = max(
+                (comparable_score(self.best_metric, each) for each in before), default=-math.inf
+            )
+            return [comparable_score(self.best_metric, scores) > best]
 
-        return bool(*hosts.from_first(decide, 1))
+        return bool(*distributed.broadcast_from_process_0(decide, 1))
 
     def path(self, step: int) -> epath.Path:
         """Directory of the checkpoint of a step, finished or not."""
         return self.directory / f"{step:08d}"
 
-    def save(self, state: TrainState, describe: Callable[[epath.Path], None]) -> None:
+    def save(self, state: TrainState, write_metadata: Callable[[epath.Path], None]) -> None:
         """Begins a checkpoint of the state, of which nothing is needed once this returns.
 
         What remains, to write and to verify it and then to delete those that need not be kept, is
@@ -130,13 +143,13 @@ class Checkpoints:
         """
         self.wait()
         step = int(state.step)
-        with self._telling(step):
-            if hosts.is_first():
-                discard(self.path(step))
-                check_room(self.path(step), state)
-            hosts.wait_for_all("checkpoint-start")
-            state = _off_the_devices(state)
-            params, training = map(ocp.args.StandardSave, (state.params, _training(state)))
+        with self._raise_checkpoint_errors(step):
+            if distributed.is_process_0():
+                delete_checkpoint(self.path(step))
+                check_disk_space(self.path(step), state)
+            distributed.sync_processes("checkpoint-start")
+            state = _copy_if_on_cpu(state)
+            params, training = map(ocp.args.StandardSave, (state.params, _training_tree(state)))
             self._writer.save(
                 self.path(step), args=ocp.args.Composite(params=params, training=training)
             )
@@ -144,7 +157,7 @@ class Checkpoints:
         numbers = {
             name: [np.asarray(number).tolist() for number in pair] for name, pair in window.items()
         }
-        self._saving = self._thread.submit(self._finish, step, numbers, describe)
+        self._saving = self._thread.submit(self._finish, step, numbers, write_metadata)
 
     def check(self) -> list[epath.Path]:
         """Those finished since this was asked, once a step; raises where the last save failed."""
@@ -157,7 +170,7 @@ class Checkpoints:
         saving, self._saving = self._saving, None
         if saving:
             saving.result()
-            hosts.wait_for_all("checkpoint-end")
+            distributed.sync_processes("checkpoint-end")
 
     def close(self) -> None:
         """Lets a save that is under way come to its end; for when something else has failed."""
@@ -169,7 +182,7 @@ class Checkpoints:
         if self.directory.exists():
             for path in self.directory.iterdir():
                 if re.match(r"\d{8}", path.name) and not (path / FILES).exists():
-                    discard(path)
+                    delete_checkpoint(path)
 
     def restore(self, target: TrainState) -> TrainState | None:
         """The newest intact state; None where there is no checkpoint at all.
@@ -181,27 +194,29 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints and none is intact.
         """
-        (step,) = hosts.from_first(lambda: [self.first_intact(self.steps()[::-1])], 1)
+        (step,) = distributed.broadcast_from_process_0(
+            lambda: [self.first_intact_step(self.steps()[::-1])], 1
+        )
         if step < 0:
             return None
         params = _restore(self.path(step) / "params", target.params)
-        path, wanted = self.path(step) / _TRAINING, _training(target)
-        if inside := shapes_of(path).get("window"):  # where older versions kept it
+        path, wanted = self.path(step) / _TRAINING_DIR, _training_tree(target)
+        if inside := read_shapes(path).get("window"):  # where older versions kept it
             wanted["window"] = with_shardings(inside, target.step.sharding)
         training = _restore(path, wanted)
-        saved = training["window"] if inside else json.loads((path / _WINDOW).read_text())
+        saved = training["window"] if inside else json.loads((path / _WINDOW_FILE).read_text())
         return TrainState(
             training["step"], params, training["opt_state"], _to_devices(saved, target.window)
         )
 
-    def first_intact(self, steps: Sequence[int], unread: str = "") -> int:
+    def first_intact_step(self, steps: Sequence[int], ignored_dir: str = "") -> int:
         """The first of all steps, in the order that is given; -1 where there are none.
 
-        What they keep in the folder `unread` need not be intact.
+        What they keep in the folder `ignored_dir` need not be intact.
         """
         for step in steps:
             path = self.path(step)
-            damage = find_damage(path, unread)
+            damage = find_damage(path, ignored_dir)
             if damage is None:
                 return step
             _log.warning("checkpoint %s is damaged (%s): trying another one.", path, damage)
@@ -215,7 +230,7 @@ class Checkpoints:
     @functools.cached_property
     def _writer(self) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler("params", _TRAINING),
+            ocp.CompositeCheckpointHandler("params", _TRAINING_DIR),
             async_options=ocp.options.AsyncOptions(timeout_secs=_SAVE_SECONDS),
         )
 
@@ -223,20 +238,20 @@ class Checkpoints:
         self,
         step: int,
         window: Mapping[str, Sequence[Any]],
-        describe: Callable[[epath.Path], None],
+        write_metadata: Callable[[epath.Path], None],
     ) -> None:
         """What of a save is done in the background."""
-        with self._telling(step):
+        with self._raise_checkpoint_errors(step):
             self._writer.wait_until_finished()  # of all hosts
-            if hosts.is_first():
-                (self.path(step) / _TRAINING / _WINDOW).write_text(json.dumps(window))
-                finish(self.path(step), describe)
-        if hosts.is_first():
+            if distributed.is_process_0():
+                (self.path(step) / _TRAINING_DIR / _WINDOW_FILE).write_text(json.dumps(window))
+                finish(self.path(step), write_metadata)
+        if distributed.is_process_0():
             self._delete_old(step)
         self._finished.append(step)
 
     @contextlib.contextmanager
-    def _telling(self, step: int) -> Iterator[None]:
+    def _raise_checkpoint_errors(self, step: int) -> Iterator[None]:
         """What goes wrong inside is a CheckpointError, and leaves no trace."""
         try:
             yield
@@ -244,7 +259,7 @@ class Checkpoints:
             for lost in (error, error.__cause__):
                 if isinstance(lost, jax.errors.JaxRuntimeError):  # another host
                     raise lost from None
-            if hosts.is_first():
+            if distributed.is_process_0():
                 self.clear()
             # What is outermost in the storage library's chain of messages says least.
             reason = str(error).strip().split(": ")[-1] or type(error).__name__
@@ -256,28 +271,30 @@ class Checkpoints:
 
     def _delete_old(self, newest: int) -> None:
         steps = [step for step in self.steps() if step <= newest]  # a later one is damaged
-        best = find_best(self.keep_best, map(self.path, steps))
-        passed = 0  # multiples of `keep_every`, by the checkpoint before
+        best = find_best(self.best_metric, map(self.path, steps))
+        passed = 0  # multiples of `keep_period`, by the checkpoint before
         for step in steps[: -self.keep]:
-            before, passed = passed, self._passed(step)
+            before, passed = passed, self._keep_periods_passed(step)
             if passed == before and self.path(step) != best:
-                discard(self.path(step))
+                delete_checkpoint(self.path(step))
 
-    def _passed(self, step: int) -> int:
-        """Multiples of `keep_every`."""
-        return int(self._reached(step) // self.keep_every) if self.keep_every else 0
+    def _keep_periods_passed(self, step: int) -> int:
+        """Multiples of `keep_period`."""
+        return int(self._progress_at(step) // self.keep_period) if self.keep_period else 0
 
 
-def write_params(path: epath.Path, params: Any, describe: Callable[[epath.Path], None]) -> None:
+def write_params(
+    path: epath.Path, params: Any, write_metadata: Callable[[epath.Path], None]
+) -> None:
     """Writes a checkpoint of parameters alone into an empty directory; see `Checkpoints.save`."""
     path = _absolute(path)
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path / "params", params)
-    if hosts.is_first():
-        finish(path, describe)
+    if distributed.is_process_0():
+        finish(path, write_metadata)
 
 
-def find_finished(path: epath.PathLike) -> epath.Path:
+def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
     """The checkpoint that a path names, itself or that of a workdir to use, intact or not.
 
     Hosts that have not met yet, and so cannot agree on one, may ask.
@@ -288,8 +305,8 @@ def find_finished(path: epath.PathLike) -> epath.Path:
     path = _absolute(path)
     if (path / FILES).exists():
         return path
-    found = Checkpoints(path / "checkpoints")
-    steps = found.by_preference()
+    found = Checkpointer(path / "checkpoints")
+    steps = found.steps_best_first()
     if not steps:
         raise InputError(
             f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
@@ -300,13 +317,13 @@ def find_finished(path: epath.PathLike) -> epath.Path:
 
 def has_checkpoint(workdir: epath.PathLike) -> bool:
     """Whether a run has saved one, intact or not."""
-    return bool(Checkpoints(epath.Path(workdir) / "checkpoints").steps())
+    return bool(Checkpointer(epath.Path(workdir) / "checkpoints").steps())
 
 
 def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path:
     """The checkpoint that a path names: itself, or an intact one of a workdir.
 
-    That is the best one where the run keeps it (`keep_best`), else the newest. What it keeps for
+    That is the best one where the run keeps it (`best_metric`), else the newest. What it keeps for
     training to go on is not looked at.
 
     Args:
@@ -315,21 +332,23 @@ def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path
       InputError: there is none.
       CheckpointError: the one that is named, or every one of the workdir, is damaged.
     """
-    named = find_finished(path)
+    named = find_unverified_checkpoint(path)
     if named == _absolute(path):
-        damage = find_damage(named, _TRAINING)
+        damage = find_damage(named, _TRAINING_DIR)
         if damage is not None:
             raise CheckpointError(f"checkpoint {named} is damaged ({damage}): use another one.")
         return named
-    found = Checkpoints(named.parent)
+    found = Checkpointer(named.parent)
     if step is not None:
         return find_checkpoint(found.path(step))
-    steps = found.by_preference
-    (used,) = hosts.from_first(lambda: [found.first_intact(steps(), _TRAINING)], 1)
+    steps = found.steps_best_first
+    (used,) = distributed.broadcast_from_process_0(
+        lambda: [found.first_intact_step(steps(), _TRAINING_DIR)], 1
+    )
     return found.path(used)
 
 
-def _off_the_devices(state: TrainState) -> TrainState:
+def _copy_if_on_cpu(state: TrainState) -> TrainState:
     """The state where no step will change it; Orbax sees to it for all devices but CPUs.
 
     Of a CPU's arrays it takes no copy. The next step could not have their memory then, and would
@@ -344,7 +363,7 @@ def _copy(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
 
 
-def _training(state: TrainState) -> dict[str, Any]:
+def _training_tree(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "opt_state": state.opt_state}
 
 

@@ -12,22 +12,22 @@ from etils import epath
 from data_pipelines.paths import is_remote
 
 FILES = "files.json"
-_ORBAX = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+_ORBAX_FILES = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
-def finish(path: epath.Path, describe: Callable[[epath.Path], None]) -> None:
+def finish(path: epath.Path, write_metadata: Callable[[epath.Path], None]) -> None:
     """Marks a checkpoint whose arrays are written as finished.
 
     Args:
       describe: writes the files beside the arrays into the directory it is given.
     """
-    describe(path)
+    write_metadata(path)
     draft = path / f"{FILES}.draft"
     draft.write_text(json.dumps(_list_files(path), indent=1))
     draft.replace(path / FILES)
 
 
-def find_damage(path: epath.Path, unread: str = "") -> str | None:
+def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
     """What is wrong with a finished checkpoint's files, as a phrase; None when all are intact.
 
     Args:
@@ -38,7 +38,7 @@ def find_damage(path: epath.Path, unread: str = "") -> str | None:
     except (OSError, ValueError):
         return f"{FILES} cannot be read"
     for name, (size, digest) in listed.items():
-        if unread and name.startswith(f"{unread}/"):
+        if ignored_dir and name.startswith(f"{ignored_dir}/"):
             continue
         file = path / name
         if not file.exists():
@@ -50,20 +50,20 @@ def find_damage(path: epath.Path, unread: str = "") -> str | None:
     return None
 
 
-def described(path: epath.Path) -> list[epath.Path]:
-    """The files of a finished checkpoint that `describe` wrote; see `finish`."""
+def metadata_files(path: epath.Path) -> list[epath.Path]:
+    """The files of a finished checkpoint that `write_metadata` wrote; see `finish`."""
     files = [file for file in path.iterdir() if not file.is_dir()]
-    return [file for file in files if file.name not in {FILES, *_ORBAX}]
+    return [file for file in files if file.name not in {FILES, *_ORBAX_FILES}]
 
 
-def discard(path: epath.Path) -> None:
+def delete_checkpoint(path: epath.Path) -> None:
     """Deletes a checkpoint, its mark first, so that a kill half-way leaves no damaged one."""
     if path.exists():
         (path / FILES).unlink(missing_ok=True)
         path.rmtree()
 
 
-def check_room(path: epath.Path, arrays: Any) -> None:
+def check_disk_space(path: epath.Path, arrays: Any) -> None:
     """Raises OSError where a local disk has no room for a tree of arrays at the path.
 
     The storage library finds out too, but only half-way.

@@ -14,20 +14,22 @@ from data_pipelines.errors import InputError
 logging.getLogger("absl").addFilter(lambda said: "Metadata file does not" not in said.getMessage())
 
 
-def saved_params(path: epath.Path) -> Any:
+def read_param_shapes(path: epath.Path) -> Any:
     """The parameters of a checkpoint as a tree of shapes: leaves have `shape` and `dtype`."""
-    return shapes_of(path / "params")
+    return read_shapes(path / "params")
 
 
 def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
     """Refuses a checkpoint without parameters of a tree of arrays or shapes; it may have more.
 
     Args:
-      saved: its parameters as `saved_params` gives them, where they are known.
+      saved: its parameters as `read_param_shapes` gives them, where they are known.
     Raises:
       InputError: a name is missing, or a shape differs.
     """
-    have = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved or saved_params(path))}
+    have = {
+        name: tuple(leaf.shape) for name, leaf in named_leaves(saved or read_param_shapes(path))
+    }
     for name, leaf in named_leaves(target):
         if name not in have:
             raise InputError(f"{path} has no {name}: give a checkpoint of a model that has it.")
@@ -35,7 +37,7 @@ def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
         if "/blocks/" in name and ours[0] != theirs[0] and ours[1:] == theirs[1:]:
             raise InputError(
                 f"{path} has {theirs[0]} layers and this configuration {ours[0]}: leave "
-                "--config.model.num_layers out, or give another model."
+                "--config.model.num_hidden_layers out, or give another model."
             )
         if ours != theirs:
             raise InputError(
@@ -60,7 +62,7 @@ def load_params(path: epath.Path, target: Any) -> Any:
         return checkpointer.restore(path / "params", args=args)
 
 
-def shapes_of(path: epath.Path) -> Any:
+def read_shapes(path: epath.Path) -> Any:
     """What Orbax has written, as a tree of shapes."""
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         tree = checkpointer.metadata(path).item_metadata.tree

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from data_pipelines.fields import Field
 
 ORDER = 25
-EXAMPLE = "bertjax config pretrain --output mine.py"
+EXAMPLE = "bertjax config pretraining --output mine.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,22 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.config.config_file import find_file, own_files
+    from bertjax.config.config_file import builtin_configs, find_config_file
 
     if args.fields:
         if args.name or args.output:
             raise InputError(f"--fields is of all tasks: leave {args.name or '--output'} out.")
-        print(page(), end="")
+        print(fields_page(), end="")
         return
     if not args.name:
         if args.output:
             raise InputError(f"--output={args.output} is for one configuration: give its NAME.")
-        own = own_files()
+        own = builtin_configs()
         width = max(map(len, own))
         for name, file in own.items():
             print(f"{name:{width}}  {_first_line(file)}")
         return
-    text = find_file(args.name).read_text()
+    text = find_config_file(args.name).read_text()
     if not args.output:
         print(text, end="")
         return
@@ -81,24 +81,29 @@ also be a time, "30 minutes" or "2 hours". This page is what `bertjax config --f
 """
 
 
-def page() -> str:
+def fields_page() -> str:
     """Every field of a configuration, in tables of Markdown."""
-    from bertjax.config.config import LEAST_EVERY, Config
+    from bertjax.config.config import MIN_INTERVAL_STEPS, Config
     from bertjax.tasks import registry
 
     hints = typing.get_type_hints(Config)
-    tables = [_HEAD.format(least=LEAST_EVERY), _table("The run", "", _declared(Config))]
+    tables = [
+        _HEAD.format(least=MIN_INTERVAL_STEPS),
+        _table("The run", "", _dataclass_fields(Config)),
+    ]
     for name, section in hints.items():
         if dataclasses.is_dataclass(section):
-            tables.append(_table(f"`{name}`: {_title(section)}", f"{name}.", _declared(section)))
-    for name in registry.MODULES:
+            tables.append(
+                _table(f"`{name}`: {_title(section)}", f"{name}.", _dataclass_fields(section))
+            )
+    for name in registry.TASK_MODULES:
         task = registry.find(name)
         title = f"`data` of task `{name}`: {_title(task)}"
         tables.append(_table(title, "data.", task.DATA_FIELDS))
     return "\n".join(tables)
 
 
-def _declared(section: Any) -> dict[str, "Field"]:
+def _dataclass_fields(section: Any) -> dict[str, "Field"]:
     """The fields of a dataclass that are no sections themselves."""
     return {each.name: each for each in dataclasses.fields(section) if each.metadata}
 
@@ -112,12 +117,12 @@ def _table(title: str, prefix: str, fields: Mapping[str, "Field"]) -> str:
     lines = [f"## {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
         default = json.dumps(field.default) if isinstance(field.default, str) else field.default
-        kind, meaning = _kind(field), field.metadata["meaning"].replace("|", r"\|")
-        lines.append(f"| `{prefix}{name}` | {kind} | `{default}` | {meaning} |")
+        kind, description = _type_name(field), field.metadata["meaning"].replace("|", r"\|")
+        lines.append(f"| `{prefix}{name}` | {kind} | `{default}` | {description} |")
     return "\n".join([*lines, ""])
 
 
-def _kind(field: "Field") -> str:
+def _type_name(field: "Field") -> str:
     from bertjax.config.durations import Duration
 
     kind = field.type or type(field.default)  # a task's own fields have the type of their default

@@ -4,8 +4,8 @@ import argparse
 
 from etils import epath
 
-from bertjax.cli.devices import pass_over_absent_tpu
 from bertjax.cli.files import check_directory
+from bertjax.cli.jax_setup import skip_missing_tpu
 
 ORDER = 90
 EXAMPLE = "bertjax convert --to hf runs/base-2 exported"
@@ -23,23 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from bertjax.checkpointing.checkpointer import find_checkpoint
-    from bertjax.formats.opening import find_format
+    from bertjax.formats.loading import find_format
     from bertjax.formats.sentence_transformers import MODULES
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
 
-    pass_over_absent_tpu()
+    skip_missing_tpu()
     check_directory(epath.Path(args.target).parent, "DST")
-    style = args.style or find_format(args.source)
-    model = convert(args.source, args.target, style, args.to)
-    shape = f"{model.config.num_layers} layers, {model.config.hidden_size} wide"
-    print(f"{args.target}: {', '.join(model.params)} of {shape}, from {style} to {args.to}.")
+    format_name = args.format_name or find_format(args.source)
+    model = convert(args.source, args.target, format_name, args.to)
+    shape = f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide"
+    print(f"{args.target}: {', '.join(model.params)} of {shape}, from {format_name} to {args.to}.")
     if (epath.Path(args.source) / MODULES).exists():
         print(
             f"{args.source} says how pieces become the vector of a text, and {args.target} does "
-            "not: give `bertjax features` the first, or --pool and --normalize."
+            "not: give `bertjax features` the first, or --pooling and --normalize."
         )
-    leaves = style == "bertjax" and args.to != style
+    leaves = format_name == "bertjax" and args.to != format_name
     if leaves and "threshold" in read_calibration(find_checkpoint(args.source)):
         print(
             f"when to answer nothing stays behind: {args.target} answers every question, as its "
@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> None:
         )
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary: put vocab.txt beside it and convert again.")
-    if model.left_out:
-        print(f"left out, being of no head that bertjax has: {', '.join(model.left_out)}")
+    if model.unexpected_keys:
+        print(f"left out, being of no head that bertjax has: {', '.join(model.unexpected_keys)}")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from bertjax.cli.cluster import add_hosts, join, supervise
-from bertjax.cli.configuration import add_config, load
-from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.config_args import add_config, load
+from bertjax.cli.distributed import add_distributed_arguments, join, run_in_child
 from bertjax.cli.files import as_json, check_directory, output
+from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ EXAMPLE = "bertjax evaluate --checkpoint runs/smoke --output runs/smoke/scores"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser, otherwise="that of the run which made the checkpoint")
-    add_hosts(parser)
+    add_config(parser, default_text="that of the run which made the checkpoint")
+    add_distributed_arguments(parser)
     parser.add_argument(
         "--checkpoint",
         required=True,
@@ -38,28 +38,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
-    if (status := supervise(args)) is not None:
+    if (status := run_in_child(args)) is not None:
         return status
-    from bertjax.html.tables import aligned, by_set
-    from bertjax.mesh import hosts
+    from bertjax.html.tables import align_columns, eval_set_table
+    from bertjax.mesh import distributed
     from bertjax.tasks.task import EVALUATION_FILE
     from bertjax.training.evaluator import evaluate
 
-    pass_over_absent_tpu()
+    skip_missing_tpu()
     check_directory(args.output, "--output")
     config = load(args)
     directory = epath.Path(args.output)
-    _refuse_another(directory / EVALUATION_FILE, args.checkpoint, config)
-    join(args, saves=False)
-    keep_compiled()
+    _check_same_evaluation(directory / EVALUATION_FILE, args.checkpoint, config)
+    join(args, handles_preemption=False)
+    enable_compilation_cache()
     found = evaluate(config, *args.checkpoint)
-    if hosts.is_first():
-        table = by_set(found.scores)  # of many sets, of which scores.json says all
+    if distributed.is_process_0():
+        table = eval_set_table(found.scores)  # of many sets, of which scores.json says all
         if table.rows:
-            print(aligned(*table), flush=True)
+            print(align_columns(*table), flush=True)
         else:
             rows = [(name, f"{score:.4f}") for name, score in found.scores.items()]
-            print(aligned(("score", ""), rows), file=sys.stderr)
+            print(align_columns(("score", ""), rows), file=sys.stderr)
             if not sys.stdout.isatty():  # for a program
                 print(json.dumps(found.scores, indent=1), flush=True)
         directory.mkdir(parents=True, exist_ok=True)
@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int | None:
     return None
 
 
-def _refuse_another(file: epath.Path, checkpoints: Sequence[str], config: "Config") -> None:
+def _check_same_evaluation(file: epath.Path, checkpoints: Sequence[str], config: "Config") -> None:
     """Lets no evaluation be written over by that of other checkpoints or other data."""
-    from bertjax.workdir.workdir import FREE, config_difference
+    from bertjax.workdir.workdir import RESUMABLE_FIELDS, config_difference
 
     try:
         earlier = json.loads(file.read_text())
@@ -89,7 +89,7 @@ def _refuse_another(file: epath.Path, checkpoints: Sequence[str], config: "Confi
     if [os.path.normpath(path) for path in of] != [os.path.normpath(path) for path in checkpoints]:
         raise InputError(f"{file.parent} has the scores of {' '.join(of)}: give another --output.")
     # Scores depend on the data; init is the checkpoint.
-    free = FREE - {"data.dir", "eval_batches"} | {"init"}
+    free = RESUMABLE_FIELDS - {"data.dir", "eval_batches"} | {"init"}
     if found := config_difference(fields, config, free):
         name, before, now = found
         raise InputError(

@@ -2,8 +2,8 @@
 
 import argparse
 
-from bertjax.cli.devices import pass_over_absent_tpu
 from bertjax.cli.files import add_checkpoint, check_output
+from bertjax.cli.jax_setup import skip_missing_tpu
 
 ORDER = 92
 EXAMPLE = "bertjax export --checkpoint runs/smoke --to stablehlo --output smoke.stablehlo"
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
 
     for path in (args.output, f"{args.output}.json"):
         check_output(path)
-    pass_over_absent_tpu()
+    skip_missing_tpu()
     about = write_stablehlo(args.checkpoint, args.output)
     for name in ("inputs", "outputs"):
         said = (f"{each['name']} [{', '.join(map(str, each['shape']))}]" for each in about[name])

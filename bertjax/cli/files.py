@@ -12,7 +12,7 @@ from typing import TextIO
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import check_file, is_remote, replacing
+from data_pipelines.paths import atomic_write, check_file, is_remote
 from data_pipelines.text import lines
 
 
@@ -71,7 +71,7 @@ def output(path: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     check_output(path)
-    with replacing(path) as draft, draft.open("w") as file:
+    with atomic_write(path) as draft, draft.open("w") as file:
         yield file
 
 

@@ -28,18 +28,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import bertjax.cli
-from bertjax.cli.configuration import refuse
+from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.files import bucket_errors, check_buckets
-from bertjax.cli.stopping import end_stopped, say_stopped, stoppable
-from bertjax.errors import CHILD, RunError
+from bertjax.cli.termination import exit_stopped, handle_signals, report_stopped
+from bertjax.errors import CHILD_ENV, RunError
 from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
-_LESS = "end what else runs on this machine, or take a smaller model, fewer rows or more devices."
-_ENOUGH = 128 + 13  # as a shell says of a program that SIGPIPE ended
+_MEMORY_FIX = (
+    "end what else runs on this machine, or take a smaller model, fewer rows or more devices."
+)
+_SIGPIPE_STATUS = 128 + 13  # as a shell says of a program that SIGPIPE ended
 # Of a path that was not checked before it was used: our fault, not the machine's.
-_UNCHECKED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     if not _device_files():
         keep_freed_memory()  # what computes is this host, and there are no threads as yet
-    end = end_stopped if argv is None else say_stopped
-    with stoppable() as stopped:
+    end = exit_stopped if argv is None else report_stopped
+    with handle_signals() as stopped:
         try:
             return _main(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
@@ -78,15 +80,15 @@ def _main(argv: Sequence[str]) -> int:
     args, rest = _parser().parse_known_args(argv)
     args.argv = argv
     if not _may_have_accelerators():
-        _hush_plugins(compiles_for_them="preflight" in argv)
-    if CHILD not in os.environ:
+        _silence_plugins(compiles_for_them="preflight" in argv)
+    if CHILD_ENV not in os.environ:
         return _run(args, rest)
-    from bertjax.mesh import hosts
+    from bertjax.mesh import distributed
 
-    return hosts.run_child(functools.partial(_run, args, rest))
+    return distributed.run_child(functools.partial(_run, args, rest))
 
 
-class _Closed(io.TextIOBase):
+class _ClosedStdout(io.TextIOBase):
     """Standard output that is closed: what goes there is lost, and is not to be so in silence."""
 
     def write(self, text: str) -> int:
@@ -100,7 +102,7 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-    sys.stdout = _Closed() if sys.stdout is None else sys.stdout
+    sys.stdout = _ClosedStdout() if sys.stdout is None else sys.stdout
     sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115
 
 
@@ -116,7 +118,7 @@ def _device_files() -> bool:
     return any(glob.glob(f"/dev/{name}*") for name in ("accel", "vfio/", "nvidia", "dxg"))
 
 
-def _hush_plugins(compiles_for_them: bool) -> None:
+def _silence_plugins(compiles_for_them: bool) -> None:
     """Keeps the plugins that JAX finds from complaining that their devices are not here."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if not compiles_for_them:  # the libraries themselves complain, as soon as they are loaded
@@ -129,25 +131,25 @@ def _hush_plugins(compiles_for_them: bool) -> None:
 def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
         check_buckets(args.argv)
-        args.rest = args.parse_rest(rest)
+        args.rest = args.parse_extra_args(rest)
         return args.run(args) or 0
     except InputError as error:
-        return _fail(error, 2)
+        return _report_error(error, 2)
     except RunError as error:
-        return _fail(error, error.status)
+        return _report_error(error, error.status)
     except BrokenPipeError:  # whoever reads has enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
-        return _ENOUGH
-    except _UNCHECKED:
+        return _SIGPIPE_STATUS
+    except _PATH_ERRORS:
         raise
     except OSError as error:
-        return _fail(error, 1)
+        return _report_error(error, 1)
     except bucket_errors() as error:
-        return _fail(error, 1)
+        return _report_error(error, 1)
     except _memory_errors() as error:
-        if (wanted := _short_of(error)) is None:
+        if (wanted := _missing_memory(error)) is None:
             raise
-        return _fail(RunError(f"memory does not suffice{wanted}: {_LESS}"), 1)
+        return _report_error(RunError(f"memory does not suffice{wanted}: {_MEMORY_FIX}"), 1)
 
 
 def _memory_errors() -> tuple[type[Exception], ...]:
@@ -156,22 +158,22 @@ def _memory_errors() -> tuple[type[Exception], ...]:
     return (MemoryError, errors.JaxRuntimeError) if errors else (MemoryError,)
 
 
-def _short_of(error: BaseException) -> str | None:
+def _missing_memory(error: BaseException) -> str | None:
     """What an error tells of memory that there was not; None for another error."""
     if isinstance(error, MemoryError):
         return f" ({error})" if str(error) else ""
-    from bertjax.mesh.memory import short_of, size
+    from bertjax.mesh.memory import failed_allocation_bytes, format_bytes
 
-    wanted = short_of(error)
-    return None if wanted is None else f", {size(wanted)} could not be had"
+    wanted = failed_allocation_bytes(error)
+    return None if wanted is None else f", {format_bytes(wanted)} could not be had"
 
 
-def _fail(error: BaseException, status: int) -> int:
+def _report_error(error: BaseException, status: int) -> int:
     print(f"bertjax: {' '.join(str(error).split())}", file=sys.stderr)
     return status
 
 
-def find_verbs() -> dict[str, Any]:
+def find_subcommands() -> dict[str, Any]:
     """The files of this folder that are verbs by their names, in the order of a model's life."""
     names = [module.name for module in pkgutil.iter_modules(bertjax.cli.__path__)]
     files = {name: importlib.import_module(f"bertjax.cli.{name}") for name in names}
@@ -199,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bertjax {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for name, verb in find_verbs().items():
+    for name, verb in find_subcommands().items():
         said = (verb.__doc__ or name).splitlines()[0].rstrip(".")
         command = verbs.add_parser(
             name,
@@ -208,6 +210,6 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"example: {verb.EXAMPLE}",
             allow_abbrev=False,
         )
-        command.set_defaults(run=verb.run, parse_rest=refuse)
+        command.set_defaults(run=verb.run, parse_extra_args=reject_unknown_arguments)
         verb.add_arguments(command)
     return parser

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import add_checkpoint, as_json, output, read_lines
+from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 if TYPE_CHECKING:
     from bertjax.tasks.task import Input, Task
-    from data_pipelines.finetuning.table import Row
-    from data_pipelines.finetuning.token_classification import Sentence
+    from data_pipelines.finetuning.table import TableRow
+    from data_pipelines.finetuning.token_classification import TaggedSentence
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
 # Lines of a file that are answered at once: what is left over of each such part costs a program of
 # its own. Who looks on waits for fewer, and who writes to standard input for each.
-_TOGETHER, _WATCHED = 4096, 1024
+_FILE_BATCH_SIZE, _STDOUT_BATCH_SIZE = 4096, 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--question", metavar="TEXT", help="one question, on --context")
     parser.add_argument("--context", metavar="TEXT", help="the passage that has the answer (none)")
     parser.add_argument(
-        "--all", action="store_true", help="tell the probability of every label or choice"
+        "--return-all-scores",
+        action="store_true",
+        help="tell the probability of every label or choice",
     )
     parser.add_argument(
         "--output",
@@ -57,60 +59,68 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("--question and --context go together: give both.")
     if not all(text.strip() for text in args.text or ()):
         raise InputError("--text is empty: write a text.")
-    if args.output != "-" and args.input and _place(args.output) == _place(args.input):
+    if (
+        args.output != "-"
+        and args.input
+        and _resolve_path(args.output) == _resolve_path(args.input)
+    ):
         raise InputError(f"--output={args.output} is the input, which would be lost: name another.")
-    pass_over_absent_tpu()
-    keep_compiled()
-    inputs_of = _source(args)
-    together = _WATCHED if args.output == "-" else _TOGETHER
+    skip_missing_tpu()
+    enable_compilation_cache()
+    inputs_of = _input_reader(args)
+    together = _STDOUT_BATCH_SIZE if args.output == "-" else _FILE_BATCH_SIZE
     if args.input == "-":
         together = 1
     with output(args.output) as sink:
-        opened, count = Predictor(args.checkpoint), 0
+        predictor, count = Predictor(args.checkpoint), 0
         try:
-            for answer in opened.answers(inputs_of(opened.task), together, args.all):
+            for answer in predictor.answers(
+                inputs_of(predictor.task), together, args.return_all_scores
+            ):
                 # A remote file that is flushed is written anew as a whole.
                 print(as_json(answer), file=sink, flush=sink is sys.stdout)
                 count += 1
         except InputError as error:
             if args.input is not None:  # where a line is named
                 raise
-            example = opened.task.example(opened.config)
-            raise InputError(f"{error} This model {opened.ability}: {example}") from error
+            sample_arguments = predictor.task.sample_arguments(predictor.config)
+            raise InputError(
+                f"{error} This model {predictor.description}: {sample_arguments}"
+            ) from error
     if args.output != "-":
         print(f"{args.output}: {count:,} answers.", file=sys.stderr)
 
 
-def _place(path: str) -> str:
+def _resolve_path(path: str) -> str:
     return path if is_remote(path) else os.path.realpath(path)
 
 
-def _source(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:
+def _input_reader(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:
     """What there is to answer, as a task reads it; what is no file is refused here."""
     from bertjax.tasks.task import Input
     from data_pipelines.finetuning.table import is_table, read_table
-    from data_pipelines.finetuning.token_classification import is_columns, parse_columns
+    from data_pipelines.finetuning.token_classification import is_conll, parse_conll
 
     if args.question is not None:
         asked = Input("line 1", {"question": args.question, "context": args.context})
         return lambda task: [asked]
     if args.input is not None and is_table(args.input):
         rows = read_table(args.input)
-        return lambda task: map(_asked, rows)
+        return lambda task: map(_input_of_row, rows)
     lines = read_lines(args.input) if args.text is None else args.text
-    if args.input is not None and is_columns(args.input):
-        return lambda task: map(_untagged, parse_columns("the input", lines))
+    if args.input is not None and is_conll(args.input):
+        return lambda task: map(_input_of_sentence, parse_conll("the input", lines))
     return lambda task: task.inputs(lines)
 
 
-def _untagged(sentence: "Sentence") -> "Input":
+def _input_of_sentence(sentence: "TaggedSentence") -> "Input":
     """A sentence of words, whose place is the line of its first one."""
     from bertjax.tasks.task import Input
 
-    return Input(f"line {sentence.places[0].rpartition(' ')[2]}", {"words": [*sentence.words]})
+    return Input(f"line {sentence.locations[0].rpartition(' ')[2]}", {"words": [*sentence.words]})
 
 
-def _asked(row: "Row") -> "Input":
+def _input_of_row(row: "TableRow") -> "Input":
     """A row of a table, whose place is its line; of what JSON has no word for, a date, the text."""
     from bertjax.tasks.task import Input
 

@@ -3,30 +3,32 @@
 import argparse
 import sys
 
-from bertjax.cli.configuration import refuse
+from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.files import check_directory
-from bertjax.cli.text import add_text, count, reading
+from bertjax.cli.text_args import add_text, nonnegative_int, read_options
 
 ORDER = 20
 EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpora/mine"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(parse_rest=list)
+    parser.set_defaults(parse_extra_args=list)
     add_text(parser, "a directory for the shards, a new one or one that was not finished")
     parser.add_argument(
         "--vocab", required=True, metavar="FILE", help="the vocabulary, or a directory that has one"
     )
-    parser.add_argument("--workers", type=count, help="processes that tokenize (one a core)")
     parser.add_argument(
-        "--held-out",
+        "--workers", type=nonnegative_int, help="processes that tokenize (one a core)"
+    )
+    parser.add_argument(
+        "--eval-fraction",
         type=float,
         default=0.01,
         help="share of documents kept for evaluation (%(default)s)",
     )
     parser.add_argument("--dedup", action="store_true", help="drop documents seen before")
     parser.add_argument(
-        "--shortest",
+        "--min-document-tokens",
         type=int,
         default=1,
         metavar="PIECES",
@@ -61,15 +63,15 @@ def run(args: argparse.Namespace) -> None:
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     if not args.runner:
-        refuse(args.rest)
+        reject_unknown_arguments(args.rest)
     check_directory(args.output, "--output")
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)
     options = {
-        "held_out": args.held_out,
+        "eval_fraction": args.eval_fraction,
         "dedup": args.dedup,
         "shards": args.shards,
-        "filters": Filters(args.shortest, args.languages, args.near_dedup),
-        "reading": reading(args),
+        "filters": Filters(args.min_document_tokens, args.languages, args.near_dedup),
+        "reading": read_options(args),
         "license": args.license,
     }
     if args.runner:
@@ -86,11 +88,11 @@ def run(args: argparse.Namespace) -> None:
             progress=sys.stderr,
             **options,
         )
-    totals = [_counted(name, number) for name, number in manifest.totals.items()]
+    totals = [_format_total(name, number) for name, number in manifest.totals.items()]
     print(f"{args.output}: {', '.join(totals)}.")
 
 
-def _counted(name: str, number: float) -> str:
-    """("bytes_of_text", 1200) -> "1,200 bytes of text"; shares in percent."""
+def _format_total(name: str, number: float) -> str:
+    """("text_bytes", 1200) -> "1,200 bytes of text"; shares in percent."""
     shown = f"{number:,}" if isinstance(number, int) else f"{number:.3%}"
     return f"{shown} {name.replace('_', ' ')}"

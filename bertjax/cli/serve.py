@@ -3,8 +3,8 @@
 import argparse
 import importlib.util
 
-from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import add_checkpoint
+from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from bertjax.errors import RunError
 from data_pipelines.errors import InputError
 
@@ -28,17 +28,17 @@ def run(args: argparse.Namespace) -> None:
     for library in ("starlette", "uvicorn"):
         if importlib.util.find_spec(library) is None:
             raise InputError(f"{library} is missing; pip install 'bertjax[serve]'.")
-    pass_over_absent_tpu()
-    keep_compiled()
+    skip_missing_tpu()
+    enable_compilation_cache()
     from bertjax.inference.predictor import Predictor
-    from bertjax.serving.server import Server, bound
+    from bertjax.serving.server import Server, bind_socket
 
-    with bound(args.host, args.port) as listener:
-        opened = Predictor(args.checkpoint)
-        server = Server(listener, opened)
+    with bind_socket(args.host, args.port) as listener:
+        predictor = Predictor(args.checkpoint)
+        server = Server(listener, predictor)
         host, port = listener.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        print(f"http://{place}/ {opened.ability}: Ctrl-C ends it.", flush=True)
+        print(f"http://{place}/ {predictor.description}: Ctrl-C ends it.", flush=True)
         try:
             server.wait()
             raise RunError("the server has ended by itself: start it again.")

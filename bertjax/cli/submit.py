@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
 from bertjax.cli.files import check_output
+from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from data_pipelines.errors import InputError
 
 ORDER = 75
-EXAMPLE = "bertjax submit --checkpoint runs/* --data GLUE --majority wnli --output submission.zip"
+EXAMPLE = (
+    "bertjax submit --checkpoint runs/* --data GLUE --majority-class wnli --output submission.zip"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", required=True, metavar="DIR", help="the directory of GLUE's folders; or tfds:glue"
     )
     parser.add_argument(
-        "--majority",
+        "--majority-class",
         nargs="+",
         default=[],
         metavar="TASK",
@@ -37,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bertjax.tasks.sequence_classification.glue_submission import archive
+    from bertjax.tasks.sequence_classification.glue_submission import build_submission
 
     check_output(args.output)
-    pass_over_absent_tpu()
-    keep_compiled()
+    skip_missing_tpu()
+    enable_compilation_cache()
     files: dict[str, str] = {}
     sources: dict[str, str] = {}
     for source, answers in _answers(args):
@@ -50,17 +52,17 @@ def run(args: argparse.Namespace) -> None:
                 raise InputError(f"{sources[file]} and {source} both answer {file}: give one.")
             files[file], sources[file] = content, source
             print(f"{file}: {len(content.splitlines()) - 1:,} answers by {source}", flush=True)
-    epath.Path(args.output).write_bytes(archive(files))
+    epath.Path(args.output).write_bytes(build_submission(files))
 
 
 def _answers(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
     from bertjax.inference.predictor import Predictor
     from bertjax.tasks.sequence_classification.glue_submission import (
-        answer_by_majority,
-        answer_tests,
+        predict_majority,
+        predict_test_files,
     )
 
-    for name in args.majority:
-        yield f"--majority {name}", answer_by_majority(name, args.data)
+    for name in args.majority_class:
+        yield f"--majority-class {name}", predict_majority(name, args.data)
     for path in args.checkpoint:
-        yield path, answer_tests(Predictor(path), args.data)
+        yield path, predict_test_files(Predictor(path), args.data)

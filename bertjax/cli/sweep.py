@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertjax.cli.cluster import add_hosts, join, supervise
-from bertjax.cli.configuration import add_config, load
-from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.config_args import add_config, load
+from bertjax.cli.distributed import add_distributed_arguments, join, run_in_child
 from bertjax.cli.files import check_directory
-from bertjax.html.tables import aligned
+from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.html.tables import align_columns
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config
@@ -22,7 +22,7 @@ EXAMPLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    add_hosts(parser)
+    add_distributed_arguments(parser)
     parser.add_argument(
         "--workdir",
         required=True,
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=1, metavar="N", help="runs of each combination (%(default)s)"
     )
     parser.add_argument(
-        "--together",
+        "--runs-per-device",
         type=int,
         default=1,
         metavar="N",
@@ -49,46 +49,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
-    if (status := supervise(args)) is not None:
+    if (status := run_in_child(args)) is not None:
         return status
-    from bertjax.mesh import hosts
+    from bertjax.mesh import distributed
     from bertjax.sweeps.grid import make_trials
     from bertjax.sweeps.sweep import sweep
     from data_pipelines.errors import InputError
 
-    pass_over_absent_tpu()
+    skip_missing_tpu()
     check_directory(args.workdir, "--workdir")
-    if args.together < 1:
-        raise InputError(f"--together {args.together} must be at least 1.")
+    if args.runs_per_device < 1:
+        raise InputError(f"--runs-per-device {args.runs_per_device} must be at least 1.")
     overrides = dict(args.rest)
 
     def load_with(point: Mapping[str, str]) -> "Config":
         args.rest = {**overrides, **point}
         return load(args)
 
-    original = load_with({})
+    base_config = load_with({})
     trials = make_trials(load_with, args.grid, args.seeds)
-    join(args, saves=True)
-    keep_compiled(args.workdir)
-    found = sweep(trials, original, args.workdir, args.together)
-    if hosts.is_first():
-        print(table(found))
-        print(f"\nbest: {found['best']}, in {args.workdir}/best")
+    join(args, handles_preemption=True)
+    enable_compilation_cache(args.workdir)
+    results = sweep(trials, base_config, args.workdir, args.runs_per_device)
+    if distributed.is_process_0():
+        print(format_results(results))
+        print(f"\nbest: {results['best']}, in {args.workdir}/best")
     return None
 
 
-def table(found: Mapping[str, Any]) -> str:
+def format_results(results: Mapping[str, Any]) -> str:
     """The points of a grid, a line each."""
-    head = (found["score"], "n", "failed", "mean", "deviation", "min", "max")
+    head = (results["score"], "n", "failed", "mean", "std", "min", "max")
     rows = [
         (
             point["point"],
             *(str(point[name]) for name in ("n", "failed")),
             *(
                 "-" if point[name] is None else f"{point[name]:.4f}"
-                for name in ("mean", "deviation", "min", "max")
+                for name in ("mean", "std", "min", "max")
             ),
         )
-        for point in found["points"]
+        for point in results["points"]
     ]
-    return aligned(head, rows)
+    return align_columns(head, rows)

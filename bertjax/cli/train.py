@@ -2,18 +2,18 @@
 
 import argparse
 
-from bertjax.cli.cluster import add_hosts, join, supervise
-from bertjax.cli.configuration import add_config, load
-from bertjax.cli.devices import keep_compiled, pass_over_absent_tpu
+from bertjax.cli.config_args import add_config, load
+from bertjax.cli.distributed import add_distributed_arguments, join, run_in_child
 from bertjax.cli.files import check_directory
+from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 
 ORDER = 50
-EXAMPLE = "bertjax train --config pretrain:smoke,data=corpora/mine --workdir runs/smoke"
+EXAMPLE = "bertjax train --config pretraining:smoke,data=corpora/mine --workdir runs/smoke"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    add_hosts(parser)
+    add_distributed_arguments(parser)
     parser.add_argument(
         "--workdir", required=True, metavar="DIR", help="a new one, or that of a run to go on with"
     )
@@ -26,16 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
-    if (status := supervise(args)) is not None:
+    if (status := run_in_child(args)) is not None:
         return status
-    from bertjax.training.trackers import reporter
-    from bertjax.training.trainer import Run
+    from bertjax.training.trackers import make_tracker
+    from bertjax.training.trainer import Trainer
 
-    pass_over_absent_tpu()
+    skip_missing_tpu()
     check_directory(args.workdir, "--workdir")
     config = load(args)
-    tell = reporter(args.report_to, config, args.workdir) if args.report_to else None
-    join(args, saves=True)
-    keep_compiled(args.workdir)
-    Run(config, args.workdir, tell).train()
+    tell = make_tracker(args.report_to, config, args.workdir) if args.report_to else None
+    join(args, handles_preemption=True)
+    enable_compilation_cache(args.workdir)
+    Trainer(config, args.workdir, tell).train()
     return None

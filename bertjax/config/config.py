@@ -16,25 +16,37 @@ from typing import Any
 from etils import epath
 
 from bertjax.config import durations
-from bertjax.config.config_file import run_file
-from bertjax.config.durations import SECONDS, TICKS, Duration, is_share
-from bertjax.config.fields import build, coerce, unknown
+from bertjax.config.config_file import run_config_file
+from bertjax.config.durations import SECONDS_PER_UNIT, TICKS, Duration, is_percentage
+from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
-from bertjax.model.encoder import BETWEEN, BertConfig
+from bertjax.model.encoder import LAYER_MIX_FIELDS, BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
-from data_pipelines.growth import Growth
 from data_pipelines.paths import check_file
+from data_pipelines.rampup import BatchSizeRampup
 
 # What defines a model, and what goes on from it cannot change; the other fields of BertConfig say
 # how it is trained and computed.
-MODEL_FIELDS = ["vocab_size", "num_layers", "hidden_size", "num_heads", "intermediate_size"]
-MODEL_FIELDS += ["max_positions", "type_vocab_size", "activation", "layer_norm_eps", "causal"]
-MODEL_FIELDS += BETWEEN
-LEAST_EVERY = 10  # steps between what is to happen every so many percent of a run
+MODEL_FIELDS = [
+    "vocab_size",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+]
+MODEL_FIELDS += [
+    "max_position_embeddings",
+    "type_vocab_size",
+    "hidden_act",
+    "layer_norm_eps",
+    "causal",
+]
+MODEL_FIELDS += LAYER_MIX_FIELDS
+MIN_INTERVAL_STEPS = 10  # steps between what is to happen every so many percent of a run
 
 # Fields that runs of older versions have and that opening their checkpoints does not need.
-RETIRED = {"model.dropout_rng"}
+REMOVED_FIELDS = {"model.dropout_rng"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +55,7 @@ class MeshConfig:
 
     data: int = field(-1, "parts of each batch")
     fsdp: int = field(1, "further parts of it; parameters are divided over them too")
-    model: int = field(1, "parts of each layer's matrices; divides the devices of a host")
+    tensor: int = field(1, "parts of each layer's matrices; divides the devices of a host")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +71,7 @@ class OptimizerSection(OptimizerFields):
     cooldown: Duration = field(0, 'of schedule "wsd": how long the rate falls')
 
 
-PICTURES = {"examples", "parameters"}  # see `Config.tensorboard`
+TENSORBOARD_SUMMARIES = {"examples", "parameters"}  # see `Config.tensorboard`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +81,7 @@ class Config:
     The fields of `data` are those of the task; `dir` is always one.
     """
 
-    task: str = field("pretrain", "one of those below, or the module that has one's own")
+    task: str = field("pretraining", "one of those below, or the module that has one's own")
     seed: int = field(0, "decides initial parameters, data order, masks and dropout")
     data_seed: int | None = field(
         None, "decides the order of data, and masks, in place of `seed`; None for that"
@@ -80,14 +92,16 @@ class Config:
         "schedule, by the clock",
     )
     batch_size: int = field(256, "rows a step, over all hosts, devices and accumulation")
-    batch_growth: int = field(
+    batch_size_rampup: int = field(
         1,
         "a power of 2: the first batches are so much smaller, and double, each size for as many "
         "steps",
     )
-    seq_len: int = field(128, "pieces a row")
+    max_seq_length: int = field(128, "pieces a row")
     packing: bool = field(True, "several examples a row")
-    accumulation: int = field(1, "parts that a batch is computed in, one after the other")
+    gradient_accumulation_steps: int = field(
+        1, "parts that a batch is computed in, one after the other"
+    )
     log_every: Duration = field(100, "between lines of metrics; the last step has one")
     checkpoint_every: Duration = field(
         1000,
@@ -102,12 +116,12 @@ class Config:
     )
     eval_batches: int = field(0, "batches of held-out data in an evaluation; 0 for all")
     keep: int = field(3, "newest checkpoints that are kept")
-    keep_every: Duration = field(
+    keep_period: Duration = field(
         0,
         "the first checkpoint at or after each of its multiples is kept for ever; 0 for none; a "
         "time only where the clock ends the run",
     )
-    keep_best: str = field(
+    best_metric: str = field(
         "", 'a score of evaluations; the best checkpoint by it is kept, and used; "" for none'
     )
     init: str = field(
@@ -132,37 +146,46 @@ class Config:
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "seq_len", "batch_growth", "accumulation", "keep"):
+        for name in (
+            "batch_size",
+            "max_seq_length",
+            "batch_size_rampup",
+            "gradient_accumulation_steps",
+            "keep",
+        ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1.")
         for name in ("eval_batches", "eval_batch_size"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 0.")
-        if self.seq_len > self.model.max_positions:
+        if self.max_seq_length > self.model.max_position_embeddings:
             raise InputError(
-                f"seq_len={self.seq_len} is more than model.max_positions="
-                f"{self.model.max_positions}: shorten the one or raise the other."
+                f"max_seq_length={self.max_seq_length} is more than model.max_position_embeddings="
+                f"{self.model.max_position_embeddings}: shorten the one or raise the other."
             )
-        if self.batch_size % self.accumulation:
+        if self.batch_size % self.gradient_accumulation_steps:
             raise InputError(
                 f"batch_size={self.batch_size} is not a multiple of accumulation="
-                f"{self.accumulation}: change one of them."
+                f"{self.gradient_accumulation_steps}: change one of them."
             )
-        if self.batch_growth & (self.batch_growth - 1) or self.batch_size % self.batch_growth:
+        if (
+            self.batch_size_rampup & (self.batch_size_rampup - 1)
+            or self.batch_size % self.batch_size_rampup
+        ):
             raise InputError(
-                f"batch_growth={self.batch_growth} must be a power of 2 that batch_size="
+                f"batch_size_rampup={self.batch_size_rampup} must be a power of 2 that batch_size="
                 f"{self.batch_size} is a multiple of."
             )
         if self.budget == 0:
             raise InputError(f"steps={self.steps!r} is no time at all: give the run some.")
-        if self.batch_growth > 1 and self.budget is not None:
+        if self.batch_size_rampup > 1 and self.budget is not None:
             raise InputError(
-                f"batch_growth={self.batch_growth} counts steps and steps={self.steps!r} is a "
+                f"batch_size_rampup={self.batch_size_rampup} counts steps and steps={self.steps!r} is a "
                 "time: give a number of steps."
             )
-        if not 0 <= self.reinit_layers <= self.model.num_layers:
+        if not 0 <= self.reinit_layers <= self.model.num_hidden_layers:
             raise InputError(
-                f"reinit_layers={self.reinit_layers} and the model has {self.model.num_layers} "
+                f"reinit_layers={self.reinit_layers} and the model has {self.model.num_hidden_layers} "
                 "layers: choose from 0 to all of them."
             )
         if self.reinit_layers and not self.init:
@@ -172,15 +195,15 @@ class Config:
             )
         if self.profile:
             self.profile_steps()
-        if unknown_parts := self.pictures - PICTURES:
+        if unknown_parts := self.tensorboard_summaries - TENSORBOARD_SUMMARIES:
             raise InputError(
                 f"tensorboard={self.tensorboard!r}: {min(unknown_parts)!r} is unknown, use "
-                f"{'+'.join(sorted(PICTURES))} or one of them."
+                f"{'+'.join(sorted(TENSORBOARD_SUMMARIES))} or one of them."
             )
 
     @property
-    def pictures(self) -> set[str]:
-        """What of `PICTURES` TensorBoard is to show."""
+    def tensorboard_summaries(self) -> set[str]:
+        """What of `TENSORBOARD_SUMMARIES` TensorBoard is to show."""
         return {*self.tensorboard.split("+")} - {""}
 
     def profile_steps(self) -> range:
@@ -193,20 +216,20 @@ class Config:
         return range(int(match[1]), int(match[2]))
 
     @property
-    def order_seed(self) -> int:
+    def data_order_seed(self) -> int:
         """What decides the order of data."""
         return self.seed if self.data_seed is None else self.data_seed
 
     @property
-    def growth(self) -> Growth:
+    def rampup(self) -> BatchSizeRampup:
         """The rows of each step of a resolved configuration."""
-        return Growth(self.batch_size, self.batch_growth, self.total_steps or 1)
+        return BatchSizeRampup(self.batch_size, self.batch_size_rampup, self.total_steps or 1)
 
     @property
     def budget(self) -> float | None:
         """Seconds after which the run ends, where `steps` is a time; else None."""
         number, unit = durations.parse("steps", self.steps)
-        return number * SECONDS[unit] if unit in SECONDS else None
+        return number * SECONDS_PER_UNIT[unit] if unit in SECONDS_PER_UNIT else None
 
     @property
     def total_steps(self) -> int | None:
@@ -214,43 +237,43 @@ class Config:
         return None if self.budget is not None else int(self.steps)
 
     def seconds(self, name: str) -> float | None:
-        """Those of `eval_every`, `checkpoint_every` or `keep_every`; None where it counts steps.
+        """Those of `eval_every`, `checkpoint_every` or `keep_period`; None where it counts steps.
 
         A share is a time where the clock ends the run.
         """
         number, unit = durations.parse(name, getattr(self, name))
         if unit == "%" and self.budget:
             return number / 100 * self.budget
-        return number * SECONDS[unit] if unit in SECONDS else None
+        return number * SECONDS_PER_UNIT[unit] if unit in SECONDS_PER_UNIT else None
 
     @property
-    def counts_epochs(self) -> bool:
+    def has_epoch_durations(self) -> bool:
         """Whether a duration can only be resolved with data."""
         durations = [self.steps, self.log_every, self.checkpoint_every, self.eval_every]
-        durations += [self.keep_every, self.optimizer.warmup, self.optimizer.cooldown]
+        durations += [self.keep_period, self.optimizer.warmup, self.optimizer.cooldown]
         durations.append(self.optimizer.decay_steps)
         return any(isinstance(value, str) and "epoch" in value for value in durations)
 
-    def resolve(self, rows_per_epoch: int | None = None) -> "Config":
+    def resolve(self, sequences_per_epoch: int | None = None) -> "Config":
         """The same configuration with every duration that is no time as a number of steps.
 
         Args:
-          rows_per_epoch: rows of one pass over the training data; None where it is not known.
+          sequences_per_epoch: rows of one pass over the training data; None where it is not known.
         Raises:
           InputError: a duration cannot be read, or comes to no step at all.
         """
 
-        sizes = Growth(self.batch_size, self.batch_growth).sizes
+        sizes = BatchSizeRampup(self.batch_size, self.batch_size_rampup).sizes
         batch_size = Fraction(sum(sizes), len(sizes))
 
         def steps_of(name: str, value: Duration, total: int | None, least: int) -> int:
-            found = durations.steps(name, value, batch_size, rows_per_epoch, total)
+            found = durations.steps(name, value, batch_size, sequences_per_epoch, total)
             if found < least:
                 raise InputError(f"{name}={value!r} comes to {found} steps; the least is {least}.")
             return found
 
-        least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_every": 0}
-        timed = ["checkpoint_every", "eval_every", *(["keep_every"] if self.budget else [])]
+        least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
+        timed = ["checkpoint_every", "eval_every", *(["keep_period"] if self.budget else [])]
         for name in timed:
             seconds = self.seconds(name)
             if seconds is not None:
@@ -272,7 +295,9 @@ class Config:
             value = getattr(self, name)
             found = steps_of(name, value, total, low)
             # A hundredth of a short run is no time at all.
-            every[name] = max(found, LEAST_EVERY) if found and is_share(value) else found
+            every[name] = (
+                max(found, MIN_INTERVAL_STEPS) if found and is_percentage(value) else found
+            )
         steps = self.steps if total is None else total
         resolved = dataclasses.replace(self, steps=steps, optimizer=optimizer, **every)
         resolved.optimizer_config()
@@ -297,7 +322,7 @@ class Config:
                     f"{self.optimizer.cooldown!r} do not fit steps={self.steps!r}: shorten them."
                 )
         return OptimizerConfig(
-            num_layers=self.model.num_layers,
+            num_hidden_layers=self.model.num_hidden_layers,
             warmup_steps=int(parts["warmup"]),
             cooldown_steps=int(parts["cooldown"]),
             total_steps=int(parts["decay_steps"]),
@@ -313,7 +338,7 @@ def load_config(
     spec: str | Mapping[str, Any],
     overrides: Mapping[str, Any],
     data_fields: Mapping[str, Mapping[str, Any]],
-    model_of: Callable[[str], BertConfig] | None = None,
+    load_model_config: Callable[[str], BertConfig] | None = None,
 ) -> Config:
     """Reads `NAME[:OPTIONS]` or `FILE[:OPTIONS]` and applies overrides.
 
@@ -322,18 +347,18 @@ def load_config(
         what is in one.
       overrides: dotted field name -> new value, or text of it, as Python writes it.
       data_fields: task name -> the `data` fields that it has, with their defaults.
-      model_of: gives the model that `init` names; where the configuration does not say how wide
+      load_model_config: gives the model that `init` names; where the configuration does not say how wide
         the model is, that one's `MODEL_FIELDS` are those of the configuration.
     Raises:
       InputError: an unknown option, field or task, or a value of the wrong type.
     """
-    raw = run_file(spec) if isinstance(spec, str) else copy.deepcopy(dict(spec))
+    raw = run_config_file(spec) if isinstance(spec, str) else copy.deepcopy(dict(spec))
     for name, value in overrides.items():
-        _override(raw, name, _literal(value) if isinstance(value, str) else value)
+        _set_field(raw, name, _parse_literal(value) if isinstance(value, str) else value)
     model, init = raw.get("model", {}), raw.get("init")
     named = isinstance(init, str) and init  # what else they may be is refused below
-    if model_of and named and isinstance(model, Mapping) and "hidden_size" not in model:
-        found = model_of(named)
+    if load_model_config and named and isinstance(model, Mapping) and "hidden_size" not in model:
+        found = load_model_config(named)
         raw["model"] = {name: getattr(found, name) for name in MODEL_FIELDS} | dict(model)
     return parse_config(raw, data_fields)
 
@@ -351,11 +376,13 @@ def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, 
     defaults = data_fields[task]
     for name, value in given.items():
         if name not in defaults:
-            raise InputError(unknown(f"data.{name}", [f"data.{known}" for known in defaults]))
+            raise InputError(
+                unknown_field_message(f"data.{name}", [f"data.{known}" for known in defaults])
+            )
         default = defaults[name]
         kind = int | None if default is None else type(default)
         given[name] = coerce(f"data.{name}", value, kind)
-    config = build(Config, raw)
+    config = build_dataclass(Config, raw)
     return dataclasses.replace(config, data={**defaults, **given})
 
 
@@ -366,7 +393,7 @@ def read_config(path: Any, data_fields: Mapping[str, Mapping[str, Any]]) -> Conf
 
 def read_model_config(path: epath.Path) -> BertConfig:
     """The model in a config.json that a run or checkpoint holds, of whichever task."""
-    model: BertConfig = build(BertConfig, _read_json(path)["model"], "model.", Config)
+    model: BertConfig = build_dataclass(BertConfig, _read_json(path)["model"], "model.", Config)
     return model
 
 
@@ -374,7 +401,7 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
     file = check_file(path)
     try:
         raw: dict[str, Any] = json.loads(file.read_text())
-        for name in RETIRED:
+        for name in REMOVED_FIELDS:
             section, _, field = name.partition(".")
             raw[section].pop(field, None)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -382,7 +409,7 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
     return raw
 
 
-def _literal(text: str) -> Any:
+def _parse_literal(text: str) -> Any:
     """The value that a text stands for, itself where it is none of Python's."""
     try:
         return ast.literal_eval(text)
@@ -390,7 +417,7 @@ def _literal(text: str) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _override(raw: dict[str, Any], name: str, value: Any) -> None:
+def _set_field(raw: dict[str, Any], name: str, value: Any) -> None:
     *sections, field = name.split(".")
     for section in sections:
         raw = raw.setdefault(section, {})

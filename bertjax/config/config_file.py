@@ -6,7 +6,7 @@
 parameter's default, bool, int, float or str, and a name alone is True. It returns an
 `ml_collections.ConfigDict` or a dictionary, and refuses a value by a ValueError, whose message the
 user reads. A file imports nothing of bertjax, and may lie in a bucket. In place of FILE stands the
-name alone, such as `pretrain`, of one that comes with bertjax.
+name alone, such as `pretraining`, of one that comes with bertjax.
 """
 
 import difflib
@@ -27,7 +27,7 @@ _SPEC = re.compile(r"((?:\w+://)?[^:]*):?(.*)", re.DOTALL)  # gs:// ends no FILE
 _TYPES = (bool, int, float, str)
 
 
-def own_files() -> dict[str, epath.Path]:
+def builtin_configs() -> dict[str, epath.Path]:
     """The configurations that come with bertjax, by their names."""
     package = pathlib.Path(__file__).parent.parent
     installed = package / "experiments"
@@ -35,13 +35,13 @@ def own_files() -> dict[str, epath.Path]:
     return {file.stem: epath.Path(file) for file in sorted(folder.glob("*.py"))}
 
 
-def find_file(path: str) -> epath.Path:
-    """The file of a configuration, which a path names, or its name where it is one of `own_files`.
+def find_config_file(path: str) -> epath.Path:
+    """The file of a configuration, which a path names, or its name where it is one of `builtin_configs`.
 
     Raises:
       InputError: there is none.
     """
-    own = own_files()
+    own = builtin_configs()
     if path in own:
         return own[path]
     file = epath.Path(path)
@@ -60,14 +60,14 @@ def find_file(path: str) -> epath.Path:
     return file
 
 
-def run_file(spec: str) -> dict[str, Any]:
+def run_config_file(spec: str) -> dict[str, Any]:
     """What the `get_config` of `FILE[:OPTIONS]` returns, as nested dictionaries.
 
     Raises:
       InputError: there is no such file, it is no configuration, or it does not take the options.
     """
     path, text = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr] # anything matches
-    file = find_file(path)
+    file = find_config_file(path)
     module = types.ModuleType("bertjax_configuration")
     module.__file__ = str(file)
     try:
@@ -103,8 +103,8 @@ def _parse_options(
         name, equals, value = item.partition("=")
         if name not in parameters:
             nearest = difflib.get_close_matches(name, parameters, n=1, cutoff=0.0)
-            cure = f"did you mean {nearest[0]}?" if nearest else "it has none."
-            raise InputError(f"{item!r} is no option of {path}: {cure}")
+            fix = f"did you mean {nearest[0]}?" if nearest else "it has none."
+            raise InputError(f"{item!r} is no option of {path}: {fix}")
         if name in options:
             raise InputError(f"{name} is given twice to {path}: give it once.")
         kind = type(parameters[name].default)

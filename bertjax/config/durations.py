@@ -11,13 +11,13 @@ from data_pipelines.errors import InputError
 Duration = int | str
 
 TICKS = 1_000_000  # that a run which ends by the clock is divided into
-SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+SECONDS_PER_UNIT = {"second": 1, "minute": 60, "hour": 3600}
 _UNITS = "%|percent|steps?|epochs?|examples?|seconds?|minutes?|hours?|h"
 _DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
 
 
 def parse(name: str, value: Duration) -> tuple[float, str]:
-    """A duration as a number of a unit: "step", "epoch", "example", "%" or one of `SECONDS`.
+    """A duration as a number of a unit: "step", "epoch", "example", "%" or one of `SECONDS_PER_UNIT`.
 
     Raises:
       InputError: the value of the field `name` is none.
@@ -34,25 +34,29 @@ def parse(name: str, value: Duration) -> tuple[float, str]:
     return float(match[1]), unit
 
 
-def is_share(value: Duration) -> bool:
+def is_percentage(value: Duration) -> bool:
     """Whether a duration that can be read is in percent."""
     return isinstance(value, str) and ("%" in value or "percent" in value)
 
 
 def steps(
-    name: str, value: Duration, batch_size: Fraction, rows_per_epoch: int | None, total: int | None
+    name: str,
+    value: Duration,
+    batch_size: Fraction,
+    sequences_per_epoch: int | None,
+    total: int | None,
 ) -> int:
     """A duration in steps.
 
     Args:
       batch_size: examples of a step, on average.
-      rows_per_epoch: examples of a pass over the data; None where it is not known.
+      sequences_per_epoch: examples of a pass over the data; None where it is not known.
       total: steps of the run; None for the run itself, or where the clock ends it.
     Raises:
       InputError: it is no number of steps.
     """
     number, unit = parse(name, value)
-    if unit in SECONDS:
+    if unit in SECONDS_PER_UNIT:
         raise InputError(
             f"{name}={value!r} is a time, as steps, eval_every and checkpoint_every alone may be: "
             "count steps."
@@ -62,17 +66,17 @@ def steps(
     if unit == "example":
         return _whole(number, 1, batch_size)
     if unit == "epoch":
-        if rows_per_epoch is None:
+        if sequences_per_epoch is None:
             raise InputError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
-        return _whole(number, rows_per_epoch, batch_size)
+        return _whole(number, sequences_per_epoch, batch_size)
     if total is None:
         raise InputError(f"{name}={value!r} is a share of no known number: give steps or epochs.")
     return _whole(number, total, 100)
 
 
-def _whole(number: float, times: int, over: Fraction | int) -> int:
+def _whole(number: float, numerator: int, denominator: Fraction | int) -> int:
     """number * times / over, rounded up, of the number as it is written: 7% of 100 are 7."""
-    return math.ceil(Fraction(repr(number)) * times / over)
+    return math.ceil(Fraction(repr(number)) * numerator / denominator)
 
 
 def ticks(name: str, value: Duration, budget: float) -> int:
@@ -82,8 +86,8 @@ def ticks(name: str, value: Duration, budget: float) -> int:
       InputError: it is neither a share nor a time, nor 0.
     """
     number, unit = parse(name, value)
-    if unit in SECONDS:
-        return round(number * SECONDS[unit] / budget * TICKS)
+    if unit in SECONDS_PER_UNIT:
+        return round(number * SECONDS_PER_UNIT[unit] / budget * TICKS)
     if unit == "%" or not number:
         return round(number / 100 * TICKS)
     raise InputError(f"{name}={value!r} is no part of a run that the clock ends: give '10%'.")

@@ -10,7 +10,9 @@ from typing import Any
 from data_pipelines.errors import InputError
 
 
-def build(cls: type, raw: Mapping[str, Any], prefix: str = "", known: type | None = None) -> Any:
+def build_dataclass(
+    cls: type, raw: Mapping[str, Any], prefix: str = "", suggestions: type | None = None
+) -> Any:
     """An instance of the dataclass from a mapping, nested dataclasses included.
 
     Args:
@@ -19,25 +21,27 @@ def build(cls: type, raw: Mapping[str, Any], prefix: str = "", known: type | Non
     Raises:
       InputError: a field is not known, or its value has another type.
     """
-    known = known or cls
+    suggestions = suggestions or cls
     hints = typing.get_type_hints(cls)
     values = {}
     for name, value in raw.items():
         if name not in hints:
-            raise InputError(unknown(prefix + name, _all_fields(known)))
+            raise InputError(unknown_field_message(prefix + name, _all_fields(suggestions)))
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, Mapping):
                 raise InputError(f"{prefix}{name}={value!r} must be a section with fields.")
-            values[name] = build(typing.cast(type, hint), value, f"{prefix}{name}.", known)
+            values[name] = build_dataclass(
+                typing.cast(type, hint), value, f"{prefix}{name}.", suggestions
+            )
         else:
             values[name] = coerce(prefix + name, value, hint)
     return cls(**values)
 
 
-def unknown(name: str, known: Sequence[str]) -> str:
+def unknown_field_message(name: str, suggestions: Sequence[str]) -> str:
     """A sentence that names the nearest of the known fields."""
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    nearest = difflib.get_close_matches(name, suggestions, n=1, cutoff=0.0)
     return f"{name} is no field of the configuration: did you mean {nearest[0]}?"
 
 

@@ -6,8 +6,8 @@ import math
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 
-OPTIMIZERS = ("adamw", "adam_original", "lamb", "muon")
-SCHEDULES = ("linear", "linear_original", "one_cycle", "wsd")
+OPTIMIZERS = ("adamw", "bert_adam", "lamb", "muon")
+SCHEDULES = ("linear", "bert_linear", "one_cycle", "wsd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class OptimizerFields:
 
     name: str = field(
         "adamw",
-        '"adamw": Adam with decoupled weight decay; "adam_original": the same without bias '
+        '"adamw": Adam with decoupled weight decay; "bert_adam": the same without bias '
         'correction, as BERT was trained; "lamb": for very large batches (You et al. 2020), no '
         'decay and no trust ratio on LayerNorm and biases; "muon": for small budgets, Muon for the '
         'matrices of the blocks (Jordan et al. 2024) and "adamw" for all else, both at the same '
@@ -25,7 +25,7 @@ class OptimizerFields:
     learning_rate: float = field(1e-4, "the highest, at the end of the warm-up")
     schedule: str = field(
         "linear",
-        '"linear": linear up from 0, and linear down to 0; "linear_original": the same, the decay '
+        '"linear": linear up from 0, and linear down to 0; "bert_linear": the same, the decay '
         "measured from step 0, as BERT was trained, so at the end of warm-up the rate drops by its "
         'share of the steps; "one_cycle": half a cosine up, and half a cosine down to 0 (Smith and '
         'Topin 2019); "wsd": linear up, then the full rate, and over the cool-down to 0 by '
@@ -35,8 +35,8 @@ class OptimizerFields:
     b1: float = field(0.9, "how much of the mean of the gradients a step keeps")
     b2: float = field(0.999, "how much of the mean of their squares a step keeps")
     eps: float = field(1e-6, "what is added to the root of that")
-    clip_norm: float = field(1.0, "the largest global norm that a gradient keeps")
-    layer_decay: float = field(
+    max_grad_norm: float = field(1.0, "the largest global norm that a gradient keeps")
+    layerwise_lr_decay: float = field(
         1.0,
         "a block learns at so many times the rate of what stands on it, heads and pooler at the "
         "full rate and the embeddings at the lowest (Zhang et al. 2021, section 5)",
@@ -57,7 +57,7 @@ class OptimizerConfig(OptimizerFields):
     warmup_steps: int = 10_000
     total_steps: int = 1_000_000
     cooldown_steps: int = 0
-    num_layers: int = 12
+    num_hidden_layers: int = 12
 
     def __post_init__(self) -> None:
         for name, known in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
@@ -66,7 +66,7 @@ class OptimizerConfig(OptimizerFields):
                     f"optimizer.{name} is {getattr(self, name)!r} "
                     f"and must be one of {', '.join(known)}"
                 )
-        for name in ("learning_rate", "eps", "clip_norm"):
+        for name in ("learning_rate", "eps", "max_grad_norm"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise InputError(f"optimizer.{name} is {value} and must be a number greater than 0")
@@ -75,12 +75,14 @@ class OptimizerConfig(OptimizerFields):
                 raise InputError(f"optimizer.{name} is {getattr(self, name)}, choose from [0, 1)")
         if not 0 <= self.weight_decay < 1:
             raise InputError(f"optimizer.weight_decay is {self.weight_decay}, choose from [0, 1)")
-        if not 0 < self.layer_decay <= 1:
-            raise InputError(f"optimizer.layer_decay is {self.layer_decay}, choose from (0, 1]")
-        if not 0 <= self.frozen_layers <= self.num_layers:
+        if not 0 < self.layerwise_lr_decay <= 1:
+            raise InputError(
+                f"optimizer.layerwise_lr_decay is {self.layerwise_lr_decay}, choose from (0, 1]"
+            )
+        if not 0 <= self.frozen_layers <= self.num_hidden_layers:
             raise InputError(
                 f"optimizer.frozen_layers is {self.frozen_layers} and the model has "
-                f"{self.num_layers} blocks: freeze from 0 to all of them"
+                f"{self.num_hidden_layers} blocks: freeze from 0 to all of them"
             )
         if self.total_steps < 1:
             raise InputError(f"a run of {self.total_steps} steps trains nothing: use at least 1")

@@ -12,35 +12,35 @@ import safetensors
 from etils import epath
 from safetensors.numpy import save as save_safetensors
 
-from bertjax.formats.tensors import Model, read_tensors
-from bertjax.formats.tokenizer_json import describe as describe_tokenizer
+from bertjax.formats.tensors import NumpyModel, params_from_arrays
+from bertjax.formats.tokenizer_json import to_tokenizer_json
 from bertjax.model.encoder import BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
-from data_pipelines.vocabulary.specials import CONFIG_FILE
-from data_pipelines.vocabulary.tokenization import FILES, load_tokenizer
+from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
+from data_pipelines.vocabulary.tokenization import TOKENIZER_FILES, load_tokenizer
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 # What a `config.json` says, and the fields of ours that say it.
 FIELDS = {
     "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_layers",
+    "num_hidden_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
-    "num_attention_heads": "num_heads",
+    "num_attention_heads": "num_attention_heads",
     "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_positions",
+    "max_position_embeddings": "max_position_embeddings",
     "type_vocab_size": "type_vocab_size",
-    "hidden_dropout_prob": "hidden_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
+    "hidden_dropout_prob": "hidden_dropout_prob",
+    "attention_probs_dropout_prob": "attention_probs_dropout_prob",
     "layer_norm_eps": "layer_norm_eps",
-    "initializer_range": "init_std",
+    "initializer_range": "initializer_range",
 }
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu"}
 # What a classifier says of a text here, and the `problem_type` that says so there.
-_PROBLEMS = {"class": "single_label", "labels": "multi_label", "number": "regression"}
-_PROBLEMS |= {name: f"{_PROBLEMS[name]}_classification" for name in ("class", "labels")}
+_PROBLEM_TYPES = {"class": "single_label", "labels": "multi_label", "number": "regression"}
+_PROBLEM_TYPES |= {name: f"{_PROBLEM_TYPES[name]}_classification" for name in ("class", "labels")}
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -57,15 +57,15 @@ def is_huggingface(path: epath.Path) -> bool:
     return any((path / name).exists() for name in names)
 
 
-def read(path: epath.Path) -> Model:
+def read(path: epath.Path) -> NumpyModel:
     """The model in a directory.
 
     Raises:
       InputError: it is no BERT, is not whole, or holds weights of torch and torch is not installed.
     """
-    said = read_json(path / "config.json")
-    config = parse_config(said, path)
-    found = {_canonical(name): array for name, array in _read_weights(path).items()}
+    config_dict = read_json(path / "config.json")
+    config = parse_bert_config(config_dict, path)
+    found = {_canonical_name(name): array for name, array in _read_weights(path).items()}
     found.pop("bert.embeddings.position_ids", None)  # 0, 1, 2...: no weights
     word = found.get("bert.embeddings.word_embeddings.weight")
     decoder = found.pop("cls.predictions.decoder.weight", None)
@@ -76,34 +76,36 @@ def read(path: epath.Path) -> Model:
             "bertjax does not: nothing was converted."
         )
     try:
-        params, left_out = read_tensors(found, config, "hf", class_of(said))
+        params, unexpected_keys = params_from_arrays(
+            found, config, "hf", architecture_name(config_dict)
+        )
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
-    has_vocabulary = any((path / name).exists() for name in FILES)
+    has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
-    model = Model(config, params, tokenizer, left_out)
-    return labelled(model, said, path)
+    model = NumpyModel(config, params, tokenizer, unexpected_keys)
+    return labeled(model, config_dict, path)
 
 
-def class_of(said: Mapping[str, Any]) -> str:
+def architecture_name(config_dict: Mapping[str, Any]) -> str:
     """The class that a configuration names; "" where it names none."""
-    return str(next(iter(said.get("architectures") or [""])))
+    return str(next(iter(config_dict.get("architectures") or [""])))
 
 
-def labelled(model: Model, said: Mapping[str, Any], path: epath.Path) -> Model:
+def labeled(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.Path) -> NumpyModel:
     """The model with what is said of the outputs of its classifier or tagger, if it has one."""
-    head = model.labelled
+    head = model.labeled
     if head is None:
         return model
     count = int(model.params[head]["bias"].shape[0])
-    problem = said.get("problem_type")
-    target = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
-    target = target or ("number" if count == 1 and head == "classifier" else "class")
+    problem = config_dict.get("problem_type")
+    target = next((ours for ours, theirs in _PROBLEM_TYPES.items() if theirs == problem), None)
+    target = target or ("number" if count == 1 and head == "sequence_classification" else "class")
     if target == "number" and count != 1:
         raise InputError(
             f"{path} gives {count} numbers of a text, and bertjax one: nothing was converted."
         )
-    labels = () if target == "number" else read_labels(said, count)
+    labels = () if target == "number" else read_labels(config_dict, count)
     if target != "number" and len(labels) != count:
         raise InputError(
             f"{path} names {len(labels)} labels in its configuration and scores {count}: mend "
@@ -113,13 +115,15 @@ def labelled(model: Model, said: Mapping[str, Any], path: epath.Path) -> Model:
     return dataclasses.replace(model, config=config, labels=labels, target=target)
 
 
-def read_labels(said: Mapping[str, Any], count: int = 2) -> tuple[str, ...]:
+def read_labels(config_dict: Mapping[str, Any], count: int = 2) -> tuple[str, ...]:
     """The names of labels that a configuration gives; LABEL_0 and so on where it gives none."""
-    names = said.get("id2label") or {i: f"LABEL_{i}" for i in range(said.get("num_labels", count))}
+    names = config_dict.get("id2label") or {
+        i: f"LABEL_{i}" for i in range(config_dict.get("num_labels", count))
+    }
     return tuple(str(names[i]) for i in sorted(names, key=int))
 
 
-def write(model: Model, path: epath.Path) -> None:
+def write(model: NumpyModel, path: epath.Path) -> None:
     """Writes a directory that `AutoModel` and `AutoTokenizer` open."""
     head = model.head
     if head and head.pooled and model.config.causal:
@@ -134,64 +138,70 @@ def write(model: Model, path: epath.Path) -> None:
     (path / WEIGHTS).write_bytes(save_safetensors(tensors, {"format": "pt"}))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
-        (path / JSON_FILE).write_text(describe_tokenizer(model.tokenizer))
+        (path / JSON_FILE).write_text(to_tokenizer_json(model.tokenizer))
         file = path / CONFIG_FILE
-        settings = json.loads(file.read_text()) | {"model_max_length": model.config.max_positions}
+        settings = json.loads(file.read_text()) | {
+            "model_max_length": model.config.max_position_embeddings
+        }
         file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def describe(model: Model) -> dict[str, Any]:
+def describe(model: NumpyModel) -> dict[str, Any]:
     """What a configuration says of a model: its shape, its class and its labels."""
     name = model.head.architecture if model.head else "BertModel"
-    return describe_config(model.config) | {"architectures": [name]} | _describe_labels(model)
+    return bert_config_dict(model.config) | {"architectures": [name]} | _describe_labels(model)
 
 
-def _describe_labels(model: Model) -> dict[str, Any]:
-    if model.labelled is None:
+def _describe_labels(model: NumpyModel) -> dict[str, Any]:
+    if model.labeled is None:
         return {}
     labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
-    problem = {"problem_type": _PROBLEMS[model.target]} if model.labelled == "classifier" else {}
+    problem = (
+        {"problem_type": _PROBLEM_TYPES[model.target]}
+        if model.labeled == "sequence_classification"
+        else {}
+    )
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},
     } | problem
 
 
-def parse_config(said: Mapping[str, Any], path: epath.Path) -> BertConfig:
+def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertConfig:
     """The configuration in the words of Hugging Face, which are those of TF1 too.
 
     Raises:
       InputError: it is that of another model.
     """
-    kind = said.get("model_type", "bert")
+    kind = config_dict.get("model_type", "bert")
     if kind != "bert":
         raise InputError(f"{path} is a model of type {kind!r}: only those of type 'bert' convert.")
-    if said.get("position_embedding_type", "absolute") != "absolute":
+    if config_dict.get("position_embedding_type", "absolute") != "absolute":
         raise InputError(
-            f"{path} has positions of type {said['position_embedding_type']!r}, which BERT has "
+            f"{path} has positions of type {config_dict['position_embedding_type']!r}, which BERT has "
             "not: nothing was converted."
         )
-    activation = said.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
+    hidden_act = config_dict.get("hidden_act", "gelu")
+    if hidden_act not in _ACTIVATIONS:
         raise InputError(
-            f"{path} has hidden_act={activation!r}: bertjax has {', '.join(_ACTIVATIONS)}."
+            f"{path} has hidden_act={hidden_act!r}: bertjax has {', '.join(_ACTIVATIONS)}."
         )
-    if "hidden_size" not in said or "vocab_size" not in said:
+    if "hidden_size" not in config_dict or "vocab_size" not in config_dict:
         raise InputError(f"{path}: its configuration has no hidden_size or no vocab_size.")
-    fields = {ours: said[theirs] for theirs, ours in FIELDS.items() if theirs in said}
-    causal = bool(said.get("is_decoder", False))
-    return BertConfig(**fields, activation=_ACTIVATIONS[activation], causal=causal)
+    fields = {ours: config_dict[theirs] for theirs, ours in FIELDS.items() if theirs in config_dict}
+    causal = bool(config_dict.get("is_decoder", False))
+    return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], causal=causal)
 
 
-def describe_config(config: BertConfig) -> dict[str, Any]:
+def bert_config_dict(config: BertConfig) -> dict[str, Any]:
     """The other way round."""
-    said: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
-    said["intermediate_size"] = config.feed_forward_size
-    said["hidden_act"] = next(
-        theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation
+    config_dict: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
+    config_dict["intermediate_size"] = config.feed_forward_size
+    config_dict["hidden_act"] = next(
+        theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.hidden_act
     )
-    said |= {"model_type": "bert", "pad_token_id": 0, "position_embedding_type": "absolute"}
-    return said | ({"is_decoder": True} if config.causal else {})
+    config_dict |= {"model_type": "bert", "pad_token_id": 0, "position_embedding_type": "absolute"}
+    return config_dict | ({"is_decoder": True} if config.causal else {})
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
@@ -209,7 +219,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     return content
 
 
-def _canonical(name: str) -> str:
+def _canonical_name(name: str) -> str:
     """A name as today's classes with a head give it."""
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):

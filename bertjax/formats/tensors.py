@@ -9,31 +9,31 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.formats.names import Tensor, parts, tensors
-from bertjax.model.encoder import BETWEEN, BertConfig
-from bertjax.model.heads import HEADS, Head, check_known
+from bertjax.formats.parameter_names import ParameterMapping, parts, tensors
+from bertjax.model.encoder import LAYER_MIX_FIELDS, BertConfig
+from bertjax.model.heads import HEADS, Head, check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 
 # What tells masked pieces tells the next one where an encoder sees nothing behind it.
-LEFT_TO_RIGHT = dataclasses.replace(
+CAUSAL_LM_HEAD = dataclasses.replace(
     HEADS["mlm"],
     architecture="BertLMHeadModel",
-    pipeline="text-generation",
+    pipeline_tag="text-generation",
     auto_class="AutoModelForCausalLM",
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class NumpyModel:
     """A BERT on its way from one format to another.
 
     Attributes:
       params: nested dictionary of float32 NumPy arrays: "encoder" and the heads there are.
       tokenizer: None where it came without a vocabulary.
-      left_out: names of what was not read: heads that bertjax does not have.
+      unexpected_keys: names of what was not read: heads that bertjax does not have.
       labels: names of the outputs of a classifier or tagger, in the order of their numbers; empty
         without one, or where it gives a number.
       target: what a classifier says of a text: its "class", its "labels" or a "number".
@@ -42,7 +42,7 @@ class Model:
     config: BertConfig
     params: Tree
     tokenizer: Tokenizer | None
-    left_out: tuple[str, ...] = ()
+    unexpected_keys: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     target: str = "class"
 
@@ -50,34 +50,36 @@ class Model:
     def head(self) -> Head | None:
         """The head that says of what class the model is; None for the encoder alone."""
         found = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
-        return LEFT_TO_RIGHT if self.config.causal and found == HEADS["mlm"] else found
+        return CAUSAL_LM_HEAD if self.config.causal and found == HEADS["mlm"] else found
 
     @property
-    def labelled(self) -> str | None:
+    def labeled(self) -> str | None:
         """The name of the head whose outputs have labels; None without one."""
-        return next((name for name in self.params if name in HEADS and HEADS[name].labelled), None)
+        return next(
+            (name for name in self.params if name in HEADS and HEADS[name].has_labels), None
+        )
 
-    def tensors(self, style: str) -> dict[str, np.ndarray]:
+    def tensors(self, format_name: str) -> dict[str, np.ndarray]:
         """The arrays under their names in a style, "hf" or "tf1".
 
         Raises:
           InputError: a head is not known, and would be lost.
         """
-        check_known(self.params, "the model")
-        between = [n for n in BETWEEN if getattr(self.config, n) != getattr(BertConfig, n)]
+        check_modules_known(self.params, "the model")
+        between = [n for n in LAYER_MIX_FIELDS if getattr(self.config, n) != getattr(BertConfig, n)]
         if between:
             raise InputError(
                 f"the model has model.{between[0]}={getattr(self.config, between[0])!r}, which no "
                 "other format has: leave it in bertjax's own."
             )
         return {
-            tensor.name(style): tensor.turned(_get(self.params, tensor), style)
-            for tensor in tensors(self.config.num_layers, self.params)
+            tensor.name(format_name): tensor.convert_layout(_get(self.params, tensor), format_name)
+            for tensor in tensors(self.config.num_hidden_layers, self.params)
         }
 
 
-def read_tensors(
-    found: Mapping[str, np.ndarray], config: BertConfig, style: str, architecture: str = ""
+def params_from_arrays(
+    found: Mapping[str, np.ndarray], config: BertConfig, format_name: str, architecture: str = ""
 ) -> tuple[Tree, tuple[str, ...]]:
     """Parameters from arrays of one style, and the names of those that are left out.
 
@@ -88,23 +90,25 @@ def read_tensors(
       InputError: one is missing or of another shape than the configuration says, or one is left
         over that belongs to the encoder.
     """
-    known = {part: tensors(config.num_layers, [part]) for part in parts()}
+    known = {part: tensors(config.num_hidden_layers, [part]) for part in parts()}
     present = [
         part
         for part, each in known.items()
-        if part == "encoder" or any(tensor.name(style) in found for tensor in each)
+        if part == "encoder" or any(tensor.name(format_name) in found for tensor in each)
     ]
     for one in [part for part in present if part in HEADS]:
-        names = {tensor.name(style) for tensor in known[one]}
-        rivals = [part for part in present if names & {t.name(style) for t in known[part]}]
+        names = {tensor.name(format_name) for tensor in known[one]}
+        rivals = [part for part in present if names & {t.name(format_name) for t in known[part]}]
         named = [part for part in rivals if HEADS[part].architecture == architecture]
         present = [part for part in present if part not in rivals or part == (named or rivals)[0]]
     wanted = [tensor for part in present for tensor in known[part]]
-    missing = [tensor.name(style) for tensor in wanted if tensor.name(style) not in found]
+    missing = [
+        tensor.name(format_name) for tensor in wanted if tensor.name(format_name) not in found
+    ]
     if missing:
         raise InputError(f"it lacks {_listed(missing)}: give a whole checkpoint of BERT.")
-    left_out = sorted(found.keys() - {tensor.name(style) for tensor in wanted})
-    strange = [name for name in left_out if name.startswith("bert")]
+    unexpected_keys = sorted(found.keys() - {tensor.name(format_name) for tensor in wanted})
+    strange = [name for name in unexpected_keys if name.startswith("bert")]
     if strange:
         raise InputError(
             f"its encoder has {_listed(strange)}, which BERT's has not: it is another model."
@@ -112,17 +116,19 @@ def read_tensors(
     params: dict[str, Any] = {}
     stacks: dict[tuple[str, ...], list[np.ndarray]] = {}
     for tensor in wanted:
-        array = tensor.turned(np.asarray(found[tensor.name(style)], np.float32), style)
+        array = tensor.convert_layout(
+            np.asarray(found[tensor.name(format_name)], np.float32), format_name
+        )
         if tensor.layer is None:
             _put(params, tensor.path, array)
         else:
             stacks.setdefault(tensor.path, []).append(array)
     for path, arrays in stacks.items():
         _put(params, path, np.stack(arrays))
-    return params, tuple(left_out)
+    return params, tuple(unexpected_keys)
 
 
-def _get(params: Tree, tensor: Tensor) -> np.ndarray:
+def _get(params: Tree, tensor: ParameterMapping) -> np.ndarray:
     node: Any = params
     for name in tensor.path:
         node = node[name]

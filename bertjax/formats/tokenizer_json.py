@@ -7,13 +7,13 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as CompiledTokenizer
 
-from data_pipelines.vocabulary.sentencepieces import SPACE, SentencePieceTokenizer
-from data_pipelines.vocabulary.specials import SPECIALS
+from data_pipelines.vocabulary.sentencepiece_tokenizer import METASPACE, SentencePieceTokenizer
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import Tokenizer
-from data_pipelines.vocabulary.wordpiece import CONTINUES, WordPieceTokenizer
+from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX, WordPieceTokenizer
 
 
-def describe(tokenizer: Tokenizer) -> str:
+def to_tokenizer_json(tokenizer: Tokenizer) -> str:
     """The content of the file, which gives the same ids.
 
     But for what holds for all such files: special pieces are found in raw text; a SentencePiece
@@ -24,35 +24,37 @@ def describe(tokenizer: Tokenizer) -> str:
     else:
         assert isinstance(tokenizer, SentencePieceTokenizer)
         whole = _sentencepiece(tokenizer)
-    pieces = ("[CLS]", tokenizer.cls_id), ("[SEP]", tokenizer.sep_id)
+    tokens = ("[CLS]", tokenizer.cls_id), ("[SEP]", tokenizer.sep_id)
     whole.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=list(pieces),
+        special_tokens=list(tokens),
     )
-    whole.add_special_tokens(list(SPECIALS))
+    whole.add_special_tokens(list(SPECIAL_TOKENS))
     return whole.to_str(pretty=True) + "\n"
 
 
 def _wordpiece(tokenizer: WordPieceTokenizer) -> CompiledTokenizer:
-    index = {piece: i for i, piece in enumerate(tokenizer.pieces)}
+    index = {token: i for i, token in enumerate(tokenizer.tokens)}
     whole = CompiledTokenizer(
-        models.WordPiece(index, unk_token="[UNK]", max_input_chars_per_word=tokenizer.longest_word)
+        models.WordPiece(
+            index, unk_token="[UNK]", max_input_chars_per_word=tokenizer.max_input_chars_per_word
+        )
     )
     whole.normalizer = normalizers.BertNormalizer(
         lowercase=not tokenizer.cased, strip_accents=tokenizer.strip_accents
     )
     whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    whole.decoder = decoders.WordPiece(CONTINUES)
+    whole.decoder = decoders.WordPiece(CONTINUATION_PREFIX)
     return whole
 
 
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> CompiledTokenizer:
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(tokenizer.model)
-    scores = {piece.piece: piece.score for piece in proto.pieces}
+    scores = {token.token: token.score for token in proto.tokens}
     if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
-        index = {piece: i for i, piece in enumerate(tokenizer.pieces)}
+        index = {token: i for i, token in enumerate(tokenizer.tokens)}
         merges = list(_merges(scores))
         model: models.Model = models.BPE(index, merges, unk_token="[UNK]", fuse_unk=True)
     else:
@@ -65,14 +67,14 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> CompiledTokenizer:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" +"), " ")]
     whole.normalizer = normalizers.Sequence(steps)
     scheme = "always" if spec.add_dummy_prefix else "never"
-    whole.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)
-    whole.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+    whole.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, prepend_scheme=scheme)
+    whole.decoder = decoders.Metaspace(METASPACE, prepend_scheme=scheme)
     return whole
 
 
 def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """What BPE may join, the best first: its model has the scores of what comes of it."""
-    for piece in sorted(scores, key=scores.__getitem__, reverse=True):
-        for at in range(1, len(piece)):
-            if piece[:at] in scores and piece[at:] in scores:
-                yield piece[:at], piece[at:]
+    for token in sorted(scores, key=scores.__getitem__, reverse=True):
+        for at in range(1, len(token)):
+            if token[:at] in scores and token[at:] in scores:
+                yield token[:at], token[at:]

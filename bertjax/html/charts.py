@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-SPLITS = {"train": "train", "heldout": "held-out"}
-MOST_POINTS = 500  # of a curve: as many as its chart has room for
-SMOOTHED_FROM = 60  # points; a shorter curve is drawn as it is
-DOTTED_TO = 40  # points; more dots than that would be a band
+SPLITS = {"train": "train", "eval": "held-out"}
+MAX_POINTS = 500  # of a curve: as many as its chart has room for
+MIN_POINTS_TO_SMOOTH = 60  # points; a shorter curve is drawn as it is
+MAX_DOTTED_POINTS = 40  # points; more dots than that would be a band
 
-Place = Callable[[float], float]  # from a step or a value to its coordinate in the drawing
+Scale = Callable[[float], float]  # from a step or a value to its coordinate in the drawing
 
 
 class Point(NamedTuple):
@@ -24,13 +24,13 @@ class Point(NamedTuple):
     value: float
 
 
-class Axis(NamedTuple):
+class ChartAxis(NamedTuple):
     """Ticks, of which the first and the last are the ends, and whether they grow by factors."""
 
     ticks: list[float]
     log: bool = False
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Where the value lies between the ends, from 0 to 1."""
         low, high = self.ticks[0], self.ticks[-1]
         if self.log:
@@ -63,11 +63,11 @@ def chart(
         return left + (right - left) * step / max(last, 1)
 
     def y(value: float) -> float:
-        return bottom - (bottom - top) * axis.place(value)
+        return bottom - (bottom - top) * axis.position(value)
 
-    parts = rulings(axis, y, left, right, share)
+    parts = grid_lines(axis, y, left, right, share)
     parts += [
-        f'<text x="{x(step):.1f}" y="{height - 6}">{rounded(step)}</text>'
+        f'<text x="{x(step):.1f}" y="{height - 6}">{format_tick(step)}</text>'
         for step in linear_ticks(0, max(last, 1), 8 if wide else 5)
         if step <= last and step.is_integer()
     ]
@@ -92,7 +92,7 @@ def chart(
     )
 
 
-def rulings(axis: Axis, y: Place, left: float, right: float, share: bool) -> list[str]:
+def grid_lines(axis: ChartAxis, y: Scale, left: float, right: float, share: bool) -> list[str]:
     """A line across the drawing at each tick of a vertical axis, its label before it."""
     return [
         f'<path class="grid" d="M{left} {y(tick):.1f}H{right}"/>'
@@ -102,7 +102,7 @@ def rulings(axis: Axis, y: Place, left: float, right: float, share: bool) -> lis
 
 
 def _curve(
-    split: str, curve: Sequence[Point], x: Place, y: Place, share: bool, smooth: bool
+    split: str, curve: Sequence[Point], x: Scale, y: Scale, share: bool, smooth: bool
 ) -> str:
     """The curve of a split; a long one faintly as it was logged, its running median over that."""
 
@@ -117,46 +117,48 @@ def _curve(
         return f'<path class="{kind} {escape(split)}" d="{"".join(strokes)}"{data}/>'
 
     drawn = ""
-    if smooth and len(curve) >= SMOOTHED_FROM:
-        drawn = path("raw", thinned(curve, MOST_POINTS), "L")
-        curve = smoothed(curve, len(curve) // SMOOTHED_FROM, MOST_POINTS)
-    curve = thinned(curve, MOST_POINTS)
+    if smooth and len(curve) >= MIN_POINTS_TO_SMOOTH:
+        drawn = path("raw", downsample(curve, MAX_POINTS), "L")
+        curve = running_median(curve, len(curve) // MIN_POINTS_TO_SMOOTH, MAX_POINTS)
+    curve = downsample(curve, MAX_POINTS)
     known = [point for point in curve if math.isfinite(point.value)]
     steps = " ".join(str(point.step) for point in known)
     values = " ".join(number(point.value, share) for point in known)
     drawn += path("line", curve, "L", f' data-steps="{steps}" data-values="{values}"')
-    if len(known) <= DOTTED_TO:
+    if len(known) <= MAX_DOTTED_POINTS:
         drawn += path("dots", known, "M")
     return f'{drawn}<circle class="{escape(split)}" r="3.5"/>'
 
 
-def smoothed(points: Sequence[Point], reach: int, most: int) -> list[Point]:
-    """At most `most` of the points, evenly spaced, each with the median of its neighbourhood.
+def running_median(points: Sequence[Point], half_window: int, max_points: int) -> list[Point]:
+    """At most `max_points` of the points, evenly spaced, each with the median of its neighbourhood.
 
-    That is up to `reach` points either side; near the beginning, where curves are steep, as many
+    That is up to `half_window` points either side; near the beginning, where curves are steep, as many
     before as after. Values that are not finite do not count; where there are no others, it is NaN.
     """
     values = np.array([point.value for point in points])
     values[~np.isfinite(values)] = np.nan
-    chosen = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int))
+    chosen = np.unique(
+        np.linspace(0, len(points) - 1, min(max_points, len(points))).round().astype(int)
+    )
     found = []
     for i in chosen.tolist():
-        here = min(reach, i)
+        here = min(half_window, i)
         near = values[i - here : i + here + 1]
         known = near[~np.isnan(near)]
         found.append(Point(points[i].step, float(np.median(known)) if known.size else math.nan))
     return found
 
 
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` points that draw the same curve: the ends and each stretch's extremes.
+def downsample(points: Sequence[Point], max_points: int) -> list[Point]:
+    """At most `max_points` points that draw the same curve: the ends and each stretch's extremes.
 
     Of values that are not finite, one a stretch stays, so that the curve is broken there.
     """
-    if len(points) <= most:
+    if len(points) <= max_points:
         return list(points)
     kept = {0, len(points) - 1}
-    stretches = (most - 2) // 3
+    stretches = (max_points - 2) // 3
     for stretch in range(stretches):
         begin, end = (len(points) * n // stretches for n in (stretch, stretch + 1))
         finite = [i for i in range(begin, end) if math.isfinite(points[i].value)]
@@ -167,21 +169,21 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return [points[i] for i in sorted(kept)]
 
 
-def value_axis(values: Sequence[float], floor: float | None) -> Axis:
+def value_axis(values: Sequence[float], floor: float | None) -> ChartAxis:
     """An axis that holds the values and `floor`, logarithmic as `chart` says."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if floor is None and low > 0 and high > 30 * low:
-        return Axis(log_ticks(low, high), log=True)
+        return ChartAxis(log_ticks(low, high), log=True)
     if floor is not None:
         low = min(low, floor)
     if high - low <= 1e-6 * abs(high):  # as good as constant
         low, high = (low - abs(low) / 10, high + abs(high) / 10) if high else (0.0, 1.0)
-    return Axis(linear_ticks(low, high, 5))
+    return ChartAxis(linear_ticks(low, high, 5))
 
 
-def linear_ticks(low: float, high: float, about: int) -> list[float]:
+def linear_ticks(low: float, high: float, num_ticks: int) -> list[float]:
     """About so many multiples of 1, 2, 2.5 or 5 times a power of ten, from <= low to >= high."""
-    wanted = (high - low) / about
+    wanted = (high - low) / num_ticks
     power = 10.0 ** math.floor(math.log10(wanted))
     # The tolerances keep 0.30000000000000004 from asking for one tick more than 0.3.
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= wanted * (1 - 1e-9))
@@ -201,12 +203,12 @@ def log_ticks(low: float, high: float) -> list[float]:
     return ticks[begin : end + 1]
 
 
-def tick_labels(axis: Axis, share: bool) -> list[str]:
+def tick_labels(axis: ChartAxis, share: bool) -> list[str]:
     """The ticks as text, all with the decimals that tell them apart; shares in percent."""
     ticks = [100 * tick for tick in axis.ticks] if share else axis.ticks
     largest = max(map(abs, ticks))
     if axis.log or largest >= 1e4 or largest < 1e-2:
-        labels = [rounded(tick) for tick in ticks]
+        labels = [format_tick(tick) for tick in ticks]
     else:
         step = f"{ticks[1] - ticks[0]:.10f}".rstrip("0")
         decimals = len(step) - step.index(".") - 1
@@ -214,7 +216,7 @@ def tick_labels(axis: Axis, share: bool) -> list[str]:
     return [label + "%" for label in labels] if share else labels
 
 
-def rounded(value: float) -> str:
+def format_tick(value: float) -> str:
     """A round number in few characters: 500, 20k, 1.5M, 0.25, 2e-5."""
     for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:

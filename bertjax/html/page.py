@@ -28,22 +28,22 @@ def tiles(values: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(shown)}</div>'
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
+def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
     """Terms and what they are; those that are empty are left out."""
     shown = (f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in pairs if text)
     return f"<dl>{''.join(shown)}</dl>"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table of text; `kind` is a class of the page's style."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], css_class: str = "") -> str:
+    """A table of text; `css_class` is a class of the page's style."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     body = "\n".join(row(cells, "td") for cells in rows)
-    of_kind = f' class="{kind}"' if kind else ""
+    of_kind = f' class="{css_class}"' if css_class else ""
     return (
-        f'<div class="scroll"><table{of_kind}><thead>{row(head, "th")}</thead>\n'
+        f'<div class="scroll"><table{of_kind}><thead>{row(header, "th")}</thead>\n'
         f"<tbody>{body}</tbody></table></div>\n"
     )
 

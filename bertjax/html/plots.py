@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from bertjax.html.charts import number, rulings, tick_labels, value_axis
+from bertjax.html.charts import grid_lines, number, tick_labels, value_axis
 
 _WIDTH, _HEIGHT = 528, 320
 _BINS = 10  # of probabilities
@@ -36,12 +36,12 @@ def scatter(
     across, up = (value_axis(each, None) for each in values)
 
     def x(value: float) -> float:
-        return _LEFT + (_RIGHT - _LEFT) * across.place(value)
+        return _LEFT + (_RIGHT - _LEFT) * across.position(value)
 
     def y(value: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * up.place(value)
+        return _BOTTOM - (_BOTTOM - _TOP) * up.position(value)
 
-    parts = rulings(up, y, _LEFT, _RIGHT, share)
+    parts = grid_lines(up, y, _LEFT, _RIGHT, share)
     parts += [
         f'<text x="{x(tick):.1f}" y="{_BOTTOM + 18}">{label}</text>'
         for tick, label in zip(across.ticks, tick_labels(across, share), strict=True)
@@ -58,9 +58,9 @@ def scatter(
     return _figure(title, axes, parts)
 
 
-def calibration(chances: Sequence[float], right: Sequence[bool]) -> str:
+def reliability_diagram(probabilities: Sequence[float], right: Sequence[bool]) -> str:
     """How often what is said with some probability is right (Guo et al. 2017)."""
-    sure, correct = np.array(chances), np.array(right)
+    sure, correct = np.array(probabilities), np.array(right)
     numbers = np.minimum((sure * _BINS).astype(int), _BINS - 1)
     points, sizes, off = [], [], 0.0
     for each in np.unique(numbers):
@@ -73,15 +73,15 @@ def calibration(chances: Sequence[float], right: Sequence[bool]) -> str:
     return scatter(title, points, ("probability", "share right"), share=True, sizes=sizes)
 
 
-def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str) -> str:
+def strip_plot(title: str, groups: Mapping[str, Sequence[float]], axis: str) -> str:
     """A dot for each value, those of a group above its name."""
     up = value_axis([value for values in groups.values() for value in values], None)
     wide = (_RIGHT - _LEFT) / max(len(groups), 1)
 
     def y(value: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * up.place(value)
+        return _BOTTOM - (_BOTTOM - _TOP) * up.position(value)
 
-    parts = rulings(up, y, _LEFT, _RIGHT, False)
+    parts = grid_lines(up, y, _LEFT, _RIGHT, False)
     for i, (name, values) in enumerate(groups.items()):
         middle = _LEFT + wide * (i + 0.5)
         parts.append(f'<text x="{middle:.1f}" y="{_BOTTOM + 18}">{escape(name)}</text>')
@@ -98,7 +98,7 @@ def strips(title: str, groups: Mapping[str, Sequence[float]], axis: str) -> str:
     return _figure(title, ("", axis), parts)
 
 
-def matrix(title: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+def confusion_matrix(title: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """A table of counts, a row for each gold class and a column for each that was said.
 
     Cells are shaded by their share of the row.

@@ -6,17 +6,19 @@ from functools import partial
 from etils import epath
 
 from bertjax.checkpointing.checkpointer import find_checkpoint, write_params
-from bertjax.checkpointing.integrity import described
+from bertjax.checkpointing.integrity import metadata_files
 from bertjax.formats import huggingface, tf1
-from bertjax.formats.card import model_card
-from bertjax.formats.opening import read_model, write_labels
-from bertjax.formats.tensors import Model
+from bertjax.formats.loading import read_model, write_labels
+from bertjax.formats.model_card import model_card
+from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import registry
 from bertjax.training.metric_writers import metrics_path, read_metrics
 from data_pipelines.errors import InputError
 
 
-def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str) -> Model:
+def convert(
+    source: epath.PathLike, target: epath.PathLike, format_name: str, target_format: str
+) -> NumpyModel:
     """Writes the model in a directory as another directory, which must not exist or be empty.
 
     Raises:
@@ -26,23 +28,25 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
     source, target = epath.Path(source), epath.Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already: name a new directory.")
-    if style == "bertjax":
+    if format_name == "bertjax":
         source = find_checkpoint(source)
-    model = read_model(source, style)
+    model = read_model(source, format_name)
     draft = epath.Path(f"{target}.partial")
     if draft.exists():
         draft.rmtree()
     draft.mkdir(parents=True)
     try:
-        if to == "bertjax":
-            own = style == "bertjax"
-            describe = partial(_copy_description, source) if own else partial(_describe, model)
-            write_params(draft, model.params, describe)
-        elif to == "tf1":
+        if target_format == "bertjax":
+            own = format_name == "bertjax"
+            write_metadata = (
+                partial(_copy_metadata, source) if own else partial(_write_metadata, model)
+            )
+            write_params(draft, model.params, write_metadata)
+        elif target_format == "tf1":
             tf1.write(model, draft)
         else:
             huggingface.write(model, draft)
-            (draft / "README.md").write_text(model_card(model, source, _scores(source)))
+            (draft / "README.md").write_text(model_card(model, source, _read_eval_scores(source)))
         if target.exists():
             target.rmdir()
         draft.rename(target)
@@ -52,26 +56,26 @@ def convert(source: epath.PathLike, target: epath.PathLike, style: str, to: str)
     return model
 
 
-def _scores(checkpoint: epath.Path) -> dict[str, float]:
+def _read_eval_scores(checkpoint: epath.Path) -> dict[str, float]:
     """What the run of a checkpoint found of its very step on held-out data; empty for no run."""
     workdir = checkpoint.parent.parent
     if not (checkpoint / "run.json").exists() or not metrics_path(workdir).exists():
         return {}
     step = json.loads((checkpoint / "run.json").read_text())["step"]
     found = [
-        line for line in read_metrics(workdir) if (line["split"], line["step"]) == ("heldout", step)
+        line for line in read_metrics(workdir) if (line["split"], line["step"]) == ("eval", step)
     ]
     return {n: v for n, v in found[-1].items() if n not in ("step", "split")} if found else {}
 
 
-def _copy_description(source: epath.Path, path: epath.Path) -> None:
+def _copy_metadata(source: epath.Path, path: epath.Path) -> None:
     """What a checkpoint of ours says of itself stays true of its parameters."""
-    for file in described(source):
+    for file in metadata_files(source):
         file.copy(path / file.name)
 
 
-def _describe(model: Model, path: epath.Path) -> None:
-    (path / "config.json").write_text(json.dumps(registry.config_of(model).to_dict(), indent=1))
+def _write_metadata(model: NumpyModel, path: epath.Path) -> None:
+    (path / "config.json").write_text(json.dumps(registry.infer_config(model).to_dict(), indent=1))
     if model.labels:
         write_labels(path, model.labels)
     if model.tokenizer is not None:

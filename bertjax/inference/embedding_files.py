@@ -19,12 +19,19 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
-Part = Mapping[str, Any]
-TEXTS = "texts"  # of a part; see `keep_texts`
-_WHEN = (1980, 1, 1, 0, 0, 0)  # of what a zip file holds, which is to have the same bytes again
+EmbeddingPart = Mapping[str, Any]
+TEXTS_KEY = "texts"  # of a part; see `texts_to_bytes`
+_ZIP_TIMESTAMP = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # of what a zip file holds, which is to have the same bytes again
 
 
-class Parts:
+class PartFiles:
     """The parts of a file.
 
     Args:
@@ -67,7 +74,7 @@ class Parts:
             )
         return True
 
-    def write(self, number: int, digest: str, part: Part) -> None:
+    def write(self, number: int, digest: str, part: EmbeddingPart) -> None:
         """Writes a part: whole, or not at all."""
         draft, content = self._folder / "draft", io.BytesIO()
         np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
@@ -83,7 +90,7 @@ class Parts:
                 yield {name: found[name] for name in found.files if name != "digest"}
 
         draft = self._folder / self._output.name
-        with _seekable(draft) as file:
+        with _open_seekable(draft) as file:
             WRITERS[self._output.suffix](file, read)
         draft.replace(self._output)
         self._folder.rmtree()
@@ -96,7 +103,7 @@ class Parts:
 
 
 @contextlib.contextmanager
-def _seekable(path: epath.Path) -> Iterator[IO[bytes]]:
+def _open_seekable(path: epath.Path) -> Iterator[IO[bytes]]:
     """A file to write, in which one may go back; a remote one is written when that is closed."""
     if not is_remote(path):
         with path.open("wb") as file:
@@ -109,59 +116,59 @@ def _seekable(path: epath.Path) -> Iterator[IO[bytes]]:
             shutil.copyfileobj(local, file)
 
 
-def keep_texts(texts: Sequence[str]) -> np.ndarray:
+def texts_to_bytes(texts: Sequence[str]) -> np.ndarray:
     """uint8, what a part keeps of them: as an array of text all would be as long as the longest."""
     return np.frombuffer(json.dumps(texts).encode(), np.uint8)
 
 
-def rows_of(part: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """The rows of a part: `text` and `vector`, or `text`, `names` and the `vectors` of each."""
-    texts = json.loads(part[TEXTS].tobytes())
+def iter_rows(part: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+    """The rows of a part: `text` and `vector`, or `text`, `names` and the `embeddings` of each."""
+    texts = json.loads(part[TEXTS_KEY].tobytes())
     if "counts" not in part:
-        for text, vector in zip(texts, part["vectors"], strict=True):
+        for text, vector in zip(texts, part["embeddings"], strict=True):
             yield {"text": text, "vector": vector}
         return
     ends = np.cumsum(part["counts"])
     for text, first, end in zip(texts, ends - part["counts"], ends, strict=True):
         names = part["names"][first:end].tolist()
-        yield {"text": text, "names": names, "vectors": part["vectors"][first:end]}
+        yield {"text": text, "names": names, "embeddings": part["embeddings"][first:end]}
 
 
-Reads = Callable[[], Iterator[dict[str, np.ndarray]]]
+PartReader = Callable[[], Iterator[dict[str, np.ndarray]]]
 
 
-def _write_lines(file: IO[bytes], read: Reads) -> None:
+def _write_lines(file: IO[bytes], read: PartReader) -> None:
     for part in read():
-        for row in rows_of(part):
+        for row in iter_rows(part):
             said = {
-                name: _rounded(value) if isinstance(value, np.ndarray) else value
+                name: _to_shortest_floats(value) if isinstance(value, np.ndarray) else value
                 for name, value in row.items()
             }
             text = json.dumps(said, ensure_ascii=False)
             file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _rounded(array: np.ndarray) -> Any:
+def _to_shortest_floats(array: np.ndarray) -> Any:
     """Nested lists of the shortest numbers that tell every float32 from its neighbours."""
     if array.ndim > 1:
-        return [_rounded(each) for each in array]
+        return [_to_shortest_floats(each) for each in array]
     return [float(str(value)) for value in array]
 
 
-def _write_arrays(file: IO[bytes], read: Reads) -> None:
+def _write_arrays(file: IO[bytes], read: PartReader) -> None:
     """One array for each name, of all parts together, but of texts, which the input has."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     for part in read():
         for name, array in part.items():
-            if name == TEXTS:
+            if name == TEXTS_KEY:
                 continue
             rows = shapes.get(name, (0,))[0] + len(array)
             shapes[name] = (rows, *array.shape[1:])
             dtypes[name] = np.promote_types(dtypes.get(name, array.dtype), array.dtype)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, shape in shapes.items():
-            entry = zipfile.ZipInfo(f"{name}.npy", _WHEN)
+            entry = zipfile.ZipInfo(f"{name}.npy", _ZIP_TIMESTAMP)
             header = {
                 "descr": np.lib.format.dtype_to_descr(dtypes[name]),
                 "fortran_order": False,
@@ -173,16 +180,18 @@ def _write_arrays(file: IO[bytes], read: Reads) -> None:
                     member.write(np.ascontiguousarray(part[name].astype(dtypes[name])).data)
 
 
-def _write_parquet(file: IO[bytes], read: Reads) -> None:
+def _write_parquet(file: IO[bytes], read: PartReader) -> None:
     import pyarrow
     from pyarrow import parquet
 
     writer = None
     for part in read():
-        rows = list(rows_of(part))
+        rows = list(iter_rows(part))
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-        if "vectors" in columns:
-            columns["vectors"] = [own.reshape(len(own), -1).tolist() for own in columns["vectors"]]
+        if "embeddings" in columns:
+            columns["embeddings"] = [
+                own.reshape(len(own), -1).tolist() for own in columns["embeddings"]
+            ]
             kinds = [pyarrow.string(), pyarrow.list_(pyarrow.string())]
             kinds.append(pyarrow.list_(pyarrow.list_(pyarrow.float32())))
         else:
@@ -196,7 +205,7 @@ def _write_parquet(file: IO[bytes], read: Reads) -> None:
         writer.close()
 
 
-WRITERS: Mapping[str, Callable[[IO[bytes], Reads], None]] = {
+WRITERS: Mapping[str, Callable[[IO[bytes], PartReader], None]] = {
     ".jsonl": _write_lines,
     ".npz": _write_arrays,
     ".parquet": _write_parquet,

@@ -17,27 +17,32 @@ from data_pipelines.errors import InputError
 
 
 def show_batches(
-    config: Config, start: int, steps: int, hosts: int, host: int, most: int
+    config: Config, start: int, steps: int, num_processes: int, process_id: int, max_sequences: int
 ) -> Iterator[str]:
     """The rows of this host's batches as text, a string a row.
 
     Args:
       most: rows of each batch; where there are more, how many is said in their place.
     """
-    task = _open(config, hosts, host)
+    task = _prepare_task(config, num_processes, process_id)
     for step, batch in enumerate(task.train_batches(start, start + steps), start):
-        rows = len(batch["token_ids"])
-        for row in range(min(rows, most)):
-            yield f"--- step {step} row {host * rows + row}\n{task.show(batch, row)}"
-        if rows > most:
-            yield f"--- step {step}: {rows - most:,} rows more, which --rows shows"
+        rows = len(batch["input_ids"])
+        for row in range(min(rows, max_sequences)):
+            yield f"--- step {step} row {process_id * rows + row}\n{task.format_sequence(batch, row)}"
+        if rows > max_sequences:
+            yield f"--- step {step}: {rows - max_sequences:,} rows more, which --rows shows"
 
 
 def save_batches(
-    config: Config, start: int, steps: int, hosts: int, host: int, path: epath.PathLike
+    config: Config,
+    start: int,
+    steps: int,
+    num_processes: int,
+    process_id: int,
+    path: epath.PathLike,
 ) -> None:
     """Writes this host's batches as .npz, each array with a leading axis of steps."""
-    task = _open(config, hosts, host)
+    task = _prepare_task(config, num_processes, process_id)
     batches = list(task.train_batches(start, start + steps))
     if not batches:
         raise InputError(f"steps={steps} saves nothing: ask for at least 1.")
@@ -47,8 +52,8 @@ def save_batches(
     epath.Path(path).write_bytes(content.getvalue())
 
 
-def _open(config: Config, hosts: int, host: int) -> Task:
-    task = registry.find(config.task)(config, hosts, host)
+def _prepare_task(config: Config, num_processes: int, process_id: int) -> Task:
+    task = registry.find(config.task)(config, num_processes, process_id)
     task.prepare(config.resolve(task.examples_per_epoch).total_steps)
     return task
 

@@ -8,28 +8,28 @@ import numpy as np
 from etils import epath
 from jax import Array
 
-from bertjax.formats.opening import find_tokenizer
+from bertjax.formats.loading import find_tokenizer
 from bertjax.inference.feature_extraction import Features, recipe_of
-from bertjax.inference.predictor import Predictor, as_inputs
+from bertjax.inference.predictor import Predictor, make_inputs
 from bertjax.mesh.sharding import make_mesh
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
-from bertjax.tasks.embeddings import Wanted
-from bertjax.tasks.task import bucket
-from bertjax.training.initialization import Start
+from bertjax.tasks.embeddings import EmbeddingOptions
+from bertjax.tasks.task import next_power_of_two
+from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode
-from data_pipelines.finetuning.sequence_classification import Sentences
+from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 
 METHODS = {  # of the models of each task
-    "pretrain": "fill",
-    "squad": "answer",
-    "sentences": "classify",
-    "choice": "choose",
-    "tags": "tag",
+    "pretraining": "fill_mask",
+    "question_answering": "answer",
+    "sequence_classification": "classify",
+    "multiple_choice": "choose",
+    "token_classification": "tag",
 }
-_SHORTEST = 16  # pieces of a row, at least
+_MIN_SEQ_LENGTH = 16  # pieces of a row, at least
 
 
 class Model:
@@ -56,20 +56,20 @@ class Model:
 
     def __init__(self, directory: epath.PathLike) -> None:
         self._directory = directory
-        self._start = start = Start(recipe_of(directory)[0])
+        self._pretrained = start = PretrainedModel(recipe_of(directory)[0])
         self.path, self.config, self.labels = start.path, start.model, start.labels
         self.tokenizer = start.tokenizer or find_tokenizer(start.path)
-        self.params = start.hold(make_mesh(-1, 1, 1))
-        self._features: dict[Wanted, Features] = {}
+        self.params = start.load_all(make_mesh(-1, 1, 1))
+        self._embedders: dict[EmbeddingOptions, Features] = {}
 
-    def fill(self, texts: str | Iterable[str]) -> Any:
+    def fill_mask(self, texts: str | Iterable[str]) -> Any:
         """The likeliest pieces for each "[MASK]" of a text: {"text", "filled", "masks"}, in `masks`
         for each mask five of {"piece", "probability"}, the likeliest first.
 
         Raises:
           InputError: the model has another head, or a text has no mask or is too long.
         """
-        return self._ask("pretrain", texts)
+        return self._predict_for_task("pretraining", texts)
 
     def answer(self, question: str | Iterable[str], context: str | Iterable[str]) -> Any:
         """The answer to a question as it stands in a passage: {"id", "text", "start", "end",
@@ -81,12 +81,14 @@ class Model:
         Raises:
           InputError: the model has another head, or there are not as many passages as questions.
         """
-        return self._ask("squad", _together(question, context, "question", "context"))
+        return self._predict_for_task(
+            "question_answering", _pair_inputs(question, context, "question", "context")
+        )
 
     def classify(
         self,
         texts: str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]],
-        everything: bool = False,
+        return_all_scores: bool = False,
     ) -> Any:
         """What is said of a text: the text and "label" with its "probability", "labels", or
         "number".
@@ -98,12 +100,12 @@ class Model:
         Raises:
           InputError: the model has another head, or a text is empty.
         """
-        return self._ask("sentences", texts, everything)
+        return self._predict_for_task("sequence_classification", texts, return_all_scores)
 
     def tag(
         self,
         texts: str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]],
-        everything: bool = False,
+        return_all_scores: bool = False,
     ) -> Any:
         """The entities of a text: {"text", "entities"}, each of these {"text", "type", "start",
         "end", "probability"}. Of {"words": [...]} the tag of each word: {"words", "tags"}.
@@ -113,13 +115,13 @@ class Model:
         Raises:
           InputError: the model has another head, or a text is empty.
         """
-        return self._ask("tags", texts, everything)
+        return self._predict_for_task("token_classification", texts, return_all_scores)
 
     def choose(
         self,
         context: str | Iterable[str],
         choices: Iterable[str] | Iterable[Iterable[str]],
-        everything: bool = False,
+        return_all_scores: bool = False,
     ) -> Any:
         """The likeliest of some answers: {"context", "label", "answer", "probability"}, `label`
         being its number.
@@ -132,12 +134,12 @@ class Model:
             contexts, or fewer than two choices.
         """
         if isinstance(context, str):
-            asked: Any = {"context": context, "choices": _listed(choices)}
+            asked: Any = {"context": context, "choices": _as_list(choices)}
         else:
-            asked = _together(context, map(_listed, choices), "context", "choices")
-        return self._ask("choice", asked, everything)
+            asked = _pair_inputs(context, map(_as_list, choices), "context", "choices")
+        return self._predict_for_task("multiple_choice", asked, return_all_scores)
 
-    def predict(self, inputs: Any, everything: bool = False) -> Any:
+    def predict(self, inputs: Any, return_all_scores: bool = False) -> Any:
         """What the model answers, whatever its task is, also one of your own.
 
         Args:
@@ -146,7 +148,7 @@ class Model:
         Raises:
           InputError: an input is not what its task takes.
         """
-        return self._answers(self._predictor, inputs, everything)
+        return self._predict_with(self._predictor, inputs, return_all_scores)
 
     def encode(
         self,
@@ -168,21 +170,21 @@ class Model:
           InputError: there is no such layer, or no such way to pool.
         """
         _, wanted = recipe_of(self._directory, layers, "text", pool, normalize)
-        if wanted not in self._features:
-            self._features[wanted] = Features(self._start, wanted)
-        features, given = self._features[wanted], _texts(texts)
+        if wanted not in self._embedders:
+            self._embedders[wanted] = Features(self._pretrained, wanted)
+        features, given = self._embedders[wanted], _as_texts(texts)
         if not given:
             return np.zeros((0, self.config.hidden_size), np.float32)
         found = features.encode(given)
-        features.tell_of_cuts(found.cut, len(given))
-        return found.vectors[0] if isinstance(texts, str) else found.vectors
+        features.warn_truncated(found.num_truncated, len(given))
+        return found.embeddings[0] if isinstance(texts, str) else found.embeddings
 
     def batch(
         self, texts: Iterable[str], pairs: Iterable[str] | None = None
     ) -> dict[str, np.ndarray]:
-        """What `apply` takes: int32 `token_ids`, `type_ids`, `pack_ids` and `positions` [B, T].
+        """What `apply` takes: int32 `input_ids`, `token_type_ids`, `example_ids` and `positions` [B, T].
 
-        T is a power of two, so that few shapes are compiled; `pack_ids` is 1 where there are
+        T is a power of two, so that few shapes are compiled; `example_ids` is 1 where there are
         pieces and 0 behind them.
 
         Args:
@@ -191,30 +193,32 @@ class Model:
           InputError: there are no texts, not as many pairs, or one that has more pieces than the
             model takes.
         """
-        first, second = _texts(texts), None if pairs is None else _texts(pairs)
+        first, second = _as_texts(texts), None if pairs is None else _as_texts(pairs)
         if not first or (second is not None and len(first) != len(second)):
             raise InputError(
                 f"{len(first)} texts and {len(second or ())} pairs make no batch: give some texts, "
                 "and a pair for each or none."
             )
-        most = self.config.max_positions
-        examples, _, cut = encode(Sentences("", [], first, second), self.tokenizer, most, "head")
-        if cut:
+        most = self.config.max_position_embeddings
+        examples, _, num_truncated = encode(
+            SequenceClassificationDataset("", [], first, second), self.tokenizer, most, "head"
+        )
+        if num_truncated:
             raise InputError(
-                f"{cut} of {len(first)} texts have more than the {most} pieces that the model "
+                f"{num_truncated} of {len(first)} texts have more than the {most} pieces that the model "
                 "takes: shorten them."
             )
-        size = min(max(_SHORTEST, bucket(int(examples.lengths.max()))), most)
+        size = min(max(_MIN_SEQ_LENGTH, next_power_of_two(int(examples.lengths.max()))), most)
         column = np.arange(size)
         there = column < examples.lengths[:, None]
         ids = np.zeros(there.shape, np.int32)
         ids[there] = examples.ids
         second_part = there & (column >= examples.prefix[:, None])
         return {
-            "token_ids": ids,
-            "type_ids": second_part.astype(np.int32),
-            "pack_ids": there.astype(np.int32),
-            "positions": np.where(there, column, 0).astype(np.int32),
+            "input_ids": ids,
+            "token_type_ids": second_part.astype(np.int32),
+            "example_ids": there.astype(np.int32),
+            "position_ids": np.where(there, column, 0).astype(np.int32),
         }
 
     def apply(
@@ -229,14 +233,16 @@ class Model:
         Args:
           params: `Model.params` or others of their shapes, of which "encoder" is read.
           batch: see `batch`; several texts may share a row, each with a number of its own in
-            `pack_ids` and positions that count from 0.
+            `example_ids` and positions that count from 0.
           key: turns dropout on.
           layers: see `encode`; the last one by default.
         Returns:
           The vectors of the pieces, [B, T, H], or of each layer [len(layers), B, T, H], in the
           dtype of the computation, `config.dtype`.
         """
-        inputs = (batch[name] for name in ("token_ids", "type_ids", "pack_ids", "positions"))
+        inputs = (
+            batch[name] for name in ("input_ids", "token_type_ids", "example_ids", "position_ids")
+        )
         found: Array = Encoder(self.config).apply(  # type: ignore[assignment]
             {"params": params["encoder"]},
             *inputs,
@@ -248,28 +254,28 @@ class Model:
 
     @functools.cached_property
     def _predictor(self) -> Predictor:
-        if not any(part in HEADS for part in self._start.parts):
+        if not any(part in HEADS for part in self._pretrained.parts):
             raise InputError(f"{self.path} has no head, and gives vectors alone: call encode.")
-        return Predictor(self._start)
+        return Predictor(self._pretrained)
 
-    def _ask(self, task: str, inputs: Any, everything: bool = False) -> Any:
-        opened = self._predictor
-        if opened.config.task != task:
-            wanted = registry.find(task).ability
-            own = METHODS.get(opened.config.task, "predict")
+    def _predict_for_task(self, task: str, inputs: Any, return_all_scores: bool = False) -> Any:
+        predictor = self._predictor
+        if predictor.config.task != task:
+            wanted = registry.find(task).description
+            own = METHODS.get(predictor.config.task, "predict")
             raise InputError(
-                f"{self.path} {opened.ability}: call {own}, or encode for vectors, or load a "
+                f"{self.path} {predictor.description}: call {own}, or encode for vectors, or load a "
                 f"model that {wanted}."
             )
-        return self._answers(opened, inputs, everything)
+        return self._predict_with(predictor, inputs, return_all_scores)
 
-    def _answers(self, opened: Predictor, inputs: Any, everything: bool) -> Any:
-        asked, alone = as_inputs(inputs)
-        found = list(opened.answers(asked, everything=everything))
+    def _predict_with(self, predictor: Predictor, inputs: Any, return_all_scores: bool) -> Any:
+        asked, alone = make_inputs(inputs)
+        found = list(predictor.answers(asked, return_all_scores=return_all_scores))
         return found[0] if alone else found
 
 
-def _texts(texts: str | Iterable[str]) -> list[str]:
+def _as_texts(texts: str | Iterable[str]) -> list[str]:
     given = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(given):
         if not isinstance(text, str):
@@ -277,13 +283,13 @@ def _texts(texts: str | Iterable[str]) -> list[str]:
     return given
 
 
-def _listed(choices: Any) -> list[Any]:
+def _as_list(choices: Any) -> list[Any]:
     if isinstance(choices, str):
         raise InputError(f"{choices!r} is one text where a list of choices is to be: write a list.")
     return list(choices)
 
 
-def _together(first: Any, second: Any, *names: str) -> Any:
+def _pair_inputs(first: Any, second: Any, *names: str) -> Any:
     """A dictionary of two strings, or one for each two; a second string goes with each first."""
     if isinstance(first, str):
         return dict(zip(names, (first, second), strict=True))

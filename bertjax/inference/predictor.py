@@ -11,14 +11,14 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import MeshConfig
-from bertjax.formats.opening import find_tokenizer
-from bertjax.mesh.feed import fetched, to_global
-from bertjax.mesh.sharding import row_parts
+from bertjax.formats.loading import find_tokenizer
+from bertjax.mesh.feed import fetch_to_host, to_global
+from bertjax.mesh.sharding import num_batch_shards
 from bertjax.steps.objective import Objective
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.tasks.task import HostBatch, Input, Task, bucket
-from bertjax.training.initialization import Start
+from bertjax.tasks.task import HostBatch, Input, Task, next_power_of_two
+from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 
 
@@ -32,13 +32,13 @@ class Runner:
       InputError: the model lacks what that needs.
     """
 
-    def __init__(self, start: Start, objective: Objective) -> None:
+    def __init__(self, start: PretrainedModel, objective: Objective) -> None:
         # The mesh of the run need not suit the devices that are here.
         config = dataclasses.replace(objective.config, mesh=MeshConfig())
-        self._programs = Programs(config, objective)
-        start.check_whole(config.model, self._programs.params)
-        self._params = self._programs.laid(start.load(self._programs.params))
-        self._constants = self._programs.constants()
+        self._step_functions = StepFunctions(config, objective)
+        start.check_complete(config.model, self._step_functions.params)
+        self._params = self._step_functions.laid(start.load(self._step_functions.params))
+        self._constants = self._step_functions.constants()
         self._compiled: dict[Any, jax.stages.Compiled] = {}
 
     def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
@@ -54,25 +54,25 @@ class Runner:
                 counts.append(_rows(batch))
                 yield self._outputs(batch)
 
-        for outputs in fetched(compute()):
+        for outputs in fetch_to_host(compute()):
             rows = counts.pop(0)
             yield {name: array[:rows] for name, array in outputs.items()}
 
     def compile(self, batch: HostBatch) -> None:
         """Makes ready what is needed to run a batch of these shapes."""
-        self._program(self._filled(batch))
+        self._program(self._pad_batch(batch))
 
     def _outputs(self, batch: HostBatch) -> dict[str, jax.Array]:
-        filled = self._filled(batch)
+        filled = self._pad_batch(batch)
         outputs: dict[str, jax.Array] = self._program(filled)(
-            self._params, to_global(filled, self._programs.rows), self._constants
+            self._params, to_global(filled, self._step_functions.rows), self._constants
         )
         return outputs
 
-    def _filled(self, batch: HostBatch) -> HostBatch:
+    def _pad_batch(self, batch: HostBatch) -> HostBatch:
         """A batch filled up to rows that are a power of two, and as many for each device."""
-        count, parts = _rows(batch), row_parts(self._programs.mesh)
-        rows = math.ceil(bucket(count) / parts) * parts
+        count, parts = _rows(batch), num_batch_shards(self._step_functions.mesh)
+        rows = math.ceil(next_power_of_two(count) / parts) * parts
         return {
             name: np.pad(array, [(0, rows - count)] + [(0, 0)] * (array.ndim - 1))
             for name, array in batch.items()
@@ -82,7 +82,7 @@ class Runner:
         key = tuple((name, array.shape) for name, array in sorted(filled.items()))
         if key not in self._compiled:
             shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in filled.items()}
-            self._compiled[key] = self._programs.predict(shapes)
+            self._compiled[key] = self._step_functions.predict(shapes)
         return self._compiled[key]
 
 
@@ -107,8 +107,10 @@ class Predictor(Runner):
       InputError: there is none, or it has not the head of its task.
     """
 
-    def __init__(self, checkpoint: epath.PathLike | Start) -> None:
-        start = checkpoint if isinstance(checkpoint, Start) else Start(checkpoint)
+    def __init__(self, checkpoint: epath.PathLike | PretrainedModel) -> None:
+        start = (
+            checkpoint if isinstance(checkpoint, PretrainedModel) else PretrainedModel(checkpoint)
+        )
         self.path, self.config = start.path, start.config()
         self.labels, self.calibration = start.labels, start.calibration
         self.tokenizer = start.tokenizer or find_tokenizer(self.path)
@@ -120,12 +122,12 @@ class Predictor(Runner):
         return registry.find(self.config.task)
 
     @property
-    def ability(self) -> str:
+    def description(self) -> str:
         """What it does, as in "it tags words"."""
-        return self.task.ability_of(self.config)
+        return self.task.describe_model(self.config)
 
     def answers(
-        self, inputs: Iterable[Input], together: int = 1, everything: bool = False
+        self, inputs: Iterable[Input], together: int = 1, return_all_scores: bool = False
     ) -> Iterator[dict[str, Any]]:
         """An answer to each input; see `bertjax.tasks.task.Task.predict`.
 
@@ -137,18 +139,18 @@ class Predictor(Runner):
         size = most if isinstance(inputs, Sequence) else min(together, most)
         rest = iter(inputs)
         while some := list(itertools.islice(rest, size)):
-            yield from self.task.predict(self, some, everything)
+            yield from self.task.predict(self, some, return_all_scores)
 
 
-def as_inputs(said: Any) -> tuple[list[Input], bool]:
+def make_inputs(data: Any) -> tuple[list[Input], bool]:
     """What Python or JSON gives to be answered, and whether it is one input alone, not a list.
 
     Raises:
       InputError: one is no text and no dictionary.
     """
-    alone = isinstance(said, str | Mapping)
-    asked = [Input(f"input {i}", each) for i, each in enumerate([said] if alone else said)]
-    for place, each in asked:
+    alone = isinstance(data, str | Mapping)
+    asked = [Input(f"input {i}", each) for i, each in enumerate([data] if alone else data)]
+    for location, each in asked:
         if not isinstance(each, str | Mapping):
-            raise InputError(f"{place} is {each!r}: give a text, or a dictionary of texts.")
+            raise InputError(f"{location} is {each!r}: give a text, or a dictionary of texts.")
     return asked, alone

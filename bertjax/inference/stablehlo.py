@@ -13,44 +13,44 @@ from bertjax.mesh.sharding import make_mesh
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
-from bertjax.training.initialization import Start
+from bertjax.training.initialization import PretrainedModel
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
-from data_pipelines.paths import replacing
+from data_pipelines.paths import atomic_write
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # What a program takes: name, sizes, meaning; those after the third for pre-trained models alone.
 _INPUTS = (
-    ("token_ids", "b, t", "numbers of the pieces, 0 behind a text"),
-    ("type_ids", "b, t", "0 in the first text and 1 in the second"),
-    ("mask", "b, t", "1 where there is a piece and 0 behind them"),
-    ("mlm_positions", "b, m", "pieces that are asked for, such as those that are [MASK]"),
+    ("input_ids", "b, t", "numbers of the pieces, 0 behind a text"),
+    ("token_type_ids", "b, t", "0 in the first text and 1 in the second"),
+    ("attention_mask", "b, t", "1 where there is a piece and 0 behind them"),
+    ("masked_lm_positions", "b, m", "pieces that are asked for, such as those that are [MASK]"),
 )
 
 Apply = Callable[[dict[str, Array]], dict[str, Array]]
 
 
-class _Network(NamedTuple):
+class _ExportedFunction(NamedTuple):
     """What is computed: from a batch to its outputs, and whether of pieces that are asked for."""
 
     apply: Apply
-    asks: bool
+    reads_mlm_positions: bool
 
 
 def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[str, Any]:
     """Writes the program of a model with its parameters, and what it takes and gives beside it.
 
     The program takes int32 arrays of any number of rows b, a text or a pair each, and any length t
-    up to `max_positions`. It is a `jax.export.Exported` for CPUs, GPUs and TPUs, serialized; the
+    up to `max_position_embeddings`. It is a `jax.export.Exported` for CPUs, GPUs and TPUs, serialized; the
     file beside it has the same name with ".json" after it, and holds what is returned.
 
     Raises:
       InputError: there is no such model, or it reads more than these arrays.
     """
-    start = Start(checkpoint)
-    network = _network(start)
-    inputs = _INPUTS if network.asks else _INPUTS[:3]
-    scope = export.SymbolicScope([f"t <= {start.model.max_positions}"])
+    start = PretrainedModel(checkpoint)
+    network = _load_function(start)
+    inputs = _INPUTS if network.reads_mlm_positions else _INPUTS[:3]
+    scope = export.SymbolicScope([f"t <= {start.model.max_position_embeddings}"])
     arguments = [
         jax.ShapeDtypeStruct(export.symbolic_shape(sizes, scope=scope), jnp.int32)
         for _, sizes, _ in inputs
@@ -58,17 +58,17 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
 
     def program(*arrays: Array) -> dict[str, Array]:
         batch = dict(zip((name for name, _, _ in inputs), arrays, strict=True))
-        places = jnp.arange(batch["token_ids"].shape[1], dtype=jnp.int32)
-        batch["positions"] = jnp.broadcast_to(places, batch["token_ids"].shape)
-        batch["pack_ids"] = batch.pop("mask")
-        batch["cls_positions"] = jnp.zeros((batch["token_ids"].shape[0], 1), jnp.int32)
+        places = jnp.arange(batch["input_ids"].shape[1], dtype=jnp.int32)
+        batch["position_ids"] = jnp.broadcast_to(places, batch["input_ids"].shape)
+        batch["example_ids"] = batch.pop("attention_mask")
+        batch["cls_positions"] = jnp.zeros((batch["input_ids"].shape[0], 1), jnp.int32)
         return network.apply(batch)
 
     found = export.export(jax.jit(program), platforms=PLATFORMS)(*arguments)
     outputs = jax.tree.unflatten(found.out_tree, found.out_avals)
     about = {
         "format": "jax.export",
-        "made_by": {"bertjax": __version__, "jax": jax.__version__},
+        "training_config": {"bertjax": __version__, "jax": jax.__version__},
         "platforms": list(found.platforms),
         "inputs": [
             {"name": name, "shape": sizes.split(", "), "dtype": "int32", "meaning": meaning}
@@ -82,34 +82,34 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
             }
             for name, aval in outputs.items()
         ],
-        "max_positions": start.model.max_positions,
+        "max_position_embeddings": start.model.max_position_embeddings,
         "labels": list(start.labels),
     }
     if start.tokenizer is not None:
         own = start.tokenizer
-        about["pieces"] = {"[CLS]": own.cls_id, "[SEP]": own.sep_id, "[MASK]": own.mask_id}
+        about["special_tokens"] = {"[CLS]": own.cls_id, "[SEP]": own.sep_id, "[MASK]": own.mask_id}
     output = epath.Path(output)
-    with replacing(output) as draft:
+    with atomic_write(output) as draft:
         draft.write_bytes(found.serialize())
-    with replacing(epath.Path(f"{output}.json")) as draft:
+    with atomic_write(epath.Path(f"{output}.json")) as draft:
         draft.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     return about
 
 
-def _network(start: Start) -> _Network:
-    params = start.hold(make_mesh(1, 1, 1, jax.devices()[:1]))
+def _load_function(start: PretrainedModel) -> _ExportedFunction:
+    params = start.load_all(make_mesh(1, 1, 1, jax.devices()[:1]))
     if not any(part in HEADS for part in start.parts):
         encoder = Encoder(start.model)
 
-        def vectors(batch: dict[str, Array]) -> dict[str, Array]:
-            names = ("token_ids", "type_ids", "pack_ids", "positions")
+        def embeddings(batch: dict[str, Array]) -> dict[str, Array]:
+            names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
             inputs = (batch[name] for name in names)
             own = {"params": params["encoder"]}
-            return {"vectors": cast(Array, encoder.apply(own, *inputs, deterministic=True))}
+            return {"embeddings": cast(Array, encoder.apply(own, *inputs, deterministic=True))}
 
-        return _Network(vectors, False)
+        return _ExportedFunction(embeddings, False)
     objective = registry.objective(start.config())
-    start.check_whole(start.model, jax.eval_shape(objective.init_params, jax.random.key(0)))
+    start.check_complete(start.model, jax.eval_shape(objective.init_params, jax.random.key(0)))
     constants = objective.constants()
 
     def logits(batch: dict[str, Array]) -> dict[str, Array]:
@@ -126,4 +126,4 @@ def _network(start: Start) -> _Network:
         pooled = {f"{head}_logits" for head in objective.heads if HEADS[head].pooled}
         return {name: each[:, 0] if name in pooled else each for name, each in found.items()}
 
-    return _Network(logits, "mlm" in objective.heads)
+    return _ExportedFunction(logits, "mlm" in objective.heads)

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 
 Batch = dict[str, jax.Array]
 
-_AHEAD = 2  # batches on the devices before they are asked for
-_LOOK_SECONDS = 0.002  # between looks at whether the devices are idle, where there is no batch
+_PREFETCH_BATCHES = 2  # batches on the devices before they are asked for
+_POLL_SECONDS = 0.002  # between looks at whether the devices are idle, where there is no batch
 
 
 class Feed:
@@ -31,12 +31,12 @@ class Feed:
     """
 
     def __init__(self, batches: Iterable[dict[str, np.ndarray]], sharding: NamedSharding) -> None:
-        self.waited = 0.0
-        self.working: Any = None
+        self.wait_seconds = 0.0
+        self.in_flight: Any = None
         self._sharding = sharding
-        self._queue: queue.Queue[Batch | Exception | None] = queue.Queue(_AHEAD)
+        self._queue: queue.Queue[Batch | Exception | None] = queue.Queue(_PREFETCH_BATCHES)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(batches,), daemon=True)
+        self._thread = threading.Thread(target=self._prefetch, args=(batches,), daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -49,12 +49,12 @@ class Feed:
             yield batch
 
     def _next(self) -> Batch | Exception | None:
-        while not all(array.is_ready() for array in jax.tree.leaves(self.working)):
+        while not all(array.is_ready() for array in jax.tree.leaves(self.in_flight)):
             with contextlib.suppress(queue.Empty):
-                return self._queue.get(timeout=_LOOK_SECONDS)
+                return self._queue.get(timeout=_POLL_SECONDS)
         began = time.perf_counter()
         batch = self._queue.get()
-        self.waited += time.perf_counter() - began
+        self.wait_seconds += time.perf_counter() - began
         return batch
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Feed:
             except queue.Empty:
                 continue
 
-    def _fill(self, batches: Iterable[dict[str, np.ndarray]]) -> None:
+    def _prefetch(self, batches: Iterable[dict[str, np.ndarray]]) -> None:
         last: Exception | None = None
         try:
             for batch in batches:
@@ -86,10 +86,10 @@ def to_global(batch: dict[str, np.ndarray], sharding: NamedSharding) -> Batch:
     }
 
 
-def fetched(found: Iterable[Any]) -> Iterator[Any]:
+def fetch_to_host(arrays: Iterable[Any]) -> Iterator[Any]:
     """Arrays of devices as NumPy's, each fetched when the one after it has been started."""
     waiting: list[Any] = []
-    for each in found:
+    for each in arrays:
         waiting.append(each)
         if len(waiting) > 1:
             yield jax.device_get(waiting.pop(0))

@@ -15,42 +15,44 @@ from typing import Any
 import jax
 
 GIB = 2**30
-_BESIDE = GIB // 2  # of a process, for threads, batches, and what is read and written
+_RESERVED_BYTES = GIB // 2  # of a process, for threads, batches, and what is read and written
 
-_USED = re.compile(r"Used ([\d.]+)([KMGT]) of|memory required[^(]*\(([\d.]+)([KMGT])\)")
-_WANTED = re.compile(r"[Oo]ut of memory (?:while trying to allocate|allocating) (\d+) ?bytes")
+_REQUIRED_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of|memory required[^(]*\(([\d.]+)([KMGT])\)")
+_FAILED_ALLOCATION = re.compile(
+    r"[Oo]ut of memory (?:while trying to allocate|allocating) (\d+) ?bytes"
+)
 
 
-def room(devices: Sequence[jax.Device]) -> int | None:
+def device_memory_limit(devices: Sequence[jax.Device]) -> int | None:
     """Bytes that arrays and programs may take on each of these devices; None where it is not known.
 
     Of a CPU what the process holds already is left out.
     """
     own = [device for device in devices if device.process_index == jax.process_index()]
     if own[0].platform == "cpu":
-        return machine_room() // len(own)
+        return available_host_memory() // len(own)
     limit: int | None = (own[0].memory_stats() or {}).get("bytes_limit")
     return limit
 
 
-def machine_room() -> int:
+def available_host_memory() -> int:
     """Bytes that arrays of this process may have besides what it has: of the machine, its
     containers and `ulimit -v`, what allows the least.
     """
     page = os.sysconf("SC_PAGE_SIZE")
-    limit = min([page * os.sysconf("SC_PHYS_PAGES"), *_containers()])
+    limit = min([page * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()])
     try:
         sizes = pathlib.Path("/proc/self/statm").read_text().split()
     except OSError:  # no Linux
         return limit
     left = limit - page * int(sizes[1])
-    addresses = free_addresses()
+    addresses = free_address_space()
     if addresses is not None:
         left = min(left, addresses)
-    return max(left - _BESIDE, 0)
+    return max(left - _RESERVED_BYTES, 0)
 
 
-def free_addresses() -> int | None:
+def free_address_space() -> int | None:
     """Bytes of addresses that `ulimit -v` leaves this process; None where it sets no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
@@ -59,7 +61,7 @@ def free_addresses() -> int | None:
     return max(limit - os.sysconf("SC_PAGE_SIZE") * pages, 0)
 
 
-def _containers() -> Iterator[int]:
+def _cgroup_limits() -> Iterator[int]:
     """The limits of the control groups that this process is in."""
     try:
         groups = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
@@ -96,19 +98,19 @@ def program_bytes(compiled: jax.stages.Compiled) -> int:
     return used
 
 
-def short_of(error: BaseException) -> int | None:
+def failed_allocation_bytes(error: BaseException) -> int | None:
     """Bytes for which there was no room, as an error of XLA says: of a program that its compiler
     refused all that it needs, else those that came last. None for another error.
     """
     message = str(error)
-    if found := _WANTED.search(message):  # of a CPU the status is another one
+    if found := _FAILED_ALLOCATION.search(message):  # of a CPU the status is another one
         return int(found[1])
-    if "RESOURCE_EXHAUSTED" in message and (found := _USED.search(message)):
+    if "RESOURCE_EXHAUSTED" in message and (found := _REQUIRED_MEMORY.search(message)):
         number, unit = (part for part in found.groups() if part)
         return round(float(number) * 1024 ** (" KMGT".index(unit)))
     return None
 
 
-def size(number: float) -> str:
+def format_bytes(number: float) -> str:
     """Bytes for a person."""
     return f"{number / GIB:,.2f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.1f} MiB"

@@ -1,4 +1,4 @@
-"""Stop signals as a question that a loop asks between its steps."""
+"""ShouldStop signals as a question that a loop asks between its steps."""
 
 import contextlib
 import itertools
@@ -11,14 +11,14 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-Stop = Callable[[int], bool]
+ShouldStop = Callable[[int], bool]
 # JAX has all stop at the number after the highest that one of them asked of, which is 0 where none
 # did: a step at which a run goes on is never that one, and the count of all questions is.
-_asked = itertools.count(1)
+_sync_points = itertools.count(1)
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Stop]:
+def stop_signals() -> Iterator[ShouldStop]:
     """A function from the step just done to whether SIGTERM or SIGINT asks to stop after it.
 
     It must be called once a step. With several processes a signal to any of them makes it true
@@ -30,7 +30,7 @@ def stop_signals() -> Iterator[Stop]:
     elif jax.process_count() > 1:
         # JAX has taken SIGTERM for itself when it joined the processes.
         with _handling([signal.SIGINT], lambda _: signal.raise_signal(signal.SIGTERM)):
-            yield lambda step: multihost_utils.reached_preemption_sync_point(next(_asked))
+            yield lambda step: multihost_utils.reached_preemption_sync_point(next(_sync_points))
     else:
         stop = threading.Event()
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-_LAYERS = 2
+_NUM_LAYERS = 2
 
 
-class Features(nn.Module):
+class LayerMix(nn.Module):
     """Vectors of several layers made one.
 
     Attributes:
@@ -43,16 +43,16 @@ class BiLSTM(nn.Module):
     units: int
 
     @nn.compact
-    def __call__(self, x: Array, pack_ids: Array) -> Array:
+    def __call__(self, x: Array, example_ids: Array) -> Array:
         """[B, T, 2 * units] of x's dtype, from vectors [B, T, H] and int32 [B, T].
 
         Examples that share a row do not know of one another.
         """
-        for layer in range(_LAYERS):
+        for layer in range(_NUM_LAYERS):
             x = jnp.concatenate(
                 [
-                    _LSTM(self.units, name=f"forward_{layer}")(x, pack_ids),
-                    _LSTM(self.units, name=f"backward_{layer}")(x[:, ::-1], pack_ids[:, ::-1])[
+                    _LSTM(self.units, name=f"forward_{layer}")(x, example_ids),
+                    _LSTM(self.units, name=f"backward_{layer}")(x[:, ::-1], example_ids[:, ::-1])[
                         :, ::-1
                     ],
                 ],
@@ -67,14 +67,14 @@ class _LSTM(nn.Module):
     units: int
 
     @nn.compact
-    def __call__(self, x: Array, pack_ids: Array) -> Array:
+    def __call__(self, x: Array, example_ids: Array) -> Array:
         units, dtype = self.units, x.dtype
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], 4 * units))
         recurrent = self.param("recurrent", nn.initializers.orthogonal(), (units, 4 * units))
-        bias = self.param("bias", _forgetting_little, (4 * units,))
+        bias = self.param("bias", _forget_gate_bias, (4 * units,))
         # All that does not wait for the step before is one product.
         given = jnp.einsum("bth,hu->tbu", x, kernel.astype(dtype)).astype(jnp.float32) + bias
-        begins = jnp.diff(pack_ids, axis=1, prepend=-1) != 0
+        begins = jnp.diff(example_ids, axis=1, prepend=-1) != 0
 
         def step(carry: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[Any, Array]:
             given, begins = now
@@ -90,7 +90,7 @@ class _LSTM(nn.Module):
         return outputs.swapaxes(0, 1)
 
 
-def _forgetting_little(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def _forget_gate_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
     """Zeros, but 1 for the gates that forget (Jozefowicz et al. 2015)."""
     units = shape[0] // 4
     return jnp.zeros(shape, dtype).at[units : 2 * units].set(1.0)

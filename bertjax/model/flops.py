@@ -3,11 +3,11 @@
 Utilisation is operations / (seconds * peak * devices) (Chowdhery et al. 2022, appendix B).
 """
 
-from bertjax.model.encoder import BertConfig, narrows
+from bertjax.model.encoder import BertConfig, computes_only_head_positions
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, by the beginning of its `device_kind`; the first
 # that matches counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100: float16.
-PEAKS: tuple[tuple[str, float], ...] = (
+PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("TPU v2", 22.5e12),
     ("TPU v3", 61.5e12),
     ("TPU v4 lite", 138e12),
@@ -30,7 +30,12 @@ PEAKS: tuple[tuple[str, float], ...] = (
 
 
 def forward_flops(
-    config: BertConfig, rows: int, seq_len: int, mlm_slots: int = 0, pairs: int = 0, read: int = 0
+    config: BertConfig,
+    num_sequences: int,
+    max_seq_length: int,
+    max_predictions_per_seq: int = 0,
+    examples_per_seq: int = 0,
+    read: int = 0,
 ) -> int:
     """Operations of the matrix products in a forward pass of the pre-training model.
 
@@ -38,21 +43,25 @@ def forward_flops(
     counts, with padding, empty slots and scores that the mask hides.
 
     Args:
-      rows, seq_len: of the batch.
-      mlm_slots: slots a row for masked pieces; 0 for a model without that head.
+      rows, max_seq_length: of the batch.
+      max_predictions_per_seq: slots a row for masked pieces; 0 for a model without that head.
       pairs: slots a row for pooled vectors with two logits each; 0 for a model without.
-      read: slots a row whose vectors heads read, see `bertjax.model.heads.read_slots`.
+      read: slots a row whose vectors heads read, see `bertjax.model.heads.num_head_positions`.
     """
-    hidden, layers = config.hidden_size, config.num_layers
+    hidden, layers = config.hidden_size, config.num_hidden_layers
     before = 3 * hidden**2  # in a block, the products before attention, and after
     after = hidden**2 + 2 * hidden * config.feed_forward_size
-    block = seq_len * (before + after) + 2 * seq_len**2 * hidden
-    unread = seq_len - read if read and narrows(config, read, seq_len) else 0
-    mlm = mlm_slots * hidden * (hidden + config.vocab_size)
-    nsp = pairs * hidden * (hidden + 2)
-    return 2 * rows * (layers * block - unread * after + mlm + nsp)
+    block = max_seq_length * (before + after) + 2 * max_seq_length**2 * hidden
+    unread = (
+        max_seq_length - read
+        if read and computes_only_head_positions(config, read, max_seq_length)
+        else 0
+    )
+    mlm = max_predictions_per_seq * hidden * (hidden + config.vocab_size)
+    nsp = examples_per_seq * hidden * (hidden + 2)
+    return 2 * num_sequences * (layers * block - unread * after + mlm + nsp)
 
 
 def peak_flops(device_kind: str) -> float | None:
     """bfloat16 peak in FLOP/s of one device by its `jax.Device.device_kind`; None if unknown."""
-    return next((peak for kind, peak in PEAKS if device_kind.startswith(kind)), None)
+    return next((peak for kind, peak in PEAK_FLOPS if device_kind.startswith(kind)), None)

@@ -1,7 +1,7 @@
 """What a head is, all in one place, and the model that heads make with the encoder.
 
 Conversion, model cards, preflight and reports read here what they need to know of a head. One of
-one's own is made known by `register`, with nothing else changed.
+one's own is made known by `register_head`, with nothing else changed.
 """
 
 import dataclasses
@@ -15,45 +15,52 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.model import losses
-from bertjax.model.bilstm import BiLSTM, Features
+from bertjax.model.bilstm import BiLSTM, LayerMix
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import BertConfig, Dense, Encoder, LayerNorm, narrows, parse_layers
-from bertjax.model.layers import ACTIVATIONS, gather, product_of_turned, sum_rows
+from bertjax.model.encoder import (
+    BertConfig,
+    Dense,
+    Encoder,
+    LayerNorm,
+    computes_only_head_positions,
+    parse_layers,
+)
+from bertjax.model.layers import ACTIVATIONS, gather, matmul_transposed, sum_leading_axes
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
 Batch = Mapping[str, Array]
 
 
-def last_positions(pack_ids: Array, count: int) -> Array:
-    """Where each of `count` examples of a row ends, int32 [B, K], from its `pack_ids` [B, T]."""
-    own = pack_ids[:, None] == jnp.arange(1, count + 1)[:, None]
-    return jnp.max(jnp.where(own, jnp.arange(pack_ids.shape[1], dtype=jnp.int32), 0), axis=-1)
+def last_positions(example_ids: Array, count: int) -> Array:
+    """Where each of `count` examples of a row ends, int32 [B, K], from its `example_ids` [B, T]."""
+    own = example_ids[:, None] == jnp.arange(1, count + 1)[:, None]
+    return jnp.max(jnp.where(own, jnp.arange(example_ids.shape[1], dtype=jnp.int32), 0), axis=-1)
 
 
 @jax.custom_vjp
-def similarity(x: Array, word: Array, bias: Array) -> Array:
+def vocab_logits(x: Array, word: Array, bias: Array) -> Array:
     """The products of vectors [N, H] and word embeddings [V, H], and a bias [V]: float32 [N, V].
 
     Scores keep the precision that they are summed in; the backward pass then multiplies in the
     dtype of the inputs, where differentiating this line would multiply in float32.
     """
-    return product_of_turned(x, word, jnp.float32) + bias
+    return matmul_transposed(x, word, jnp.float32) + bias
 
 
-def _similarity_forward(x: Array, word: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
-    return similarity(x, word, bias), (x, word)
+def _vocab_logits_forward(x: Array, word: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
+    return vocab_logits(x, word, bias), (x, word)
 
 
-def _similarity_backward(
+def _vocab_logits_backward(
     inputs: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array, Array]:
     x, word = inputs
     gradient = gradient.astype(x.dtype)
-    return gradient @ word, jnp.einsum("nv,nh->vh", gradient, x), sum_rows(gradient)
+    return gradient @ word, jnp.einsum("nv,nh->vh", gradient, x), sum_leading_axes(gradient)
 
 
-similarity.defvjp(_similarity_forward, _similarity_backward)
+vocab_logits.defvjp(_vocab_logits_forward, _vocab_logits_backward)
 
 
 class Pooler(nn.Module):
@@ -75,14 +82,14 @@ class MLM(nn.Module):
     def __call__(self, x: Array, batch: Batch, word: Array) -> Array:
         """float32 [B, M, V] from their vectors [B, M, H] and the word embeddings [V, H]."""
         config = self.config
-        x = ACTIVATIONS[config.activation](Dense(config, config.hidden_size, name="transform")(x))
+        x = ACTIVATIONS[config.hidden_act](Dense(config, config.hidden_size, name="transform")(x))
         x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
-        scores = similarity(x.reshape(-1, x.shape[-1]), word.astype(x.dtype), bias)
+        scores = vocab_logits(x.reshape(-1, x.shape[-1]), word.astype(x.dtype), bias)
         return scores.reshape(*x.shape[:-1], -1)
 
 
-class Linear(Dense):
+class LinearHead(Dense):
     """Scores for each vector by itself."""
 
     def __call__(self, x: Array, batch: Batch, word: Array) -> Array:  # type: ignore[override]
@@ -90,28 +97,28 @@ class Linear(Dense):
         return super().__call__(x).astype(jnp.float32)
 
 
-def next_sentence(config: BertConfig, name: str) -> Linear:
+def next_sentence_head(config: BertConfig, name: str) -> LinearHead:
     """Of pooled vectors: whether the second sentence follows (0) or is random (1)."""
-    return Linear(config, 2, name=name)
+    return LinearHead(config, 2, name=name)
 
 
-def span(config: BertConfig, name: str) -> Linear:
+def span(config: BertConfig, name: str) -> LinearHead:
     """Of all pieces: a score to begin, and one to end, an answer (section 4.2).
 
     In float32: rounded to bfloat16, answers would tie, and so would thousands of null odds.
     """
-    return Linear(dataclasses.replace(config, dtype="float32"), 2, name=name)
+    return LinearHead(dataclasses.replace(config, dtype="float32"), 2, name=name)
 
 
-def classifier(config: BertConfig, name: str) -> Linear:
+def classifier(config: BertConfig, name: str) -> LinearHead:
     """A score for each of `num_labels` classes, labels or tags, or one number."""
     # Without one the model has not this head, and only the names of its arrays are asked for.
-    return Linear(config, max(config.num_labels, 1), name=name)
+    return LinearHead(config, max(config.num_labels, 1), name=name)
 
 
-def choice(config: BertConfig, name: str) -> Linear:
+def choice(config: BertConfig, name: str) -> LinearHead:
     """Of pooled vectors: how well each answer goes with its question."""
-    return Linear(config, 1, name=name)
+    return LinearHead(config, 1, name=name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +133,7 @@ class Head:
         the word embeddings [V, H].
       sums: (logits, batch) -> its loss, `NAME_loss`, and what else it reports.
       names: for each of its modules the path here, at Hugging Face and in TF1, and the kind, as in
-        `bertjax.formats.names`.
+        `bertjax.formats.parameter_names`.
       architecture: the class of `transformers` that has it; of several heads the last one's counts.
       pipeline, auto_class: what a model card says of its use.
       part: what it is called in a table of costs.
@@ -143,36 +150,41 @@ class Head:
     pooled: bool
     names: tuple[tuple[str, str, str, str], ...]
     architecture: str
-    pipeline: str
+    pipeline_tag: str
     auto_class: str
     part: str
     titles: Mapping[str, tuple[str, float | None]]
     reads: str = ""
-    dropped: bool = False
-    labelled: bool = False
+    input_dropout: bool = False
+    has_labels: bool = False
 
 
 HEADS: dict[str, Head] = {}
-BODY = ("encoder", "pooler", "features", "bilstm")  # the parts of a model that are no heads
+BACKBONE_MODULES = (
+    "encoder",
+    "pooler",
+    "features",
+    "bilstm",
+)  # the parts of a model that are no heads
 
 
-def register(head: Head) -> Head:
+def register_head(head: Head) -> Head:
     """Makes a head known by its name.
 
     Raises:
       InputError: another one has that name.
     """
-    if HEADS.get(head.name, head) != head or head.name in BODY:
+    if HEADS.get(head.name, head) != head or head.name in BACKBONE_MODULES:
         raise InputError(f"there is a head {head.name} already: choose another name.")
     HEADS[head.name] = head
     return head
 
 
-register(
+register_head(
     Head(
         name="mlm",
         module=MLM,
-        sums=losses.masked_pieces,
+        sums=losses.masked_lm_sums,
         pooled=False,
         names=(
             (
@@ -190,7 +202,7 @@ register(
             ("mlm", "cls.predictions", "cls/predictions", "bias"),
         ),
         architecture="BertForMaskedLM",
-        pipeline="fill-mask",
+        pipeline_tag="fill-mask",
         auto_class="AutoModelForMaskedLM",
         part="MLM head",
         titles={
@@ -198,18 +210,18 @@ register(
             "mlm_accuracy": ("Masked-piece accuracy", 0.0),
             "mlm_perplexity": ("Masked-piece perplexity", None),
         },
-        reads="mlm_positions",
+        reads="masked_lm_positions",
     )
 )
-register(
+register_head(
     Head(
         name="nsp",
-        module=next_sentence,
-        sums=losses.next_sentences,
+        module=next_sentence_head,
+        sums=losses.next_sentence_sums,
         pooled=True,
         names=(("nsp", "cls.seq_relationship", "cls/seq_relationship", "output"),),
         architecture="BertForPreTraining",
-        pipeline="fill-mask",
+        pipeline_tag="fill-mask",
         auto_class="AutoModelForMaskedLM",
         part="NSP head",
         titles={
@@ -218,73 +230,76 @@ register(
         },
     )
 )
-register(
+register_head(
     Head(
-        name="span",
+        name="question_answering",
         module=span,
-        sums=losses.spans,
+        sums=losses.question_answering_sums,
         pooled=False,
-        names=(("span", "qa_outputs", "cls/squad", "output"),),
+        names=(("question_answering", "qa_outputs", "cls/squad", "output"),),
         architecture="BertForQuestionAnswering",
-        pipeline="question-answering",
+        pipeline_tag="question-answering",
         auto_class="AutoModelForQuestionAnswering",
         part="span head",
         titles={},
     )
 )
-register(
+register_head(
     Head(
-        name="classifier",
+        name="sequence_classification",
         module=classifier,
         sums=losses.labels,
         pooled=True,
-        names=(("classifier", "classifier", "", "output"),),
+        names=(("sequence_classification", "classifier", "", "output"),),
         architecture="BertForSequenceClassification",
-        pipeline="text-classification",
+        pipeline_tag="text-classification",
         auto_class="AutoModelForSequenceClassification",
         part="classifier",
-        titles={"classifier_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
-        dropped=True,
-        labelled=True,
+        titles={"sequence_classification_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
+        input_dropout=True,
+        has_labels=True,
     )
 )
-register(
+register_head(
     Head(
-        name="choice",
+        name="multiple_choice",
         module=choice,
         sums=losses.choices,
         pooled=True,
-        names=(("choice", "classifier", "", "output"),),
+        names=(("multiple_choice", "classifier", "", "output"),),
         architecture="BertForMultipleChoice",
-        pipeline="multiple-choice",
+        pipeline_tag="multiple-choice",
         auto_class="AutoModelForMultipleChoice",
         part="choice head",
-        titles={"choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
-        dropped=True,
+        titles={"multiple_choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
+        input_dropout=True,
     )
 )
-register(
+register_head(
     Head(
-        name="tagger",
+        name="token_classification",
         module=classifier,
         sums=losses.tags,
         pooled=False,
-        names=(("tagger", "classifier", "", "output"),),
+        names=(("token_classification", "classifier", "", "output"),),
         architecture="BertForTokenClassification",
-        pipeline="token-classification",
+        pipeline_tag="token-classification",
         auto_class="AutoModelForTokenClassification",
-        part="tagger",
-        titles={"tagger_loss": ("Loss", None), "accuracy": ("Accuracy of words", None)},
-        dropped=True,
-        labelled=True,
+        part="token_classification",
+        titles={
+            "token_classification_loss": ("Loss", None),
+            "accuracy": ("Accuracy of words", None),
+        },
+        input_dropout=True,
+        has_labels=True,
     )
 )
 
 
-_POOLED = "pooled"  # in place of what a head `reads`
+_POOLED_KEY = "pooled"  # in place of what a head `reads`
 
 
-def read_positions(heads: Iterable[str], batch: Mapping[str, Any]) -> dict[str, Any]:
+def head_positions(heads: Iterable[str], batch: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of a batch with the positions [B, N] that heads of these names read.
 
     Args:
@@ -293,20 +308,20 @@ def read_positions(heads: Iterable[str], batch: Mapping[str, Any]) -> dict[str, 
     found = {}
     for head in (HEADS[name] for name in heads):
         if head.pooled:
-            found[_POOLED] = batch["cls_positions"]
+            found[_POOLED_KEY] = batch["cls_positions"]
         elif head.reads:
             found[head.reads] = batch[head.reads]
     return found
 
 
-def read_slots(heads: Sequence[str], batch: Mapping[str, Any]) -> int:
+def num_head_positions(heads: Sequence[str], batch: Mapping[str, Any]) -> int:
     """How many of a row's positions heads of these names read; 0 for all, or for no heads."""
     if not all(HEADS[name].pooled or HEADS[name].reads for name in heads):
         return 0
-    return sum(each.shape[1] for each in read_positions(heads, batch).values())
+    return sum(each.shape[1] for each in head_positions(heads, batch).values())
 
 
-class Model(nn.Module):
+class BertWithHeads(nn.Module):
     """The encoder with some of `HEADS`."""
 
     config: BertConfig
@@ -316,48 +331,52 @@ class Model(nn.Module):
     def __call__(self, batch: Batch, *, deterministic: bool) -> dict[str, Array]:
         """`NAME_logits` of each head, float32.
 
-        `batch` holds int32 `token_ids`, `type_ids`, `pack_ids` and `positions` [B, T], and what the
+        `batch` holds int32 `input_ids`, `token_type_ids`, `example_ids` and `positions` [B, T], and what the
         heads read; what else it holds is left alone.
         """
         config, encoder = self.config, Encoder(self.config, name="encoder")
-        inputs = [batch[name] for name in ("token_ids", "type_ids", "pack_ids", "positions")]
+        inputs = [
+            batch[name] for name in ("input_ids", "token_type_ids", "example_ids", "position_ids")
+        ]
         heads = [HEADS[name] for name in self.heads]
-        places = read_positions(self.heads, batch)
-        if config.causal and _POOLED in places:  # where [CLS] sees nothing but itself
-            places[_POOLED] = last_positions(batch["pack_ids"], places[_POOLED].shape[1])
-        slots = read_slots(self.heads, batch)
-        few = slots and narrows(config, slots, batch["pack_ids"].shape[1])
+        places = head_positions(self.heads, batch)
+        if config.causal and _POOLED_KEY in places:  # where [CLS] sees nothing but itself
+            places[_POOLED_KEY] = last_positions(batch["example_ids"], places[_POOLED_KEY].shape[1])
+        slots = num_head_positions(self.heads, batch)
+        few = slots and computes_only_head_positions(config, slots, batch["example_ids"].shape[1])
         if few and not self.is_initializing():  # which makes the parameters of all layers at once
             at = jnp.concatenate([*places.values()], axis=1)
             joined = encoder(*inputs, deterministic=deterministic, at=at)
             ends = itertools.accumulate(each.shape[1] for each in places.values())
             vectors = dict(zip(places, jnp.split(joined, [*ends][:-1], axis=1), strict=True))
         else:
-            hidden = self._whole(encoder, inputs, deterministic)
+            hidden = self._all_positions(encoder, inputs, deterministic)
             vectors = {name: gather(hidden, at) for name, at in places.items()} | {"": hidden}
-        if _POOLED in places:
-            vectors[_POOLED] = Pooler(config, name="pooler")(vectors[_POOLED])
+        if _POOLED_KEY in places:
+            vectors[_POOLED_KEY] = Pooler(config, name="pooler")(vectors[_POOLED_KEY])
         outputs = {}
         for head in heads:
-            x = vectors[_POOLED if head.pooled else head.reads]
-            if head.dropped and not deterministic:
-                x = dropout(x, config.hidden_dropout, self.make_rng("dropout"))
+            x = vectors[_POOLED_KEY if head.pooled else head.reads]
+            if head.input_dropout and not deterministic:
+                x = dropout(x, config.hidden_dropout_prob, self.make_rng("dropout"))
             module = head.module(config, name=head.name)
             outputs[f"{head.name}_logits"] = module(x, batch, encoder.embeddings.word)
         return outputs
 
-    def _whole(self, encoder: Encoder, inputs: Sequence[Array], deterministic: bool) -> Array:
+    def _all_positions(
+        self, encoder: Encoder, inputs: Sequence[Array], deterministic: bool
+    ) -> Array:
         """The vectors of all pieces [B, T, H] that heads are given."""
         config = self.config
         if config.feature_layers:
-            layers = parse_layers(config.feature_layers, config.num_layers)
+            layers = parse_layers(config.feature_layers, config.num_hidden_layers)
             found = jax.lax.stop_gradient(encoder(*inputs, deterministic=True, layers=layers))
-            hidden = Features(config.feature_mix, name="features")(found)
+            hidden = LayerMix(config.feature_mix, name="features")(found)
         else:
             hidden = encoder(*inputs, deterministic=deterministic)
         if config.bilstm:
-            *_, pack_ids, _ = inputs
-            hidden = BiLSTM(config.bilstm // 2, name="bilstm")(hidden, pack_ids)
+            *_, example_ids, _ = inputs
+            hidden = BiLSTM(config.bilstm // 2, name="bilstm")(hidden, example_ids)
         return hidden
 
 
@@ -370,27 +389,29 @@ def head_sums(outputs: Mapping[str, Array], batch: Batch) -> Sums:
     return found
 
 
-class _Anything(dict[str, Array]):
+class _DummyBatch(dict[str, Array]):
     """A batch of one row and one piece, with whatever a head reads."""
 
     def __missing__(self, name: str) -> Array:
         return jnp.zeros((1, 1), jnp.int32)
 
 
-def part_shapes(config: BertConfig) -> dict[str, Any]:
+def param_shapes(config: BertConfig) -> dict[str, Any]:
     """The shapes of the encoder's, the pooler's and every head's parameters, by the part's name."""
 
     def init(key: Array) -> Any:
-        return Model(config, tuple(HEADS)).init(key, _Anything(), deterministic=True)["params"]
+        return BertWithHeads(config, tuple(HEADS)).init(key, _DummyBatch(), deterministic=True)[
+            "params"
+        ]
 
     shapes: dict[str, Any] = jax.eval_shape(init, jax.random.key(0))
     return shapes
 
 
-def check_known(parts: Iterable[str], where: object) -> None:
+def check_modules_known(parts: Iterable[str], where: object) -> None:
     """Raises InputError for a part that is neither the encoder, the pooler nor a head."""
     for part in parts:
-        if part not in (*BODY, *HEADS):
+        if part not in (*BACKBONE_MODULES, *HEADS):
             raise InputError(
                 f"{where} has a head {part!r} that is not known, and it would be lost: import the "
                 "module that registers it."

@@ -16,8 +16,8 @@ from jax import Array
 
 Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as flax takes it
 
-INITIALIZATIONS = ("normal", "neighbours")
-_SHORTEST = 4  # pieces of the shortest wave
+ATTENTION_INITS = ("normal", "neighbours")
+_SHORTEST_WAVELENGTH = 4  # pieces of the shortest wave
 
 
 def normal(std: float) -> Initializer:
@@ -73,10 +73,15 @@ def neighbours(std: float, heads: int, positions: int, query: bool) -> Initializ
 def _frequencies(positions: int, count: int) -> np.ndarray:
     """Of so many waves, in radians a piece, falling."""
     longest = 2 * positions
-    return 2 * np.pi / _SHORTEST * (_SHORTEST / longest) ** (np.arange(count) / max(count - 1, 1))
+    return (
+        2
+        * np.pi
+        / _SHORTEST_WAVELENGTH
+        * (_SHORTEST_WAVELENGTH / longest) ** (np.arange(count) / max(count - 1, 1))
+    )
 
 
-def merge(random: Any, given: Any, reinit_layers: int) -> Any:
+def merge_pretrained(random: Any, given: Any, reinit_layers: int) -> Any:
     """Random parameters with those that are given in their place, but for the highest layers.
 
     Args:

@@ -11,30 +11,36 @@ import jax.numpy as jnp
 from jax import Array
 from jax.export import is_symbolic_dim
 
-from bertjax.mesh.sharding import for_cpu, tpu_kind
+from bertjax.mesh.sharding import is_traced_for_cpu, tpu_kind
 
-_FEW = 64  # vectors for which the order of a product is worth choosing on a CPU
-_turned = contextvars.ContextVar("turned", default=False)
+_MAX_FEW_VECTORS = 64  # vectors for which the order of a product is worth choosing on a CPU
+_kernels_transposed = contextvars.ContextVar("turned", default=False)
 
 
 @contextlib.contextmanager
-def turned_kernels() -> Iterator[None]:
+def transposed_kernels() -> Iterator[None]:
     """What is traced within is given kernels [n, m] that lie as [m, n] in memory."""
-    token = _turned.set(True)
+    token = _kernels_transposed.set(True)
     try:
         yield
     finally:
-        _turned.reset(token)
+        _kernels_transposed.reset(token)
 
 
 def product(x: Array, kernel: Array) -> Array:
     """Vectors x [..., n] by a kernel [n, m]: [..., m]."""
-    return product_of_turned(x, kernel.T, x.dtype) if _turned.get() else jnp.dot(x, kernel)
+    return (
+        matmul_transposed(x, kernel.T, x.dtype) if _kernels_transposed.get() else jnp.dot(x, kernel)
+    )
 
 
-def product_of_turned(x: Array, matrix: Array, dtype: jax.typing.DTypeLike) -> Array:
+def matmul_transposed(x: Array, matrix: Array, dtype: jax.typing.DTypeLike) -> Array:
     """Vectors x [..., n] by a matrix that lies as [m, n]: [..., m], summed in `dtype`."""
-    if not for_cpu() or any(map(is_symbolic_dim, x.shape)) or x.size > _FEW * x.shape[-1]:
+    if (
+        not is_traced_for_cpu()
+        or any(map(is_symbolic_dim, x.shape))
+        or x.size > _MAX_FEW_VECTORS * x.shape[-1]
+    ):
         return jnp.einsum("...n,mn->...m", x, matrix, preferred_element_type=dtype)
     # What comes second is laid out anew at every call, which of a matrix takes longer than to
     # multiply few vectors by it: so it comes first. Without the barrier the compiler would swap
@@ -87,13 +93,13 @@ def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
 
 
 def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
-    return gradient, sum_rows(gradient).astype(gradient.dtype)
+    return gradient, sum_leading_axes(gradient).astype(gradient.dtype)
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
-def sum_rows(x: Array) -> Array:
+def sum_leading_axes(x: Array) -> Array:
     """Of x [..., n] the sum over all axes but the last, float32 [n]."""
     return (_sum_by_product if tpu_kind() else _sum)(x)
 
@@ -120,15 +126,15 @@ def _sum_by_product(x: Array) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def normalize(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis, float32.
 
     The gradient is written out: it reads `x` twice, where the derived one reads more.
     """
-    return _normalize_forward(x, scale, bias, eps)[0]
+    return _layer_norm_forward(x, scale, bias, eps)[0]
 
 
-def _normalize_forward(
+def _layer_norm_forward(
     x: Array, scale: Array, bias: Array, eps: float
 ) -> tuple[Array, tuple[Array, ...]]:
     wide = x.astype(jnp.float32)
@@ -138,7 +144,7 @@ def _normalize_forward(
     return (wide - mean) * inverse * scale + bias, (x, mean, inverse, scale)
 
 
-def _normalize_backward(
+def _layer_norm_backward(
     eps: float, kept: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, Array]:
     x, mean, inverse, scale = kept
@@ -152,7 +158,7 @@ def _normalize_backward(
     return d_x.astype(x.dtype), _sum(gradient * unit), _sum(gradient)
 
 
-normalize.defvjp(_normalize_forward, _normalize_backward)
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def gather(hidden: Array, positions: Array) -> Array:
@@ -161,7 +167,7 @@ def gather(hidden: Array, positions: Array) -> Array:
 
 
 @jax.custom_vjp
-def lookup(table: Array, ids: Array) -> Array:
+def embedding_lookup(table: Array, ids: Array) -> Array:
     """The rows of `table` [N, H] at int32 `ids` [...]: [..., H], NaN for an id out of range.
 
     The gradient of a row is summed in float32 whatever the table: a frequent piece comes hundreds
@@ -170,14 +176,14 @@ def lookup(table: Array, ids: Array) -> Array:
     return jnp.take(table, ids, axis=0)  # unlike indexing, which no run would notice
 
 
-def _lookup_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
-    return lookup(table, ids), (table, ids)
+def _embedding_lookup_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
+    return embedding_lookup(table, ids), (table, ids)
 
 
-def _lookup_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+def _embedding_lookup_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
     table, ids = inputs
     sums = jnp.zeros(table.shape, jnp.float32).at[ids].add(gradient.astype(jnp.float32))
     return sums.astype(table.dtype), None
 
 
-lookup.defvjp(_lookup_forward, _lookup_backward)
+embedding_lookup.defvjp(_embedding_lookup_forward, _embedding_lookup_backward)

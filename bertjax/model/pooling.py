@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-POOLS = ("mean", "cls", "max")
+POOLING_MODES = ("mean", "cls", "max")
 
 
-def pool(vectors: Array, pack_ids: Array, count: int, how: str) -> Array:
+def pool(vectors: Array, example_ids: Array, num_examples: int, pooling_mode: str) -> Array:
     """float32 [B, K, H] from vectors [B, T, H] and int32 [B, T].
 
     Args:
@@ -15,14 +15,14 @@ def pool(vectors: Array, pack_ids: Array, count: int, how: str) -> Array:
       how: "mean" of all pieces, [CLS] and [SEP] among them, the vector of "cls", or the "max" of
         each component.
     """
-    slots = jnp.arange(1, count + 1)
-    own = pack_ids[:, None, :] == slots[:, None]  # [B, K, T]
+    slots = jnp.arange(1, num_examples + 1)
+    own = example_ids[:, None, :] == slots[:, None]  # [B, K, T]
     there = jnp.any(own, axis=-1, keepdims=True)
     vectors = vectors.astype(jnp.float32)
-    if how == "cls":
+    if pooling_mode == "cls":
         first = jnp.argmax(own, axis=-1)
         found = jnp.take_along_axis(vectors, first[..., None], axis=1)
-    elif how == "mean":
+    elif pooling_mode == "mean":
         share = own / jnp.maximum(jnp.sum(own, axis=-1, keepdims=True), 1)
         # In full precision: an accelerator's default would round what is added up.
         found = jnp.einsum("bkt,bth->bkh", share, vectors, precision=jax.lax.Precision.HIGHEST)

@@ -34,16 +34,16 @@ class Gpu:
     cores: int
     lanes: int
     threads: int
-    shared_memory: int
+    shared_memory_per_core: int
     clock: float
     memory: int
     bandwidth: float
     cache: int
     link: float
-    network: float
+    network_bandwidth: float
 
     @property
-    def target(self) -> str:
+    def target_config(self) -> str:
         """The compiler's `GpuTargetConfigProto`, as text."""
         return f"""
 gpu_device_info {{
@@ -53,9 +53,9 @@ gpu_device_info {{
   device_memory_size: {self.memory}
   memory_bandwidth: {self.bandwidth:.0f}
   l2_cache_size: {self.cache}
-  shared_memory_per_core: {self.shared_memory}
+  shared_memory_per_core: {self.shared_memory_per_core}
   shared_memory_per_block: 49152
-  shared_memory_per_block_optin: {self.shared_memory - 1024}
+  shared_memory_per_block_optin: {self.shared_memory_per_core - 1024}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
   threads_per_warp: 32
@@ -92,18 +92,18 @@ GPUS = {
 _WHEELS = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
 
 
-def memory_share() -> float:
+def memory_fraction() -> float:
     """Of a GPU's memory that JAX gives itself, unless the environment tells it otherwise."""
     return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
 
 
-def described(gpu: Gpu, hosts: int, each: int) -> Sequence[jax.Device]:
+def compile_only_devices(gpu: Gpu, hosts: int, each: int) -> Sequence[jax.Device]:
     """The GPUs of so many hosts with so many each, which only the compiler sees.
 
     Raises:
       NoCompiler: the extra `gpu-preflight` is not installed.
     """
-    if not has_compiler():
+    if not has_gpu_compiler():
         raise NoCompiler(
             f"{gpu.description} needs the GPU compiler, which is not installed: "
             "pip install 'bertjax[gpu-preflight]'."
@@ -114,16 +114,16 @@ def described(gpu: Gpu, hosts: int, each: int) -> Sequence[jax.Device]:
         platform="cuda",
         topology_name=gpu.description,
         topology=f"1x{hosts}x{each}",
-        target_config=gpu.target,
+        target_config=gpu.target_config,
     ).devices
 
 
-def has_compiler() -> bool:
+def has_gpu_compiler() -> bool:
     """Whether what compiles for GPUs is installed."""
-    return all(_found(name) for name in _WHEELS)
+    return all(_is_importable(name) for name in _WHEELS)
 
 
-def _found(name: str) -> bool:
+def _is_importable(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # of what it lies in

@@ -9,9 +9,15 @@ import math
 import re
 from collections.abc import Iterator
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVE_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
 
-_BITS = re.compile(r"(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+_ARRAY_TYPE = re.compile(r"(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -44,7 +50,7 @@ class Collective:
     """Devices exchanging arrays.
 
     Attributes:
-      kind: one of `KINDS`.
+      kind: one of `COLLECTIVE_KINDS`.
       bytes: of the whole array, on each device after an all-gather and before a reduce-scatter.
       devices: that take part with each other.
       runs: how often it runs in one call of the program.
@@ -76,33 +82,33 @@ def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
     }
     instructions: list[Instruction] = []
     collectives: dict[str, Collective] = {}
-    for line, runs, fused in walk(computations, entry, 1, False):
-        opcode, kind = opcode_of(line), None
+    for line, runs, fused in walk_lines(computations, entry, 1, False):
+        opcode, kind = parse_opcode(line), None
         if opcode:
-            kind = next((k for k in KINDS if opcode in (k, f"{k}-start")), None)
+            kind = next((k for k in COLLECTIVE_KINDS if opcode in (k, f"{k}-start")), None)
         if kind is not None:
             # One that is spread over several fusions, to run beside them, is a chain of parts;
             # those of several layers may share a channel.
             chain = re.search(r'chain_id="(\d+)"', line)
             key = chain[1] if chain else line
-            size = _payload(line, kind, opcode)
+            size = _collective_bytes(line, kind, opcode)
             kind = "reduce-scatter" if line in scattered and kind == "all-reduce" else kind
-            found = Collective(kind, size, _group(line), runs)
+            found = Collective(kind, size, _group_size(line), runs)
             if key not in collectives or collectives[key].runs < runs:
                 collectives[key] = found
         if not fused and opcode:
             name = re.search(r'op_name="([^"]*)"', line)
             said = re.search(r'"cost_estimate":\{[^}]*\}', line)
             kernel = said[0] if said else ""
-            numbers = _number(kernel, "flops"), _number(kernel, "bytes_accessed")
-            cycles = _number(line, "estimated_cycles")
+            numbers = _parse_int(kernel, "flops"), _parse_int(kernel, "bytes_accessed")
+            cycles = _parse_int(line, "estimated_cycles")
             instructions.append(
                 Instruction(opcode, name[1] if name else "", runs, cycles, *numbers)
             )
     return instructions, [c for c in collectives.values() if c.devices > 1]
 
 
-def _number(line: str, key: str) -> int:
+def _parse_int(line: str, key: str) -> int:
     found = re.search(rf'"{key}":"(\d+)"', line)
     return int(found[1]) if found else 0
 
@@ -121,26 +127,28 @@ def split(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def walk(
+def walk_lines(
     computations: dict[str, list[str]], name: str, runs: int, fused: bool
 ) -> Iterator[tuple[str, int, bool]]:
     """Every line that runs, how often, and whether inside a fusion."""
     for line in computations[name]:
         yield line, runs, fused
-        opcode = opcode_of(line)
+        opcode = parse_opcode(line)
         body = re.search(r"body=%?([\w.\-]+)", line)
         if opcode == "while" and body:
-            yield from walk(computations, body[1], runs * _trips(computations, line), fused)
+            yield from walk_lines(
+                computations, body[1], runs * _trip_count(computations, line), fused
+            )
         elif opcode in ("fusion", "call", "async-start", "conditional"):
             branches = re.search(r"branch_computations=\{([^}]*)\}", line)
             called = re.findall(r"(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", line)
             for other in [*called, *re.findall(r"[\w.\-]+", branches[1] if branches else "")]:
                 if other in computations:
                     inside = fused or opcode == "fusion"
-                    yield from walk(computations, other, runs, inside)
+                    yield from walk_lines(computations, other, runs, inside)
 
 
-def _trips(computations: dict[str, list[str]], line: str) -> int:
+def _trip_count(computations: dict[str, list[str]], line: str) -> int:
     """How often the body of a while loop runs: as noted, or the bound its condition counts to."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
     if known:
@@ -153,7 +161,7 @@ def _trips(computations: dict[str, list[str]], line: str) -> int:
     return max(bounds, default=1)
 
 
-def opcode_of(line: str) -> str | None:
+def parse_opcode(line: str) -> str | None:
     _, equals, rest = line.partition(" = ")
     if not equals:
         return None
@@ -161,15 +169,15 @@ def opcode_of(line: str) -> str | None:
     return found[1] if found else None
 
 
-def _payload(line: str, kind: str, opcode: str | None) -> int:
+def _collective_bytes(line: str, kind: str, opcode: str | None) -> int:
     """Bytes of the whole array that is exchanged, or of all where some go together."""
     result, _, rest = line.partition(" = ")[2].partition(f" {opcode}(")
     if opcode != kind and kind != "all-reduce":  # a start's result is (operands, results, ...)
-        return max((size_of(part) for part in _parts(result)[:2]), default=0)
-    return size_of(result) * (_group(rest) if kind == "reduce-scatter" else 1)
+        return max((shape_bytes(part) for part in _tuple_elements(result)[:2]), default=0)
+    return shape_bytes(result) * (_group_size(rest) if kind == "reduce-scatter" else 1)
 
 
-def _parts(shape: str) -> list[str]:
+def _tuple_elements(shape: str) -> list[str]:
     """The elements of a tuple, which may be tuples; of an array, itself."""
     parts, depth = [""], 0
     plain = _COMMENT.sub("", _LAYOUT.sub("", shape)).strip()
@@ -182,17 +190,17 @@ def _parts(shape: str) -> list[str]:
     return parts
 
 
-def size_of(shape: str) -> int:
+def shape_bytes(shape: str) -> int:
     """Bytes of the arrays in a shape as HLO writes it."""
-    found = _BITS.findall(_COMMENT.sub("", _LAYOUT.sub("", shape)))
-    return sum(_bytes(bits, sizes) for bits, sizes in found)
+    found = _ARRAY_TYPE.findall(_COMMENT.sub("", _LAYOUT.sub("", shape)))
+    return sum(_array_bytes(bits, sizes) for bits, sizes in found)
 
 
-def _bytes(bits: str, shape: str) -> int:
+def _array_bytes(bits: str, shape: str) -> int:
     return math.prod(int(n) for n in shape.split(",") if n) * max(int(bits or 8), 8) // 8
 
 
-def _group(line: str) -> int:
+def _group_size(line: str) -> int:
     """Devices in each group of a collective."""
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)
     if mesh:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import jax
 
-from bertjax.mesh.memory import GIB, machine_room
-from bertjax.preflight.gpus import GPUS, Gpu, NoCompiler, described, memory_share
+from bertjax.mesh.memory import GIB, available_host_memory
+from bertjax.preflight.gpus import GPUS, Gpu, NoCompiler, compile_only_devices, memory_fraction
 from data_pipelines.errors import InputError
 
 
@@ -27,11 +27,11 @@ class Chip:
       wraps: devices along an axis from which on its ends are linked to each other.
     """
 
-    hz: float
-    hbm: int
+    clock_hz: float
+    hbm_bytes: int
     hbm_bandwidth: float
     link: float
-    wraps: int
+    min_torus_size: int
 
 
 CHIPS = {
@@ -68,11 +68,15 @@ class Topology:
         if self.gpu is not None:
             # In a ring through all of them each host's GPUs share what goes to the next host.
             hosts, each = self.hosts
-            return min(self.gpu.link, each * self.gpu.network) if hosts > 1 else self.gpu.link
+            return (
+                min(self.gpu.link, each * self.gpu.network_bandwidth)
+                if hosts > 1
+                else self.gpu.link
+            )
         if self.chip is None:
             return 0.0
         # Where an axis does not wrap, a ring goes there and back over the same links.
-        ways = sum(2 if size >= self.chip.wraps else 1 for size in self.shape if size > 1)
+        ways = sum(2 if size >= self.chip.min_torus_size else 1 for size in self.shape if size > 1)
         return ways * self.chip.link
 
     @property
@@ -94,8 +98,8 @@ class Topology:
     def memory(self) -> int:
         """Bytes of a device that programs may use; of this machine its share of what there is."""
         if self.gpu is not None:
-            return int(self.gpu.memory * memory_share())
-        return self.chip.hbm if self.chip else machine_room() // self.chips
+            return int(self.gpu.memory * memory_fraction())
+        return self.chip.hbm_bytes if self.chip else available_host_memory() // self.chips
 
     def __post_init__(self) -> None:
         size = r"[1-9]\d*"
@@ -116,9 +120,9 @@ class Topology:
           InputError: there is no such topology.
         """
         if self.gpu is not None:
-            return described(self.gpu, *self.hosts)
+            return compile_only_devices(self.gpu, *self.hosts)
         if self.chip is None:
-            return self._simulated()
+            return self._cpu_devices()
         if importlib.util.find_spec("libtpu") is None:
             raise NoCompiler(
                 f"{self.name} needs the TPU compiler, which is not installed: "
@@ -138,7 +142,7 @@ class Topology:
             raise InputError(f"there is no topology {self.name}: {reason}.") from error
         return found.devices
 
-    def _simulated(self) -> Sequence[jax.Device]:
+    def _cpu_devices(self) -> Sequence[jax.Device]:
         with contextlib.suppress(RuntimeError):  # they may have been set up already
             jax.config.update("jax_num_cpu_devices", self.chips)
         devices = jax.devices("cpu")

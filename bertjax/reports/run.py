@@ -16,24 +16,24 @@ from etils import epath
 
 from bertjax.config.config import parse_config
 from bertjax.html.charts import Point, chart, number
-from bertjax.html.page import facts, page, section, table, tiles
-from bertjax.html.tables import by_set
+from bertjax.html.page import definition_list, page, section, table, tiles
+from bertjax.html.tables import eval_set_table
 from bertjax.model.heads import HEADS
 from bertjax.reports import corpus, sweep
 from bertjax.sweeps.sweep import RESULT_FILE
 from bertjax.tasks import registry
 from bertjax.tasks.task import EVALUATION_FILE
 from bertjax.training.metric_writers import duration, metrics_path, read_metrics
-from bertjax.workdir.workdir import WAVES
-from data_pipelines.corpus.records import MANIFEST
+from bertjax.workdir.workdir import PARALLEL_RUNS_DIR
+from data_pipelines.corpus.shards import MANIFEST
 from data_pipelines.errors import InputError
-from data_pipelines.paths import replacing
+from data_pipelines.paths import atomic_write
 
-Entry = Mapping[str, Any]  # a line of metrics.jsonl
+MetricEntry = Mapping[str, Any]  # a line of metrics.jsonl
 
 
 @dataclasses.dataclass(frozen=True)
-class Metric:
+class MetricDisplay:
     """How a metric is called and drawn; `floor` is a value that its axis always shows."""
 
     title: str
@@ -42,23 +42,23 @@ class Metric:
     smooth: bool = True
 
 
-RUNNING = {
-    "learning_rate": Metric("Learning rate", floor=0, smooth=False),
-    "grad_norm": Metric("Gradient norm"),
-    "sequences_per_second": Metric("Sequences per second", floor=0),
-    "data_wait": Metric("Time spent waiting for data", share=True, floor=0),
-    "mfu": Metric("Model FLOP utilisation", share=True, floor=0),
+PERFORMANCE_METRICS = {
+    "learning_rate": MetricDisplay("Learning rate", floor=0, smooth=False),
+    "grad_norm": MetricDisplay("Gradient norm"),
+    "sequences_per_second": MetricDisplay("Sequences per second", floor=0),
+    "input_wait_fraction": MetricDisplay("Time spent waiting for data", share=True, floor=0),
+    "mfu": MetricDisplay("Model FLOP utilisation", share=True, floor=0),
 }
 # Told by another curve, or as good as constant.
-NOT_DRAWN = {
+HIDDEN_METRICS = {
     "step",
     "split",
     "epoch",
     "examples",
-    "pieces_per_second",
+    "tokens_per_second",
     "mlm_perplexity",
-    "fill",
-    "budget",
+    "nonpad_fraction",
+    "time_budget_fraction",
 }
 NOTE = (
     '<p class="aside">Over the steps of the run. Where a curve has many points, the faint line is '
@@ -76,15 +76,15 @@ def write_report(directory: epath.PathLike) -> epath.Path:
     if (directory / EVALUATION_FILE).exists():
         text = _report_evaluation(name, directory)
     elif (directory / RESULT_FILE).exists():
-        text = sweep.render(name, json.loads((directory / RESULT_FILE).read_text()))
+        text = sweep.render_sweep(name, json.loads((directory / RESULT_FILE).read_text()))
     elif (directory / MANIFEST).exists():
-        text = corpus.render(directory, name)
-    elif (directory / WAVES).exists():
+        text = corpus.render_corpus(directory, name)
+    elif (directory / PARALLEL_RUNS_DIR).exists():
         raise InputError(f"{directory} holds a sweep that is not done: run it again to its end.")
     else:
         text = _report_run(name, directory)
     path = directory / "report.html"
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_bytes(text.encode(errors="xmlcharrefreplace"))  # half of a surrogate pair
     return path
 
@@ -113,7 +113,7 @@ def _report_run(name: str, workdir: epath.Path) -> str:
         raise InputError(f"{config_path} does not exist: give the --workdir of a run")
     try:
         config = json.loads(config_path.read_text())
-        settings = dict(_flat(config))
+        settings = dict(_flatten(config))
     except (ValueError, AttributeError):
         raise InputError(
             f"{config_path} is no configuration of a run: restore it from a checkpoint's"
@@ -121,47 +121,56 @@ def _report_run(name: str, workdir: epath.Path) -> str:
     return render(name, entries, settings)
 
 
-def render(name: str, entries: Sequence[Entry], settings: Mapping[str, Any]) -> str:
+def render(name: str, entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> str:
     """The page as text, from the lines of metrics.jsonl (at least one) and the configuration.
 
-    `settings` has the fields of the configuration under their dotted names: "model.num_layers".
+    `settings` has the fields of the configuration under their dotted names: "model.num_hidden_layers".
     """
     terms = {key for entry in entries for key in entry if key.endswith("_loss")}
-    only = {key for key in terms if _curves(entries, key) == _curves(entries, "loss")}
+    only = {
+        key for key in terms if _curves_by_split(entries, key) == _curves_by_split(entries, "loss")
+    }
     entries = [{key: entry[key] for key in entry if key not in only} for entry in entries]
-    heldout = [entry for entry in entries if entry["split"] == "heldout"]
-    others = dict.fromkeys(key for entry in entries for key in entry if key not in NOT_DRAWN)
-    named = [key for key in _learning() if key not in NOT_DRAWN]
-    learning = [*named, *(key for key in others if key not in (*named, *RUNNING))]
+    eval_entries = [entry for entry in entries if entry["split"] == "eval"]
+    others = dict.fromkeys(key for entry in entries for key in entry if key not in HIDDEN_METRICS)
+    named = [key for key in _quality_metrics() if key not in HIDDEN_METRICS]
+    learning = [*named, *(key for key in others if key not in (*named, *PERFORMANCE_METRICS))]
     body = [
-        _header(name, entries, heldout, settings),
+        _header(name, entries, eval_entries, settings),
         section("What it learnt", _charts(entries, learning)),
-        section("How it ran", _charts(entries, list(RUNNING)) + NOTE),
-        section("Data sets", _sets(heldout)),
-        section("Held-out evaluations", _evaluations(heldout)),
+        section("How it ran", _charts(entries, list(PERFORMANCE_METRICS)) + NOTE),
+        section("Data sets", _eval_set_scores(eval_entries)),
+        section("Held-out evaluations", _evaluations(eval_entries)),
         section("Configuration", _configuration(settings)),
     ]
     return page(name, body, SCRIPT)
 
 
 def _header(
-    name: str, entries: Sequence[Entry], heldout: Sequence[Entry], settings: Mapping[str, Any]
+    name: str,
+    entries: Sequence[MetricEntry],
+    eval_entries: Sequence[MetricEntry],
+    settings: Mapping[str, Any],
 ) -> str:
-    state, text = _state(entries, settings.get("steps"))
+    state, text = _run_status(entries, settings.get("steps"))
     # The last line of what counts most: of the held-out text where there is any.
-    final = (heldout or entries)[-1]
-    results = [key for key in final if key not in {*NOT_DRAWN, *RUNNING} or "perplexity" in key]
+    final = (eval_entries or entries)[-1]
+    results = [
+        key
+        for key in final
+        if key not in {*HIDDEN_METRICS, *PERFORMANCE_METRICS} or "perplexity" in key
+    ]
     results = [key for key in results if "/" not in key]  # of one of several data sets
-    shown = tiles((_metric(key).title, _shown(key, final[key])) for key in results)
-    where = "On held-out text" if heldout else "In training"
+    shown = tiles((_metric(key).title, _format_value(key, final[key])) for key in results)
+    where = "On held-out text" if eval_entries else "In training"
     return (
         f'<header><p class="state {state}">{escape(text)}</p><h1>{escape(name)}</h1>\n'
         f'{shown}<p class="aside">{where}, at step {final["step"]:,}</p>\n'
-        f"{facts(_facts(entries, settings))}</header>\n"
+        f"{definition_list(_facts(entries, settings))}</header>\n"
     )
 
 
-def _state(entries: Sequence[Entry], steps: Any) -> tuple[str, str]:
+def _run_status(entries: Sequence[MetricEntry], steps: Any) -> tuple[str, str]:
     """Of the run: a class for its colour, and a few words."""
     for entry in entries:
         for key in ("loss", "grad_norm"):
@@ -169,8 +178,15 @@ def _state(entries: Sequence[Entry], steps: Any) -> tuple[str, str]:
             if value is not None and not math.isfinite(value):
                 title = _metric(key).title.lower()
                 return "failed", f"Diverged at step {entry['step']:,}: {title} {number(value)}"
-    last = _last(entries)
-    share = next((entry["budget"] for entry in reversed(entries) if "budget" in entry), None)
+    last = _last_step(entries)
+    share = next(
+        (
+            entry["time_budget_fraction"]
+            for entry in reversed(entries)
+            if "time_budget_fraction" in entry
+        ),
+        None,
+    )
     if share is not None and share < 1:
         return "unfinished", f"At step {last:,}, {share:.0%} of {steps}"
     if not isinstance(steps, int) or last >= steps:
@@ -178,11 +194,11 @@ def _state(entries: Sequence[Entry], steps: Any) -> tuple[str, str]:
     return "unfinished", f"At step {last:,} of {steps:,}, {last / steps:.0%}"
 
 
-def _last(entries: Sequence[Entry]) -> int:
+def _last_step(entries: Sequence[MetricEntry]) -> int:
     return max(entry["step"] for entry in entries)
 
 
-def _facts(entries: Sequence[Entry], settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a reader asks first, from whichever settings there are."""
 
     def joined(**texts: str) -> str:
@@ -194,14 +210,14 @@ def _facts(entries: Sequence[Entry], settings: Mapping[str, Any]) -> list[tuple[
         )
 
     model = joined(
-        model__num_layers="{} layers",
+        model__num_hidden_layers="{} layers",
         model__hidden_size="{} wide",
-        model__num_heads="{} heads",
+        model__num_attention_heads="{} heads",
         model__vocab_size="{} pieces",
         model__dtype="{}",
     )
     data = joined(data__dir="{}", data__objective="{}", data__masking="masking by {}")
-    batch = joined(batch_size="{} rows", seq_len="{} pieces a row", packing="packed")
+    batch = joined(batch_size="{} rows", max_seq_length="{} pieces a row", packing="packed")
     optimizer = joined(
         optimizer__name="{}",
         optimizer__learning_rate="peak rate {}",
@@ -213,7 +229,7 @@ def _facts(entries: Sequence[Entry], settings: Mapping[str, Any]) -> list[tuple[
     return list(zip(labels, (model, data, batch, optimizer, speed), strict=True))
 
 
-def _speed(entries: Sequence[Entry], batch_size: Any) -> str:
+def _speed(entries: Sequence[MetricEntry], batch_size: Any) -> str:
     train = [entry for entry in entries if entry["split"] == "train"]
     rates = [entry.get("sequences_per_second") or 0 for entry in train]
     if not any(rates):
@@ -227,18 +243,18 @@ def _speed(entries: Sequence[Entry], batch_size: Any) -> str:
     return " · ".join(parts)
 
 
-def _charts(entries: Sequence[Entry], keys: Sequence[str]) -> str:
+def _charts(entries: Sequence[MetricEntry], keys: Sequence[str]) -> str:
     """The charts of those metrics that the run has."""
     figures = []
     for key in keys:
-        curves = _curves(entries, key)
+        curves = _curves_by_split(entries, key)
         if curves:
             metric = _metric(key)
             figures.append(
                 chart(
                     metric.title,
                     curves,
-                    _last(entries),
+                    _last_step(entries),
                     share=metric.share,
                     floor=metric.floor,
                     smooth=metric.smooth,
@@ -248,7 +264,7 @@ def _charts(entries: Sequence[Entry], keys: Sequence[str]) -> str:
     return f'<div class="charts">{"".join(figures)}</div>\n' if figures else ""
 
 
-def _curves(entries: Sequence[Entry], key: str) -> dict[str, list[Point]]:
+def _curves_by_split(entries: Sequence[MetricEntry], key: str) -> dict[str, list[Point]]:
     """The points of a metric by split; splits that never know it are left out."""
     curves: dict[str, list[Point]] = {}
     for entry in entries:
@@ -258,25 +274,27 @@ def _curves(entries: Sequence[Entry], key: str) -> dict[str, list[Point]]:
     return curves
 
 
-def _sets(heldout: Sequence[Entry]) -> str:
+def _eval_set_scores(eval_entries: Sequence[MetricEntry]) -> str:
     """The last scores of each of several data sets."""
-    found = by_set({k: v for k, v in heldout[-1].items() if k != "split"} if heldout else {})
+    found = eval_set_table(
+        {k: v for k, v in eval_entries[-1].items() if k != "split"} if eval_entries else {}
+    )
     return table(*found) if found.rows else ""
 
 
-def _evaluations(heldout: Sequence[Entry]) -> str:
-    if not heldout:
+def _evaluations(eval_entries: Sequence[MetricEntry]) -> str:
+    if not eval_entries:
         return ""
-    keys = dict.fromkeys(key for entry in heldout for key in entry if "/" not in key)
+    keys = dict.fromkeys(key for entry in eval_entries for key in entry if "/" not in key)
     keys.pop("split", None)
-    finite = [e for e in heldout if math.isfinite(e.get("loss") or math.nan)]
+    finite = [e for e in eval_entries if math.isfinite(e.get("loss") or math.nan)]
     best = min(finite, key=lambda entry: entry["loss"], default=None)
     head = "".join(f"<th>{escape(_metric(key).title)}</th>" for key in keys)
     rows = []
-    for entry in reversed(heldout):
-        cells = "".join(f"<td>{escape(_shown(key, entry.get(key)))}</td>" for key in keys)
+    for entry in reversed(eval_entries):
+        cells = "".join(f"<td>{escape(_format_value(key, entry.get(key)))}</td>" for key in keys)
         rows.append(f'<tr class="best">{cells}</tr>' if entry is best else f"<tr>{cells}</tr>")
-    note = f'<p class="aside">{len(heldout)} in all, newest first; the least loss in bold.</p>'
+    note = f'<p class="aside">{len(eval_entries)} in all, newest first; the least loss in bold.</p>'
     return (
         f'<div class="evaluations"><table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>{''.join(rows)}</tbody></table></div>{note}\n"
@@ -292,35 +310,35 @@ def _configuration(settings: Mapping[str, Any]) -> str:
     return f'<details>{summary}<table class="settings">{rows}</table></details>\n'
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """The leaves of nested dictionaries under their dotted names, as the command line has them."""
     leaves = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            leaves += _flat(value, f"{prefix}{key}.")
+            leaves += _flatten(value, f"{prefix}{key}.")
         else:
             leaves.append((f"{prefix}{key}", value))
     return leaves
 
 
-def _learning() -> dict[str, Metric]:
+def _quality_metrics() -> dict[str, MetricDisplay]:
     """What heads say of their metrics, losses first; what none names is drawn after them."""
     titles = [item for head in HEADS.values() for item in head.titles.items()]
     titles.sort(key=lambda item: not item[0].endswith("_loss"))
-    return {"loss": Metric("Loss")} | {
-        name: Metric(title, share=name.endswith("accuracy"), floor=floor)
+    return {"loss": MetricDisplay("Loss")} | {
+        name: MetricDisplay(title, share=name.endswith("accuracy"), floor=floor)
         for name, (title, floor) in titles
     }
 
 
-def _metric(key: str) -> Metric:
+def _metric(key: str) -> MetricDisplay:
     """How the metric is called and drawn, also one that only some task has."""
-    known = _learning() | RUNNING
-    unknown = Metric(key.replace("_", " ").capitalize(), share=key.endswith("accuracy"))
+    known = _quality_metrics() | PERFORMANCE_METRICS
+    unknown = MetricDisplay(key.replace("_", " ").capitalize(), share=key.endswith("accuracy"))
     return known.get(key, unknown)
 
 
-def _shown(key: str, value: float | None) -> str:
+def _format_value(key: str, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else number(value, _metric(key).share)

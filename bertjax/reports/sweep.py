@@ -4,40 +4,40 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bertjax.html.page import facts, page, section, table, tiles
-from bertjax.html.plots import STYLE, strips
+from bertjax.html.page import definition_list, page, section, table, tiles
+from bertjax.html.plots import STYLE, strip_plot
 
-_WIDTH = 8  # points of the grid in a chart
+_POINTS_PER_CHART = 8  # points of the grid in a chart
 
 
-def render(name: str, found: Mapping[str, Any]) -> str:
+def render_sweep(name: str, results: Mapping[str, Any]) -> str:
     """The page of what `sweep.json` holds."""
-    score, runs, points = found["score"], found["runs"], found["points"]
-    best = next(run for run in runs if run["name"] == found["best"])
+    score, runs, points = results["score"], results["runs"], results["points"]
+    best = next(run for run in runs if run["name"] == results["best"])
     failed = sum(run["failed"] for run in runs)
     header = (
         f"<header><h1>{escape(name)}</h1>\n"
         + tiles(
             [
-                (f"Best {_words(score)}", _number(best["scores"].get(score))),
+                (f"Best {_title(score)}", _number(best["scores"].get(score))),
                 ("Runs", f"{len(runs):,}"),
                 ("Failed", f"{failed:,}"),
             ]
         )
-        + facts([("Best run", found["best"]), ("Its checkpoint", "best/")])
+        + definition_list([("Best run", results["best"]), ("Its checkpoint", "best/")])
         + "</header>\n"
     )
     body = [
         f"<style>{STYLE}</style>\n",
         header,
-        section(f"{_words(score).capitalize()} of every run", _dots(score, runs, points)),
-        section("Points of the grid", _points(points)),
-        section("Runs", _runs(score, runs)),
+        section(f"{_title(score).capitalize()} of every run", _score_plots(score, runs, points)),
+        section("Points of the grid", _point_table(points)),
+        section("Runs", _run_table(score, runs)),
     ]
     return page(name, body)
 
 
-def _dots(
+def _score_plots(
     score: str, runs: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
 ) -> str:
     groups = {
@@ -51,18 +51,21 @@ def _dots(
     groups = {number: values for number, values in groups.items() if values}
     numbers = list(groups)
     charts = [
-        strips(
-            f"Points {some[0]} to {some[-1]}", {each: groups[each] for each in some}, _words(score)
+        strip_plot(
+            f"Points {some[0]} to {some[-1]}", {each: groups[each] for each in some}, _title(score)
         )
-        for some in (numbers[first : first + _WIDTH] for first in range(0, len(numbers), _WIDTH))
+        for some in (
+            numbers[first : first + _POINTS_PER_CHART]
+            for first in range(0, len(numbers), _POINTS_PER_CHART)
+        )
     ]
     note = '<p class="aside">A dot a run, the line their mean; points are those of the table.</p>'
     return f'<div class="pair">{"".join(charts)}</div>{note}\n'
 
 
-def _points(points: Sequence[Mapping[str, Any]]) -> str:
+def _point_table(points: Sequence[Mapping[str, Any]]) -> str:
     head = ("Point", "", "n", "Failed", "Mean", "Deviation", "Min", "Max")
-    names = ("mean", "deviation", "min", "max")
+    names = ("mean", "std", "min", "max")
     rows = [
         (
             point["point"],
@@ -77,7 +80,7 @@ def _points(points: Sequence[Mapping[str, Any]]) -> str:
     return table(head, rows) + note
 
 
-def _runs(score: str, runs: Sequence[Mapping[str, Any]]) -> str:
+def _run_table(score: str, runs: Sequence[Mapping[str, Any]]) -> str:
     # A loss of one term is that term.
     names = [score, *(n for n in runs[0]["scores"] if n != score and not n.endswith("_loss"))]
     rows = [
@@ -88,10 +91,10 @@ def _runs(score: str, runs: Sequence[Mapping[str, Any]]) -> str:
         )
         for run in runs
     ]
-    return table(("Run", "", *(map(_words, names))), rows, "evaluations")
+    return table(("Trainer", "", *(map(_title, names))), rows, "evaluations")
 
 
-def _words(name: str) -> str:
+def _title(name: str) -> str:
     return name.replace("_", " ")
 
 

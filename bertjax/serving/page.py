@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from bertjax.html.page import page
 from bertjax.inference.model import METHODS
 from bertjax.inference.predictor import Predictor
-from bertjax.tasks.sequence_classification.data import columns_of
+from bertjax.tasks.sequence_classification.data import columns_from_config
 
 
-class _Field(NamedTuple):
+class _FormField(NamedTuple):
     """A box to type into: its key in an input, its label, what stands there first, its lines."""
 
     key: str
@@ -20,39 +20,41 @@ class _Field(NamedTuple):
     lines: int = 3
 
 
-_FIELDS: Mapping[str, list[_Field]] = {
-    "fill": [_Field("", "Text", "The capital of France is [MASK].")],
-    "continue": [_Field("", "Text", "The capital of France is")],
+_FORM_FIELDS: Mapping[str, list[_FormField]] = {
+    "fill_mask": [_FormField("", "Text", "The capital of France is [MASK].")],
+    "continue": [_FormField("", "Text", "The capital of France is")],
     "answer": [
-        _Field("question", "Question", "Where is Oslo?", 1),
-        _Field("context", "Passage", "Oslo lies in Norway.", 9),
+        _FormField("question", "Question", "Where is Oslo?", 1),
+        _FormField("context", "TokenizedPassage", "Oslo lies in Norway.", 9),
     ],
-    "tag": [_Field("", "Text", "Ada Lovelace wrote to Charles Babbage.", 5)],
+    "tag": [_FormField("", "Text", "Ada Lovelace wrote to Charles Babbage.", 5)],
     "choose": [
-        _Field("context", "Text", "She opens the"),
-        _Field("choices", "Choices, one a line", "door\nsky", 5),
+        _FormField("context", "Text", "She opens the"),
+        _FormField("choices", "MultipleChoiceDataset, one a line", "door\nsky", 5),
     ],
-    "predict": [_Field("", "Text, or an object of JSON", "", 5)],
+    "predict": [_FormField("", "Text, or an object of JSON", "", 5)],
 }
 
 
-def render(opened: Predictor) -> str:
+def render_page(predictor: Predictor) -> str:
     """The page, which asks the server that it comes from."""
-    kind = METHODS.get(opened.config.task, "predict")
-    if kind == "fill" and opened.config.model.causal:
+    kind = METHODS.get(predictor.config.task, "predict")
+    if kind == "fill_mask" and predictor.config.model.causal:
         kind = "continue"
-    fields = _columns(opened) if kind == "classify" else _FIELDS[kind]
+    fields = _column_fields(predictor) if kind == "classify" else _FORM_FIELDS[kind]
     boxes = "".join(
         f"<label>{escape(each.label)}"
         f'<textarea name="{escape(each.key)}" rows="{each.lines}" spellcheck="false" required>'
         f"\n{escape(each.text)}</textarea></label>\n"
         for each in fields
     )
-    name = opened.path.parent.parent.name if opened.path.name.isdigit() else opened.path.name
+    name = (
+        predictor.path.parent.parent.name if predictor.path.name.isdigit() else predictor.path.name
+    )
     body = (
         f"<style>{STYLE}</style>\n"
-        f'<header><p class="state finished">{escape(str(opened.path))}</p>'
-        f"<h1>This model {escape(opened.ability)}</h1></header>\n"
+        f'<header><p class="state finished">{escape(str(predictor.path))}</p>'
+        f"<h1>This model {escape(predictor.description)}</h1></header>\n"
         f'<form>{boxes}<p><button>Ask</button> <span id="said" class="aside" role="status">'
         f"</span></p></form>\n"
         '<section id="answer" aria-live="polite"></section>\n'
@@ -62,13 +64,13 @@ def render(opened: Predictor) -> str:
     return page(name, [body], f"const kind = {_json(kind)};\n{SCRIPT}")
 
 
-def _columns(opened: Predictor) -> list[_Field]:
+def _column_fields(predictor: Predictor) -> list[_FormField]:
     """A box for each text that a classifier reads."""
-    columns = columns_of(opened.config)
+    columns = columns_from_config(predictor.config)
     names = (*columns.text, *columns.pair)
     if len(names) == 1:
-        return [_Field("", "Text", lines=5)]
-    return [_Field(name, name) for name in names]
+        return [_FormField("", "Text", lines=5)]
+    return [_FormField(name, name) for name in names]
 
 
 def _json(content: Any) -> str:
@@ -145,7 +147,7 @@ function marked(text, parts) {
 }
 
 const show = {
-  fill: answer => [make("p", answer.filled, "text"), ...answer.masks.map(
+  fill_mask: answer => [make("p", answer.filled, "text"), ...answer.masks.map(
     guesses => bars(guesses.map(guess => [guess.piece, guess.probability])))],
   continue: answer => [make("p", [answer.text, " ", make("mark", answer.continued)], "text")],
   answer: (answer, asked) => answer.text

@@ -33,7 +33,7 @@ def histograms(params: Any) -> dict[str, Histogram]:
     found: dict[str, Histogram] = {}
     sharding = jax.tree.leaves(params)[0].sharding
     whole = jax.NamedSharding(sharding.mesh, jax.P())
-    computed = jax.jit(_of_all, out_shardings=whole)(params)
+    computed = jax.jit(_tree_histograms, out_shardings=whole)(params)
     for name, (edges, counts) in jax.device_get(computed).items():
         if _STACKED not in name:
             found[name] = Histogram(edges, counts)
@@ -45,14 +45,14 @@ def histograms(params: Any) -> dict[str, Histogram]:
     return found
 
 
-def _of_all(params: Any) -> dict[str, tuple[Array, Array]]:
+def _tree_histograms(params: Any) -> dict[str, tuple[Array, Array]]:
     return {
-        name: (jax.vmap(_of_one) if _STACKED in name else _of_one)(leaf)
+        name: (jax.vmap(_array_histogram) if _STACKED in name else _array_histogram)(leaf)
         for name, leaf in named_leaves(params)
     }
 
 
-def _of_one(array: Array) -> tuple[Array, Array]:
+def _array_histogram(array: Array) -> tuple[Array, Array]:
     low, high = array.min(), array.max()
     edges = jnp.linspace(low, high, BINS + 1, dtype=jnp.float32)
     # A sum for each edge, which stays on the device that holds a part, where sorting would not.

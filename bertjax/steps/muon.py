@@ -15,12 +15,12 @@ import optax
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax.mesh.sharding import AXES, for_cpu, tree_shardings
+from bertjax.mesh.sharding import AXES, is_traced_for_cpu, tree_shardings
 
 MOMENTUM = 0.95
 # Of the elements of an update, as of Adam's, so that both take the same learning rate and decay
 # (Liu et al. 2025, section 2.2).
-RMS = 0.2
+UPDATE_RMS = 0.2
 
 # Five steps of Newton and Schulz's iteration, with its published coefficients, and no momentum.
 _ORTHOGONALIZE = optax.contrib.scale_by_muon(
@@ -67,7 +67,7 @@ def orthogonalize(tree: Any) -> Any:
 def _orthogonal(group: list[Array], stored: list[NamedSharding]) -> list[Array]:
     layers = [leaf.shape[0] for leaf in group]
     ends = [sum(layers[: i + 1]) for i in range(len(layers) - 1)]
-    whole = jnp.concatenate(group).astype(jnp.float32 if for_cpu() else jnp.bfloat16)
+    whole = jnp.concatenate(group).astype(jnp.float32 if is_traced_for_cpu() else jnp.bfloat16)
     if stored:
         mesh = stored[0].mesh
         spare = -len(whole) % math.prod(mesh.shape.values())  # matrices of zeros
@@ -77,5 +77,5 @@ def _orthogonal(group: list[Array], stored: list[NamedSharding]) -> list[Array]:
     if stored:
         whole = jax.lax.with_sharding_constraint(whole, stored[0])
     parts = jnp.split(whole[: sum(layers)].astype(jnp.float32), ends)
-    scale = RMS * math.sqrt(max(whole.shape[1:]))
+    scale = UPDATE_RMS * math.sqrt(max(whole.shape[1:]))
     return [scale * part for part in parts]

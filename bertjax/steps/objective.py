@@ -10,11 +10,13 @@ from jax import Array
 
 from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
-from bertjax.model.heads import Model, head_sums, read_slots
+from bertjax.model.heads import BertWithHeads, head_sums, num_head_positions
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
-EVAL_PIECES = 131_072  # of a batch of held-out data, at most, unless the configuration says more
+MAX_EVAL_TOKENS = (
+    131_072  # of a batch of held-out data, at most, unless the configuration says more
+)
 
 
 class Objective(abc.ABC):
@@ -31,30 +33,30 @@ class Objective(abc.ABC):
     Attributes:
       heads: names of `bertjax.model.heads.HEADS`.
       outputs: which of what `apply` gives an evaluation needs of each batch, besides the sums.
-      rows: of a global training batch, over all hosts and devices.
+      num_sequences: sequences of a global training batch, over all processes and devices.
 
     Raises:
       InputError: in one sentence, where the configuration makes no model.
     """
 
-    UNREAD: ClassVar[frozenset[str]] = frozenset()
+    UNUSED_FIELDS: ClassVar[frozenset[str]] = frozenset()
     heads: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
-        self.config, self.multiple, self.rows = config, multiple, config.batch_size
-        for name in sorted(self.UNREAD):
+        self.config, self.multiple, self.num_sequences = config, multiple, config.batch_size
+        for name in sorted(self.UNUSED_FIELDS):
             if (value := getattr(config, name)) != getattr(Config, name):
                 raise InputError(f"task={config.task} does not read {name}={value}: leave it out.")
 
     @functools.cached_property
-    def model(self) -> Model:
-        return Model(self.config.model, self.heads)
+    def model(self) -> BertWithHeads:
+        return BertWithHeads(self.config.model, self.heads)
 
     @property
-    def eval_rows(self) -> int:
+    def eval_batch_size(self) -> int:
         """Of a global batch of held-out data: those of a training step, where they are not many."""
-        most = max(1, EVAL_PIECES // self.config.seq_len)
+        most = max(1, MAX_EVAL_TOKENS // self.config.max_seq_length)
         usual = self.config.batch_size
         return self.config.eval_batch_size or (usual if usual <= most else self.rounded(most))
 
@@ -69,20 +71,20 @@ class Objective(abc.ABC):
 
     def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The same of a batch of held-out data."""
-        return self.batch_shapes(self.eval_rows)
+        return self.batch_shapes(self.eval_batch_size)
 
     @abc.abstractmethod
     def forward_flops(self, rows: int) -> float:
         """Model operations of a forward pass over so many rows."""
 
     @property
-    def read_slots(self) -> int:
+    def num_head_positions(self) -> int:
         """Of a row's positions those whose vectors the heads read; 0 for all of them."""
-        return read_slots(self.heads, self.batch_shapes(1))
+        return num_head_positions(self.heads, self.batch_shapes(1))
 
     def step_flops(self) -> float:
         """Model operations of a training step: a backward pass counts as two forward ones."""
-        return 3 * self.forward_flops(self.rows)
+        return 3 * self.forward_flops(self.num_sequences)
 
     def init_params(self, key: Array) -> Any:
         """Random parameters: a nested dictionary of float32 arrays."""
@@ -106,11 +108,11 @@ class Objective(abc.ABC):
     def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
         """What is minimised (names in `_loss`) and reported, summed over the batch.
 
-        `fill` is the share of cells that are no padding.
+        `nonpad_fraction` is the share of cells that are no padding.
         """
-        real = batch["pack_ids"] > 0
-        fill = jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size)
-        return {"fill": fill} | head_sums(outputs, batch)
+        real = batch["example_ids"] > 0
+        nonpad_fraction = jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size)
+        return {"nonpad_fraction": nonpad_fraction} | head_sums(outputs, batch)
 
     def trainable(self, name: str) -> bool:
         """Whether the parameter of this name learns."""

@@ -37,31 +37,31 @@ def is_stacked(name: str) -> bool:
     return bool(_STACKED.search(name))
 
 
-def is_matrix_of_block(name: str) -> bool:
+def is_block_kernel(name: str) -> bool:
     """Whether the parameter is a matrix that every layer has: of attention or feed-forward."""
     return is_stacked(name) and name.endswith("/kernel")
 
 
-def depth(name: str, leaf: Any, num_layers: int) -> np.ndarray:
+def layer_depth(name: str, leaf: Any, num_hidden_layers: int) -> np.ndarray:
     """How high a parameter stands: embeddings 0, blocks 1 to L, the pooler and heads L + 1.
 
     One number, or of a stacked parameter one a layer, in an array that broadcasts against it.
     """
     if is_stacked(name):
-        return np.arange(1, num_layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
-    return np.array(0 if _EMBEDDINGS.search(name) else num_layers + 1)
+        return np.arange(1, num_hidden_layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
+    return np.array(0 if _EMBEDDINGS.search(name) else num_hidden_layers + 1)
 
 
-def decayed(params: Any) -> Any:
+def weight_decay_mask(params: Any) -> Any:
     """The tree of booleans, of the shape of `params`, that says which parameters decay."""
-    return _by_name(is_decayed, params)
+    return _mask_by_name(is_decayed, params)
 
 
-def _matrices_of_blocks(params: Any) -> Any:
-    return _by_name(is_matrix_of_block, params)
+def _block_kernel_mask(params: Any) -> Any:
+    return _mask_by_name(is_block_kernel, params)
 
 
-def _by_name(rule: Callable[[str], bool], params: Any) -> Any:
+def _mask_by_name(rule: Callable[[str], bool], params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: rule(parameter_name(path)), params)
 
 
@@ -71,22 +71,22 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     Its `update` takes the gradients and the parameters, both trees of float32 arrays, and is meant
     to run inside the jitted step, where XLA makes one pass of what is written here as several.
     """
-    if config.name == "adam_original":
-        moments = scale_by_uncorrected_adam(config.b1, config.b2, config.eps)
+    if config.name == "bert_adam":
+        moments = scale_by_bert_adam(config.b1, config.b2, config.eps)
     else:
         moments = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.name == "muon":
-        moments = optax.partition({True: scale_by_muon(), False: moments}, _matrices_of_blocks)
+        moments = optax.partition({True: scale_by_muon(), False: moments}, _block_kernel_mask)
     transformations = [
-        optax.clip_by_global_norm(config.clip_norm),
+        optax.clip_by_global_norm(config.max_grad_norm),
         moments,
-        optax.add_decayed_weights(config.weight_decay, decayed),
-        optax.stateless(scale_by_layer) if config.name == "lamb" else optax.identity(),
+        optax.add_decayed_weights(config.weight_decay, weight_decay_mask),
+        optax.stateless(scale_by_trust_ratio) if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(learning_rate_schedule(config)),
     ]
     # Left out where it would do nothing: each one has its place in the states that are saved.
-    if config.layer_decay < 1 or config.frozen_layers:
-        transformations.append(scale_by_depth(config))
+    if config.layerwise_lr_decay < 1 or config.frozen_layers:
+        transformations.append(scale_by_layerwise_decay(config))
     return optax.chain(*transformations)
 
 
@@ -100,29 +100,31 @@ def scaled(optimizer: optax.GradientTransformation, rate: Any) -> optax.Gradient
     return optax.GradientTransformation(optimizer.init, update)
 
 
-class Moments(NamedTuple):
+class BertAdamState(NamedTuple):
     """Running means of the gradient and of its square, each a tree like the parameters."""
 
     mu: Any
     nu: Any
 
 
-def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """Adam as google-research/bert has it: the moments start at zero and are not corrected."""
 
-    def init(params: Any) -> Moments:
-        return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
+    def init(params: Any) -> BertAdamState:
+        return BertAdamState(
+            jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+        )
 
-    def update(grads: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
+    def update(grads: Any, state: BertAdamState, params: Any = None) -> tuple[Any, BertAdamState]:
         mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, grads, state.mu)
         nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * g * g, grads, state.nu)
         updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
-        return updates, Moments(mu, nu)
+        return updates, BertAdamState(mu, nu)
 
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_layer(updates: Any, params: Any) -> Any:
+def scale_by_trust_ratio(updates: Any, params: Any) -> Any:
     """LAMB's trust ratio |w| / |u| (You et al. 2020, algorithm 2), 1 where either norm is 0.
 
     A stacked parameter is as many layers as its first axis is long, and each has its own ratio.
@@ -140,12 +142,12 @@ def scale_by_layer(updates: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(scaled, updates, params)
 
 
-def scale_by_depth(config: OptimizerConfig) -> optax.GradientTransformation:
+def scale_by_layerwise_decay(config: OptimizerConfig) -> optax.GradientTransformation:
     """The rate of each depth, as a share of the full one; 0 for what is frozen, decay included."""
 
     def scaled(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
-        below = depth(parameter_name(path), update, config.num_layers)
-        share = config.layer_decay ** (config.num_layers + 1.0 - below)
+        below = layer_depth(parameter_name(path), update, config.num_hidden_layers)
+        share = config.layerwise_lr_decay ** (config.num_hidden_layers + 1.0 - below)
         return update * np.where(_frozen(config, below), 0, share).astype(np.float32)
 
     return optax.stateless(
@@ -153,7 +155,7 @@ def scale_by_depth(config: OptimizerConfig) -> optax.GradientTransformation:
     )
 
 
-def hold_frozen(params: Any, config: OptimizerConfig) -> Any:
+def stop_frozen_gradients(params: Any, config: OptimizerConfig) -> Any:
     """The same parameters, with a gradient of 0 for those that are frozen.
 
     To be called inside what is differentiated, so that neither the norm that is clipped nor the
@@ -161,7 +163,7 @@ def hold_frozen(params: Any, config: OptimizerConfig) -> Any:
     """
 
     def held(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        frozen = _frozen(config, depth(parameter_name(path), leaf, config.num_layers))
+        frozen = _frozen(config, layer_depth(parameter_name(path), leaf, config.num_hidden_layers))
         constant = jax.lax.stop_gradient(leaf)
         return constant if frozen.all() else jnp.where(frozen, constant, leaf)
 

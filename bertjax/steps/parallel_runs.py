@@ -22,16 +22,16 @@ from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import AXES, with_shardings
 from bertjax.steps.objective import Objective
-from bertjax.steps.optimizer import hold_frozen, scaled
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.optimizer import scaled, stop_frozen_gradients
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState, make_train_step
 
 RUNS = "runs"
-_EACH, _ALL = PartitionSpec(RUNS), PartitionSpec()
+_PER_RUN, _REPLICATED = PartitionSpec(RUNS), PartitionSpec()
 
 
-class Together(Programs):
-    """The programs of R runs that differ in nothing but `VARIED`.
+class ParallelStepFunctions(StepFunctions):
+    """The programs of R runs that differ in nothing but `PER_RUN_FIELDS`.
 
     Args:
       configs: of the runs, as many on each device; resolved.
@@ -39,7 +39,7 @@ class Together(Programs):
       devices: of this machine or of a topology that only the compiler knows; all by default.
     """
 
-    VARIED = ("seed", "data_seed", "optimizer.learning_rate")
+    PER_RUN_FIELDS = ("seed", "data_seed", "optimizer.learning_rate")
 
     def __init__(
         self,
@@ -51,29 +51,29 @@ class Together(Programs):
         if devices[0].platform == "cpu":
             keep_freed_memory()
         self._config, self._objective, self.configs = configs[0], objective, configs
-        self._own = len(configs) // len(devices)  # of a device
+        self._runs_per_device = len(configs) // len(devices)  # of a device
         # The axes that split a run are there, of one device each.
         ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.mesh = Mesh(np.asarray(ordered).reshape(-1, 1, 1, 1), (RUNS, *AXES))
-        self.rows = NamedSharding(self.mesh, _EACH)
-        self._whole = self.heldout_rows = NamedSharding(self.mesh, _ALL)
+        self.rows = NamedSharding(self.mesh, _PER_RUN)
+        self._replicated = self.eval_batch_sharding = NamedSharding(self.mesh, _REPLICATED)
         self._compiled: dict[str, Any] = {}
         self.taken = {}
         fixed = jax.eval_shape(objective.constants)
         self._constants = {
-            "rates": self._each(jax.ShapeDtypeStruct((len(configs),), jnp.float32)),
-            "seeds": self._each(jax.ShapeDtypeStruct((len(configs),), jnp.uint32)),
-            "fixed": with_shardings(fixed, self._whole),
+            "rates": self._shard_over_runs(jax.ShapeDtypeStruct((len(configs),), jnp.float32)),
+            "seeds": self._shard_over_runs(jax.ShapeDtypeStruct((len(configs),), jnp.uint32)),
+            "fixed": with_shardings(fixed, self._replicated),
         }
-        self._one = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
-        self.params = self._each(
+        self._single_run_shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
+        self.params = self._shard_over_runs(
             jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((len(configs), *leaf.shape), leaf.dtype),
-                self._one,
+                self._single_run_shapes,
             )
         )
 
-    def of_others(self, configs: Sequence[Config]) -> "Together":
+    def with_configs(self, configs: Sequence[Config]) -> "ParallelStepFunctions":
         """The same programs, compiled once for all, of as many other runs."""
         other = copy.copy(self)
         other.configs = configs
@@ -83,7 +83,7 @@ class Together(Programs):
     def is_compiled(self) -> bool:
         return "train" in self._compiled
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+    def _compile_once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self._compiled:
             self._compiled[name] = make()
         return self._compiled[name]
@@ -93,16 +93,16 @@ class Together(Programs):
         rates = np.array([each.optimizer.learning_rate for each in self.configs], np.float32)
         seeds = np.array([each.seed for each in self.configs], np.uint32)
         found = {"rates": rates, "seeds": seeds, "fixed": self._objective.constants()}
-        return jax.tree.map(_place, found, self._constants)
+        return jax.tree.map(_make_global_array, found, self._constants)
 
     @functools.cached_property
     def state(self) -> TrainState:
         """The state of all runs: every leaf but `step` has a leading axis of runs."""
-        shapes = jax.eval_shape(self._init_each, self._constants["seeds"], {})
+        shapes = jax.eval_shape(self._init_runs, self._constants["seeds"], {})
         return shapes._replace(
-            step=with_shardings(shapes.step, self._whole),
+            step=with_shardings(shapes.step, self._replicated),
             **{
-                name: self._each(getattr(shapes, name))
+                name: self._shard_over_runs(getattr(shapes, name))
                 for name in ("params", "opt_state", "window")
             },
         )
@@ -110,28 +110,28 @@ class Together(Programs):
     @property
     def given(self) -> Any:
         """All runs begin with the same, whole on every device."""
-        return with_shardings(self._one, self._whole)
+        return with_shardings(self._single_run_shapes, self._replicated)
 
     def train(self, rows: int | None = None) -> jax.stages.Compiled:
         """The train step: (state, batch, constants) -> (state, window).
 
         The arrays of a batch are [R, B, ...], the window's [R].
         """
-        return self._once("train", self._train)
+        return self._compile_once("train", self._compile_train_step)
 
-    def _train(self) -> jax.stages.Compiled:
+    def _compile_train_step(self) -> jax.stages.Compiled:
         config, objective = self._config, self._objective
 
         def one(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
-                params = hold_frozen(params, config.optimizer_config())
+                params = stop_frozen_gradients(params, config.optimizer_config())
                 return objective.sums(objective.apply(params, batch, key, fixed), batch)
 
             step = make_train_step(
                 loss,
                 scaled(self._optimizer, rate),
                 seed_key=jax.random.key(seed),
-                accumulation=config.accumulation,
+                gradient_accumulation_steps=config.gradient_accumulation_steps,
                 log_every=int(config.log_every),
             )
             return step(state, batch)
@@ -146,12 +146,12 @@ class Together(Programs):
 
                 return self._over_runs(run, rest, batch, rates, seeds)
 
-            rest, window = self._on_devices(device, (_ALL, _EACH, _EACH, _EACH, _EACH))(
-                state.step, state[1:], batch, constants["rates"], constants["seeds"]
-            )
+            rest, window = self._on_devices(
+                device, (_REPLICATED, _PER_RUN, _PER_RUN, _PER_RUN, _PER_RUN)
+            )(state.step, state[1:], batch, constants["rates"], constants["seeds"])
             return TrainState(state.step + 1, *rest), window
 
-        shapes = self._objective.batch_shapes(self._objective.rows)
+        shapes = self._objective.batch_shapes(self._objective.num_sequences)
         batches = {
             name: jax.ShapeDtypeStruct((len(self.configs), *each.shape), each.dtype)
             for name, each in shapes.items()
@@ -161,9 +161,9 @@ class Together(Programs):
 
     def evaluate(self) -> jax.stages.Compiled:
         """(params, batch, constants) -> sums [R] and outputs [R, ...] of a batch, for each run."""
-        return self._once("evaluate", self._evaluate)
+        return self._compile_once("evaluate", self._compile_eval_step)
 
-    def _evaluate(self) -> jax.stages.Compiled:
+    def _compile_eval_step(self) -> jax.stages.Compiled:
         objective = self._objective
 
         def eval_step(params: Any, batch: Batch, constants: Any) -> Any:
@@ -175,26 +175,28 @@ class Together(Programs):
 
                 return self._over_runs(run, params)
 
-            specs = (_EACH, _ALL, _ALL)
+            specs = (_PER_RUN, _REPLICATED, _REPLICATED)
             return self._on_devices(device, specs)(params, batch, constants["fixed"])
 
         shapes = objective.eval_shapes()
-        return self._compile(eval_step, self.params, shapes, self._whole, self.heldout_rows)
+        return self._compile(
+            eval_step, self.params, shapes, self._replicated, self.eval_batch_sharding
+        )
 
     @functools.cached_property
     def gather(self) -> Callable[[Any], Any]:
         """A function that gives every device what is of each run, such as a window."""
-        return jax.jit(lambda tree: tree, out_shardings=self._whole)
+        return jax.jit(lambda tree: tree, out_shardings=self._replicated)
 
-    def check_rows(self, train: bool) -> None:
+    def check_batch_sizes(self, train: bool) -> None:
         """Every device has whole batches, so that none must divide."""
 
     def _on_devices(self, function: Callable[..., Any], specs: Any) -> Callable[..., Any]:
-        return jax.shard_map(function, in_specs=specs, out_specs=_EACH, check_vma=False)
+        return jax.shard_map(function, in_specs=specs, out_specs=_PER_RUN, check_vma=False)
 
     def _over_runs(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """What `run` gives for each of a device's runs; of one alone its very program."""
-        if self._own > 1:
+        if self._runs_per_device > 1:
             return jax.vmap(run)(*arguments)
         alone = run(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return jax.tree.map(lambda leaf: leaf[None], alone)
@@ -202,28 +204,28 @@ class Together(Programs):
     def init(self, given: Any = None) -> TrainState:
         """The states before the first step; see `Programs.init`."""
         out = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        init = self._once("init", lambda: jax.jit(self._init_each, out_shardings=out))
+        init = self._compile_once("init", lambda: jax.jit(self._init_runs, out_shardings=out))
         state: TrainState = init(self.constants()["seeds"], given or {})
         return state
 
-    def _init_each(self, seeds: Any, given: Any) -> TrainState:
+    def _init_runs(self, seeds: Any, given: Any) -> TrainState:
         def one(seed: Any) -> tuple[Any, ...]:
-            return tuple(self._init_of(seed, given))
+            return tuple(self._init_with_seed(seed, given))
 
         return TrainState(*jax.vmap(one, out_axes=(None, 0, 0, 0))(seeds))
 
     def _optimizer_config(self) -> OptimizerConfig:
         return dataclasses.replace(super()._optimizer_config(), learning_rate=1.0)
 
-    def _each(self, tree: Any) -> Any:
-        return with_shardings(tree, NamedSharding(self.mesh, _EACH))
+    def _shard_over_runs(self, tree: Any) -> Any:
+        return with_shardings(tree, NamedSharding(self.mesh, _PER_RUN))
 
 
-def rounded_up(runs: int, devices: int) -> int:
+def round_up_runs(runs: int, devices: int) -> int:
     """So many runs, or as few more as give every device as many."""
     return -(-runs // devices) * devices
 
 
-def _place(array: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
+def _make_global_array(array: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
     found = np.asarray(array)
     return jax.make_array_from_callback(found.shape, target.sharding, lambda index: found[index])

@@ -59,7 +59,7 @@ def make_schedule(
         rising = step / max(warmup, 1)
         if name == "linear":
             falling = left(step, total - warmup)
-        elif name == "linear_original":
+        elif name == "bert_linear":
             falling = left(step, total)
         elif name == "one_cycle":
             rising, falling = _half_cosine(rising), _half_cosine(left(step, total - warmup))

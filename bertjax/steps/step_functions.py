@@ -21,27 +21,27 @@ from bertjax.config.optimizer_config import OptimizerConfig
 from bertjax.mesh.feed import Batch
 from bertjax.mesh.memory import program_bytes
 from bertjax.mesh.sharding import (
-    ROWS,
+    BATCH_SPEC,
     check_mesh,
     gather_matrices,
     make_mesh,
     named_leaves,
+    num_batch_shards,
     parameter_name,
-    row_parts,
     sharded_shapes,
     stack_layers,
     with_shardings,
 )
-from bertjax.model.attention.dispatch import Way, choose
-from bertjax.model.initialization import merge
-from bertjax.model.layers import turned_kernels
+from bertjax.model.attention.dispatch import AttentionImplementation, choose
+from bertjax.model.initialization import merge_pretrained
+from bertjax.model.layers import transposed_kernels
 from bertjax.model.losses import Sums
 from bertjax.steps.objective import Objective
 from bertjax.steps.optimizer import (
-    hold_frozen,
     is_stacked,
     make_optimizer,
     scaled,
+    stop_frozen_gradients,
 )
 from bertjax.steps.schedules import Plan, learning_rate_schedule
 from bertjax.steps.train_step import TrainState, init_state, make_train_step
@@ -68,7 +68,7 @@ def _compiler_options(device: jax.Device) -> dict[str, str | bool]:
     return options
 
 
-class Programs:
+class StepFunctions:
     """The programs of a configuration on a mesh of devices.
 
     Args:
@@ -78,7 +78,7 @@ class Programs:
     Attributes:
       mesh: where arrays lie.
       params: the parameters as `jax.ShapeDtypeStruct` with shardings.
-      rows, heldout_rows: the shardings of every array of a batch, of training or held out.
+      rows, eval_batch_sharding: the shardings of every array of a batch, of training or held out.
       taken: bytes of a device that each program takes which was compiled, by its function's name.
 
     Raises:
@@ -89,16 +89,16 @@ class Programs:
         self, config: Config, objective: Objective, devices: Sequence[jax.Device] | None = None
     ) -> None:
         self._config, self._objective = config, objective
-        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model, devices)
+        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         check_mesh(self.mesh, shapes)
         self.params = sharded_shapes(self.mesh, shapes)
-        self.rows = self.heldout_rows = NamedSharding(self.mesh, ROWS)
-        self._whole = NamedSharding(self.mesh, PartitionSpec())
+        self.rows = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
+        self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
         self.taken: dict[str, int] = {}
 
-    def check_rows(self, train: bool) -> None:
+    def check_batch_sizes(self, train: bool) -> None:
         """Refuses batches that the devices cannot share, before anything compiles.
 
         Args:
@@ -106,33 +106,37 @@ class Programs:
         Raises:
           InputError: rows do not divide over the devices.
         """
-        objective, parts = self._objective, row_parts(self.mesh)
-        for rows in self._sizes if train else ():
-            accumulation = self._accumulation(rows)
-            if rows % (parts * accumulation):
+        objective, parts = self._objective, num_batch_shards(self.mesh)
+        for rows in self._batch_sizes if train else ():
+            gradient_accumulation_steps = self._gradient_accumulation_steps(rows)
+            if rows % (parts * gradient_accumulation_steps):
                 raise InputError(
                     f"batch_size={rows} does not divide over {parts} devices x accumulation="
-                    f"{accumulation}: make it a multiple of {parts * accumulation}."
+                    f"{gradient_accumulation_steps}: make it a multiple of {parts * gradient_accumulation_steps}."
                 )
-        if objective.eval_rows % parts:
+        if objective.eval_batch_size % parts:
             raise InputError(
-                f"{objective.eval_rows} rows of held-out data do not divide over {parts} devices: "
+                f"{objective.eval_batch_size} rows of held-out data do not divide over {parts} devices: "
                 "make eval_batch_size a multiple of that."
             )
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
+    def _batch_sizes(self) -> tuple[int, ...]:
         """Rows of the batches of training."""
         config = self._config
-        return config.growth.sizes if config.batch_growth > 1 else (self._objective.rows,)
+        return (
+            config.rampup.sizes
+            if config.batch_size_rampup > 1
+            else (self._objective.num_sequences,)
+        )
 
-    def _accumulation(self, rows: int) -> int:
+    def _gradient_accumulation_steps(self, rows: int) -> int:
         """Parts of a batch of so many rows; of one that grows no larger than those of the last."""
-        count, last = self._config.accumulation, self._objective.rows
+        count, last = self._config.gradient_accumulation_steps, self._objective.num_sequences
         if rows == last:
             return count
         least = -(-count * rows // last)
-        own = rows // row_parts(self.mesh)  # of a device
+        own = rows // num_batch_shards(self.mesh)  # of a device
         return next((parts for parts in range(least, own + 1) if own % parts == 0), least)
 
     @functools.cached_property
@@ -175,14 +179,14 @@ class Programs:
         values = (
             np.asarray(value, leaf.dtype) for value, leaf in zip(plan, self._plan, strict=True)
         )
-        return {"fixed": constants, "plan": jax.device_put(Plan(*values), self._whole)}
+        return {"fixed": constants, "plan": jax.device_put(Plan(*values), self._replicated)}
 
     @functools.cached_property
     def _plan(self) -> Plan:
         scalars = Plan(
             *(jax.ShapeDtypeStruct((), kind) for kind in (jnp.int32, jnp.int32, jnp.float32))
         )
-        plan: Plan = with_shardings(scalars, self._whole)
+        plan: Plan = with_shardings(scalars, self._replicated)
         return plan
 
     @property
@@ -190,12 +194,17 @@ class Programs:
         """Whether the train step is kept from an earlier run."""
         return False
 
-    def attention(self) -> Way:
+    def attention(self) -> AttentionImplementation:
         """How each layer of the train step attends; known without tracing it."""
         config, objective = self._config, self._objective
-        rows, length = objective.batch_shapes(objective.rows)["pack_ids"].shape
-        heads = config.model.num_heads
-        shape = (rows // config.accumulation, length, heads, config.model.hidden_size // heads)
+        rows, length = objective.batch_shapes(objective.num_sequences)["example_ids"].shape
+        heads = config.model.num_attention_heads
+        shape = (
+            rows // config.gradient_accumulation_steps,
+            length,
+            heads,
+            config.model.hidden_size // heads,
+        )
         with jax.set_mesh(self.mesh):
             return choose(jax.ShapeDtypeStruct(shape, config.model.dtype))
 
@@ -207,7 +216,7 @@ class Programs:
         Args:
           rows: of the batch, where batches grow; None for the last and largest.
         """
-        config, rows = self._config, rows or self._objective.rows
+        config, rows = self._config, rows or self._objective.num_sequences
         timed = config.budget is not None
         given = {"fixed": self._constants, "plan": self._plan} if timed else self._constants
 
@@ -222,13 +231,13 @@ class Programs:
                 return self._objective.sums(outputs, batch)
 
             def gather(params: Any) -> Any:
-                return self._gather(hold_frozen(params, config.optimizer_config()))
+                return self._gather(stop_frozen_gradients(params, config.optimizer_config()))
 
             step = make_train_step(
                 loss,
                 optimizer,
                 seed_key=jax.random.key(config.seed),
-                accumulation=self._accumulation(rows),
+                gradient_accumulation_steps=self._gradient_accumulation_steps(rows),
                 log_every=int(config.log_every),
                 gather=gather,
             )
@@ -250,36 +259,40 @@ class Programs:
             return self._objective.sums(outputs, batch), kept
 
         shapes = self._objective.eval_shapes()
-        return self._compile(eval_step, self.params, shapes, self._whole, self.heldout_rows)
+        return self._compile(
+            eval_step, self.params, shapes, self._replicated, self.eval_batch_sharding
+        )
 
     def predict(self, shapes: Shapes) -> jax.stages.Compiled:
         """(what `laid` gives, batch, constants) -> all outputs, for batches of these shapes."""
 
         def predict(params: Any, batch: Batch, constants: Any) -> dict[str, Any]:
-            if not self._apart:
+            if not self._unstacks_layers:
                 return self._apply(params, batch, None, constants)
-            with turned_kernels():
-                whole = stack_layers(jax.tree_util.tree_map_with_path(_upright, params))
+            with transposed_kernels():
+                whole = stack_layers(jax.tree_util.tree_map_with_path(_transpose_kernel, params))
                 return self._apply(whole, batch, None, constants)
 
-        def lie(leaf: Any, layer: int | None, turned: bool) -> Any:
+        def place(leaf: Any, layer: int | None, transposed: bool) -> Any:
             own = leaf.shape if layer is None else leaf.shape[1:]
-            shape = own[::-1] if turned else own
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=self._whole)
+            shape = own[::-1] if transposed else own
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=self._replicated)
 
-        return self._compile(predict, self._laid(self.params, lie), shapes, self._whole)
+        return self._compile(
+            predict, self._map_layout(self.params, place), shapes, self._replicated
+        )
 
     def laid(self, params: Any) -> Any:
         """Parameters as `predict` takes them, in the memory that they have where it can be."""
 
-        def lie(leaf: Any, layer: int | None, turned: bool) -> Any:
+        def place(leaf: Any, layer: int | None, transposed: bool) -> Any:
             found = np.asarray(leaf) if layer is None else np.asarray(leaf)[layer]
-            return jax.device_put(found.T if turned else found, self._whole)
+            return jax.device_put(found.T if transposed else found, self._replicated)
 
-        return self._laid(params, lie)
+        return self._map_layout(params, place)
 
     @functools.cached_property
-    def _apart(self) -> bool:
+    def _unstacks_layers(self) -> bool:
         """Whether each layer's parameters are given to `predict` by themselves, kernels turned.
 
         Of those of all layers in one array a CPU would copy each layer's at every call, which takes
@@ -290,17 +303,17 @@ class Programs:
         cpu = self.mesh.devices.flat[0].platform == "cpu"
         return cpu and alone and not self._config.model.scan_layers
 
-    def _laid(self, params: Any, lie: Callable[[Any, int | None, bool], Any]) -> Any:
-        layers = range(self._config.model.num_layers)
+    def _map_layout(self, params: Any, place: Callable[[Any, int | None, bool], Any]) -> Any:
+        layers = range(self._config.model.num_hidden_layers)
 
         def laid(path: tuple[Any, ...], leaf: Any) -> Any:
             name = parameter_name(path)
-            turned = name.endswith("/kernel")
+            transposed = name.endswith("/kernel")
             if is_stacked(name):
-                return tuple(lie(leaf, layer, turned) for layer in layers)
-            return lie(leaf, None, True) if turned else leaf
+                return tuple(place(leaf, layer, transposed) for layer in layers)
+            return place(leaf, None, True) if transposed else leaf
 
-        return jax.tree_util.tree_map_with_path(laid, params) if self._apart else params
+        return jax.tree_util.tree_map_with_path(laid, params) if self._unstacks_layers else params
 
     def _apply(
         self, params: Any, batch: Batch, key: jax.Array | None, constants: Any
@@ -309,7 +322,7 @@ class Programs:
 
     def _gather(self, params: Any) -> Any:
         model = self._config.model
-        return gather_matrices(self.mesh, params, model.dtype, apart=not model.scan_layers)
+        return gather_matrices(self.mesh, params, model.dtype, per_layer=not model.scan_layers)
 
     def _compile(
         self,
@@ -359,11 +372,11 @@ class Programs:
         )
 
     def _init(self, given: Any) -> TrainState:
-        return self._init_of(self._config.seed, given)
+        return self._init_with_seed(self._config.seed, given)
 
-    def _init_of(self, seed: Any, given: Any) -> TrainState:
+    def _init_with_seed(self, seed: Any, given: Any) -> TrainState:
         random = self._objective.init_params(jax.random.key(seed))
-        params = merge(random, given, self._config.reinit_layers)
+        params = merge_pretrained(random, given, self._config.reinit_layers)
         return init_state(params, self._sums, self._optimizer)
 
     @functools.cached_property
@@ -374,7 +387,10 @@ class Programs:
         def sums(params: Any, batch: Batch, constants: Any) -> Sums:
             return objective.sums(objective.apply(params, batch, None, constants), batch)
 
-        batch, fixed = objective.batch_shapes(objective.rows), jax.eval_shape(objective.constants)
+        batch, fixed = (
+            objective.batch_shapes(objective.num_sequences),
+            jax.eval_shape(objective.constants),
+        )
         return cast(Sums, jax.eval_shape(sums, self.given, batch, fixed))
 
 
@@ -382,5 +398,5 @@ def _shardings(shapes: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, shapes)
 
 
-def _upright(path: tuple[Any, ...], leaf: Any) -> Any:
+def _transpose_kernel(path: tuple[Any, ...], leaf: Any) -> Any:
     return leaf.T if "/kernel" in parameter_name(path) else leaf

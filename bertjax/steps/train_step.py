@@ -37,14 +37,14 @@ class TrainState(NamedTuple):
     window: Sums
 
 
-def terms(sums: Sums) -> Sums:
+def loss_terms(sums: Sums) -> Sums:
     """The terms of the loss among the sums."""
     return {name: pair for name, pair in sums.items() if name.endswith("_loss")}
 
 
 def total_loss(sums: Sums) -> Array:
     """The sum of the terms' means, float32; a term of no weight counts 0."""
-    return jnp.asarray(sum(_mean(*pair) for pair in terms(sums).values()))
+    return jnp.asarray(sum(_mean(*pair) for pair in loss_terms(sums).values()))
 
 
 def _mean(value: Array, weight: Array) -> Array:
@@ -56,13 +56,13 @@ def sums_and_gradient(
     params: Any,
     batch: Batch,
     key: Array | None,
-    accumulation: int = 1,
+    gradient_accumulation_steps: int = 1,
     gather: Callable[[Any], Any] = lambda params: params,
 ) -> tuple[Sums, Any]:
     """All sums over the batch, and the gradient of the total loss.
 
     Args:
-      batch: arrays with a leading axis of rows, a multiple of `accumulation`.
+      batch: arrays with a leading axis of rows, a multiple of `gradient_accumulation_steps`.
       key: key of dropout; None to leave it out.
       accumulation: parts that the rows are computed in, one after the other. Each part is
         divided by the weight of the whole batch, so the result is that of one part.
@@ -81,15 +81,15 @@ def sums_and_gradient(
         grads, sums = jax.grad(scaled, has_aux=True)(used, rows, key, weights)
         return gradient_of_params(grads)[0], sums
 
-    if accumulation == 1:
+    if gradient_accumulation_steps == 1:
         grads, sums = gradient(batch, key, {})
         return sums, grads
 
     # The weights do not depend on the parameters: the compiler drops the model from this call.
-    weights = {name: weight for name, (_, weight) in terms(loss(used, batch, None)).items()}
-    # Every `accumulation`-th row goes into a part, so rows stay on the device that holds them.
+    weights = {name: weight for name, (_, weight) in loss_terms(loss(used, batch, None)).items()}
+    # Every `gradient_accumulation_steps`-th row goes into a part, so rows stay on the device that holds them.
     parts = {
-        name: array.reshape(-1, accumulation, *array.shape[1:]).swapaxes(0, 1)
+        name: array.reshape(-1, gradient_accumulation_steps, *array.shape[1:]).swapaxes(0, 1)
         for name, array in batch.items()
     }
 
@@ -101,7 +101,7 @@ def sums_and_gradient(
     first = {name: array[0] for name, array in parts.items()}
     shapes = jax.eval_shape(gradient, first, key, weights)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    (grads, sums), _ = jax.lax.scan(add, zeros, (parts, jnp.arange(accumulation)))
+    (grads, sums), _ = jax.lax.scan(add, zeros, (parts, jnp.arange(gradient_accumulation_steps)))
     return sums, grads
 
 
@@ -110,7 +110,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     seed_key: Array,
-    accumulation: int = 1,
+    gradient_accumulation_steps: int = 1,
     log_every: int = 1,
     gather: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
@@ -118,13 +118,15 @@ def make_train_step(
 
     The window holds the sums over all steps since the last multiple of `log_every`, this one
     included: those of the loss function, and `loss` (the total) and `grad_norm`, to which each
-    step adds a weight of 1. Dropout's key is a function of `seed_key` and the step. `accumulation`
+    step adds a weight of 1. Dropout's key is a function of `seed_key` and the step. `gradient_accumulation_steps`
     and `gather` are those of `sums_and_gradient`.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         key = jax.random.fold_in(seed_key, state.step)
-        sums, grads = sums_and_gradient(loss, state.params, batch, key, accumulation, gather)
+        sums, grads = sums_and_gradient(
+            loss, state.params, batch, key, gradient_accumulation_steps, gather
+        )
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)

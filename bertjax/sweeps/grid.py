@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertjax.config.config import Config, MeshConfig
-from bertjax.steps.parallel_runs import Together
+from bertjax.steps.parallel_runs import ParallelStepFunctions
 from data_pipelines.errors import InputError
 
 
@@ -71,12 +71,12 @@ def make_trials(
     return trials
 
 
-def of_one_shape(trials: Sequence[Trial]) -> list[list[Trial]]:
+def group_by_shape(trials: Sequence[Trial]) -> list[list[Trial]]:
     """The runs in groups that one program trains: they differ in `Together.VARIED` alone."""
     groups: dict[str, list[Trial]] = collections.defaultdict(list)
     for trial in trials:
         fields: dict[str, Any] = trial.config.to_dict()
-        for name in Together.VARIED:
+        for name in ParallelStepFunctions.PER_RUN_FIELDS:
             section, _, field = name.rpartition(".")
             (fields[section] if section else fields).pop(field)
         groups[json.dumps(fields, sort_keys=True)].append(trial)

@@ -11,20 +11,20 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.mesh import hosts
+from bertjax.mesh import distributed
 from bertjax.sweeps.grid import Trial
 from bertjax.tasks.task import Task
-from bertjax.workdir.workdir import FREE, WAVES, config_difference
+from bertjax.workdir.workdir import PARALLEL_RUNS_DIR, RESUMABLE_FIELDS, config_difference
 from data_pipelines.errors import InputError
 
 DONE_FILE = "done.json"  # of a wave: what became of its runs
 
 # What may differ when a sweep goes on: not what scores are of, nor which run is the best.
-_FREE = FREE - {"eval_batches", "keep_best"}
-_TRAINED = ("config", "data_fingerprint")  # of an entry; the rest is what came of the run
+_RESUMABLE_FIELDS = RESUMABLE_FIELDS - {"eval_batches", "best_metric"}
+_RUN_KEYS = ("config", "data_fingerprint")  # of an entry; the rest is what came of the run
 
 
-class Ledger:
+class SweepState:
     """What is done of the sweep of a workdir, to which runs may be added: more seeds, for example.
 
     Args:
@@ -38,7 +38,7 @@ class Ledger:
         if (workdir / "run.json").exists():
             raise InputError(f"{workdir} holds a run and no sweep: use another --workdir.")
         self._entries: dict[str, dict[str, Any]] = {}
-        for path in self._waves():
+        for path in self._parallel_dirs():
             if (path / DONE_FILE).exists():
                 self._entries |= _read(path / DONE_FILE)
         if lost := self._entries.keys() - {trial.name for trial in trials}:
@@ -51,8 +51,10 @@ class Ledger:
                 self._compare(trial)
 
     def _compare(self, trial: Trial) -> None:
-        if found := config_difference(self._entries[trial.name]["config"], trial.config, _FREE):
-            name, before, now = found
+        if outcomes := config_difference(
+            self._entries[trial.name]["config"], trial.config, _RESUMABLE_FIELDS
+        ):
+            name, before, now = outcomes
             raise InputError(
                 f"{self.workdir} holds a sweep whose run {trial.name!r} has {name}={before!r}, and "
                 f"here it has {now!r}: use another --workdir, or that sweep's configuration."
@@ -72,7 +74,7 @@ class Ledger:
     def results(self) -> dict[str, dict[str, Any]]:
         """What became of the runs that are done, by their names."""
         return {
-            name: {key: value for key, value in entry.items() if key not in _TRAINED}
+            name: {key: value for key, value in entry.items() if key not in _RUN_KEYS}
             for name, entry in self._entries.items()
         }
 
@@ -86,14 +88,14 @@ class Ledger:
         """
         names = "\n".join([str(together), *(trial.name for trial in trials)])
         digest = hashlib.sha256(names.encode()).hexdigest()[:12]
-        return self.workdir / WAVES / f"{len(self._entries):05d}-{digest}"
+        return self.workdir / PARALLEL_RUNS_DIR / f"{len(self._entries):05d}-{digest}"
 
-    def note(
+    def record(
         self,
         wave: epath.Path,
         trials: Sequence[Trial],
         task: Task,
-        found: Mapping[str, Mapping[str, Any]],
+        outcomes: Mapping[str, Mapping[str, Any]],
     ) -> None:
         """Notes what became of a wave's runs; all hosts have the same to note.
 
@@ -102,37 +104,37 @@ class Ledger:
         """
         entries = {
             trial.name: {
-                **found[trial.name],
+                **outcomes[trial.name],
                 "config": trial.config.to_dict(),
                 "data_fingerprint": task.data_fingerprint,
             }
             for trial in trials
         }
-        if hosts.is_first():
+        if distributed.is_process_0():
             write(wave / DONE_FILE, entries)
         self._entries |= entries
 
-    def clear(self) -> None:
+    def remove_unfinished(self) -> None:
         """Deletes what waves left that came to no end, because others trained their runs."""
-        for path in self._waves():
+        for path in self._parallel_dirs():
             if not (path / DONE_FILE).exists():
                 path.rmtree()
 
-    def _waves(self) -> list[epath.Path]:
-        waves = self.workdir / WAVES
+    def _parallel_dirs(self) -> list[epath.Path]:
+        waves = self.workdir / PARALLEL_RUNS_DIR
         return sorted(waves.iterdir()) if waves.exists() else []
 
 
 def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = json.loads(path.read_text())
-        for entry in found.values():
-            [entry[name] for name in (*_TRAINED, "scores", "failed")]
+        outcomes: dict[str, dict[str, Any]] = json.loads(path.read_text())
+        for entry in outcomes.values():
+            [entry[name] for name in (*_RUN_KEYS, "scores", "failed")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"{path} is not what this version of bertjax writes of a sweep: use another --workdir."
         ) from error
-    return found
+    return outcomes
 
 
 def write(path: epath.Path, content: Any) -> None:

@@ -14,24 +14,26 @@ from bertjax.config.config import Config, MeshConfig
 from bertjax.model import flops
 from bertjax.steps import objective
 from bertjax.tasks import task
-from bertjax.tasks.task import HostBatch, bucket
+from bertjax.tasks.task import HostBatch, next_power_of_two
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.packed_examples import (
     Examples,
-    Shape,
+    PackedShape,
     Target,
     TrainingBatches,
+    build_batch,
     empty,
-    evaluation_rows,
-    fill,
-    own_rows,
+    pack_eval_batches,
+    process_batch,
     split,
 )
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_EVAL_ROWS = 4  # that a device has at least: fewer leave an accelerator waiting for its memory
-_ANSWERED_ROWS = 16  # of a batch, at most, where inputs are answered
-_SHORTEST = 64  # pieces of a row, at least
+_MIN_EVAL_SEQUENCES = (
+    4  # that a device has at least: fewer leave an accelerator waiting for its memory
+)
+_MAX_PREDICT_SEQUENCES = 16  # of a batch, at most, where inputs are answered
+_MIN_SEQ_LENGTH = 64  # pieces of a row, at least
 
 
 class Objective(objective.Objective):
@@ -41,20 +43,20 @@ class Objective(objective.Objective):
       GROUPED: whether several examples are one question.
     """
 
-    UNREAD = frozenset({"eval_batches", "batch_growth"})
+    UNUSED_FIELDS = frozenset({"eval_batches", "batch_size_rampup"})
     GROUPED: ClassVar[bool] = False
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
         super().__init__(config, multiple)
         # As if no two examples shared a row; data tell better.
-        self.rows = self.rounded(config.batch_size, config.accumulation)
+        self.num_sequences = self.rounded(config.batch_size, config.gradient_accumulation_steps)
 
     def trainable(self, name: str) -> bool:
         return not (self.config.model.feature_layers and name.startswith("encoder/"))
 
     @property
     @abc.abstractmethod
-    def row(self) -> Shape:
+    def row(self) -> PackedShape:
         """What one row holds at most."""
 
     @abc.abstractmethod
@@ -62,22 +64,22 @@ class Objective(objective.Objective):
         """What is learned, of no examples: names, kinds and types."""
 
     @property
-    def eval_rows(self) -> int:
-        usual = max(self.config.batch_size, _EVAL_ROWS * self.multiple)
+    def eval_batch_size(self) -> int:
+        usual = max(self.config.batch_size, _MIN_EVAL_SEQUENCES * self.multiple)
         return self.config.eval_batch_size or self.rounded(usual)
 
-    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    def batch_shapes(self, num_sequences: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {
-            name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
+            name: jax.ShapeDtypeStruct((num_sequences, *array.shape[1:]), array.dtype)
             for name, array in empty(1, self.row, self.targets(), self.GROUPED).items()
         }
 
-    def forward_flops(self, rows: int) -> float:
-        model, length = self.config.model, self.config.seq_len
-        return flops.forward_flops(model, rows, length, read=self.read_slots)
+    def forward_flops(self, num_sequences: int) -> float:
+        model, length = self.config.model, self.config.max_seq_length
+        return flops.forward_flops(model, num_sequences, length, read=self.num_head_positions)
 
 
-def check_labels(config: Config) -> None:
+def check_num_labels(config: Config) -> None:
     """Raises InputError where neither data nor the configuration say how many labels there are."""
     if not config.model.num_labels:
         raise InputError(
@@ -92,19 +94,25 @@ class Task(task.Task):
     objective: Objective
 
     def __init__(
-        self, config: Config, hosts: int, host: int, objective: Callable[..., Objective]
+        self,
+        config: Config,
+        num_processes: int,
+        process_id: int,
+        objective: Callable[..., Objective],
     ) -> None:
         # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.
         alone = config.mesh == MeshConfig(1, 1, 1)
-        self.objective = objective(config, hosts if alone else math.lcm(jax.device_count(), hosts))
-        self.config, self.hosts, self.host = config, hosts, host
+        self.objective = objective(
+            config, num_processes if alone else math.lcm(jax.device_count(), num_processes)
+        )
+        self.config, self.num_processes, self.process_id = config, num_processes, process_id
 
     @property
     @abc.abstractmethod
     def examples(self) -> Examples:
         """The training data, which no evaluation reads."""
 
-    def reseeded(self, config: Config) -> "Task":
+    def with_config(self, config: Config) -> "Task":
         self.examples  # noqa: B018 (made once, for all)
         other = copy.copy(self)
         other.config, other.objective = config, copy.copy(self.objective)
@@ -119,13 +127,13 @@ class Task(task.Task):
             )
         self._batches = TrainingBatches(
             self.examples,
-            config.order_seed,
+            config.data_order_seed,
             config.batch_size,
             self.objective.row,
             steps,
-            multiple=self.objective.multiple * config.accumulation,
+            pad_to_multiple_of=self.objective.multiple * config.gradient_accumulation_steps,
         )
-        self.objective.rows = self._batches.rows
+        self.objective.num_sequences = self._batches.num_sequences
 
     @property
     def examples_per_epoch(self) -> int:
@@ -133,9 +141,9 @@ class Task(task.Task):
 
     @property
     def told(self) -> str:
-        data, pieces = self.config.data, int(self.examples.sizes.sum())
+        data, tokens = self.config.data, int(self.examples.sizes.sum())
         name = data["dir"] or data["train"]
-        return f"{name} ({len(self.examples):,} examples, {pieces:,} pieces)"
+        return f"{name} ({len(self.examples):,} examples, {tokens:,} pieces)"
 
     @property
     def data_fingerprint(self) -> str:
@@ -143,10 +151,10 @@ class Task(task.Task):
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
         for step in itertools.count(start) if stop is None else range(start, stop):
-            yield own_rows(self._batches.batch(step), self.hosts, self.host)
+            yield process_batch(self._batches.batch(step), self.num_processes, self.process_id)
 
 
-class Laid:
+class PackedEvalSet:
     """Examples laid in batches, each once, and their outputs taken apart again.
 
     Args:
@@ -157,33 +165,38 @@ class Laid:
     """
 
     def __init__(
-        self, examples: Examples, row: Shape, rows: int = 0, hosts: int = 1, host: int = 0
+        self,
+        examples: Examples,
+        row: PackedShape,
+        num_sequences: int = 0,
+        num_processes: int = 1,
+        process_id: int = 0,
     ) -> None:
-        if not rows:  # nothing is compiled for them yet
-            longest = max(_SHORTEST, bucket(int(examples.sizes.max(initial=1))))
-            row = row._replace(pieces=min(row.pieces, longest))
-        self._examples, self._row, self._rows = examples, row, rows
-        self._hosts, self._host = hosts, host
-        self._placed = evaluation_rows(examples, row, rows or _ANSWERED_ROWS)
+        if not num_sequences:  # nothing is compiled for them yet
+            longest = max(_MIN_SEQ_LENGTH, next_power_of_two(int(examples.sizes.max(initial=1))))
+            row = row._replace(tokens=min(row.tokens, longest))
+        self._examples, self._row, self._rows = examples, row, num_sequences
+        self._hosts, self._host = num_processes, process_id
+        self._layout = pack_eval_batches(examples, row, num_sequences or _MAX_PREDICT_SEQUENCES)
 
     def batches(self) -> Iterator[HostBatch]:
         """This host's rows of each batch."""
-        for placed in self._placed:
-            batch = fill(self._examples, placed, self._rows or placed.count, self._row)
-            yield own_rows(batch, self._hosts, self._host)
+        for placed in self._layout:
+            batch = build_batch(self._examples, placed, self._rows or placed.count, self._row)
+            yield process_batch(batch, self._hosts, self._host)
 
     def split(
-        self, outputs: Sequence[np.ndarray], of: Literal["example", "pieces"]
+        self, outputs: Sequence[np.ndarray], level: Literal["example", "pieces"]
     ) -> list[np.ndarray]:
         """The part of each example of the outputs of all batches; see `rows.split`."""
-        return split(self._examples, self._placed, outputs, of)
+        return split(self._examples, self._layout, outputs, level)
 
 
-def show_examples(batch: HostBatch, row: int, tokenizer: Tokenizer, said: Sequence[Any]) -> str:
+def show_examples(batch: HostBatch, row: int, tokenizer: Tokenizer, labels: Sequence[Any]) -> str:
     """The examples of a row, one a line, what is to be said of each before it."""
     lines = []
-    for slot, label in enumerate(said):
-        own = batch["token_ids"][row][batch["pack_ids"][row] == slot + 1]
+    for slot, label in enumerate(labels):
+        own = batch["input_ids"][row][batch["example_ids"][row] == slot + 1]
         if len(own):
             lines.append(f"{label}: {tokenizer.decode(own.tolist())}")
     return "\n".join(lines)

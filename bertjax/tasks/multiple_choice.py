@@ -10,106 +10,134 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.formats.tensors import Model
+from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import finetuning, task
-from bertjax.tasks.data import FIELDS, TFDS_SPLITS, find_tables, tokenizer_of
-from bertjax.tasks.evaluations import PREDICTIONS
-from bertjax.tasks.finetuning import Laid, show_examples
+from bertjax.tasks.finetuning import PackedEvalSet, show_examples
+from bertjax.tasks.finetuning_data import (
+    COMMON_DATA_FIELDS,
+    TFDS_SPLITS,
+    find_tables,
+    load_task_tokenizer,
+)
+from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.sequence_classification import report
-from bertjax.tasks.task import EXAMPLES, Evaluation, EvaluationSet, HostBatch, Input, Opened
+from bertjax.tasks.task import (
+    NUM_EXAMPLES_SHOWN,
+    EvalSet,
+    Evaluation,
+    HostBatch,
+    Input,
+    PredictorProtocol,
+)
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
-from data_pipelines.finetuning.multiple_choice import Choices, by_question, encode, from_rows
-from data_pipelines.finetuning.packed_examples import Examples, Shape, Target
-from data_pipelines.finetuning.table import Row, read_table, read_tfds_table
+from data_pipelines.finetuning.multiple_choice import (
+    MultipleChoiceDataset,
+    encode,
+    from_rows,
+    group_by_question,
+)
+from data_pipelines.finetuning.packed_examples import Examples, PackedShape, Target
+from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
 from data_pipelines.text.sources import TFDS
-from data_pipelines.vocabulary.coverage import warn_of_loss
+from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
-_PIECES = 16  # of an answer, at least, by which a row has places for answers
+_MIN_TOKENS_PER_EXAMPLE = 16  # of an answer, at least, by which a row has places for answers
 
 
 class Objective(finetuning.Objective):
     """The encoder with a score for each answer; those of a question lie in one row."""
 
-    heads = ("choice",)
-    outputs = ("choice_logits",)
+    heads = ("multiple_choice",)
+    outputs = ("multiple_choice_logits",)
     GROUPED = True
 
     def __init__(self, config: Config, multiple: int = 1) -> None:
         super().__init__(config, multiple)
-        task.check_types(config, "question and answer")
+        task.check_type_vocab_size(config, "question and answer")
 
     @property
-    def row(self) -> Shape:
+    def row(self) -> PackedShape:
         # A question by itself has all its answers in one row all the same.
-        return Shape(self.config.seq_len, max(2, self.config.seq_len // _PIECES))
+        return PackedShape(
+            self.config.max_seq_length,
+            max(2, self.config.max_seq_length // _MIN_TOKENS_PER_EXAMPLE),
+        )
 
     def targets(self) -> Mapping[str, Target]:
         return {"choice": Target("example", np.zeros(0, np.int32))}
 
 
 class Task(finetuning.Task):
-    """Questions with any number of answers, of which one is right."""
+    """MultipleChoiceEvalSet with any number of answers, of which one is right."""
 
-    DATA_FIELDS: ClassVar[Mapping[str, Field]] = FIELDS | {
+    DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "longest": field(
             128, "the most pieces of an answer with its question; the longer text loses them first"
         )
     }
-    headline = ("accuracy",)
-    ability = "chooses one of several answers"
+    primary_metrics = ("accuracy",)
+    description = "chooses one of several answers"
     objective: Objective
 
-    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
-        super().__init__(config, hosts, host, Objective)
-        self.tokenizer = tokenizer_of(config)
-        row, rows = self.objective.row, self.objective.eval_rows
+    def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
+        super().__init__(config, num_processes, process_id, Objective)
+        self.tokenizer = load_task_tokenizer(config)
+        row, rows = self.objective.row, self.objective.eval_batch_size
         found = read_sets(config, "dev")
-        warn_of_loss(self.tokenizer, {name: data.all_texts for name, data in found})
+        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in found})
         self._sets = [
-            Questions(name, data, self.tokenizer, config, row, rows, hosts, host)
+            MultipleChoiceEvalSet(
+                name, data, self.tokenizer, config, row, rows, num_processes, process_id
+            )
             for name, data in found
         ]
 
     @functools.cached_property
     def examples(self) -> Examples:
         ((name, data),) = read_sets(self.config, "train")
-        warn_of_loss(self.tokenizer, {name: data.all_texts})
-        return _encoded(name, data, self.tokenizer, self.config, self.objective.row)
+        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts})
+        return _encode(name, data, self.tokenizer, self.config, self.objective.row)
 
-    def evaluation_sets(self) -> Sequence[EvaluationSet]:
+    def eval_sets(self) -> Sequence[EvalSet]:
         return self._sets
 
-    def show(self, batch: HostBatch, row: int) -> str:
+    def format_sequence(self, batch: HostBatch, row: int) -> str:
         """An answer a line, the number of its question before it, and a star at the right one."""
-        groups, right = batch["groups"][row], batch["choice_targets"][row]
-        marks = [f"{group}{' *' * int(mark)}" for group, mark in zip(groups, right, strict=True)]
+        group_ids, right = batch["group_ids"][row], batch["choice_targets"][row]
+        marks = [f"{group}{' *' * int(mark)}" for group, mark in zip(group_ids, right, strict=True)]
         return show_examples(batch, row, self.tokenizer, marks)
 
     @staticmethod
-    def of_model(model: Model) -> Mapping[str, Any] | None:
-        return {"seq_len": model.config.max_positions} if "choice" in model.params else None
+    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+        return (
+            {"max_seq_length": model.config.max_position_embeddings}
+            if "multiple_choice" in model.params
+            else None
+        )
 
     @staticmethod
-    def example(config: Config) -> str:
+    def sample_arguments(config: Config) -> str:
         return """--text '{"context": "She opens the", "choices": ["door", "sky"]}'"""
 
     @staticmethod
     def predict(
-        opened: Opened, inputs: Sequence[Input], everything: bool = False
+        predictor: PredictorProtocol, inputs: Sequence[Input], return_all_scores: bool = False
     ) -> Iterator[dict[str, Any]]:
         """The answer to each question, an object with "context" and "choices", or in SWAG's
         columns.
         """
-        data = from_rows("input", map(_row, inputs), False)
-        row = Objective(opened.config).row
-        asked = Questions("input", data, opened.tokenizer, opened.config, row)
-        logits = [found["choice_logits"] for found in opened.run(asked.batches())]
-        for question, said in zip(data.questions, asked.said(logits), strict=True):
-            yield {"context": question.context} | _answer(question.answers, said, everything)
+        data = from_rows("input", map(_to_table_row, inputs), False)
+        row = Objective(predictor.config).row
+        item = MultipleChoiceEvalSet("input", data, predictor.tokenizer, predictor.config, row)
+        logits = [found["multiple_choice_logits"] for found in predictor.run(item.batches())]
+        for question, said in zip(data.questions, item.said(logits), strict=True):
+            yield {"context": question.context} | _format_prediction(
+                question.answers, said, return_all_scores
+            )
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
@@ -126,28 +154,30 @@ class Task(finetuning.Task):
         return report.render(name, directory, texts, "choice")
 
 
-class Questions(Laid):
-    """Held-out questions; see `Laid` for the arguments."""
+class MultipleChoiceEvalSet(PackedEvalSet):
+    """Held-out questions; see `PackedEvalSet` for the arguments."""
 
     def __init__(
         self,
         name: str,
-        data: Choices,
+        data: MultipleChoiceDataset,
         tokenizer: Tokenizer,
         config: Config,
-        row: Shape,
+        row: PackedShape,
         rows: int = 0,
-        hosts: int = 1,
-        host: int = 0,
+        num_processes: int = 1,
+        process_id: int = 0,
     ) -> None:
         self.name, self.data = name, data
-        super().__init__(_encoded(name, data, tokenizer, config, row), row, rows, hosts, host)
+        super().__init__(
+            _encode(name, data, tokenizer, config, row), row, rows, num_processes, process_id
+        )
 
     def said(self, logits: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The probability of each answer of each question, float64, from the logits [R, K, 1]."""
         each = np.asarray(self.split(logits, "example"), np.float64)[:, 0]
         found = []
-        for scores in by_question(self.data, each):
+        for scores in group_by_question(self.data, each):
             powers = np.exp(scores - scores.max())
             found.append(powers / powers.sum())
         return found
@@ -156,7 +186,7 @@ class Questions(Laid):
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
         """`accuracy`, from 0 to 1; the file is `predictions`."""
-        said = self.said([each["choice_logits"] for each in outputs])
+        said = self.said([each["multiple_choice_logits"] for each in outputs])
         right = [
             each.argmax() == q.right for q, each in zip(self.data.questions, said, strict=True)
         ]
@@ -173,7 +203,7 @@ class Questions(Laid):
         examples = [
             f"{question.context} → {question.answers[each.argmax()]} ({question.answers[gold]})"
             for question, each in itertools.islice(
-                zip(self.data.questions, said, strict=True), EXAMPLES
+                zip(self.data.questions, said, strict=True), NUM_EXAMPLES_SHOWN
             )
             if (gold := question.right) is not None
         ]
@@ -182,7 +212,7 @@ class Questions(Laid):
         )
 
 
-def read_sets(config: Config, split: str) -> list[tuple[str, Choices]]:
+def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDataset]]:
     """Name and questions of each data set of a split, "train" or "dev".
 
     Raises:
@@ -197,38 +227,42 @@ def read_sets(config: Config, split: str) -> list[tuple[str, Choices]]:
     ]
 
 
-def _row(asked: Input) -> Row:
-    if isinstance(asked.said, str):
+def _to_table_row(item: Input) -> TableRow:
+    if isinstance(item.said, str):
         raise InputError(
-            f'{asked.place} is not of the form {{"context": "...", "choices": ["...", "..."]}}: '
+            f'{item.location} is not of the form {{"context": "...", "choices": ["...", "..."]}}: '
             "write a JSON object a line."
         )
-    return Row(asked.place, dict(asked.said))
+    return TableRow(item.location, dict(item.said))
 
 
-def _answer(answers: Sequence[str], said: np.ndarray, everything: bool) -> dict[str, Any]:
+def _format_prediction(
+    answers: Sequence[str], said: np.ndarray, return_all_scores: bool
+) -> dict[str, Any]:
     best = int(said.argmax())
     found: dict[str, Any] = {
         "label": best,
         "answer": answers[best],
         "probability": round(float(said[best]), 6),
     }
-    return found | ({"probabilities": [round(float(p), 6) for p in said]} if everything else {})
+    return found | (
+        {"probabilities": [round(float(p), 6) for p in said]} if return_all_scores else {}
+    )
 
 
-def _encoded(
-    name: str, data: Choices, tokenizer: Tokenizer, config: Config, row: Shape
+def _encode(
+    name: str, data: MultipleChoiceDataset, tokenizer: Tokenizer, config: Config, row: PackedShape
 ) -> Examples:
     longest = config.data["longest"]
-    examples, cut = encode(data, tokenizer, longest, row.pieces, row.examples)
-    if cut:
+    examples, num_truncated = encode(data, tokenizer, longest, row.tokens, row.examples)
+    if num_truncated:
         _log.warning(
             "%s: %d of %d answers are longer with their question than data.longest=%d, or than "
-            "their share of seq_len=%d, and were cut.",
+            "their share of max_seq_length=%d, and were cut.",
             name,
-            cut,
+            num_truncated,
             len(examples.lengths),
             longest,
-            row.pieces,
+            row.tokens,
         )
     return examples

@@ -15,34 +15,36 @@ import numpy as np
 from jax import Array
 
 from bertjax.config.config import Config
-from bertjax.formats.tensors import Model
+from bertjax.formats.tensors import NumpyModel
+from bertjax.mesh.distributed import broadcast_from_process_0
 from bertjax.mesh.feed import Batch
-from bertjax.mesh.hosts import from_first
 from bertjax.model import flops
-from bertjax.model.heads import BODY
+from bertjax.model.heads import BACKBONE_MODULES
 from bertjax.steps import objective
 from bertjax.tasks import task
-from bertjax.tasks.fill_mask import fill, go_on
+from bertjax.tasks.fill_mask import fill_mask, generate
 from bertjax.tasks.task import (
-    EXAMPLES,
+    NUM_EXAMPLES_SHOWN,
+    EvalSet,
     Evaluation,
-    EvaluationSet,
     HostBatch,
     Input,
-    Opened,
+    PredictorProtocol,
     check_vocabulary,
 )
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
-from data_pipelines.growth import Growth
 from data_pipelines.pretraining.data import PretrainingData, open_corpora
-from data_pipelines.pretraining.options import SHARES, PretrainingOptions
-from data_pipelines.pretraining.sequences import render_row
+from data_pipelines.pretraining.options import REPLACE_PROBS, PretrainingOptions
+from data_pipelines.pretraining.sequences import render_sequence
+from data_pipelines.rampup import BatchSizeRampup
 
 _log = logging.getLogger("bertjax")
 
-_SHARED = ("batch_size", "seq_len", "packing")  # fields of the configuration itself
-_PAIRED = 2  # sentences of a document, with fewer of which hardly any follows another
+_CONFIG_FIELDS = ("batch_size", "max_seq_length", "packing")  # fields of the configuration itself
+_MIN_SENTENCES_PER_DOCUMENT = (
+    2  # sentences of a document, with fewer of which hardly any follows another
+)
 
 
 class Objective(objective.Objective):
@@ -51,19 +53,19 @@ class Objective(objective.Objective):
     def __init__(self, config: Config, multiple: int = 1) -> None:
         super().__init__(config, multiple)
         fields = {name: value for name, value in config.data.items() if name != "dir"}
-        shared = {name: getattr(config, name) for name in _SHARED}
-        self.options = PretrainingOptions(seed=config.order_seed, **shared, **fields)
+        shared = {name: getattr(config, name) for name in _CONFIG_FIELDS}
+        self.options = PretrainingOptions(seed=config.data_order_seed, **shared, **fields)
         self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
         if "nsp" in self.heads:
-            task.check_types(config, "the sentences of a pair")
-        if config.model.causal != (self.options.objective == "left_to_right"):
+            task.check_type_vocab_size(config, "the sentences of a pair")
+        if config.model.causal != (self.options.objective == "clm"):
             raise InputError(
                 f"model.causal={config.model.causal} does not go with data.objective="
                 f"{self.options.objective}: a left-to-right model is causal, and no other is."
             )
 
-        if "examples" in config.pictures:
-            self.outputs = ("mlm_best",)
+        if "examples" in config.tensorboard_summaries:
+            self.outputs = ("masked_lm_predictions",)
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         return _shapes(self.options, rows)
@@ -73,7 +75,7 @@ class Objective(objective.Objective):
     ) -> dict[str, Array]:
         outputs = super().apply(params, batch, key, constants)
         if self.outputs:
-            outputs["mlm_best"] = outputs["mlm_logits"].argmax(axis=-1)
+            outputs["masked_lm_predictions"] = outputs["mlm_logits"].argmax(axis=-1)
         return outputs
 
     @property
@@ -81,28 +83,34 @@ class Objective(objective.Objective):
         """Of held-out data: masked as in the paper, however training is, so that losses compare."""
         chosen = self.options
         usual: dict[str, Any] = {
-            name: getattr(PretrainingOptions, name) for name in ("mask_prob", *SHARES)
+            name: getattr(PretrainingOptions, name) for name in ("mlm_probability", *REPLACE_PROBS)
         }
-        most = chosen.max_predictions if chosen.mask_prob == usual["mask_prob"] else None
-        rows = self.eval_rows
+        most = (
+            chosen.max_predictions_per_seq
+            if chosen.mlm_probability == usual["mlm_probability"]
+            else None
+        )
+        rows = self.eval_batch_size
         return dataclasses.replace(
-            chosen, batch_size=rows, weights="", max_predictions=most, **usual
+            chosen, batch_size=rows, mixture_weights="", max_predictions_per_seq=most, **usual
         )
 
     def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return _shapes(self.eval_options, self.eval_rows)
+        return _shapes(self.eval_options, self.eval_batch_size)
 
     def forward_flops(self, rows: int) -> float:
         row, model = self.options.row, self.config.model
         pairs = row.pairs if "nsp" in self.heads else 0
-        return flops.forward_flops(model, rows, row.pieces, row.slots, pairs, self.read_slots)
+        return flops.forward_flops(
+            model, rows, row.tokens, row.slots, pairs, self.num_head_positions
+        )
 
 
 class Task(task.Task):
     """Pre-training on a corpus that `bertjax prepare` wrote, or on several."""
 
-    headline = ("mlm_perplexity",)
-    ability = "fills [MASK]s, or left to right continues texts"
+    primary_metrics = ("mlm_perplexity",)
+    description = "fills [MASK]s, or left to right continues texts"
     together = 64  # a mask has as many scores as there are pieces
 
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = {
@@ -110,32 +118,34 @@ class Task(task.Task):
     } | {
         each.name: each
         for each in dataclasses.fields(PretrainingOptions)
-        if each.name not in ("seed", *_SHARED)
+        if each.name not in ("seed", *_CONFIG_FIELDS)
     }
 
     objective: Objective
 
-    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+    def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
         self.config = config
-        self.objective = Objective(config, math.lcm(jax.device_count(), hosts))
-        self._directory, self._hosts, self._host = config.data["dir"], hosts, host
+        self.objective = Objective(config, math.lcm(jax.device_count(), num_processes))
+        self._directory, self._hosts, self._host = config.data["dir"], num_processes, process_id
         if not self._directory:
             raise InputError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
         self._corpora = open_corpora(self._directory, "train")
         self.tokenizer = next(iter(self._corpora.values())).tokenizer
         check_vocabulary(self._directory, self.tokenizer, config.model.vocab_size)
-        self._sets: list[HeldOut] = []
+        self._sets: list[PretrainingEvalSet] = []
         options = self.objective.eval_options
         for name, corpus in self._corpora.items():
-            if corpus.manifest.heldout:
-                data = PretrainingData(corpus.directory, options, "heldout", hosts, host)
+            if corpus.manifest.eval_shards:
+                data = PretrainingData(corpus.directory, options, "eval", num_processes, process_id)
                 alone = len(self._corpora) == 1
-                self._sets.append(HeldOut("heldout" if alone else name, data, config.eval_batches))
+                self._sets.append(
+                    PretrainingEvalSet("eval" if alone else name, data, config.eval_batches)
+                )
             else:
                 _log.warning("%s holds out no text: it is not evaluated on.", corpus.directory)
 
     @classmethod
-    def ability_of(cls, config: Config) -> str:
+    def describe_model(cls, config: Config) -> str:
         return "continues texts" if config.model.causal else "fills [MASK]s"
 
     @functools.cached_property
@@ -144,30 +154,34 @@ class Task(task.Task):
         for corpus in self._corpora.values() if "nsp" in self.objective.heads else ():
             totals = corpus.manifest.totals
             each = totals["sentences"] / max(totals["documents"], 1)
-            if each < _PAIRED:
+            if each < _MIN_SENTENCES_PER_DOCUMENT:
                 _log.warning(
                     "%s has %.1f sentences a document: nearly all second sentences are random "
                     "ones, which tells nothing; prepare documents of several sentences, or train "
                     "with objective=mlm.", corpus.directory, each,
                 )  # fmt: skip
         # The processes of one program share what one of them measures.
-        share = from_first if jax.process_count() == self._hosts else None
+        share = broadcast_from_process_0 if jax.process_count() == self._hosts else None
         options = self.objective.options
-        growth = Growth(options.batch_size, self.config.batch_growth)
+        rampup = BatchSizeRampup(options.batch_size, self.config.batch_size_rampup)
         data = PretrainingData(
-            self._directory, options, "train", self._hosts, self._host, share, growth
+            self._directory, options, "train", self._hosts, self._host, share, rampup
         )
-        if len(data.shares) > 1:
-            shares = ", ".join(f"{name} {part:.2%}" for name, part in data.shares.items())
+        if len(data.mixture_proportions) > 1:
+            shares = ", ".join(
+                f"{name} {part:.2%}" for name, part in data.mixture_proportions.items()
+            )
             _log.info("Rows of the corpora: %s.", shares)
         return data
 
     @property
     def examples_per_epoch(self) -> int:
-        return self.data.rows_per_epoch
+        return self.data.sequences_per_epoch
 
     def prepare(self, steps: int | None) -> None:
-        self.data.growth = Growth(self.config.batch_size, self.config.batch_growth, steps or 1)
+        self.data.rampup = BatchSizeRampup(
+            self.config.batch_size, self.config.batch_size_rampup, steps or 1
+        )
 
     @property
     def data_fingerprint(self) -> str:
@@ -180,18 +194,18 @@ class Task(task.Task):
     def told(self) -> str:
         return " + ".join(
             f"{corpus.directory} ({corpus.manifest.totals['documents']:,} documents, "
-            f"{corpus.manifest.totals['pieces']:,} pieces)"
+            f"{corpus.manifest.totals['tokens']:,} pieces)"
             for corpus in self._corpora.values()
         )
 
     @property
-    def about_data(self) -> Mapping[str, str]:
+    def data_card(self) -> Mapping[str, str]:
         found = {}
         for name, corpus in self._corpora.items():
             totals, license = corpus.manifest.totals, corpus.manifest.options.get("license")
             found[name] = (
-                f"{totals['documents']:,} documents, {totals['bytes_of_text'] / 1e6:,.0f} MB, "
-                f"{totals['pieces']:,} pieces; license: {license or 'not told'}"
+                f"{totals['documents']:,} documents, {totals['text_bytes'] / 1e6:,.0f} MB, "
+                f"{totals['tokens']:,} pieces; license: {license or 'not told'}"
             )
         return found
 
@@ -199,20 +213,20 @@ class Task(task.Task):
         batches: Iterable[HostBatch] = self.data.dataset(start, stop).as_numpy_iterator()
         return batches
 
-    def evaluation_sets(self) -> Sequence[EvaluationSet]:
+    def eval_sets(self) -> Sequence[EvalSet]:
         return self._sets
 
-    def show(self, batch: HostBatch, row: int) -> str:
-        return render_row(batch, row, self.tokenizer)
+    def format_sequence(self, batch: HostBatch, row: int) -> str:
+        return render_sequence(batch, row, self.tokenizer)
 
     @staticmethod
-    def of_model(model: Model) -> Mapping[str, Any] | None:
-        if not {*model.params} <= {*BODY, "mlm", "nsp"}:
+    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+        if not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
             return None
-        seq_len = min(Config.seq_len, model.config.max_positions)
-        alone = "left_to_right" if model.config.causal else "mlm"
+        max_seq_length = min(Config.max_seq_length, model.config.max_position_embeddings)
+        alone = "clm" if model.config.causal else "mlm"
         objective = "mlm_nsp" if "nsp" in model.params else alone
-        return {"seq_len": seq_len, "data": {"objective": objective}}
+        return {"max_seq_length": max_seq_length, "data": {"objective": objective}}
 
     @staticmethod
     def inputs(lines: Iterable[str]) -> Iterator[Input]:
@@ -220,28 +234,28 @@ class Task(task.Task):
         return (Input(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
 
     @staticmethod
-    def example(config: Config) -> str:
+    def sample_arguments(config: Config) -> str:
         return f"--text 'The capital of France is{'' if config.model.causal else ' [MASK].'}'"
 
     @staticmethod
     def predict(
-        opened: Opened, inputs: Sequence[Input], everything: bool = False
+        predictor: PredictorProtocol, inputs: Sequence[Input], return_all_scores: bool = False
     ) -> Iterator[dict[str, Any]]:
         """Fills the `[MASK]`s of each text: the text, then per mask its likeliest pieces. A
         left-to-right model goes on with each text, piece by likeliest piece.
         """
-        answer = go_on if opened.config.model.causal else fill
-        return answer(opened, list(map(_text, inputs)))
+        answer = generate if predictor.config.model.causal else fill_mask
+        return answer(predictor, list(map(_text, inputs)))
 
 
-def _text(asked: Input) -> tuple[str, str]:
-    place, said = asked
+def _text(item: Input) -> tuple[str, str]:
+    location, said = item
     if not isinstance(said, str):
-        raise InputError(f"{place} is no text, and the model reads nothing else: write a text.")
-    return place, said
+        raise InputError(f"{location} is no text, and the model reads nothing else: write a text.")
+    return location, said
 
 
-class HeldOut:
+class PretrainingEvalSet:
     """The text that a corpus holds out, or its first batches."""
 
     def __init__(self, name: str, data: PretrainingData, batches: int) -> None:
@@ -256,16 +270,16 @@ class HeldOut:
         examples: list[str] = []
         if outputs[0]:  # of rows of which this host's are the first
             batch = next(iter(self.batches()))
-            seen = batch["token_ids"].copy()
-            best = outputs[0]["mlm_best"][: len(seen)]
-            np.put_along_axis(seen, batch["mlm_positions"], best, axis=1)
-            said, rows = batch | {"token_ids": seen}, range(min(EXAMPLES, len(seen)))
-            examples = [render_row(said, row, self._data.tokenizer) for row in rows]
+            seen = batch["input_ids"].copy()
+            best = outputs[0]["masked_lm_predictions"][: len(seen)]
+            np.put_along_axis(seen, batch["masked_lm_positions"], best, axis=1)
+            said, rows = batch | {"input_ids": seen}, range(min(NUM_EXAMPLES_SHOWN, len(seen)))
+            examples = [render_sequence(said, row, self._data.tokenizer) for row in rows]
         return Evaluation({"mlm_perplexity": float(np.exp(means["mlm_loss"]))}, examples=examples)
 
 
 def _shapes(options: PretrainingOptions, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {
         name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
-        for name, array in options.empty_rows(1).items()
+        for name, array in options.empty_batch(1).items()
     }

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bertjax.config.config import Config
-from bertjax.formats.tensors import Model
+from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
 from bertjax.tasks.task import Task
 from data_pipelines.errors import InputError
 
 # task name -> module with `Objective` and `Task`, which derive from those of
 # `bertjax.steps.objective` and `bertjax.tasks.task`.
-MODULES = {
-    "pretrain": "bertjax.tasks.pretraining",
-    "squad": "bertjax.tasks.question_answering.task",
-    "sentences": "bertjax.tasks.sequence_classification.task",
-    "choice": "bertjax.tasks.multiple_choice",
-    "tags": "bertjax.tasks.token_classification.task",
+TASK_MODULES = {
+    "pretraining": "bertjax.tasks.pretraining",
+    "question_answering": "bertjax.tasks.question_answering.task",
+    "sequence_classification": "bertjax.tasks.sequence_classification.task",
+    "multiple_choice": "bertjax.tasks.multiple_choice",
+    "token_classification": "bertjax.tasks.token_classification.task",
 }
 
 
@@ -41,15 +41,15 @@ def objective(config: Config, multiple: int = 1) -> Objective:
     return found
 
 
-def config_of(model: Model) -> Config:
+def infer_config(model: NumpyModel) -> Config:
     """A configuration that could have made a model of another format.
 
     Raises:
       InputError: no task has such a head.
     """
-    for name in MODULES:
+    for name in TASK_MODULES:
         task = find(name)
-        fields = task.of_model(model)
+        fields = task.config_for_model(model)
         if fields is not None:
             data = {**data_fields()[name], **fields.get("data", {})}
             return Config(name, model=model.config, **{**fields, "data": data})
@@ -66,14 +66,14 @@ class _DataFields(Mapping[str, Mapping[str, Any]]):
         return {name: field.default for name, field in find(name).DATA_FIELDS.items()}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
+        return iter(TASK_MODULES)
 
     def __len__(self) -> int:
-        return len(MODULES)
+        return len(TASK_MODULES)
 
 
 def _module(name: str) -> Any:
-    path = MODULES.get(name, name)
+    path = TASK_MODULES.get(name, name)
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
@@ -82,7 +82,7 @@ def _module(name: str) -> Any:
         module = None
     if not hasattr(module, "Task"):
         raise InputError(
-            f"task={name!r} is unknown: there are {', '.join(sorted(MODULES))}, and any module on "
+            f"task={name!r} is unknown: there are {', '.join(sorted(TASK_MODULES))}, and any module on "
             "PYTHONPATH that has a Task and an Objective."
         )
     return module

@@ -13,14 +13,14 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.formats.tensors import Model
+from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
 from data_pipelines.finetuning.table import parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-EXAMPLES = 8  # of held-out data, that a person is shown
+NUM_EXAMPLES_SHOWN = 8  # of held-out data, that a person is shown
 EVALUATION_FILE = "evaluation.json"  # what was evaluated, beside the scores
 
 HostBatch = dict[str, np.ndarray]
@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
       files: for each file that goes with them, by its name without `.json`, its content; a string
         is a text, under its whole name.
       calibration: numbers that prediction is to use, such as a threshold; kept in a checkpoint.
-      examples: the first `EXAMPLES` and what is said of each, a line each, for a person.
+      examples: the first `NUM_EXAMPLES_SHOWN` and what is said of each, a line each, for a person.
     """
 
     scores: dict[str, float]
@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
     examples: Sequence[str] = ()
 
 
-class EvaluationSet(Protocol):
+class EvalSet(Protocol):
     """Held-out data of one name."""
 
     @property
@@ -72,11 +72,11 @@ class Input(NamedTuple):
       said: a text, or an object with what the task asks for.
     """
 
-    place: str
+    location: str
     said: str | Mapping[str, Any]
 
 
-class Opened(Protocol):
+class PredictorProtocol(Protocol):
     """A checkpoint that was opened to predict."""
 
     @property
@@ -111,8 +111,8 @@ class Task(abc.ABC):
     """
 
     DATA_FIELDS: ClassVar[Mapping[str, Field]]
-    headline: tuple[str, ...] = ()
-    ability: ClassVar[str] = "answers what its task asks"
+    primary_metrics: tuple[str, ...] = ()
+    description: ClassVar[str] = "answers what its task asks"
     together: ClassVar[int] = 4096
     objective: Objective
     tokenizer: Tokenizer
@@ -120,7 +120,7 @@ class Task(abc.ABC):
     config: Config
 
     @abc.abstractmethod
-    def __init__(self, config: Config, hosts: int = 1, host: int = 0) -> None:
+    def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
         """Opens and checks the data; raises InputError in one sentence.
 
         Args:
@@ -128,9 +128,9 @@ class Task(abc.ABC):
         """
 
     @classmethod
-    def ability_of(cls, config: Config) -> str:
+    def describe_model(cls, config: Config) -> str:
         """What a model of this configuration does, where not all models of the task do the same."""
-        return cls.ability
+        return cls.description
 
     @property
     @abc.abstractmethod
@@ -150,16 +150,16 @@ class Task(abc.ABC):
         """The training data in a phrase, for a person."""
 
     @property
-    def about_data(self) -> Mapping[str, str]:
+    def data_card(self) -> Mapping[str, str]:
         """What a model card tells of the training data, by their names."""
         return {}
 
-    def reseeded(self, config: Config) -> "Task":
+    def with_config(self, config: Config) -> "Task":
         """The same data in the order of another configuration, which differs in its seeds."""
         return type(self)(config)
 
     @staticmethod
-    def failed(scores: Mapping[str, float]) -> bool:
+    def is_degenerate(scores: Mapping[str, float]) -> bool:
         """Whether scores are those of a run that has learned nothing."""
         return False
 
@@ -173,16 +173,16 @@ class Task(abc.ABC):
         """This host's rows of the global batches of steps start..stop-1, or of all from `start`."""
 
     @abc.abstractmethod
-    def evaluation_sets(self) -> Sequence[EvaluationSet]:
+    def eval_sets(self) -> Sequence[EvalSet]:
         """All held-out data; none where there are none."""
 
     @abc.abstractmethod
-    def show(self, batch: HostBatch, row: int) -> str:
+    def format_sequence(self, batch: HostBatch, row: int) -> str:
         """A row of a batch as text for a person."""
 
     @staticmethod
     @abc.abstractmethod
-    def of_model(model: Model) -> Mapping[str, Any] | None:
+    def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
         """Fields of a configuration that could have made a model; None where its heads are not of
         this task.
         """
@@ -199,14 +199,14 @@ class Task(abc.ABC):
         """
         for number, line in enumerate(lines, 1):
             if text := line.strip():
-                place = f"line {number}"
-                values = parse_object(place, text).values if text.startswith("{") else text
-                yield Input(place, values)
+                location = f"line {number}"
+                values = parse_object(location, text).values if text.startswith("{") else text
+                yield Input(location, values)
 
     @staticmethod
     @abc.abstractmethod
     def predict(
-        opened: Opened, inputs: Sequence[Input], everything: bool = False
+        predictor: PredictorProtocol, inputs: Sequence[Input], return_all_scores: bool = False
     ) -> Iterable[dict[str, Any]]:
         """An answer to each of some inputs, no more than `together`; needs no training data.
 
@@ -217,7 +217,7 @@ class Task(abc.ABC):
         """
 
     @staticmethod
-    def example(config: Config) -> str:
+    def sample_arguments(config: Config) -> str:
         """Arguments of `bertjax predict` that a model of the configuration answers."""
         return "--input FILE"
 
@@ -229,25 +229,25 @@ class Task(abc.ABC):
         )
 
 
-def check_types(config: Config, parts: str) -> None:
+def check_type_vocab_size(config: Config, segments: str) -> None:
     """Raises InputError where a model cannot tell the second part of a row from the first."""
     if config.model.type_vocab_size < 2:
         raise InputError(
             f"model.type_vocab_size={config.model.type_vocab_size} tells one part of a row, and "
-            f"here are two, {parts}: take a model with two."
+            f"here are two, {segments}: take a model with two."
         )
 
 
 def check_vocabulary(name: epath.PathLike, tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises InputError where the tokenizer of `name` has more pieces than the model vectors."""
-    pieces = len(tokenizer.pieces)
-    if pieces > vocab_size:
+    tokens = len(tokenizer.tokens)
+    if tokens > vocab_size:
         raise InputError(
-            f"the vocabulary of {name} has {pieces:,} pieces and model.vocab_size="
+            f"the vocabulary of {name} has {tokens:,} pieces and model.vocab_size="
             f"{vocab_size:,}: raise it to at least that."
         )
 
 
-def bucket(size: int) -> int:
+def next_power_of_two(size: int) -> int:
     """The next power of two: sizes that are rounded to it are few, and so are compiled programs."""
     return 1 << max(int(size) - 1, 0).bit_length()

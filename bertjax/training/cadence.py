@@ -3,7 +3,7 @@
 import time
 
 from bertjax.config.config import Config
-from bertjax.mesh import hosts
+from bertjax.mesh import distributed
 
 
 class Cadence:
@@ -20,7 +20,7 @@ class Cadence:
     def __init__(self, config: Config, name: str) -> None:
         self._every, self._seconds = getattr(config, name), config.seconds(name)
         self._log_every = int(config.log_every)
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
 
     def due(self, step: int) -> bool:
         """Whether it is time after this step."""
@@ -28,8 +28,8 @@ class Cadence:
             return step % int(self._every) == 0
         if step % self._log_every:
             return False
-        passed = time.monotonic() - self._began >= self._seconds
-        (due,) = hosts.from_first(lambda: [passed], 1)
+        passed = time.monotonic() - self._start_time >= self._seconds
+        (due,) = distributed.broadcast_from_process_0(lambda: [passed], 1)
         if due:
-            self._began = time.monotonic()
+            self._start_time = time.monotonic()
         return bool(due)

@@ -14,26 +14,30 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.checkpointing.checkpointer import FILES, find_checkpoint
-from bertjax.checkpointing.parameters import check_params, load_params, saved_params
+from bertjax.checkpointing.parameters import check_params, load_params, read_param_shapes
 from bertjax.config.config import MODEL_FIELDS, Config, read_config, read_model_config
-from bertjax.formats.opening import find_format, read_labels, read_model
-from bertjax.formats.tensors import Model
-from bertjax.mesh import hosts
+from bertjax.formats.loading import find_format, read_labels, read_model
+from bertjax.formats.tensors import NumpyModel
+from bertjax.mesh import distributed
 from bertjax.mesh.sharding import named_leaves, sharded_shapes
-from bertjax.model.encoder import BETWEEN, BertConfig
+from bertjax.model.encoder import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
-RECORD_FILE = "init.json"  # of a workdir: what its run began with
+INIT_RECORD_FILE = "init.json"  # of a workdir: what its run began with
 _log = logging.getLogger("bertjax")
 
 # What no array shows, and what would change what the same arrays compute.
-_COMPUTED = ("num_heads", "activation", "layer_norm_eps", "causal")
-_PAST = ("num_labels", "init_std", "initialization")  # of no matter to parameters that are there
-_UNPUBLISHED = ("dtype", "scan_layers", "remat")  # what no published model says of itself
+_ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "causal")
+_INIT_ONLY_FIELDS = (
+    "num_labels",
+    "initializer_range",
+    "initialization",
+)  # of no matter to parameters that are there
+_UNPUBLISHED_FIELDS = ("dtype", "scan_layers", "remat")  # what no published model says of itself
 
 
 def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
@@ -42,7 +46,7 @@ def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
     Raises:
       InputError: naming what differs.
     """
-    for name in _COMPUTED:
+    for name in _ARCHITECTURE_FIELDS:
         theirs, ours = getattr(saved, name), getattr(model, name)
         if theirs != ours:
             raise InputError(
@@ -51,7 +55,7 @@ def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
             )
 
 
-class Start:
+class PretrainedModel:
     """The parameters of a model, ours or published, and what opens it.
 
     Args:
@@ -66,24 +70,24 @@ class Start:
       calibration: what was calibrated when it was saved; empty where nothing was.
 
     Raises:
-      InputError: there is no such model; see `bertjax.formats.opening.read_model`.
+      InputError: there is no such model; see `bertjax.formats.loading.read_model`.
     """
 
     def __init__(self, path: epath.PathLike, step: int | None = None) -> None:
-        style = find_format(path)
-        self._published: Model | None = None
-        self._held: Any = None
+        format_name = find_format(path)
+        self._published: NumpyModel | None = None
+        self._loaded_params: Any = None
         self.calibration: Mapping[str, float] = {}
         self.tokenizer: Tokenizer | None
-        if style == "bertjax":
+        if format_name == "bertjax":
             self.path = find_checkpoint(path, step)
             self.model = read_model_config(self.path / "config.json")
             self.tokenizer, self.labels = load_tokenizer(self.path), read_labels(self.path)
             self.calibration = read_calibration(self.path)
-            self._shapes = saved_params(self.path)
+            self._shapes = read_param_shapes(self.path)
         else:
             self.path = epath.Path(path)
-            self._published = found = read_model(path, style)
+            self._published = found = read_model(path, format_name)
             self.model, self.tokenizer, self.labels = found.config, found.tokenizer, found.labels
             self._shapes = found.params
 
@@ -102,9 +106,9 @@ class Start:
         """
         if self._published is None:
             return read_config(self.path / "config.json", registry.data_fields())
-        return registry.config_of(self._published)
+        return registry.infer_config(self._published)
 
-    def made_by(self) -> Config | None:
+    def training_config(self) -> Config | None:
         """The configuration of the run that made it; None of a published model."""
         return self.config() if self._published is None else None
 
@@ -129,27 +133,29 @@ class Start:
             _log.info("%s reads left to right: from here on it sees both sides.", self.path)
             begun = dataclasses.replace(begun, causal=False)
         check_model(self.path, begun, model)
-        if any(getattr(self.model, name) != getattr(model, name) for name in BETWEEN):
+        if any(getattr(self.model, name) != getattr(model, name) for name in LAYER_MIX_FIELDS):
             # Heads that read something else are other heads.
             self._shapes = {"encoder": self._shapes["encoder"]}
         if tuple(labels) != self.labels:
             self._shapes = {
                 name: part
                 for name, part in self._shapes.items()
-                if name not in HEADS or not HEADS[name].labelled
+                if name not in HEADS or not HEADS[name].has_labels
             }
-        check_params(self.path, {part: shapes[part] for part in self._kept(shapes)}, self._shapes)
-        unknown = () if self._published is None else _UNPUBLISHED
+        check_params(
+            self.path, {part: shapes[part] for part in self._available_parts(shapes)}, self._shapes
+        )
+        unknown = () if self._published is None else _UNPUBLISHED_FIELDS
         said = [
             f"{name}={ours!r} here, {theirs!r} where {self.path} was made"
             for name, theirs in dataclasses.asdict(self.model).items()
-            if name not in (*MODEL_FIELDS, *_PAST) and name not in unknown
+            if name not in (*MODEL_FIELDS, *_INIT_ONLY_FIELDS) and name not in unknown
             if (ours := getattr(model, name)) != theirs
         ]
         if said:
             _log.info("%s.", "; ".join(said))
 
-    def check_whole(self, model: BertConfig, params: Any) -> None:
+    def check_complete(self, model: BertConfig, params: Any) -> None:
         """Refuses to stand for a model of another kind, or with parameters that it lacks.
 
         Args:
@@ -171,21 +177,21 @@ class Start:
         """What the model is of: "encoder" and the names of heads."""
         return tuple(self._shapes)
 
-    def hold(self, mesh: Mesh) -> Any:
+    def load_all(self, mesh: Mesh) -> Any:
         """All parameters, on the devices of a mesh; from now on `load` gives these very arrays."""
-        self._held = self._shapes = self.load(sharded_shapes(mesh, self._shapes))
+        self._loaded_params = self._shapes = self.load(sharded_shapes(mesh, self._shapes))
         if self._published is not None:  # whose own would stay in memory
-            self._published = dataclasses.replace(self._published, params=self._held)
-        return self._held
+            self._published = dataclasses.replace(self._published, params=self._loaded_params)
+        return self._loaded_params
 
     def load(self, targets: Any) -> Any:
         """Those of a tree of `jax.ShapeDtypeStruct` with shardings, all of which it has."""
-        if self._held is not None:
-            return {part: self._held[part] for part in targets}
+        if self._loaded_params is not None:
+            return {part: self._loaded_params[part] for part in targets}
         if self._published is None:
             return load_params(self.path, targets)
         arrays = {part: self._published.params[part] for part in targets}
-        return jax.tree.map(_place, targets, arrays)
+        return jax.tree.map(_make_global_array, targets, arrays)
 
     def given(self, shapes: Any, reinit_layers: int = 0) -> Any:
         """What is begun with of a tree of `jax.ShapeDtypeStruct` with shardings; says so.
@@ -193,11 +199,13 @@ class Start:
         Args:
           reinit_layers: highest layers that are to stay random, and with them the pooler.
         """
-        kept = [part for part in self._kept(shapes) if part != "pooler" or not reinit_layers]
+        kept = [
+            part for part in self._available_parts(shapes) if part != "pooler" or not reinit_layers
+        ]
         found = self.load({part: shapes[part] for part in kept})
         new = [part for part in shapes if part not in kept]
         if reinit_layers:
-            layers = self.model.num_layers
+            layers = self.model.num_hidden_layers
             new.insert(0, f"layers above {layers - reinit_layers} of {layers}")
         _log.info(
             "beginning with the parameters of %s (%s)%s.",
@@ -207,21 +215,21 @@ class Start:
         )
         return found
 
-    def _kept(self, tree: Any) -> list[str]:
+    def _available_parts(self, tree: Any) -> list[str]:
         return [part for part in tree if part in self._shapes or part == "encoder"]
 
 
-def begin(path: epath.PathLike, workdir: epath.Path) -> Start:
+def begin(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
     """What a run in a workdir begins with: the very thing that it began with before, if it did.
 
     Raises:
       InputError: there is no such model, or it is no longer what it was.
     """
-    record = workdir / RECORD_FILE
+    record = workdir / INIT_RECORD_FILE
     if not record.exists():
-        return Start(path)
+        return PretrainedModel(path)
     before = json.loads(record.read_text())
-    start = Start(path, before["step"])
+    start = PretrainedModel(path, before["step"])
     if start.digest != before["digest"]:
         raise InputError(
             f"init={path} is not what the run in {workdir} began with (its digest is "
@@ -230,13 +238,13 @@ def begin(path: epath.PathLike, workdir: epath.Path) -> Start:
     return start
 
 
-def write_record(start: Start, workdir: epath.Path) -> None:
+def write_init_record(start: PretrainedModel, workdir: epath.Path) -> None:
     """Notes what a run begins with, beside its configuration."""
-    if hosts.is_first() and not (workdir / RECORD_FILE).exists():
-        (workdir / RECORD_FILE).write_text(json.dumps(start.record(), indent=1))
+    if distributed.is_process_0() and not (workdir / INIT_RECORD_FILE).exists():
+        (workdir / INIT_RECORD_FILE).write_text(json.dumps(start.record(), indent=1))
 
 
-def _place(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
+def _make_global_array(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
     """Each host gives its devices their pieces."""
     return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])
 

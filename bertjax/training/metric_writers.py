@@ -20,14 +20,16 @@ from typing import Any, Protocol, Self, TextIO
 import numpy as np
 from etils import epath
 
-from bertjax.html.tables import aligned, by_set
+from bertjax.html.tables import align_columns, eval_set_table
 from bertjax.steps.histograms import Histogram
-from bertjax.training.tensorboard import Events
+from bertjax.training.tensorboard import TensorBoardWriter
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 Metrics = Mapping[str, float | int | None]
-Tell = Callable[[dict[str, Any]], object]  # is given each line as `read_metrics` gives it
+MetricsCallback = Callable[
+    [dict[str, Any]], object
+]  # is given each line as `read_metrics` gives it
 
 REMOTE_FLUSH_SECONDS = 60.0
 
@@ -41,18 +43,18 @@ def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
     """The metrics of a run, a dictionary a line, oldest first, non-finite numbers as floats.
 
     A last line that is not finished, as a running or a killed job leaves it, is not read. Raises
-    InputError when there is no such file or when a line is not what `Writers` writes.
+    InputError when there is no such file or when a line is not what `MetricWriters` writes.
     """
     path = metrics_path(workdir)
     if not path.exists():
         raise InputError(f"{path} does not exist: give the --workdir of a run that has trained")
     return [
-        {key: value if key == "split" else _number(value) for key, value in entry.items()}
+        {key: value if key == "split" else _parse_number(value) for key, value in entry.items()}
         for _, entry in _finished_lines(path)
     ]
 
 
-def truncate(workdir: epath.PathLike, step: int) -> None:
+def truncate_metrics(workdir: epath.PathLike, step: int) -> None:
     """Drops the lines of metrics.jsonl after `step`, and a last line that is not finished.
 
     A run that resumes from the checkpoint of `step` then ends with the lines of a run that was
@@ -69,7 +71,7 @@ def truncate(workdir: epath.PathLike, step: int) -> None:
         partial.replace(path)
 
 
-class Writers:
+class MetricWriters:
     """Writes each step's metrics to the file, TensorBoard and the terminal; a context manager.
 
     `start_step` is the step resumed from: what an earlier job wrote after it is dropped from
@@ -91,21 +93,21 @@ class Writers:
         start_step: int = 0,
         active: bool = True,
         stream: TextIO | None = None,
-        tell: Tell | None = None,
+        tell: MetricsCallback | None = None,
     ) -> None:
         workdir = epath.Path(workdir)
-        self._progress = Progress(total_steps, stream or sys.stderr) if active else None
-        self._files: list[_Sink] = []
-        self._events: Events | None = None
+        self._progress = ProgressPrinter(total_steps, stream or sys.stderr) if active else None
+        self._files: list[_MetricWriter] = []
+        self._tensorboard: TensorBoardWriter | None = None
         self._flush_seconds = REMOTE_FLUSH_SECONDS if is_remote(workdir) else 0.0
         self._flushed = time.monotonic()
         if active:
             workdir.mkdir(parents=True, exist_ok=True)
-            truncate(workdir, start_step)
-            kind = RewrittenLines if is_remote(workdir) else AppendedLines
-            self._events = Events(workdir / "tensorboard", start_step)
-            self._files = [kind(metrics_path(workdir)), self._events]
-            self._files += [Told(tell)] if tell else []
+            truncate_metrics(workdir, start_step)
+            kind = RemoteMetricsFile if is_remote(workdir) else LocalMetricsFile
+            self._tensorboard = TensorBoardWriter(workdir / "tensorboard", start_step)
+            self._files = [kind(metrics_path(workdir)), self._tensorboard]
+            self._files += [CallbackWriter(tell)] if tell else []
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         """Records the metrics of `split` ("train", "heldout") after `step` updates.
@@ -113,7 +115,7 @@ class Writers:
         Values are Python or NumPy scalars, or None for what is not known. Raises OSError, naming
         the file, when the disk is full.
         """
-        metrics = {name: _scalar(value) for name, value in metrics.items()}
+        metrics = {name: _to_scalar(value) for name, value in metrics.items()}
         if self._progress:
             self._progress.write(step, split, metrics)
         for file in self._files:
@@ -121,22 +123,24 @@ class Writers:
         if time.monotonic() - self._flushed >= self._flush_seconds:
             self.flush()
 
-    def picture(
+    def write_summaries(
         self, step: int, examples: Sequence[str], histograms: Mapping[str, Histogram]
     ) -> None:
         """Has TensorBoard show what is said of examples, and histograms by their names."""
-        if self._events:
-            self._events.picture(step, examples, histograms)
+        if self._tensorboard:
+            self._tensorboard.write_summaries(step, examples, histograms)
 
-    def show(self, step: int, split: str, metrics: Metrics) -> None:
+    def print_metrics(self, step: int, split: str, metrics: Metrics) -> None:
         """Shows metrics in the terminal, and writes them nowhere."""
         if self._progress:
-            self._progress.write(step, split, {n: _scalar(value) for n, value in metrics.items()})
+            self._progress.write(
+                step, split, {n: _to_scalar(value) for n, value in metrics.items()}
+            )
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Shows a line of text in the terminal without spoiling the progress line."""
         if self._progress:
-            self._progress.note(text)
+            self._progress.print_line(text)
 
     def flush(self) -> None:
         """Returns once everything written is in the files."""
@@ -162,13 +166,13 @@ class Writers:
         self.close()
 
 
-class _Sink(Protocol):
+class _MetricWriter(Protocol):
     def write(self, step: int, split: str, metrics: Metrics) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
 
 
-class AppendedLines:
+class LocalMetricsFile:
     """metrics.jsonl on a local disk; each line is handed to the system in one call."""
 
     def __init__(self, path: epath.Path) -> None:
@@ -191,7 +195,7 @@ class AppendedLines:
         self._file.close()
 
 
-class RewrittenLines:
+class RemoteMetricsFile:
     """metrics.jsonl in remote storage, where a file is only ever replaced as a whole."""
 
     def __init__(self, path: epath.Path) -> None:
@@ -208,14 +212,14 @@ class RewrittenLines:
         self.flush()
 
 
-class Told:
+class CallbackWriter:
     """Whoever started the run from Python."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, tell: MetricsCallback) -> None:
+        self._callback = tell
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
-        self._tell({"step": int(step), "split": split, **metrics})
+        self._callback({"step": int(step), "split": split, **metrics})
 
     def flush(self) -> None:
         pass
@@ -224,7 +228,7 @@ class Told:
         pass
 
 
-class Progress:
+class ProgressPrinter:
     """One line redrawn in a terminal, plain lines elsewhere, each with what a person watches."""
 
     def __init__(self, total_steps: int | None, stream: TextIO) -> None:
@@ -239,17 +243,19 @@ class Progress:
             return
         place = f"step {step:,}" + (f"/{self._total:,}" if self._total else "")
         if split != "train":
-            name = {"heldout": "held-out"}.get(split, split)
-            table = by_set(metrics)
+            name = {"eval": "held-out"}.get(split, split)
+            table = eval_set_table(metrics)
             own = {key: metrics[key] for key in metrics if not (table.rows and "/" in key)}
-            self.note("  ".join([place, name, *map(_shown, own, own.values())]))
+            self.print_line("  ".join([place, name, *map(_format_metric, own, own.values())]))
             if table.rows:
-                self.note(textwrap.indent(aligned(*table), "  "))
+                self.print_line(textwrap.indent(align_columns(*table), "  "))
             return
         share = step / self._total if self._total else metrics.get("budget") or 0
         parts = [f"{place} {share:4.0%}"]
         watched = ("loss", "mlm_accuracy", "nsp_accuracy", "sequences_per_second", "mfu")
-        parts += [_shown(name, metrics[name]) for name in watched if metrics.get(name) is not None]
+        parts += [
+            _format_metric(name, metrics[name]) for name in watched if metrics.get(name) is not None
+        ]
         line = "  ".join([*parts, *self._remaining(step)])
         if self._redraws:
             self._line = line
@@ -258,7 +264,7 @@ class Progress:
             self._stream.write(line + "\n")
             self._stream.flush()
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._stream.write(f"\r\x1b[K{text}\n" if self._redraws else f"{text}\n")
         self._draw()
 
@@ -299,7 +305,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}m {whole:02}s" if minutes else f"{whole}s"
 
 
-def _scalar(value: Any) -> float | int | None:
+def _to_scalar(value: Any) -> float | int | None:
     """A Python number from any scalar: JSON knows no NumPy."""
     if value is None:
         return None
@@ -317,7 +323,7 @@ def _line(step: int, split: str, metrics: Metrics) -> bytes:
 _NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-def _number(value: Any) -> Any:
+def _parse_number(value: Any) -> Any:
     return float(value) if value in _NON_FINITE.values() else value
 
 
@@ -339,14 +345,14 @@ def _finished_lines(path: epath.Path) -> list[tuple[bytes, dict[str, Any]]]:
     return found
 
 
-def _shown(name: str, value: float | int | None) -> str:
+def _format_metric(name: str, value: float | int | None) -> str:
     """A metric as a person reads it: "loss 3.142", "mlm accuracy 41.2%", "812 seq/s"."""
     words = name.replace("_", " ")
     if value is None:
         return f"{words} -"
     if name == "sequences_per_second":
         return f"{value:,.0f} seq/s" if value >= 10 else f"{value:.2f} seq/s"
-    if name.endswith("accuracy") or name in ("mfu", "data_wait"):
+    if name.endswith("accuracy") or name in ("mfu", "input_wait_fraction"):
         return f"{words} {value:.1%}"
     if isinstance(value, int):
         return f"{value:,} {words}"

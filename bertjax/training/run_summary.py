@@ -11,19 +11,19 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.config.durations import TICKS
-from bertjax.mesh.memory import shard_bytes, size
-from bertjax.mesh.sharding import row_parts
+from bertjax.mesh.memory import format_bytes, shard_bytes
+from bertjax.mesh.sharding import num_batch_shards
 from bertjax.model.heads import HEADS
 from bertjax.steps.schedules import learning_rate_schedule
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks.task import Task
 
-_MANY_EPOCHS = 200  # of which even small data need fewer
-_LEFT = 0.5  # of the peak, more of which a decay is not to leave at the end
+_MAX_EPOCHS = 200  # of which even small data need fewer
+_MAX_FINAL_LR_FRACTION = 0.5  # of the peak, more of which a decay is not to leave at the end
 
 
 def opening(
-    config: Config, task: Task, programs: Programs, workdir: epath.Path, step: int, runs: int
+    config: Config, task: Task, programs: StepFunctions, workdir: epath.Path, step: int, runs: int
 ) -> str:
     """The page that a run begins with, a line for each thing, what is odd at its end.
 
@@ -37,16 +37,16 @@ def opening(
         "model": _model(config, task, programs, runs),
         "data": task.told + _epochs(config, task),
         "rows": _rows(config, task, programs, runs),
-        "memory": f"{size(shard_bytes(programs.state))} a device for parameters and optimizer",
+        "memory": f"{format_bytes(shard_bytes(programs.state))} a device for parameters and optimizer",
         "schedule": _schedule(config),
         "steps": _steps(config),
         "workdir": f"{workdir}, " + (f"which has step {step:,}" if step else "new"),
     }
     lines = [f"{name:9} {said}" for name, said in parts.items()]
-    return "\n".join([*lines, *(f"note      {each}" for each in odd(config, task))])
+    return "\n".join([*lines, *(f"note      {each}" for each in config_warnings(config, task))])
 
 
-def odd(config: Config, task: Task) -> Iterator[str]:
+def config_warnings(config: Config, task: Task) -> Iterator[str]:
     """What of a resolved configuration can hardly be meant, each with a cure."""
     optimizer, steps = config.optimizer_config(), config.total_steps
     if steps is None:
@@ -58,13 +58,13 @@ def odd(config: Config, task: Task) -> Iterator[str]:
             "whose rate never comes to its peak: shorten it, --config.optimizer.warmup=10%, "
             "--config.optimizer.decay_steps=0."
         )
-    elif optimizer.total_steps > steps and left > _LEFT:
+    elif optimizer.total_steps > steps and left > _MAX_FINAL_LR_FRACTION:
         yield (
             f"the rate decays until step {optimizer.total_steps:,} and the run ends at {steps:,}, "
             f"with {left:.0%} of its peak: --config.optimizer.decay_steps=0 ends both at once."
         )
-    epochs = config.growth.rows(steps) / task.examples_per_epoch
-    if epochs > _MANY_EPOCHS:
+    epochs = config.rampup.rows(steps) / task.examples_per_epoch
+    if epochs > _MAX_EPOCHS:
         yield (
             f"{epochs:,.0f} epochs are many: a model learns by heart what it sees so often; give "
             "fewer --config.steps, or more data."
@@ -76,8 +76,8 @@ def closing(workdir: epath.Path, checkpoint: epath.Path, task: Task) -> str:
     paths = str(workdir), str(workdir / "scores"), f"{workdir.name}-hf"
     place, scores, exported = map(shlex.quote, paths)
     commands = {
-        f"evaluate --checkpoint {place} --output {scores}": bool(task.evaluation_sets()),
-        f"predict --checkpoint {place} {task.example(task.config)}": True,
+        f"evaluate --checkpoint {place} --output {scores}": bool(task.eval_sets()),
+        f"predict --checkpoint {place} {task.sample_arguments(task.config)}": True,
         f"report {place}": True,
         f"convert --to hf {place} {exported}": not task.config.model.bilstm,
     }
@@ -85,7 +85,7 @@ def closing(workdir: epath.Path, checkpoint: epath.Path, task: Task) -> str:
     return "\n".join([f"done; the model is in {checkpoint}. Next:", *wanted])
 
 
-def _devices(programs: Programs) -> str:
+def _devices(programs: StepFunctions) -> str:
     devices = programs.mesh.devices.flatten()
     kind = devices[0].device_kind
     said = f"{len(devices)} {kind}"
@@ -97,11 +97,11 @@ def _devices(programs: Programs) -> str:
     return f"{said}, mesh {' '.join(axes)}" if axes else said
 
 
-def _model(config: Config, task: Task, programs: Programs, runs: int) -> str:
+def _model(config: Config, task: Task, programs: StepFunctions, runs: int) -> str:
     model = config.model
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(programs.params)) // runs
     heads = " and ".join(HEADS[name].part for name in task.objective.heads)
-    said = f"{model.num_layers} layers of {model.hidden_size}, {count:,} parameters, {model.dtype}"
+    said = f"{model.num_hidden_layers} layers of {model.hidden_size}, {count:,} parameters, {model.dtype}"
     begun = f", begins with {config.init}" if config.init else ""
     return f"{said}; {heads}{begun}"
 
@@ -110,20 +110,20 @@ def _epochs(config: Config, task: Task) -> str:
     steps, each = config.total_steps, task.examples_per_epoch
     if steps is None:
         return f"; an epoch is {math.ceil(each / config.batch_size):,} steps"
-    epochs = config.growth.rows(steps) / each
+    epochs = config.rampup.rows(steps) / each
     return f"; the run sees {epochs:,.{0 if epochs >= 10 else 2}f} epochs"
 
 
-def _rows(config: Config, task: Task, programs: Programs, runs: int) -> str:
-    rows = task.objective.rows
-    said = f"{rows:,} a step of {config.seq_len} pieces"
+def _rows(config: Config, task: Task, programs: StepFunctions, runs: int) -> str:
+    rows = task.objective.num_sequences
+    said = f"{rows:,} a step of {config.max_seq_length} pieces"
     if rows != config.batch_size:
         said = f"{config.batch_size:,} examples a step in {said.replace(' a step', ' rows')}"
-    if config.batch_growth > 1:
-        said += f", {config.growth.sizes[0]:,} at first"
-    parts = row_parts(programs.mesh) if runs == 1 else 1
-    if parts * config.accumulation > 1:
-        said += f", {rows // parts // config.accumulation:,} at once on a device"
+    if config.batch_size_rampup > 1:
+        said += f", {config.rampup.sizes[0]:,} at first"
+    parts = num_batch_shards(programs.mesh) if runs == 1 else 1
+    if parts * config.gradient_accumulation_steps > 1:
+        said += f", {rows // parts // config.gradient_accumulation_steps:,} at once on a device"
     return f"{runs} runs at once, each {said}" if runs > 1 else said
 
 

@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.steps.histograms import Histogram
 
 
-class Events:
+class TensorBoardWriter:
     """TensorBoard event files, in a directory a split so that it draws the curves in one chart."""
 
     def __init__(self, directory: epath.Path, start_step: int) -> None:
@@ -32,20 +32,20 @@ class Events:
             for name, value in metrics.items()
             if value is not None
         ]
-        self._record(split, step=step, summary=proto.Summary(value=values))
+        self._write_event(split, step=step, summary=proto.Summary(value=values))
 
-    def picture(
+    def write_summaries(
         self, step: int, examples: Sequence[str], histograms: Mapping[str, Histogram]
     ) -> None:
         """Writes examples as a text, and histograms, among what is held out."""
         text = "\n\n".join(html.escape(each) for each in examples)
-        values = [self._value("examples", "text", [text])] if examples else []
+        values = [self._plugin_value("examples", "text", [text])] if examples else []
         for name, found in histograms.items():
             bars = np.stack([found.edges[:-1], found.edges[1:], found.counts], axis=-1)
-            values.append(self._value(name, "histograms", bars.astype(np.float64)))
-        self._record("heldout", step=step, summary=self._tf.compat.v1.Summary(value=values))
+            values.append(self._plugin_value(name, "histograms", bars.astype(np.float64)))
+        self._write_event("eval", step=step, summary=self._tf.compat.v1.Summary(value=values))
 
-    def _value(self, tag: str, plugin: str, content: Any) -> Any:
+    def _plugin_value(self, tag: str, plugin: str, content: Any) -> Any:
         """What one of TensorBoard's plugins shows."""
         proto = self._tf.compat.v1
         data = proto.SummaryMetadata.PluginData(plugin_name=plugin)
@@ -57,29 +57,29 @@ class Events:
 
     def flush(self) -> None:
         for split, writer in self._writers.items():
-            self._guard(split, writer.flush)
+            self._reraise_as_os_error(split, writer.flush)
 
     def close(self) -> None:
         for split, writer in self._writers.items():
-            self._guard(split, writer.close)
+            self._reraise_as_os_error(split, writer.close)
 
     def _open(self, split: str) -> None:
         directory = self._directory / split
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._writers[split] = self._tf.io.TFRecordWriter(os.fspath(directory / name))
-        self._record(split, file_version="brain.Event:2")
+        self._write_event(split, file_version="brain.Event:2")
         # TensorBoard drops what older files of the directory hold from this step on.
         start = self._tf.compat.v1.SessionLog(status=self._tf.compat.v1.SessionLog.START)
-        self._record(split, step=self._start_step + 1, session_log=start)
+        self._write_event(split, step=self._start_step + 1, session_log=start)
 
-    def _record(self, split: str, **fields: Any) -> None:
+    def _write_event(self, split: str, **fields: Any) -> None:
         if split not in self._writers:
             self._open(split)
         event = self._tf.compat.v1.Event(wall_time=time.time(), **fields)
-        self._guard(split, self._writers[split].write, event.SerializeToString())
+        self._reraise_as_os_error(split, self._writers[split].write, event.SerializeToString())
 
-    def _guard(self, split: str, call: Any, *arguments: Any) -> None:
+    def _reraise_as_os_error(self, split: str, call: Any, *arguments: Any) -> None:
         try:
             call(*arguments)
         except self._tf.errors.OpError as error:

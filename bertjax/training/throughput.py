@@ -14,10 +14,13 @@ from bertjax.mesh.feed import Feed
 from bertjax.model import flops
 from bertjax.steps.objective import Objective
 
-_MUCH, _SURE = 0.3, 120.0  # of the time; seconds after which it is known
+_MAX_PAUSED_FRACTION, _MIN_OBSERVED_SECONDS = (
+    0.3,
+    120.0,
+)  # of the time; seconds after which it is known
 
 
-class Meter:
+class ThroughputMeter:
     """Speed since it was last read, leaving out evaluation and saving.
 
     Args:
@@ -34,15 +37,15 @@ class Meter:
         step: int,
         runs: int = 1,
     ) -> None:
-        self._step, self._feed, self._growth = step, feed, config.growth
+        self._step, self._feed, self._growth = step, feed, config.rampup
         # Of a step that is as large as the last one.
         self._flops = runs * objective.step_flops()
-        self._pieces = runs * objective.rows * config.seq_len
+        self._tokens = runs * objective.num_sequences * config.max_seq_length
         self._sequences = runs * config.batch_size
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
         self._peak = None if peak is None else peak * mesh.size
-        self._began, self._waited = time.perf_counter(), feed.waited
-        self._first, self._paused, self._said = self._began, 0.0, False
+        self._start_time, self._waited = time.perf_counter(), feed.wait_seconds
+        self._first, self._paused, self._advised = self._start_time, 0.0, False
 
     @contextlib.contextmanager
     def pause(self, *, periodic: bool = True) -> Iterator[None]:
@@ -50,16 +53,20 @@ class Meter:
         began = time.perf_counter()
         yield
         took = time.perf_counter() - began
-        self._began += took
+        self._start_time += took
         if periodic:
             self._paused += took
 
     def advice(self) -> str:
         """What to change where little of the time goes into training; once, and otherwise ""."""
         passed = time.perf_counter() - self._first
-        if self._said or passed < _SURE or self._paused < _MUCH * passed:
+        if (
+            self._advised
+            or passed < _MIN_OBSERVED_SECONDS
+            or self._paused < _MAX_PAUSED_FRACTION * passed
+        ):
             return ""
-        self._said = True
+        self._advised = True
         return (
             f"{self._paused / passed:.0%} of the time goes into evaluations and checkpoints: "
             "raise --config.eval_every and checkpoint_every, which a run that goes on may change."
@@ -74,15 +81,15 @@ class Meter:
         """
         now, rows = time.perf_counter(), self._growth.rows(step) - self._growth.rows(self._step)
         steps = rows / self._growth.sizes[-1]
-        seconds = now - self._began
+        seconds = now - self._start_time
         rates = {
             "sequences_per_second": steps * self._sequences / seconds,
-            "pieces_per_second": steps * self._pieces * values["fill"] / seconds,
-            "data_wait": (self._feed.waited - self._waited) / seconds,
+            "tokens_per_second": steps * self._tokens * values["nonpad_fraction"] / seconds,
+            "input_wait_fraction": (self._feed.wait_seconds - self._waited) / seconds,
         }
         if self._peak:
             rates["mfu"] = self._flops * steps / seconds / self._peak
-        self._step, self._began, self._waited = step, now, self._feed.waited
+        self._step, self._start_time, self._waited = step, now, self._feed.wait_seconds
         return rates
 
 

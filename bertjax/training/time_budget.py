@@ -18,18 +18,18 @@ import time
 from etils import epath
 
 from bertjax.config.durations import TICKS
-from bertjax.mesh import hosts
+from bertjax.mesh import distributed
 from bertjax.steps.schedules import Plan
 from data_pipelines.errors import InputError
 
-FILE = "budget.json"
-_PLANS = 200  # in the whole time, at most, but for the first ones
-_ENOUGH = 8  # steps that tell how long one takes; a plan from fewer is soon replaced
+BUDGET_FILE = "budget.json"
+_MAX_PLANS = 200  # in the whole time, at most, but for the first ones
+_MIN_STEPS_PER_PLAN = 8  # steps that tell how long one takes; a plan from fewer is soon replaced
 
 _log = logging.getLogger("bertjax")
 
 
-class Budget:
+class TimeBudget:
     """The plans of a run.
 
     Args:
@@ -39,17 +39,17 @@ class Budget:
     """
 
     def __init__(self, workdir: epath.Path, seconds: float) -> None:
-        self._path, self._seconds = workdir / FILE, seconds
+        self._path, self._seconds = workdir / BUDGET_FILE, seconds
         self._plans = _read(self._path) or [Plan(0, 0.0, 0.0)]
-        self._known = self._plans[-1].step  # by the run that this one goes on from
-        self._from = _ENOUGH  # steps that the last plan was made from
+        self._last_known_step = self._plans[-1].step  # by the run that this one goes on from
+        self._measured_steps = _MIN_STEPS_PER_PLAN  # steps that the last plan was made from
 
     def begin(self, step: int) -> None:
         """Starts the clock, at what the plans say of the time after `step` updates."""
         passed = self.share(step) * self._seconds
-        self._began = time.monotonic() - passed
-        self._seen = step, passed  # when the clock was read last for a plan
-        self._looked = False
+        self._start_time = time.monotonic() - passed
+        self._last_reading = step, passed  # when the clock was read last for a plan
+        self._warmed_up = False
 
     def plan(self, step: int) -> Plan:
         """The one that holds for the update that comes after `step` updates."""
@@ -66,25 +66,29 @@ class Budget:
             1, round((TICKS - plan.tick) / plan.pace)
         )
 
-    def look(self, step: int) -> None:
+    def update(self, step: int) -> None:
         """Makes a new plan for what comes after `step` updates, if it is time; on all hosts."""
-        if step <= self._known:
+        if step <= self._last_known_step:
             self.begin(step)
-        if step <= max(self._plans[-1].step, self._seen[0]):
+        if step <= max(self._plans[-1].step, self._last_reading[0]):
             return
-        passed = time.monotonic() - self._began
-        (hundredths,) = hosts.from_first(lambda: [int(100 * passed)], 1)
-        now, before, (since, then) = hundredths / 100, self.plan(step), self._seen
-        if not before.pace and not self._looked:  # the first step is like no other
-            self._seen, self._looked = (step, now), True
+        passed = time.monotonic() - self._start_time
+        (hundredths,) = distributed.broadcast_from_process_0(lambda: [int(100 * passed)], 1)
+        now, before, (since, then) = hundredths / 100, self.plan(step), self._last_reading
+        if not before.pace and not self._warmed_up:  # the first step is like no other
+            self._last_reading, self._warmed_up = (step, now), True
             return
-        if before.pace and self._from >= _ENOUGH and now - then < self._seconds / _PLANS:
+        if (
+            before.pace
+            and self._measured_steps >= _MIN_STEPS_PER_PLAN
+            and now - then < self._seconds / _MAX_PLANS
+        ):
             return
         each = max(now - then, 0.01) / (step - since)  # seconds of a step
         steps = max(self._seconds - now, each) / each
         # The tick goes on from where it is, so that no rate leaps; the pace makes up for it.
         tick = float(before.at(step) if before.pace else min(now / self._seconds, 1.0) * TICKS)
-        if not before.pace and now >= self._seconds and hosts.is_first():
+        if not before.pace and now >= self._seconds and distributed.is_process_0():
             _log.warning(
                 "the time of the run, %g s, was over after %d steps, before it had a rate to learn "
                 "at: give it more.",
@@ -92,9 +96,9 @@ class Budget:
                 step,
             )
         self._plans.append(Plan(step, tick, max(TICKS - tick, 1.0) / steps))
-        self._seen, self._from = (step, now), step - since
-        if hosts.is_first():
-            partial = self._path.with_name(f"{FILE}.partial")
+        self._last_reading, self._measured_steps = (step, now), step - since
+        if distributed.is_process_0():
+            partial = self._path.with_name(f"{BUDGET_FILE}.partial")
             partial.write_text(json.dumps(self._plans))
             partial.replace(self._path)
 

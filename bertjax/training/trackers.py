@@ -15,15 +15,15 @@ from typing import Any, cast
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.training.metric_writers import Tell
+from bertjax.training.metric_writers import MetricsCallback
 from data_pipelines.errors import InputError
 
 WANDB = "wandb"
-RECORD = "wandb.json"  # of a workdir: which run there is its own
-Make = Callable[[Config, str], Tell]
+WANDB_ID_FILE = "wandb.json"  # of a workdir: which run there is its own
+TrackerFactory = Callable[[Config, str], MetricsCallback]
 
 
-def reporter(name: str, config: Config, workdir: epath.PathLike) -> Tell:
+def make_tracker(name: str, config: Config, workdir: epath.PathLike) -> MetricsCallback:
     """What gives each line of metrics, a dictionary, to `name`.
 
     Args:
@@ -32,8 +32,8 @@ def reporter(name: str, config: Config, workdir: epath.PathLike) -> Tell:
     Raises:
       InputError: there is no such module or function, or wandb has no key.
     """
-    make = _wandb() if name == WANDB else _find(name)
-    made: list[Tell] = []
+    make = _wandb() if name == WANDB else _import_tracker(name)
+    made: list[MetricsCallback] = []
 
     def tell(line: dict[str, Any]) -> None:
         if not made:
@@ -43,35 +43,35 @@ def reporter(name: str, config: Config, workdir: epath.PathLike) -> Tell:
     return tell
 
 
-def _find(name: str) -> Make:
+def _import_tracker(name: str) -> TrackerFactory:
     module, _, function = name.partition(":")
     if not (module and function) or module.startswith("."):
         raise InputError(f"--report-to={name} must be {WANDB}, or MODULE:FUNCTION of your own.")
     sys.path.insert(0, os.getcwd())  # where a user's own file is
-    made = getattr(_import(module, "name one that Python finds"), function, None)
+    made = getattr(_import_module(module, "name one that Python finds"), function, None)
     if not callable(made):
         raise InputError(f"--report-to={name}: the module {module} has no function {function}.")
-    return cast(Make, made)
+    return cast(TrackerFactory, made)
 
 
-def _import(module: str, cure: str) -> Any:
+def _import_module(module: str, fix: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # of what it imports itself
-        raise InputError(f"there is no module {module} here: {cure}.") from None
+        raise InputError(f"there is no module {module} here: {fix}.") from None
 
 
-def _wandb() -> Make:
-    wandb = _import(WANDB, "pip install 'bertjax[wandb]' brings it")
+def _wandb() -> TrackerFactory:
+    wandb = _import_module(WANDB, "pip install 'bertjax[wandb]' brings it")
     sends = os.environ.get("WANDB_MODE", "online") not in ("offline", "disabled")
     if sends and not wandb.login(prompt=False):
         raise InputError("wandb has no key here: run `wandb login`, or set WANDB_MODE=offline.")
 
-    def open_run(config: Config, workdir: str) -> Tell:
+    def open_run(config: Config, workdir: str) -> MetricsCallback:
         """A run of the workdir's name, which one that goes on goes on with."""
-        record = epath.Path(workdir) / RECORD
+        record = epath.Path(workdir) / WANDB_ID_FILE
         if not record.exists():
             record.write_text(json.dumps({"id": secrets.token_hex(8)}))
         run = wandb.init(

@@ -16,50 +16,56 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import Checkpoints, find_finished, has_checkpoint
+from bertjax.checkpointing.checkpointer import (
+    Checkpointer,
+    find_unverified_checkpoint,
+    has_checkpoint,
+)
 from bertjax.config.config import Config
-from bertjax.errors import DIVERGED, RESTART, RunError
-from bertjax.mesh import hosts
+from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, RunError
+from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
 from bertjax.steps.histograms import histograms
 from bertjax.steps.schedules import Plan
-from bertjax.steps.step_functions import Programs
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState, means
 from bertjax.tasks import registry
 from bertjax.tasks.task import Evaluation, HostBatch, Task
 from bertjax.training import run_summary
 from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import check_tokenizer, make_evaluator
-from bertjax.training.initialization import Start, begin, write_record
-from bertjax.training.memory_budget import Need
-from bertjax.training.metric_writers import Metrics, Tell, Writers
-from bertjax.training.throughput import Meter, Profiler
-from bertjax.training.time_budget import Budget
-from bertjax.workdir.lock import Lease
-from bertjax.workdir.run_record import write_description
+from bertjax.training.initialization import PretrainedModel, begin, write_init_record
+from bertjax.training.memory_budget import MemoryBudget
+from bertjax.training.metric_writers import Metrics, MetricsCallback, MetricWriters
+from bertjax.training.throughput import Profiler, ThroughputMeter
+from bertjax.training.time_budget import TimeBudget
+from bertjax.workdir.lock import WorkdirLock
+from bertjax.workdir.run_record import write_checkpoint_metadata
 from bertjax.workdir.workdir import check_workdir, claim_workdir
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
 
-_SOON = {1, 11}  # steps of a process that are shown where metrics are logged more seldom
-_SHOW_SECONDS = 60.0  # after which one is shown all the same, where hosts need not agree on it
+_EARLY_STEPS = {1, 11}  # steps of a process that are shown where metrics are logged more seldom
+_MAX_SILENCE_SECONDS = (
+    60.0  # after which one is shown all the same, where hosts need not agree on it
+)
 
 
 class Diverged(RunError):
     """The loss or the gradient is no longer a finite number."""
 
-    status = DIVERGED
+    status = EXIT_DIVERGED
 
 
 class Stopped(RunError):
     """A stop signal arrived; the state was saved."""
 
-    status = RESTART
+    status = EXIT_RESTART
 
 
-class Run:
+class Trainer:
     """Training in a workdir: all that can be refused is refused here, before anything compiles.
 
     Args:
@@ -77,52 +83,52 @@ class Run:
     runs = 1
 
     def __init__(
-        self, config: Config, workdir: epath.PathLike, on_metrics: Tell | None = None
+        self, config: Config, workdir: epath.PathLike, on_metrics: MetricsCallback | None = None
     ) -> None:
         self.workdir, self._on_metrics = epath.Path(workdir), on_metrics
         begun = has_checkpoint(self.workdir)
         # What a run began with may be gone once it has a checkpoint, which has all that it gave.
         source = dataclasses.replace(config, init=str(self.workdir)) if begun else config
-        self.task = self._open(source)
+        self.task = self._load_task(source)
         config = dataclasses.replace(self.task.config, init=config.init)
         self.config = config = config.resolve(self.task.examples_per_epoch)
         self.steps = config.total_steps
         self.programs = self._plan()
-        self.programs.check_rows(train=True)
-        self._need = Need(config, self.task.objective, self.programs, self.runs)
-        self._need.check_state()
-        if config.keep_best and not self.task.evaluation_sets():
+        self.programs.check_batch_sizes(train=True)
+        self._memory_budget = MemoryBudget(config, self.task.objective, self.programs, self.runs)
+        self._memory_budget.check_state()
+        if config.best_metric and not self.task.eval_sets():
             raise InputError(
-                f"keep_best={config.keep_best!r} needs evaluations and {config.data['dir']} has no "
-                "held-out data: leave it out, or prepare the data with --held-out."
+                f"best_metric={config.best_metric!r} needs evaluations and {config.data['dir']} has no "
+                "held-out data: leave it out, or prepare the data with --eval-fraction."
             )
-        self._start: Start | None = None
+        self._pretrained: PretrainedModel | None = None
         if config.init and not begun:
-            self._start = begin(config.init, self._origin())
-            check_tokenizer(self.task, self._start.tokenizer, self._start.path)
-            self._start.check(config.model, self.programs.given, self.task.labels)
+            self._pretrained = begin(config.init, self._init_record_dir())
+            check_tokenizer(self.task, self._pretrained.tokenizer, self._pretrained.path)
+            self._pretrained.check(config.model, self.programs.given, self.task.labels)
         check_workdir(self.workdir, config, self.task)
-        milestones = config.seconds("keep_every")
-        self.checkpoints = Checkpoints(
+        milestones = config.seconds("keep_period")
+        self.checkpoints = Checkpointer(
             self.workdir / "checkpoints",
             config.keep,
-            int(config.keep_every) if milestones is None else milestones,
-            config.keep_best,
-            float if milestones is None else self._seconds,
+            int(config.keep_period) if milestones is None else milestones,
+            config.best_metric,
+            float if milestones is None else self._elapsed_seconds,
         )
 
-    def _origin(self) -> epath.Path:
+    def _init_record_dir(self) -> epath.Path:
         """Where it is noted what this run began with."""
         return self.workdir
 
-    def _open(self, config: Config) -> Task:
+    def _load_task(self, config: Config) -> Task:
         """The task with its data, of which this host has its share."""
         return registry.find(config.task)(config, jax.process_count(), jax.process_index())
 
-    def _plan(self) -> Programs:
+    def _plan(self) -> StepFunctions:
         """What is to be compiled, once the number of steps is known."""
         self.task.prepare(self.steps)
-        return Programs(self.config, self.task.objective)
+        return StepFunctions(self.config, self.task.objective)
 
     def train(self) -> None:
         """Trains from the newest checkpoint in the workdir, or step 0, to the last step.
@@ -135,68 +141,75 @@ class Run:
           Stopped: SIGTERM or SIGINT arrived; the state was saved.
         """
         try:
-            with Lease(self.workdir) as lease:
+            with WorkdirLock(self.workdir) as lock:
                 claim_workdir(self.workdir, self.config, self.task)
-                if self._start:
-                    write_record(self._start, self._origin())
-                if hosts.is_first():
+                if self._pretrained:
+                    write_init_record(self._pretrained, self._init_record_dir())
+                if distributed.is_process_0():
                     self.checkpoints.clear()
-                self._train(lease)
+                self._train(lock)
         except jax.errors.JaxRuntimeError as error:
-            if (short := self._need.explain(error)) is None:
+            if (short := self._memory_budget.explain(error)) is None:
                 raise
             raise short from error
 
-    def _train(self, lease: Lease) -> None:
+    def _train(self, lock: WorkdirLock) -> None:
         if not self.programs.is_compiled:  # of a wave of runs like the one before
-            self._tell(self._opening)
-        state = self._first_state()
+            self._log_on_process_0(self._summarize_run)
+        state = self._restore_or_init()
         first = int(state.step)
         seconds = self.config.budget
-        self._budget = Budget(self.workdir, seconds) if seconds is not None else None
+        self._budget = TimeBudget(self.workdir, seconds) if seconds is not None else None
         if first and self._is_last(first):
             _log.info("%s is trained to its last step, %d.", self.workdir, first)
-            self._end()
+            self._log_result()
             return
         with (
-            Writers(
+            MetricWriters(
                 self.workdir,
                 self.steps,
                 start_step=first,
-                active=hosts.is_first(),
+                active=distributed.is_process_0(),
                 tell=self._on_metrics,
             ) as writers,
             contextlib.closing(Feed(self._batches(first), self.programs.rows)) as feed,
             Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
             contextlib.closing(self.checkpoints),
         ):
-            self._loop(state, writers, feed, profiler, lease)
-        self._end()
+            self._loop(state, writers, feed, profiler, lock)
+        self._log_result()
 
-    def _first_state(self) -> TrainState:
+    def _restore_or_init(self) -> TrainState:
         state = self.checkpoints.restore(self.programs.state)
         if state is not None:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
-        start, self._start = self._start, None  # whose arrays would stay in memory
+        start, self._pretrained = self._pretrained, None  # whose arrays would stay in memory
         layers = self.config.reinit_layers
         return self.programs.init(start.given(self.programs.given, layers) if start else None)
 
     def _loop(
-        self, state: TrainState, writers: Writers, feed: Feed, profiler: Profiler, lease: Lease
+        self,
+        state: TrainState,
+        writers: MetricWriters,
+        feed: Feed,
+        profiler: Profiler,
+        lock: WorkdirLock,
     ) -> None:
         """Runs every step that is left; logs, evaluates and saves when each is due."""
         config, first = self.config, int(state.step)
-        growth, budget = config.growth, self._budget
-        train_step = self._compiled(first)
+        rampup, budget = config.rampup, self._budget
+        train_step = self._compile_first_step(first)
         constants = fixed = self.programs.constants()
         evaluate = self._evaluator()
-        self._need.check_evaluation()
-        hosts.wait_for_all("compiled")  # each at its own pace
-        meter = Meter(self.task.objective, config, self.programs.mesh, feed, first, self.runs)
+        self._memory_budget.check_evaluation()
+        distributed.sync_processes("compiled")  # each at its own pace
+        meter = ThroughputMeter(
+            self.task.objective, config, self.programs.mesh, feed, first, self.runs
+        )
         saving, evaluating = (Cadence(config, f"{name}_every") for name in ("checkpoint", "eval"))
         # The clock is read after the second one, too, for a first plan.
-        soon = _SOON | ({2} if budget else set())
+        soon = _EARLY_STEPS | ({2} if budget else set())
         soon = {count for count in soon if count < int(config.log_every)}
         plan: Plan | None = None
         if budget:
@@ -217,16 +230,18 @@ class Run:
                     self._write(writers, step, "train", values | rates)
                     self._check_finite(step, values)
                 else:
-                    writers.show(step, "train", values | (rates if step > first + 1 else {}))
+                    writers.print_metrics(
+                        step, "train", values | (rates if step > first + 1 else {})
+                    )
                 if budget:
-                    budget.look(done)
+                    budget.update(done)
 
         with stop_signals() as stop:
             for step, batch in enumerate(feed, first + 1):
-                lease.check()
-                self._tell_saved(writers)
+                lock.check()
+                self._report_saved(writers)
                 profiler.before(step - 1, state)
-                if growth.size(step - 1) != growth.size(max(step - 2, first)):
+                if rampup.size(step - 1) != rampup.size(max(step - 2, first)):
                     with meter.pause(periodic=False):
                         train_step = self._train_step(step - 1)
                 if budget and plan != budget.plan(step - 1):
@@ -234,14 +249,14 @@ class Run:
                     constants = self.programs.planned(fixed, plan)
                 state, window = train_step(state, batch, constants)
                 profiler.after(step, state)
-                feed.working = window
+                feed.in_flight = window
                 log_pending(step)  # the devices are at work on the new step meanwhile
                 # More steps ahead would keep them no busier, and a stop signal waiting.
                 jax.block_until_ready(before)
                 before = window
                 last, stopping = self._is_last(step), stop(step)
                 logged = last or step % int(config.log_every) == 0
-                late = alone and time.monotonic() - shown > _SHOW_SECONDS
+                late = alone and time.monotonic() - shown > _MAX_SILENCE_SECONDS
                 if logged or late or step - first in soon:
                     pending = (step, window, logged)
                 evaluates = evaluating.due(step) or last
@@ -252,73 +267,81 @@ class Run:
                 # Waits for the steps that the devices are still at, whose time counts.
                 self._check_finite(step, self._means(window))
                 with meter.pause():
-                    found = evaluate([state.params]) if evaluates else None
-                    if found:
-                        self._write(writers, step, "heldout", found.scores)
-                        self._picture(writers, state, found)
-                    if self._is_best(writers, state, found) or saves:
-                        self._save(writers, state, found)
+                    evaluation = evaluate([state.params]) if evaluates else None
+                    if evaluation:
+                        self._write(writers, step, "eval", evaluation.scores)
+                        self._write_summaries(writers, state, evaluation)
+                    if self._is_best(writers, state, evaluation) or saves:
+                        self._save(writers, state, evaluation)
                 if last:  # which batches that the clock ends know nothing of
                     break
                 if advice := meter.advice():
-                    writers.note(advice)
+                    writers.print_line(advice)
                 if stopping:
                     self.checkpoints.wait()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
             self.checkpoints.wait()  # a signal that comes now must not end the last save
-        self._tell_saved(writers)
+        self._report_saved(writers)
 
-    def _is_best(self, writers: Writers, state: TrainState, found: Evaluation | None) -> bool:
+    def _is_best(
+        self, writers: MetricWriters, state: TrainState, evaluation: Evaluation | None
+    ) -> bool:
         """Whether a state is to be saved for its scores.
 
         Raises:
-          InputError: `keep_best` is none of them; the state was saved all the same.
+          InputError: `best_metric` is none of them; the state was saved all the same.
         """
         try:
-            return found is not None and self.checkpoints.is_best(int(state.step), found.scores)
+            return evaluation is not None and self.checkpoints.is_best(
+                int(state.step), evaluation.scores
+            )
         except InputError:
-            self._save(writers, state, found)
+            self._save(writers, state, evaluation)
             self.checkpoints.wait()
             raise
 
-    def _save(self, writers: Writers, state: TrainState, found: Evaluation | None) -> None:
+    def _save(
+        self, writers: MetricWriters, state: TrainState, evaluation: Evaluation | None
+    ) -> None:
         writers.flush()
-        describe = functools.partial(self._describe, int(state.step), found)
-        self.checkpoints.save(self._kept(state), describe)
+        write_metadata = functools.partial(self._write_metadata, int(state.step), evaluation)
+        self.checkpoints.save(self._checkpoint_state(state), write_metadata)
 
-    def _tell(self, said: Callable[[], str]) -> None:
+    def _log_on_process_0(self, message: Callable[[], str]) -> None:
         """Says it once, however many hosts there are."""
-        if hosts.is_first():
-            _log.info("%s", said())
+        if distributed.is_process_0():
+            _log.info("%s", message())
 
-    def _opening(self) -> str:
+    def _summarize_run(self) -> str:
         step = max(self.checkpoints.steps(), default=0)
         return run_summary.opening(
             self.config, self.task, self.programs, self.workdir, step, self.runs
         )
 
-    def _end(self) -> None:
+    def _log_result(self) -> None:
         """Says where the result is and what to do with it."""
-        self._tell(
-            lambda: run_summary.closing(self.workdir, find_finished(self.workdir), self.task)
+        self._log_on_process_0(
+            lambda: run_summary.closing(
+                self.workdir, find_unverified_checkpoint(self.workdir), self.task
+            )
         )
 
-    def _tell_saved(self, writers: Writers) -> None:
+    def _report_saved(self, writers: MetricWriters) -> None:
         """Says which checkpoints are new; raises CheckpointError where one has failed."""
         for path in self.checkpoints.check():
-            writers.note(f"saved {path}")
+            writers.print_line(f"saved {path}")
 
-    def _compiled(self, first: int) -> jax.stages.Compiled:
+    def _compile_first_step(self, first: int) -> jax.stages.Compiled:
         """The program of the first step, and what there is to say of it."""
         known = self.programs.is_compiled
         if not known:
-            self._tell(lambda: f"attention: {self.programs.attention()}; compiling ...")
+            self._log_on_process_0(lambda: f"attention: {self.programs.attention()}; compiling ...")
         began = time.perf_counter()
         program = self._train_step(first)
-        self._last_step  # noqa: B018 - what fits is known of the largest batch
-        seconds, takes = time.perf_counter() - began, self._need.check_step()
+        self._full_batch_step  # noqa: B018 - what fits is known of the largest batch
+        seconds, takes = time.perf_counter() - began, self._memory_budget.check_step()
         if not known:
-            self._tell(lambda: f"compiled in {seconds:.0f} s; a step takes {takes}.")
+            self._log_on_process_0(lambda: f"compiled in {seconds:.0f} s; a step takes {takes}.")
         return program
 
     def _batches(self, start: int) -> Iterable[HostBatch]:
@@ -327,16 +350,16 @@ class Run:
 
     def _train_step(self, step: int) -> jax.stages.Compiled:
         """The program of the step after `step` others."""
-        growth = self.config.growth
-        rows = growth.size(step)
-        return self._last_step if rows == growth.sizes[-1] else self.programs.train(rows)
+        rampup = self.config.rampup
+        rows = rampup.size(step)
+        return self._full_batch_step if rows == rampup.sizes[-1] else self.programs.train(rows)
 
     @functools.cached_property
-    def _last_step(self) -> jax.stages.Compiled:
+    def _full_batch_step(self) -> jax.stages.Compiled:
         """The program of the last step, which has the most rows."""
         return self.programs.train()
 
-    def _seconds(self, step: int) -> float:
+    def _elapsed_seconds(self, step: int) -> float:
         """Of a run that the clock ends, after a step."""
         assert self._budget and self.config.budget
         return self._budget.share(step) * self.config.budget
@@ -348,7 +371,7 @@ class Run:
         """How far the run is after a step, and the rate of that step."""
         budget, before = self._budget, step - 1
         rate = self.programs.schedule(budget.plan(before).at(before) if budget else before)
-        epoch = self.config.growth.rows(step) / self.task.examples_per_epoch
+        epoch = self.config.rampup.rows(step) / self.task.examples_per_epoch
         share = {"budget": budget.share(step)} if budget else {}
         return {"learning_rate": float(rate), "epoch": epoch} | share
 
@@ -358,18 +381,20 @@ class Run:
     def _evaluator(self) -> Callable[[list[Any]], Evaluation | None]:
         return make_evaluator(self.task, self.programs)
 
-    def _write(self, writers: Writers, step: int, split: str, values: Metrics) -> None:
+    def _write(self, writers: MetricWriters, step: int, split: str, values: Metrics) -> None:
         writers.write(step, split, values)
 
-    def _picture(self, writers: Writers, state: TrainState, found: Evaluation) -> None:
+    def _write_summaries(
+        self, writers: MetricWriters, state: TrainState, evaluation: Evaluation
+    ) -> None:
         """Has TensorBoard show what the configuration asks for."""
-        wanted = self.config.pictures
+        wanted = self.config.tensorboard_summaries
         spread = histograms(state.params) if "parameters" in wanted else {}
         if wanted:
-            examples = found.examples if "examples" in wanted else ()
-            writers.picture(int(state.step), examples, spread)
+            examples = evaluation.examples if "examples" in wanted else ()
+            writers.write_summaries(int(state.step), examples, spread)
 
-    def _kept(self, state: TrainState) -> TrainState:
+    def _checkpoint_state(self, state: TrainState) -> TrainState:
         """The state as a checkpoint takes it."""
         return state
 
@@ -384,6 +409,6 @@ class Run:
                     "optimizer.learning_rate or lengthen optimizer.warmup in a new workdir."
                 )
 
-    def _describe(self, step: int, found: Evaluation | None, path: epath.Path) -> None:
+    def _write_metadata(self, step: int, evaluation: Evaluation | None, path: epath.Path) -> None:
         """Writes what opens the checkpoint besides its arrays."""
-        write_description(path, self.config, self.task, step, found)
+        write_checkpoint_metadata(path, self.config, self.task, step, evaluation)

@@ -25,22 +25,22 @@ import tensorstore as ts
 from etils import epath
 
 from bertjax.errors import RunError
-from bertjax.mesh import hosts
+from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
-LEASE = "lease.json"
+LOCK_FILE = "lease.json"
 RENEW_SECONDS = 5.0
-SEEN_SECONDS = 60.0  # after which what one host wrote is seen by all, over NFS too
-SILENT_SECONDS = 20.0  # a holder elsewhere that renewed nothing for so long is dead
+VISIBILITY_TIMEOUT_SECONDS = 60.0  # after which what one host wrote is seen by all, over NFS too
+LOCK_TIMEOUT_SECONDS = 20.0  # a holder elsewhere that renewed nothing for so long is dead
 _log = logging.getLogger("bertjax")
 
 
-class LeaseLost(RunError):
+class LockLost(RunError):
     """Another run has taken the workdir."""
 
 
-class Lease:
+class WorkdirLock:
     """Holds a workdir while it is entered. Of several hosts the first one does it for all.
 
     Raises:
@@ -58,7 +58,7 @@ class Lease:
         def take() -> list[int]:
             nonlocal refusal
             try:
-                self._take()
+                self._acquire()
             except InputError as error:
                 refusal = error
             except (OSError, ValueError) as error:  # TensorStore's own
@@ -67,12 +67,12 @@ class Lease:
                     f"{self._workdir} cannot be written to ({reason}): use another --workdir, or "
                     "one that this account may write to."
                 )
-            return [refusal is None, 0 if refusal else _mark(self._text)]
+            return [refusal is None, 0 if refusal else _checksum(self._text)]
 
-        taken, mark = hosts.from_first(take, 2)
+        taken, mark = distributed.broadcast_from_process_0(take, 2)
         if not taken:
             raise refusal or InputError(f"{self._workdir}: see what the first host says.")
-        if blind := hosts.without(self._sees(mark)):
+        if blind := distributed.failing_processes(self._sees_lock(mark)):
             self._release()
             raise InputError(
                 f"{self._workdir} is not the same on all hosts, host {blind[0]} does not see what "
@@ -89,37 +89,41 @@ class Lease:
         self._release()
 
     def _release(self) -> None:
-        if hosts.is_first():
+        if distributed.is_process_0():
             self._released.set()
             self._thread.join()
             with contextlib.suppress(Exception):  # what is left behind hinders nobody for long
-                self._store.write(LEASE, None, if_equal=self._generation).result()
+                self._store.write(LOCK_FILE, None, if_equal=self._generation).result()
 
     def check(self) -> None:
-        """Raises LeaseLost where another run has taken the workdir."""
+        """Raises LockLost where another run has taken the workdir."""
         if self._lost.is_set():
-            raise LeaseLost(
+            raise LockLost(
                 f"{self._workdir} was taken by another run while this one gave no sign of life for "
-                f"{SILENT_SECONDS:.0f} s: leave it to that one, or stop that and run this again."
+                f"{LOCK_TIMEOUT_SECONDS:.0f} s: leave it to that one, or stop that and run this again."
             )
 
-    def _sees(self, mark: int) -> bool:
+    def _sees_lock(self, mark: int) -> bool:
         """Whether this host finds the first one's lease in the workdir."""
-        store, end = _open(self._workdir), time.monotonic() + SEEN_SECONDS
-        while _mark(store.read(LEASE).result().value) != mark:
+        store, end = _open_store(self._workdir), time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
+        while _checksum(store.read(LOCK_FILE).result().value) != mark:
             if time.monotonic() > end:
                 return False
             time.sleep(0.2)
         return True
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         self._workdir.mkdir(parents=True, exist_ok=True)
-        self._store = _open(self._workdir)
-        me = {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
-        self._text = json.dumps(me | {"machine": _machine(), "id": uuid.uuid4().hex}).encode()
-        found = self._store.read(LEASE).result()
+        self._store = _open_store(self._workdir)
+        me = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": _process_start_time(os.getpid()),
+        }
+        self._text = json.dumps(me | {"machine": _machine_id(), "id": uuid.uuid4().hex}).encode()
+        found = self._store.read(LOCK_FILE).result()
         if found.state == "value":
-            found = self._outlive(found)
+            found = self._check_stale(found)
         if not self._write(found.stamp.generation):
             raise InputError(
                 f"{self._workdir} was taken by another run this very moment: use another --workdir."
@@ -127,28 +131,28 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
 
-    def _outlive(self, found: Any) -> Any:
+    def _check_stale(self, found: Any) -> Any:
         """Raises InputError where the holder lives; else what is to be replaced."""
         holder = json.loads(found.value)
-        if holder["machine"] == _machine():
-            if _started(holder["pid"]) == holder["started"]:
-                self._refuse(found)
+        if holder["machine"] == _machine_id():
+            if _process_start_time(holder["pid"]) == holder["started"]:
+                self._raise_in_use(found)
             return found
         _log.info(
             "%s was last used by process %d on %s: waiting %.0f s for a sign of life.",
-            *(self._workdir, holder["pid"], holder["host"], SILENT_SECONDS),
+            *(self._workdir, holder["pid"], holder["host"], LOCK_TIMEOUT_SECONDS),
         )
-        end = time.monotonic() + SILENT_SECONDS
+        end = time.monotonic() + LOCK_TIMEOUT_SECONDS
         while time.monotonic() < end:
             time.sleep(min(1.0, RENEW_SECONDS))
-            now = self._store.read(LEASE).result()
+            now = self._store.read(LOCK_FILE).result()
             if now.state != "value":  # it has just ended
                 return now
             if now.stamp.generation != found.stamp.generation:
-                self._refuse(now)
+                self._raise_in_use(now)
         return found
 
-    def _refuse(self, found: Any) -> None:
+    def _raise_in_use(self, found: Any) -> None:
         holder = json.loads(found.value)
         raise InputError(
             f"{self._workdir} is in use by process {holder['pid']} on {holder['host']}: wait for "
@@ -167,9 +171,9 @@ class Lease:
 
     def _write(self, generation: bytes) -> bool:
         """Writes the file if it is still that one, and whether it is ours then."""
-        stamp = self._store.write(LEASE, self._text, if_equal=generation).result()
+        stamp = self._store.write(LOCK_FILE, self._text, if_equal=generation).result()
         if not stamp.generation:  # another's, or ours and the answer was lost on its way
-            found = self._store.read(LEASE).result()
+            found = self._store.read(LOCK_FILE).result()
             if found.value != self._text:
                 return False
             stamp = found.stamp
@@ -177,7 +181,7 @@ class Lease:
         return True
 
 
-def _open(directory: epath.Path) -> Any:
+def _open_store(directory: epath.Path) -> Any:
     """The files of a local directory or of one in a bucket, for reading and conditional writing."""
     if is_remote(directory):
         bucket, _, path = str(directory).removeprefix("gs://").partition("/")
@@ -185,12 +189,12 @@ def _open(directory: epath.Path) -> Any:
     return ts.KvStore.open({"driver": "file", "path": f"{directory.resolve()}/"}).result()
 
 
-def _mark(text: bytes) -> int:
+def _checksum(text: bytes) -> int:
     """Of what is in the file of a lease, 31 bits."""
     return zlib.crc32(text) >> 1
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     """This machine until it starts anew, and within it the processes that are seen from here."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -199,7 +203,7 @@ def _machine() -> str:
         return uuid.uuid4().hex
 
 
-def _started(pid: int) -> int | None:
+def _process_start_time(pid: int) -> int | None:
     """When a process of this machine began, in ticks of its clock; None when there is none."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()

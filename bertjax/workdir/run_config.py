@@ -8,15 +8,15 @@ from etils import epath
 
 from bertjax.checkpointing.checkpointer import has_checkpoint
 from bertjax.config.config import Config, load_config
-from bertjax.formats.opening import find_model, own_config
+from bertjax.formats.loading import find_model, read_run_config
 from bertjax.model.encoder import BertConfig
 from bertjax.tasks import registry
 
-Source: TypeAlias = str | Mapping[str, Any] | ml_collections.ConfigDict | Config
+ConfigSource: TypeAlias = str | Mapping[str, Any] | ml_collections.ConfigDict | Config
 
 
-def configure(
-    source: Source | None,
+def make_run_config(
+    source: ConfigSource | None,
     overrides: Mapping[str, Any],
     workdir: epath.PathLike | None = None,
     checkpoint: epath.PathLike | None = None,
@@ -36,14 +36,14 @@ def configure(
       InputError: see `load_config`; or there is no such file or model.
     """
 
-    def model_of(init: str) -> BertConfig:
+    def load_model_config(init: str) -> BertConfig:
         resumed = workdir is not None and has_checkpoint(workdir)
         return find_model(workdir if workdir is not None and resumed else init)
 
     if checkpoint is not None:
         overrides = {"init": repr(str(checkpoint)), **overrides}
-        source = own_config(checkpoint) if source is None else source
+        source = read_run_config(checkpoint) if source is None else source
     assert source is not None
     if isinstance(source, Config | ml_collections.ConfigDict):
         source = source.to_dict()
-    return load_config(source, overrides, registry.data_fields(), model_of)
+    return load_config(source, overrides, registry.data_fields(), load_model_config)

@@ -8,16 +8,16 @@ from etils import epath
 
 from bertjax.checkpointing.best import write_scores
 from bertjax.config.config import Config
-from bertjax.formats.opening import write_labels
+from bertjax.formats.loading import write_labels
 from bertjax.tasks.task import Evaluation, Task
-from bertjax.workdir.workdir import write_run
+from bertjax.workdir.workdir import write_run_record
 
 CALIBRATION_FILE = "calibration.json"
 _THRESHOLD_FILE = "threshold.json"  # what span models of older versions keep in its place
 
 
-def write_description(
-    directory: epath.Path, config: Config, task: Task, step: int, found: Evaluation | None
+def write_checkpoint_metadata(
+    directory: epath.Path, config: Config, task: Task, step: int, evaluation: Evaluation | None
 ) -> None:
     """Writes it into a checkpoint.
 
@@ -27,18 +27,18 @@ def write_description(
     task.tokenizer.save(directory)
     if task.labels:
         write_labels(directory, task.labels)
-    if found:
-        write_scores(directory, found.scores)
-    if found and found.calibration:
-        (directory / CALIBRATION_FILE).write_text(json.dumps(dict(found.calibration)))
-    write_run(directory, config, task, step)
+    if evaluation:
+        write_scores(directory, evaluation.scores)
+    if evaluation and evaluation.calibration:
+        (directory / CALIBRATION_FILE).write_text(json.dumps(dict(evaluation.calibration)))
+    write_run_record(directory, config, task, step)
 
 
 def read_calibration(directory: epath.Path) -> dict[str, float]:
     """What was calibrated when the checkpoint was saved; empty where nothing was."""
     if (directory / CALIBRATION_FILE).exists():
-        found: dict[str, float] = json.loads((directory / CALIBRATION_FILE).read_text())
-        return found
+        evaluation: dict[str, float] = json.loads((directory / CALIBRATION_FILE).read_text())
+        return evaluation
     if (directory / _THRESHOLD_FILE).exists():
         return {"threshold": json.loads((directory / _THRESHOLD_FILE).read_text())["f1"]}
     return {}

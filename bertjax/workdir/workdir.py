@@ -10,27 +10,48 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.config.config import RETIRED, Config, parse_config
-from bertjax.mesh import hosts
+from bertjax.config.config import REMOVED_FIELDS, Config, parse_config
+from bertjax.mesh import distributed
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
-WAVES = "waves"  # the directory of a sweep's runs, which has no run of its own
+PARALLEL_RUNS_DIR = "waves"  # the directory of a sweep's runs, which has no run of its own
 
 # Fields that may differ between the runs that continue each other in one workdir.
-FREE = {"accumulation", "checkpoint_every", "eval_every", "eval_batches", "eval_batch_size"}
-FREE |= {"keep", "keep_best", "keep_every", "log_every", "mesh.data", "mesh.fsdp", "mesh.model"}
-FREE |= {"profile", "tensorboard", "data.dir", "data.workers", "model.remat", "model.scan_layers"}
+RESUMABLE_FIELDS = {
+    "gradient_accumulation_steps",
+    "checkpoint_every",
+    "eval_every",
+    "eval_batches",
+    "eval_batch_size",
+}
+RESUMABLE_FIELDS |= {
+    "keep",
+    "best_metric",
+    "keep_period",
+    "log_every",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+}
+RESUMABLE_FIELDS |= {
+    "profile",
+    "tensorboard",
+    "data.dir",
+    "data.workers",
+    "model.remat",
+    "model.scan_layers",
+}
 
 
 def claim_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
     """Makes the workdir this run's, where it is nobody's yet; see `check`."""
-    if hosts.is_first() and not (workdir / "run.json").exists():
+    if distributed.is_process_0() and not (workdir / "run.json").exists():
         workdir.mkdir(parents=True, exist_ok=True)
-        write_run(workdir, config, task, 0)
-    hosts.wait_for_all("workdir")
+        write_run_record(workdir, config, task, 0)
+    distributed.sync_processes("workdir")
     check_workdir(workdir, config, task)
 
 
@@ -40,7 +61,7 @@ def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
     Raises:
       InputError: it belongs to a run with another configuration or other data, or to a sweep.
     """
-    if (workdir / WAVES).exists():
+    if (workdir / PARALLEL_RUNS_DIR).exists():
         raise InputError(
             f"{workdir} holds a sweep: use another --workdir, or go on with `bertjax sweep`."
         )
@@ -51,12 +72,12 @@ def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
         run = json.loads((workdir / "run.json").read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{workdir} holds no readable run ({error}): use another one.") from error
-    for name in sorted(RETIRED & _flat(raw).keys()):
+    for name in sorted(REMOVED_FIELDS & _flatten(raw).keys()):
         raise InputError(
             f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
             "finish it with the version that began it, or use another --workdir."
         )
-    if found := config_difference(raw, config, FREE):
+    if found := config_difference(raw, config, RESUMABLE_FIELDS):
         name, before, now = found
         raise InputError(
             f"{workdir} holds a run with {name}={before!r} and this configuration has {now!r}: use "
@@ -70,7 +91,7 @@ def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
 
 
 def config_difference(
-    raw: Mapping[str, Any], config: Config, free: Collection[str]
+    raw: Mapping[str, Any], config: Config, ignored: Collection[str]
 ) -> tuple[str, Any, Any] | None:
     """The first field that a configuration does not have as one that was written down.
 
@@ -81,19 +102,19 @@ def config_difference(
     before, now = map(flatten_config, (parse_config(raw, registry.data_fields()), config))
     # What a person gives comes before what follows from it, as steps do before their schedule.
     for name in sorted(before.keys() | now.keys(), key=lambda name: ("optimizer." in name, name)):
-        if name not in free and before.get(name) != now.get(name):
+        if name not in ignored and before.get(name) != now.get(name):
             return name, before.get(name), now.get(name)
     return None
 
 
-def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> None:
+def write_run_record(directory: epath.Path, config: Config, task: Task, step: int) -> None:
     """Writes config.json and run.json into a workdir or checkpoint, run.json last."""
     (directory / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
     run = {
         "step": step,
-        "rows": config.growth.rows(step),  # the data position: rows read since step 0
+        "rows": config.rampup.rows(step),  # the data position: rows read since step 0
         "data_fingerprint": task.data_fingerprint,
-        "about_data": dict(task.about_data),
+        "data_card": dict(task.data_card),
         "bertjax": __version__,
         "jax": jax.__version__,
     }
@@ -102,13 +123,13 @@ def write_run(directory: epath.Path, config: Config, task: Task, step: int) -> N
 
 def flatten_config(config: Config) -> dict[str, Any]:
     """The fields of a configuration by their dotted names, as its JSON has them."""
-    return _flat(json.loads(json.dumps(config.to_dict())))
+    return _flatten(json.loads(json.dumps(config.to_dict())))
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}"""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         nested = isinstance(value, dict)
-        found |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+        found |= _flatten(value, f"{prefix}{name}.") if nested else {prefix + name: value}
     return found

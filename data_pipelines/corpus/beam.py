@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from data_pipelines.corpus.bulk import BulkEncoder
+from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.corpus.documents import (
     assign_shards,
     count,
     encode_documents,
     index_dtype,
-    unpack,
+    unpack_documents,
 )
 from data_pipelines.corpus.filters import KEEP_ALL, Filters
-from data_pipelines.corpus.prepare import checked_options, finish
-from data_pipelines.corpus.records import (
+from data_pipelines.corpus.prepare import checked_options, finalize_corpus
+from data_pipelines.corpus.shards import (
     Manifest,
     ShardInfo,
     ShardWriter,
@@ -29,9 +29,14 @@ from data_pipelines.corpus.records import (
     shard_name,
     token_dtype,
 )
-from data_pipelines.corpus.stage import stage_for
+from data_pipelines.corpus.staging import staging_directory
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import AS_IT_IS, Reading, read_source, resolve
+from data_pipelines.text.sources import (
+    DEFAULT_READ_OPTIONS,
+    ReadOptions,
+    read_source,
+    resolve_inputs,
+)
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 try:
@@ -40,11 +45,11 @@ try:
 except ImportError as error:
     raise InputError("Apache Beam is missing; pip install 'bertjax[beam]'.") from error
 
-Encoded = tuple[int, bytes, bytes]  # number (its order says that of the input), row, record
+EncodedDocument = tuple[int, bytes, bytes]  # number (its order says that of the input), row, record
 _DOCUMENTS_OF_A_SOURCE = 1 << 40
 
 
-class _Deal(NamedTuple):
+class _Assignment(NamedTuple):
     """Where the documents go."""
 
     numbers: np.ndarray  # int64 [D], rising
@@ -59,11 +64,11 @@ def prepare_with_beam(
     output: epath.PathLike,
     beam_options: Sequence[str] = (),
     *,
-    held_out: float = 0.01,
+    eval_fraction: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
     filters: Filters = KEEP_ALL,
-    reading: Reading = AS_IT_IS,
+    read_options: ReadOptions = DEFAULT_READ_OPTIONS,
     license: str = "",
 ) -> Manifest:
     """What `corpus.prepare` does, by a Beam pipeline; the shards are equal to the byte.
@@ -73,16 +78,16 @@ def prepare_with_beam(
 
     Args:
       beam_options: Beam's own flags, such as `--runner=DataflowRunner`.
-      inputs, tokenizer, output, held_out, dedup, shards, filters, reading, license: as in
+      inputs, tokenizer, output, eval_fraction, dedup, shards, filters, reading, license: as in
         `corpus.prepare`.
 
     Raises:
       InputError: unusable options or output. What a worker refuses is the runner's error to raise.
     """
-    options = checked_options(inputs, reading, held_out, dedup, shards, filters, license)
-    dtype = token_dtype(len(tokenizer.pieces))
-    sources = list(enumerate(resolve(inputs)))
-    with stage_for(epath.Path(output)) as stage:
+    options = checked_options(inputs, read_options, eval_fraction, dedup, shards, filters, license)
+    dtype = token_dtype(len(tokenizer.tokens))
+    sources = list(enumerate(resolve_inputs(inputs)))
+    with staging_directory(epath.Path(output)) as stage:
         directory = str(stage)
         # Beam's own check of annotations knows no protocols, and `Tokenizer` is one.
         flags = PipelineOptions(list(beam_options), pipeline_type_check=False)
@@ -90,30 +95,30 @@ def prepare_with_beam(
             encoded = (
                 pipeline
                 | "Sources" >> beam.Create(sources)
-                | "Read" >> beam.FlatMap(_read, reading)
+                | "Read" >> beam.FlatMap(_read, read_options)
                 | "Spread" >> beam.Reshuffle()
                 | "Encode" >> beam.ParDo(_Encode(tokenizer, filters))
             )
-            deal = beam.pvalue.AsSingleton(
+            assignment = beam.pvalue.AsSingleton(
                 encoded
                 | "Index" >> beam.Map(lambda document: document[:2])
                 | "Gather" >> beam.combiners.ToList()
-                | "Deal" >> beam.Map(_deal, held_out, dedup, shards, filters)
+                | "Deal" >> beam.Map(_assign_documents, eval_fraction, dedup, shards, filters)
             )
             (
                 encoded
-                | "Place" >> beam.FlatMap(_place, deal)
+                | "Place" >> beam.FlatMap(_route_document, assignment)
                 | "Collect" >> beam.GroupByKey()
                 | "Write" >> beam.Map(_write, directory, dtype, filters)
                 | "Shards" >> beam.combiners.ToList()
-                | "Finish" >> beam.Map(_finish, deal, directory, tokenizer, options)
+                | "Finish" >> beam.Map(_finish, assignment, directory, tokenizer, options)
             )
         return read_manifest(stage)
 
 
-def _read(source: tuple[int, str], reading: Reading) -> Iterator[tuple[int, list[str]]]:
+def _read(source: tuple[int, str], read_options: ReadOptions) -> Iterator[tuple[int, list[str]]]:
     number, name = source
-    for i, document in enumerate(read_source(name, reading)):
+    for i, document in enumerate(read_source(name, read_options)):
         yield number * _DOCUMENTS_OF_A_SOURCE + i, document
 
 
@@ -124,40 +129,42 @@ class _Encode(beam.DoFn):
     def setup(self) -> None:
         self._encoder = BulkEncoder(self._tokenizer)
 
-    def process(self, document: tuple[int, list[str]]) -> Iterator[Encoded]:
+    def process(self, document: tuple[int, list[str]]) -> Iterator[EncodedDocument]:
         number, lines = document
         row, record = encode_documents(["\n".join(lines)], self._encoder, self._filters)
         yield number, row.tobytes(), record
 
 
-def _deal(
+def _assign_documents(
     rows: list[tuple[int, bytes]],
-    held_out: float,
+    eval_fraction: float,
     dedup: bool,
     shards: int | None,
     filters: Filters,
-) -> _Deal:
+) -> _Assignment:
     rows.sort()
     index = np.frombuffer(b"".join(row for _, row in rows), index_dtype(filters))
-    members = assign_shards(index, held_out, dedup, shards, filters)
+    assignment = assign_shards(index, eval_fraction, dedup, shards, filters)
     place = np.full(len(index), -1, np.int32)
     names: list[tuple[str, str]] = []
-    for split, parts in members.items():
+    for split, parts in assignment.items():
         for i, part in enumerate(parts):
             place[part] = len(names)
             names.append((split, shard_name(split, i, len(parts))))
     numbers = np.array([number for number, _ in rows], np.int64)
-    return _Deal(numbers, place, names, count(index, members, filters))
+    return _Assignment(numbers, place, names, count(index, assignment, filters))
 
 
-def _place(document: Encoded, deal: _Deal) -> Iterator[tuple[tuple[str, str], Encoded]]:
-    shard = deal.shards[np.searchsorted(deal.numbers, document[0])]
+def _route_document(
+    document: EncodedDocument, assignment: _Assignment
+) -> Iterator[tuple[tuple[str, str], EncodedDocument]]:
+    shard = assignment.shards[np.searchsorted(assignment.numbers, document[0])]
     if shard >= 0:
-        yield deal.names[shard], document
+        yield assignment.names[shard], document
 
 
 def _write(
-    shard: tuple[tuple[str, str], Iterable[Encoded]],
+    shard: tuple[tuple[str, str], Iterable[EncodedDocument]],
     directory: str,
     dtype: np.dtype,
     filters: Filters,
@@ -166,18 +173,18 @@ def _write(
     with ShardWriter(directory, name, dtype) as writer:
         for _, row, record in sorted(documents):
             rows = np.frombuffer(row, index_dtype(filters))
-            writer.append_flat(*unpack(rows, [record], dtype), rows["sentences"])
+            writer.append_flat(*unpack_documents(rows, [record], dtype), rows["sentences"])
         return split, writer.close()
 
 
 def _finish(
     written: list[tuple[str, ShardInfo]],
-    deal: _Deal,
+    assignment: _Assignment,
     directory: str,
     tokenizer: Tokenizer,
     options: dict[str, Any],
 ) -> None:
-    infos: dict[str, list[ShardInfo]] = {"train": [], "heldout": []}
+    shard_infos: dict[str, list[ShardInfo]] = {"train": [], "eval": []}
     for split, info in sorted(written, key=lambda shard: shard[1].name):
-        infos[split].append(info)
-    finish(epath.Path(directory), tokenizer, options, infos, deal.totals)
+        shard_infos[split].append(info)
+    finalize_corpus(epath.Path(directory), tokenizer, options, shard_infos, assignment.totals)

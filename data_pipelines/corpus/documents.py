@@ -1,7 +1,7 @@
 """Documents to rows of an index, and the index to shards: what every way of preparing shares.
 
 A document is cut into sentences and tokenised by itself. Sentences are short of any row: one of
-more than `LONGEST` pieces (a script without full stops, a table, a list) is divided. A row of the
+more than `MAX_SENTENCE_TOKENS` pieces (a script without full stops, a table, a list) is divided. A row of the
 index tells where a document's ids are, how many, and the hash of its text. What needs to know the
 whole corpus is decided from the index alone: which documents are duplicates, which are held out,
 how many shards there are and which document goes into which.
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from data_pipelines.corpus.bulk import BulkEncoder
-from data_pipelines.corpus.filters import BANDS, KEEP_ALL, Filters, repeated
+from data_pipelines.corpus.bulk_encoder import BulkEncoder
+from data_pipelines.corpus.filters import KEEP_ALL, NUM_BANDS, Filters, is_near_duplicate
 from data_pipelines.errors import InputError
-from data_pipelines.text.sentences import split_sentences
+from data_pipelines.text.sentence_splitting import split_sentences
 
 INDEX = np.dtype(  # a row for each document read
     [
@@ -27,28 +27,32 @@ INDEX = np.dtype(  # a row for each document read
         ("sentences", "<i8"),
         ("tokens", "<i8"),
         ("unknown", "<i8"),  # tokens that are [UNK]
-        ("dropped", "<i8"),  # sentences that gave no piece
-        ("divided", "<i8"),  # sentences that were longer than LONGEST
+        ("empty", "<i8"),  # sentences that gave no piece
+        ("long", "<i8"),  # sentences that were longer than LONGEST
         ("bytes", "<i8"),  # of text
-        ("foreign", "?"),  # in a language that is not kept
+        ("is_other_language", "?"),  # in a language that is not kept
     ]
 )
 _LENGTH = np.dtype("<i4")
-LONGEST = 64  # pieces of a sentence
+MAX_SENTENCE_TOKENS = 64  # pieces of a sentence
 
 # A shard is worth a file from so many documents and pieces on. Readers keep every shard open: the
 # number of shards stays well below the usual limit on open files.
 _TRAIN_DOCUMENTS, _TRAIN_PIECES, _HELDOUT_DOCUMENTS, _MOST_SHARDS = 256, 100_000, 16, 256
-UNEVEN = 0.02  # how many more pieces the largest shard has than the smallest, if we choose
+MAX_SHARD_IMBALANCE = (
+    0.02  # how many more pieces the largest shard has than the smallest, if we choose
+)
 
-Members = dict[str, list[np.ndarray]]  # split -> for each shard, the index rows of its documents
+ShardAssignment = dict[
+    str, list[np.ndarray]
+]  # split -> for each shard, the index rows of its documents
 
 
 def index_dtype(filters: Filters) -> np.dtype:
     """That of an index: `INDEX`, and hashes of the text where near duplicates are looked for."""
     if not filters.near_dedup:
         return INDEX
-    return np.dtype([*INDEX.descr, ("bands", "<u8", (BANDS,))])
+    return np.dtype([*INDEX.descr, ("bands", "<u8", (NUM_BANDS,))])
 
 
 def encode_documents(
@@ -67,24 +71,29 @@ def encode_documents(
     ]
     tokens, lengths = encoder([s for document in sentences for s in document])
     ends = np.cumsum([len(document) for document in sentences])  # of documents
-    empty, long = _up_to(ends, lengths == 0), _up_to(ends, lengths > LONGEST)
+    empty, long = (
+        _sums_before(ends, lengths == 0),
+        _sums_before(ends, lengths > MAX_SENTENCE_TOKENS),
+    )
     if long[-1]:
-        lengths, parts_of = divide(tokens, lengths, encoder.tokenizer.continues)
-        ends = _up_to(ends, parts_of)
-    kept = _up_to(ends, lengths > 0)
-    token_ends = _up_to(ends, lengths)
+        lengths, parts_of = split_long_sentences(tokens, lengths, encoder.tokenizer.is_continuation)
+        ends = _sums_before(ends, parts_of)
+    kept = _sums_before(ends, lengths > 0)
+    token_ends = _sums_before(ends, lengths)
     texts = [text.encode(errors="surrogatepass") for text in documents]
     index = np.zeros(len(documents), index_dtype(filters))
-    index["foreign"] = filters.foreign(documents)
+    index["is_other_language"] = filters.is_other_language(documents)
     if filters.near_dedup:
         index["bands"] = filters.bands(documents)
     digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
     index["hash"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
     index["sentences"] = np.diff(kept, prepend=0)
     index["tokens"] = np.diff(token_ends, prepend=0)
-    index["unknown"] = np.diff(_up_to(token_ends, tokens == encoder.tokenizer.unk_id), prepend=0)
-    index["dropped"] = np.diff(empty, prepend=0)
-    index["divided"] = np.diff(long, prepend=0)
+    index["unknown"] = np.diff(
+        _sums_before(token_ends, tokens == encoder.tokenizer.unk_id), prepend=0
+    )
+    index["empty"] = np.diff(empty, prepend=0)
+    index["long"] = np.diff(long, prepend=0)
     index["bytes"] = [len(text) for text in texts]
 
     parts = lengths[lengths > 0].astype(_LENGTH).tobytes(), tokens.tobytes()
@@ -100,10 +109,10 @@ def encode_documents(
     return index, bytes(payload)
 
 
-def divide(
-    tokens: np.ndarray, lengths: np.ndarray, continues: np.ndarray
+def split_long_sentences(
+    tokens: np.ndarray, lengths: np.ndarray, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts what is longer than `LONGEST` into parts of about equal length, none longer than that.
+    """Cuts what is longer than `MAX_SENTENCE_TOKENS` into parts of about equal length, none longer than that.
 
     A part begins with a word if one begins in the second half of the part before it.
 
@@ -119,13 +128,13 @@ def divide(
     parts_of = np.ones(len(lengths), np.int64)
     ends = np.cumsum(lengths)
     done = 0
-    for sentence in np.flatnonzero(lengths > LONGEST).tolist():
+    for sentence in np.flatnonzero(lengths > MAX_SENTENCE_TOKENS).tolist():
         at, end = int(ends[sentence] - lengths[sentence]), int(ends[sentence])
-        words = ~continues[tokens[at:end]]
+        words = ~is_continuation[tokens[at:end]]
         begin = np.maximum.accumulate(np.where(words, np.arange(at, end), -1)).tolist()
         first, cuts = at, [at]
-        while end - at > LONGEST:
-            size = -(-(end - at) // -(-(end - at) // LONGEST))
+        while end - at > MAX_SENTENCE_TOKENS:
+            size = -(-(end - at) // -(-(end - at) // MAX_SENTENCE_TOKENS))
             word = begin[at + size - first]
             at = word if word - at > size // 2 else at + size
             cuts.append(at)
@@ -135,12 +144,12 @@ def divide(
     return np.concatenate([*found, lengths[done:]]), parts_of
 
 
-def _up_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _sums_before(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The sums of `values` before each of `ends`, int64."""
     return np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[ends]
 
 
-def unpack(
+def unpack_documents(
     rows: np.ndarray, records: Iterable[bytes | memoryview], dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """The token ids [n] of documents and the lengths [s] of their sentences.
@@ -157,22 +166,24 @@ def unpack(
 
 def assign_shards(
     index: np.ndarray,
-    held_out: float,
+    eval_fraction: float,
     dedup: bool,
     shards: int | None,
     filters: Filters = KEEP_ALL,
-) -> Members:
+) -> ShardAssignment:
     """Which documents go where: the rows of `index` for each shard of each split.
 
     Documents that the filters do not keep are left out. A document is held out if its hash, as a
-    number in [0, 1), is below `held_out`, and if that are fewer than two, the two texts of the
+    number in [0, 1), is below `eval_fraction`, and if that are fewer than two, the two texts of the
     least hashes are: equal texts are never on both sides. The shards of a split have about as many
     pieces each, so that they are passed over about as often.
 
     Raises:
       InputError: a shard would have fewer than the two documents that a random next sentence needs.
     """
-    rows = np.flatnonzero((index["tokens"] >= filters.shortest) & ~index["foreign"])
+    rows = np.flatnonzero(
+        (index["tokens"] >= filters.min_document_tokens) & ~index["is_other_language"]
+    )
     if dedup:
         order = np.lexsort(index["hash"][rows].T)  # stable: the first of equals stays first
         ordered = index["hash"][rows[order]]
@@ -180,7 +191,7 @@ def assign_shards(
         again[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
         rows = rows[~again]
     if filters.near_dedup:
-        rows = rows[~repeated(index["bands"][rows])]
+        rows = rows[~is_near_duplicate(index["bands"][rows])]
     if len(rows) < 2:
         number = "no document with text in it" if not len(rows) else "one document only"
         raise InputError(
@@ -188,55 +199,57 @@ def assign_shards(
             "give two or more, a blank line between them."
         )
     place = (index["hash"][rows, 0] >> np.uint64(11)) * 2.0**-53
-    held = place < held_out
-    if held_out and np.count_nonzero(held) < 2:
+    held = place < eval_fraction
+    if eval_fraction and np.count_nonzero(held) < 2:
         held = place <= np.unique(place)[:2][-1]
-    splits = {"train": rows[~held], "heldout": rows[held]}
+    splits = {"train": rows[~held], "eval": rows[held]}
     for split, part in splits.items():
-        if len(part) < 2 and (split == "train" or held_out):
+        if len(part) < 2 and (split == "train" or eval_fraction):
             raise InputError(
-                f"held_out={held_out} puts {len(part)} of {len(rows)} documents into the {split} "
+                f"eval_fraction={eval_fraction} puts {len(part)} of {len(rows)} documents into the {split} "
                 "split, which needs two or more: choose another share, or 0 to hold out none."
             )
-    train, heldout = splits.values()
-    pieces = index["tokens"]
+    train_documents, eval_documents = splits.values()
+    tokens = index["tokens"]
     if shards is None:
-        worthwhile = int(pieces[train].sum()) // _TRAIN_PIECES
-        most = _shard_count(min(len(train) // _TRAIN_DOCUMENTS, worthwhile))
-        dealt = _deal_to_at_most(most, train, pieces, UNEVEN)
+        worthwhile = int(tokens[train_documents].sum()) // _TRAIN_PIECES
+        most = _shard_count(min(len(train_documents) // _TRAIN_DOCUMENTS, worthwhile))
+        dealt = _balance_up_to_shards(most, train_documents, tokens, MAX_SHARD_IMBALANCE)
     else:
-        if 2 * shards > len(train):
+        if 2 * shards > len(train_documents):
             raise InputError(
-                f"shards={shards} is too many for {len(train)} train documents, as a shard needs "
-                f"two: choose {len(train) // 2} or fewer."
+                f"shards={shards} is too many for {len(train_documents)} train documents, as a shard needs "
+                f"two: choose {len(train_documents) // 2} or fewer."
             )
-        dealt = _deal(train, pieces, shards)
-    most = min(len(dealt), _shard_count(len(heldout) // _HELDOUT_DOCUMENTS))
+        dealt = _balance_shards(train_documents, tokens, shards)
+    most = min(len(dealt), _shard_count(len(eval_documents) // _HELDOUT_DOCUMENTS))
     return {
         "train": dealt,
-        "heldout": _deal_to_at_most(most, heldout, pieces, math.inf) if held_out else [],
+        "eval": _balance_up_to_shards(most, eval_documents, tokens, math.inf)
+        if eval_fraction
+        else [],
     }
 
 
-def _deal_to_at_most(
-    shards: int, rows: np.ndarray, pieces: np.ndarray, uneven: float
+def _balance_up_to_shards(
+    shards: int, rows: np.ndarray, tokens: np.ndarray, max_imbalance: float
 ) -> list[np.ndarray]:
     """Deals to half as many shards until they are even."""
     while True:
-        dealt = _deal(rows, pieces, shards)
-        sizes = [int(pieces[part].sum()) for part in dealt]
-        if shards == 1 or max(sizes) <= (1 + uneven) * min(sizes):
+        dealt = _balance_shards(rows, tokens, shards)
+        sizes = [int(tokens[part].sum()) for part in dealt]
+        if shards == 1 or max(sizes) <= (1 + max_imbalance) * min(sizes):
             return dealt
         shards //= 2
 
 
-def _deal(rows: np.ndarray, pieces: np.ndarray, shards: int) -> list[np.ndarray]:
+def _balance_shards(rows: np.ndarray, tokens: np.ndarray, shards: int) -> list[np.ndarray]:
     """Rows for each shard, rising: the longest document first, each to the shard with the least.
 
     Of the shortest documents every shard has one, so that two are in each if there are so many.
     """
-    order = np.argsort(-pieces[rows], kind="stable")
-    sizes = pieces[rows[order]].tolist()
+    order = np.argsort(-tokens[rows], kind="stable")
+    sizes = tokens[rows[order]].tolist()
     lightest = [(0, shard) for shard in range(shards)]
     dealt = []
     for size in sizes[: max(0, len(rows) - shards)]:
@@ -256,25 +269,29 @@ def _shard_count(worthwhile: int) -> int:
 
 
 def count(
-    index: np.ndarray, members: Members, filters: Filters = KEEP_ALL
+    index: np.ndarray, assignment: ShardAssignment, filters: Filters = KEEP_ALL
 ) -> dict[str, int | float]:
     """What the manifest tells of the whole corpus, both splits together."""
-    kept = index[np.concatenate([rows for parts in members.values() for rows in parts])]
-    names = ("sentences", "tokens", "unknown", "dropped", "divided", "bytes")
-    sentences, pieces, unknown, dropped, divided, size = (int(kept[n].sum()) for n in names)
+    kept = index[np.concatenate([rows for parts in assignment.values() for rows in parts])]
+    names = ("sentences", "tokens", "unknown", "empty", "long", "bytes")
+    sentences, tokens, unknown, empty, long, size = (int(kept[n].sum()) for n in names)
     empty = int(np.count_nonzero(index["tokens"] == 0))
-    short = int(np.count_nonzero(index["tokens"] < filters.shortest)) - empty
-    foreign = int(np.count_nonzero(index["foreign"] & (index["tokens"] >= filters.shortest)))
+    short = int(np.count_nonzero(index["tokens"] < filters.min_document_tokens)) - empty
+    is_other_language = int(
+        np.count_nonzero(
+            index["is_other_language"] & (index["tokens"] >= filters.min_document_tokens)
+        )
+    )
     return {
         "documents": len(kept),
         "sentences": sentences,
-        "pieces": pieces,
-        "bytes_of_text": size,
-        "unknown_share": unknown / pieces,
-        "dropped_sentences": dropped,
-        "divided_sentences": divided,
-        "dropped_documents": empty,
+        "tokens": tokens,
+        "text_bytes": size,
+        "unk_fraction": unknown / tokens,
+        "empty_sentences": empty,
+        "long_sentences": long,
+        "empty_documents": empty,
         "short_documents": short,
-        "foreign_documents": foreign,
-        "duplicates": len(index) - empty - short - foreign - len(kept),
+        "other_language_documents": is_other_language,
+        "duplicate_documents": len(index) - empty - short - is_other_language - len(kept),
     }

@@ -21,20 +21,20 @@ from typing import Any, TextIO
 import numpy as np
 from etils import epath
 
-from data_pipelines.corpus.bulk import BulkEncoder, grouped
+from data_pipelines.corpus.bulk_encoder import BulkEncoder, group_by_size
 from data_pipelines.corpus.documents import (
-    LONGEST,
-    UNEVEN,
-    Members,
+    MAX_SENTENCE_TOKENS,
+    MAX_SHARD_IMBALANCE,
+    ShardAssignment,
     assign_shards,
     count,
     encode_documents,
     index_dtype,
-    unpack,
+    unpack_documents,
 )
 from data_pipelines.corpus.filters import KEEP_ALL, Filters
-from data_pipelines.corpus.records import (
-    VERSION,
+from data_pipelines.corpus.shards import (
+    CORPUS_VERSION,
     Manifest,
     ShardInfo,
     ShardWriter,
@@ -43,20 +43,27 @@ from data_pipelines.corpus.records import (
     write_manifest,
 )
 from data_pipelines.corpus.spool import Position, Spool
-from data_pipelines.corpus.stage import spool_beside, stage_for
+from data_pipelines.corpus.staging import spool_directory, staging_directory
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
 from data_pipelines.paths import is_remote
-from data_pipelines.text.sentences import RULES
-from data_pipelines.text.sources import AS_IT_IS, BUILTIN, TFDS, Reading, read_source, resolve
-from data_pipelines.vocabulary.coverage import warn_of_loss
+from data_pipelines.text.sentence_splitting import SENTENCE_RULES_VERSION
+from data_pipelines.text.sources import (
+    BUILTIN,
+    DEFAULT_READ_OPTIONS,
+    TFDS,
+    ReadOptions,
+    read_source,
+    resolve_inputs,
+)
+from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_BATCH = 1 << 18  # characters of text that a worker gets at a time
-_LOOKED_AT = 16  # sources of which it is told what the tokenizer loses
-_BEGINNING = 50  # documents of each that tell it
+_BATCH_CHARS = 1 << 18  # characters of text that a worker gets at a time
+_CHECKED_SOURCES = 16  # sources of which it is told what the tokenizer loses
+_CHECKED_DOCUMENTS = 50  # documents of each that tell it
 
 
 def prepare(
@@ -65,11 +72,11 @@ def prepare(
     output: epath.PathLike,
     *,
     workers: int | None = None,
-    held_out: float = 0.01,
+    eval_fraction: float = 0.01,
     dedup: bool = False,
     shards: int | None = None,
     filters: Filters = KEEP_ALL,
-    reading: Reading = AS_IT_IS,
+    read_options: ReadOptions = DEFAULT_READ_OPTIONS,
     license: str = "",
     progress: TextIO | None = None,
 ) -> Manifest:
@@ -85,7 +92,7 @@ def prepare(
       tokenizer: gives the ids, and is saved with the corpus.
       output: a directory that does not exist yet or is empty.
       workers: processes that tokenise; see `ordered_map`.
-      held_out: share of the documents to hold out, chosen by the hash of their text.
+      eval_fraction: share of the documents to hold out, chosen by the hash of their text.
       dedup: whether only the first of documents with the same text is kept.
       shards: number of train shards; None chooses a power of two by the size of the corpus.
       filters: what else is left out.
@@ -97,20 +104,23 @@ def prepare(
       InputError: unusable inputs or options, or an output that already holds something or that
         another process is preparing.
     """
-    options = checked_options(inputs, reading, held_out, dedup, shards, filters, license)
-    sources = resolve(inputs)
-    dtype = token_dtype(len(tokenizer.pieces))
-    meter = _Meter(progress)
-    identity = _identity(sources, reading, tokenizer, filters)
-    with stage_for(epath.Path(output), resumes=True) as stage, spool_beside(stage) as scratch:
+    options = checked_options(inputs, read_options, eval_fraction, dedup, shards, filters, license)
+    sources = resolve_inputs(inputs)
+    dtype = token_dtype(len(tokenizer.tokens))
+    meter = _ProgressBar(progress)
+    identity = _identity(sources, read_options, tokenizer, filters)
+    with (
+        staging_directory(epath.Path(output), resume=True) as stage,
+        spool_directory(stage) as scratch,
+    ):
         spool = Spool(scratch, identity, index_dtype(filters))
         for index in spool.indexes():
             meter.add(index)
         if spool.position != Position():
             log.info("goes on after %s", meter)
         positions: deque[Position] = deque()
-        batches = _batches(sources, reading, tokenizer, spool.position, positions)
-        make = functools.partial(_encoder, tokenizer, filters)
+        batches = _batches(sources, read_options, tokenizer, spool.position, positions)
+        make = functools.partial(_make_encoder, tokenizer, filters)
         try:
             for index, payload in ordered_map(make, batches, workers):
                 meter.add(index)
@@ -118,24 +128,32 @@ def prepare(
         except InputError:
             spool.delete()
             raise
-        spool.complete()
-        meter.end()
+        spool.commit_segment()
+        meter.close()
         index = np.concatenate([np.zeros(0, index_dtype(filters)), *spool.indexes()])
-        members = assign_shards(index, held_out, dedup, shards, filters)
-        infos = _write_shards(stage, dtype, members, len(index), spool)
-        return finish(stage, tokenizer, options, infos, count(index, members, filters))
+        assignment = assign_shards(index, eval_fraction, dedup, shards, filters)
+        shard_infos = _write_shards(stage, dtype, assignment, len(index), spool)
+        return finalize_corpus(
+            stage, tokenizer, options, shard_infos, count(index, assignment, filters)
+        )
 
 
 def _identity(
-    sources: Sequence[str], reading: Reading, tokenizer: Tokenizer, filters: Filters
+    sources: Sequence[str], read_options: ReadOptions, tokenizer: Tokenizer, filters: Filters
 ) -> str:
     """Of what decides the spool: not of what is decided from its index alone."""
-    how = [VERSION, RULES, LONGEST, dataclasses.asdict(reading), tokenizer.fingerprint()]
-    told = [filters.languages, filters.near_dedup, filters.libraries]
-    return json.dumps([*how, *told, [_stamp(source) for source in sources]])
+    how = [
+        CORPUS_VERSION,
+        SENTENCE_RULES_VERSION,
+        MAX_SENTENCE_TOKENS,
+        dataclasses.asdict(read_options),
+        tokenizer.fingerprint(),
+    ]
+    told = [filters.languages, filters.near_dedup, filters.library_versions]
+    return json.dumps([*how, *told, [_file_signature(source) for source in sources]])
 
 
-def _stamp(source: str) -> list[str | int]:
+def _file_signature(source: str) -> list[str | int]:
     """What changes when a file does."""
     if source == BUILTIN or source.startswith(TFDS):
         return [source]
@@ -148,16 +166,18 @@ def _stamp(source: str) -> list[str | int]:
 
 def checked_options(
     inputs: Sequence[str],
-    reading: Reading,
-    held_out: float,
+    read_options: ReadOptions,
+    eval_fraction: float,
     dedup: bool,
     shards: int | None,
     filters: Filters,
     license: str,
 ) -> dict[str, Any]:
     """The options of a preparation as its manifest records them; InputError if they cannot work."""
-    if not 0 <= held_out < 1:
-        raise InputError(f"held_out is {held_out}; choose a share from 0 (none) to below 1.")
+    if not 0 <= eval_fraction < 1:
+        raise InputError(
+            f"eval_fraction is {eval_fraction}; choose a share from 0 (none) to below 1."
+        )
     if shards is not None and shards < 1:
         raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
     if "+" in filters.languages:
@@ -169,9 +189,9 @@ def checked_options(
         )
     return {
         "inputs": list(inputs),
-        **dataclasses.asdict(reading),
-        "sentence_rules": RULES,
-        "held_out": held_out,
+        **dataclasses.asdict(read_options),
+        "sentence_rules": SENTENCE_RULES_VERSION,
+        "eval_fraction": eval_fraction,
         "dedup": dedup,
         "shards": shards,
         **dataclasses.asdict(filters),
@@ -184,7 +204,7 @@ def checked_options(
 
 def _batches(
     sources: Sequence[str],
-    reading: Reading,
+    read_options: ReadOptions,
     tokenizer: Tokenizer,
     start: Position,
     positions: deque[Position],
@@ -197,23 +217,25 @@ def _batches(
     def documents() -> Iterator[tuple[Position, str]]:
         for number, source in enumerate(sources[start.source :], start.source):
             skipped = start.documents if number == start.source else 0
-            found = itertools.islice(read_source(source, reading), skipped, None)
+            found = itertools.islice(read_source(source, read_options), skipped, None)
             for done, lines in enumerate(found, skipped + 1):
                 yield Position(number, done), "\n".join(lines)
 
     new = start.source
-    for batch in grouped(documents(), lambda item: len(item[1]), _BATCH):
+    for batch in group_by_size(documents(), lambda item: len(item[1]), _BATCH_CHARS):
         begun: dict[str, list[str]] = {}
         for place, text in batch:
-            if new <= place.source < _LOOKED_AT:
+            if new <= place.source < _CHECKED_SOURCES:
                 begun.setdefault(sources[place.source], []).append(text)
-        warn_of_loss(tokenizer, {name: texts[:_BEGINNING] for name, texts in begun.items()})
+        warn_of_coverage_loss(
+            tokenizer, {name: texts[:_CHECKED_DOCUMENTS] for name, texts in begun.items()}
+        )
         new = batch[-1][0].source + 1
         positions.append(batch[-1][0])
         yield [text for _, text in batch]
 
 
-def _encoder(
+def _make_encoder(
     tokenizer: Tokenizer, filters: Filters
 ) -> Callable[[list[str]], tuple[np.ndarray, bytes]]:
     encoder = BulkEncoder(tokenizer)
@@ -224,19 +246,23 @@ def _encoder(
 
 
 def _write_shards(
-    directory: epath.Path, dtype: np.dtype, members: Members, documents: int, spool: Spool
+    directory: epath.Path,
+    dtype: np.dtype,
+    assignment: ShardAssignment,
+    documents: int,
+    spool: Spool,
 ) -> dict[str, list[ShardInfo]]:
     """Deals out the spool, a segment at a time."""
     names = [
         (split, shard_name(split, i, len(parts)), part)
-        for split, parts in members.items()
+        for split, parts in assignment.items()
         for i, part in enumerate(parts)
     ]
     shard_of = np.full(documents, len(names), np.int32)
     for shard, (_, _, part) in enumerate(names):
         shard_of[part] = shard
     first = 0
-    infos: dict[str, list[ShardInfo]] = {split: [] for split in members}
+    shard_infos: dict[str, list[ShardInfo]] = {split: [] for split in assignment}
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(directory, name, dtype)) for _, name, _ in names]
         for index, payload in zip(spool.indexes(), spool.payloads(), strict=True):
@@ -249,22 +275,22 @@ def _write_shards(
                 where = zip(rows["start"].tolist(), rows["size"].tolist(), strict=True)
                 records = [payload[start : start + size] for start, size in where]
                 if records:
-                    writer.append_flat(*unpack(rows, records, dtype), rows["sentences"])
+                    writer.append_flat(*unpack_documents(rows, records, dtype), rows["sentences"])
         for writer, (split, _, _) in zip(writers, names, strict=True):
-            infos[split].append(writer.close())
-    return infos
+            shard_infos[split].append(writer.close())
+    return shard_infos
 
 
-def finish(
+def finalize_corpus(
     directory: epath.Path,
     tokenizer: Tokenizer,
     options: dict[str, Any],
-    infos: dict[str, list[ShardInfo]],
+    shard_infos: dict[str, list[ShardInfo]],
     totals: dict[str, int | float],
 ) -> Manifest:
     """Save the tokenizer and then the manifest, which declares the directory a corpus."""
-    sizes = [info.tokens for info in infos["train"]]
-    if max(sizes) > (1 + UNEVEN) * min(sizes):
+    sizes = [info.tokens for info in shard_infos["train"]]
+    if max(sizes) > (1 + MAX_SHARD_IMBALANCE) * min(sizes):
         log.warning(
             "the shards have from %s to %s pieces, as some documents are longer than shards should "
             "be: every host will open all of them, and take a random next sentence from few "
@@ -274,7 +300,12 @@ def finish(
         )
     fingerprint = tokenizer.fingerprint()
     manifest = Manifest(
-        fingerprint, len(tokenizer.pieces), options, infos["train"], infos["heldout"], totals
+        fingerprint,
+        len(tokenizer.tokens),
+        options,
+        shard_infos["train"],
+        shard_infos["eval"],
+        totals,
     )
     tokenizer.save(directory)
     write_manifest(directory, manifest)
@@ -284,7 +315,7 @@ def finish(
 # ---------------------------------------------------------------- progress
 
 
-class _Meter:
+class _ProgressBar:
     """Tells how far a preparation is: one line, redrawn, in a terminal; a few lines elsewhere."""
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -300,7 +331,7 @@ class _Meter:
         if self._stream and time.monotonic() - self._shown > (0.2 if self._redraws else 10):
             self._show(self._stream)
 
-    def end(self) -> None:
+    def close(self) -> None:
         if self._stream and self._redraws:
             self._show(self._stream)
             self._stream.write("\n")

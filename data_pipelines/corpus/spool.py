@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 _IDENTITY = "identity.json"
-_CONTENT = ("payload", "index")
-_SEGMENT = 1 << 24  # bytes of text, about: what is lost in a kill, and held at once
+_FILE_KINDS = ("payload", "index")
+_SEGMENT_BYTES = 1 << 24  # bytes of text, about: what is lost in a kill, and held at once
 
 
 class Position(NamedTuple):
@@ -53,37 +53,37 @@ class Spool:
             _write(mark, identity.encode())
         self._count = 0
         self.position = Position()
-        while position := self._end_of(self._count):
+        while position := self._read_segment_end(self._count):
             self.position = position
             self._count += 1
         for path in sorted(directory.glob("[0-9]*")):
             if int(path.name.partition(".")[0]) >= self._count:
                 path.unlink()
-        self._new()
+        self._start_segment()
 
     def append(self, index: np.ndarray, payload: bytes, position: Position) -> None:
         """Adds documents, `position` being where they end; completes the segment if it is large."""
         index["start"] += self._payload.tell()
         self._payload.write(payload)
         self._index.write(index.tobytes())
-        self._next = position
+        self._next_position = position
         self._bytes += int(index["bytes"].sum())
-        if self._bytes >= _SEGMENT:
-            self.complete()
+        if self._bytes >= _SEGMENT_BYTES:
+            self.commit_segment()
 
-    def complete(self) -> None:
+    def commit_segment(self) -> None:
         """Makes sure that what was added stays; called at the end, for the last segment."""
-        if self._next == self.position:
+        if self._next_position == self.position:
             return
         sums = []
-        for kind, buffer in zip(_CONTENT, (self._payload, self._index), strict=True):
+        for kind, buffer in zip(_FILE_KINDS, (self._payload, self._index), strict=True):
             content = buffer.getbuffer()
-            _write(self._file(self._count, kind), content)
-            sums.append(_sum(content))
-        _write(self._file(self._count, "json"), json.dumps([self._next, sums]).encode())
-        self.position = self._next
+            _write(self._path(self._count, kind), content)
+            sums.append(_size_and_crc(content))
+        _write(self._path(self._count, "json"), json.dumps([self._next_position, sums]).encode())
+        self.position = self._next_position
         self._count += 1
-        self._new()
+        self._start_segment()
 
     def delete(self) -> None:
         """Deletes the directory; first what would have another try believe in the rest."""
@@ -93,31 +93,31 @@ class Spool:
     def indexes(self) -> Iterator[np.ndarray]:
         """The index of each complete segment, in order."""
         for segment in range(self._count):
-            yield np.fromfile(self._file(segment, "index"), self._dtype)
+            yield np.fromfile(self._path(segment, "index"), self._dtype)
 
     def payloads(self) -> Iterator[memoryview]:
         """What the rows of each complete segment's index point into."""
         for segment in range(self._count):
-            yield memoryview(self._file(segment, "payload").read_bytes())
+            yield memoryview(self._path(segment, "payload").read_bytes())
 
-    def _end_of(self, segment: int) -> Position | None:
+    def _read_segment_end(self, segment: int) -> Position | None:
         """How far in the input a segment reaches; None if it is not complete."""
         try:
-            position, sums = json.loads(self._file(segment, "json").read_text())
-            found = [_sum(self._file(segment, kind).read_bytes()) for kind in _CONTENT]
+            position, sums = json.loads(self._path(segment, "json").read_text())
+            found = [_size_and_crc(self._path(segment, kind).read_bytes()) for kind in _FILE_KINDS]
             return Position(*position) if sums == found else None
         except (OSError, ValueError, TypeError):
             return None
 
-    def _new(self) -> None:
+    def _start_segment(self) -> None:
         self._payload, self._index, self._bytes = io.BytesIO(), io.BytesIO(), 0
-        self._next = self.position
+        self._next_position = self.position
 
-    def _file(self, segment: int, kind: str) -> pathlib.Path:
+    def _path(self, segment: int, kind: str) -> pathlib.Path:
         return self._directory / f"{segment:06d}.{kind}"
 
 
-def _sum(content: bytes | memoryview) -> list[int]:
+def _size_and_crc(content: bytes | memoryview) -> list[int]:
     """Size and CRC-32."""
     return [len(content), zlib.crc32(content)]
 

@@ -11,14 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.sequence_classification import Columns, Sentences, from_rows
-from data_pipelines.finetuning.table import Row, check_bad, read_table, read_tfds_table
+from data_pipelines.finetuning.sequence_classification import (
+    SequenceClassificationDataset,
+    TableColumns,
+    from_rows,
+)
+from data_pipelines.finetuning.table import TableRow, check_bad_rows, read_table, read_tfds_table
 from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.sources import TFDS
 
-_TWO = ("entailment", "not_entailment")
-_BINARY = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_ZERO_ONE = ("0", "1")
 _TEST = "test"
 
 
@@ -28,7 +32,7 @@ class GlueTask:
 
     Attributes:
       folder: of its files.
-      columns: of its table, in TSV, with the columns of TensorFlow Datasets in `tfds`.
+      columns: of its table, in TSV, with the columns of TensorFlow Datasets in `tfds_columns`.
       labels: in the order of their numbers, that of the original BERT; empty for a number.
       metrics: as GLUE counts them, the headline first.
       dev: file without its suffix -> split in TensorFlow Datasets.
@@ -41,22 +45,22 @@ class GlueTask:
     folder: str
     columns: tuple[str, ...]
     label: str
-    tfds: tuple[str, ...]
+    tfds_columns: tuple[str, ...]
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
     test: Mapping[str, tuple[str, str]]
     dev: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
-    header: bool = True
-    translated: tuple[tuple[str, ...], str] | None = None
-    spelt: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    has_header: bool = True
+    translated_columns: tuple[tuple[str, ...], str] | None = None
+    label_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def target(self) -> str:
-        """As in `Columns`."""
+        """As in `TableColumns`."""
         return "class" if self.labels else "number"
 
 
-def _one(name: str) -> dict[str, tuple[str, str]]:
+def _single_test_file(name: str) -> dict[str, tuple[str, str]]:
     return {name: (_TEST, _TEST)}
 
 
@@ -68,32 +72,40 @@ GLUE = {
         ("sentence",),
         "label",
         ("sentence",),
-        _BINARY,
-        ("matthews", "accuracy"),
-        _one("CoLA"),
-        header=False,
+        _ZERO_ONE,
+        ("matthews_correlation", "accuracy"),
+        _single_test_file("CoLA"),
+        has_header=False,
     ),
     "sst2": GlueTask(
-        "SST-2", ("sentence",), "label", ("sentence",), _BINARY, ("accuracy",), _one("SST-2")
+        "SST-2",
+        ("sentence",),
+        "label",
+        ("sentence",),
+        _ZERO_ONE,
+        ("accuracy",),
+        _single_test_file("SST-2"),
     ),
     "mrpc": GlueTask(
         "MRPC",
         ("#1 String", "#2 String"),
         "Quality",
         _PAIR,
-        _BINARY,
+        _ZERO_ONE,
         ("f1", "accuracy"),
-        _one("MRPC"),
+        _single_test_file("MRPC"),
     ),
-    "stsb": GlueTask("STS-B", _PAIR, "score", _PAIR, (), ("pearson", "spearman"), _one("STS-B")),
+    "stsb": GlueTask(
+        "STS-B", _PAIR, "score", _PAIR, (), ("pearson", "spearman"), _single_test_file("STS-B")
+    ),
     "qqp": GlueTask(
         "QQP",
         ("question1", "question2"),
         "is_duplicate",
         ("question1", "question2"),
-        _BINARY,
+        _ZERO_ONE,
         ("f1", "accuracy"),
-        _one("QQP"),
+        _single_test_file("QQP"),
     ),
     "mnli": GlueTask(
         "MNLI",
@@ -108,27 +120,31 @@ GLUE = {
             "AX": ("diagnostic", "test"),
         },
         {"dev_matched": "validation_matched", "dev_mismatched": "validation_mismatched"},
-        translated=(("premise", "hypo"), "label"),
-        spelt={"contradictory": "contradiction"},
+        translated_columns=(("premise", "hypo"), "label"),
+        label_aliases={"contradictory": "contradiction"},
     ),
     "qnli": GlueTask(
         "QNLI",
         ("question", "sentence"),
         "label",
         ("question", "sentence"),
-        _TWO,
+        _ENTAILMENT,
         ("accuracy",),
-        _one("QNLI"),
+        _single_test_file("QNLI"),
     ),
-    "rte": GlueTask("RTE", _PAIR, "label", _PAIR, _TWO, ("accuracy",), _one("RTE")),
-    "wnli": GlueTask("WNLI", _PAIR, "label", _PAIR, _BINARY, ("accuracy",), _one("WNLI")),
+    "rte": GlueTask(
+        "RTE", _PAIR, "label", _PAIR, _ENTAILMENT, ("accuracy",), _single_test_file("RTE")
+    ),
+    "wnli": GlueTask(
+        "WNLI", _PAIR, "label", _PAIR, _ZERO_ONE, ("accuracy",), _single_test_file("WNLI")
+    ),
 }
 _LANGUAGE = "language"  # XNLI's column, also of what TensorFlow Datasets gives
 # CoLA's labelled files have no header: source, label, the author's mark, sentence.
 _COLA = ("source", "label", "mark", "sentence")
 
 
-def find_glue(name: str) -> GlueTask:
+def find_glue_task(name: str) -> GlueTask:
     """The task of a name.
 
     Raises:
@@ -140,47 +156,51 @@ def find_glue(name: str) -> GlueTask:
 
 
 def read_glue(
-    name: str, source: epath.PathLike, labelled: bool, skip_bad: float = 0.0, by: str = ""
-) -> Sentences:
+    name: str, source: epath.PathLike, labeled: bool, max_bad_fraction: float = 0.0, by: str = ""
+) -> SequenceClassificationDataset:
     """The examples of a file of a task.
 
     Args:
       name: of the task, in `GLUE`.
       labelled: False for test files, whose labels are left aside if there are any.
-      skip_bad: share of the rows that may be of too few or too many fields, and of those that
+      max_bad_fraction: share of the rows that may be of too few or too many fields, and of those that
         may be without text; they are left out, and counted.
       by: the column of the set that an example belongs to, if there are several.
     Raises:
       InputError: the file is not of the task's layout, or a label is none of its.
     """
-    task = find_glue(name)
-    if not task.header and labelled:
-        rows = _without_header(check_file(source), skip_bad)
+    task = find_glue_task(name)
+    if not task.has_header and labeled:
+        rows = _read_without_header(check_file(source), max_bad_fraction)
     else:
-        rows = read_table(source, skip_bad)
+        rows = read_table(source, max_bad_fraction)
     columns, label = task.columns, task.label
-    if task.translated and rows[0].values.keys() >= {*task.translated[0]}:
-        columns, label = task.translated
-    return _checked(task, str(source), rows, columns, label, labelled, skip_bad, by)
+    if task.translated_columns and rows[0].values.keys() >= {*task.translated_columns[0]}:
+        columns, label = task.translated_columns
+    return _read_examples(task, str(source), rows, columns, label, labeled, max_bad_fraction, by)
 
 
-def read_glue_tfds(name: str, source: str, split: str, labelled: bool, by: str = "") -> Sentences:
+def read_glue_tfds(
+    name: str, source: str, split: str, labeled: bool, by: str = ""
+) -> SequenceClassificationDataset:
     """The same from TensorFlow Datasets, `tfds:glue/NAME` or what has its columns.
 
     Records lie there in an order of their own; unlabelled ones are given in that of the published
     file, which their "idx" tells.
     """
-    task = find_glue(name)
+    task = find_glue_task(name)
     # Classes that have numbers here have names there, and the same order.
-    rows = read_tfds_table(source, split, ("label",) if task.labels == _BINARY else ())
-    if rows and isinstance(rows[0].values.get(task.tfds[0]), Mapping):
-        rows = list(_each_language(rows, task.tfds))
-    if not labelled:
-        rows = _as_published(f"{source} {split}", rows)
-    return _checked(task, f"{source} {split}", rows, task.tfds, "label", labelled, 0.0, by)
+    rows = read_tfds_table(source, split, ("label",) if task.labels == _ZERO_ONE else ())
+    if rows and isinstance(rows[0].values.get(task.tfds_columns[0]), Mapping):
+        rows = list(_split_languages(rows, task.tfds_columns))
+    if not labeled:
+        rows = _sort_by_idx(f"{source} {split}", rows)
+    return _read_examples(
+        task, f"{source} {split}", rows, task.tfds_columns, "label", labeled, 0.0, by
+    )
 
 
-def _each_language(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Row]:
+def _split_languages(rows: Iterable[TableRow], columns: tuple[str, ...]) -> Iterator[TableRow]:
     """A row for each language of records whose texts are in several.
 
     A text is {LANGUAGE: TEXT}, or {"language": [...], "translation": [...]}.
@@ -200,10 +220,10 @@ def _each_language(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Ro
         for language in sorted(languages[0]):
             own = {column: given[language] for column, given in texts.items()}
             place = f"{row.place} ({language})"
-            yield Row(place, {**row.values, **own, _LANGUAGE: language})
+            yield TableRow(place, {**row.values, **own, _LANGUAGE: language})
 
 
-def _as_published(name: str, rows: Sequence[Row]) -> list[Row]:
+def _sort_by_idx(name: str, rows: Sequence[TableRow]) -> list[TableRow]:
     """The rows in the order of their "idx"."""
     numbered = sorted(rows, key=lambda row: row.value("idx"))
     if [row.value("idx") for row in numbered] != list(range(len(rows))):
@@ -219,7 +239,7 @@ def is_tfds(source: epath.PathLike) -> bool:
     return str(source).startswith(TFDS)
 
 
-def _without_header(path: epath.Path, skip_bad: float) -> list[Row]:
+def _read_without_header(path: epath.Path, max_bad_fraction: float) -> list[TableRow]:
     rows, bad = [], []
 
     def refuse(complaint: InputError) -> None:
@@ -231,32 +251,32 @@ def _without_header(path: epath.Path, skip_bad: float) -> list[Row]:
         values = line.split("\t")
         place = f"{path} line {number}"
         if len(values) == len(_COLA):
-            rows.append(Row(place, dict(zip(_COLA, values, strict=True))))
+            rows.append(TableRow(place, dict(zip(_COLA, values, strict=True))))
         else:
             bad.append(f"{place} has {len(values)} fields and should have {len(_COLA)}: mend it")
-    check_bad(bad, len(rows) + len(bad), skip_bad)
+    check_bad_rows(bad, len(rows) + len(bad), max_bad_fraction)
     if not rows:
         raise InputError(f"{path} has no rows: give CoLA's file as it was published.")
     return rows
 
 
-def _checked(
+def _read_examples(
     task: GlueTask,
     name: str,
-    rows: list[Row],
+    rows: list[TableRow],
     columns: tuple[str, ...],
     label: str,
-    labelled: bool,
-    skip_bad: float,
+    labeled: bool,
+    max_bad_fraction: float,
     by: str,
-) -> Sentences:
+) -> SequenceClassificationDataset:
     text, *pair = columns
-    read = Columns((text,), tuple(pair), label, target=task.target, by=by)
-    found = from_rows(name, rows, read, labelled, skip_bad)
-    if found.values and task.spelt:
-        values = [task.spelt.get(value, value) for value in found.values]
+    read = TableColumns((text,), tuple(pair), label, target=task.target, by=by)
+    found = from_rows(name, rows, read, labeled, max_bad_fraction)
+    if found.values and task.label_aliases:
+        values = [task.label_aliases.get(value, value) for value in found.values]
         found = dataclasses.replace(found, values=values)
-    for place, value in zip(found.places, found.values or (), strict=False):
+    for place, value in zip(found.locations, found.values or (), strict=False):
         if task.labels and value not in task.labels:
             raise InputError(
                 f"{place}: label {value!r} is none of {', '.join(task.labels)}: give the files of "

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.encoding import shared_room
+from data_pipelines.finetuning.encoding import truncated_pair_lengths
 from data_pipelines.finetuning.packed_examples import Examples, Target
 from data_pipelines.finetuning.sequence_classification import label_text
-from data_pipelines.finetuning.table import Row
+from data_pipelines.finetuning.table import TableRow
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _ENDING = re.compile(r"ending(\d+)")
 
 
-class Choice(NamedTuple):
+class MultipleChoiceQuestion(NamedTuple):
     """A question.
 
     Attributes:
@@ -34,14 +34,14 @@ class Choice(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Choices:
+class MultipleChoiceDataset:
     """A data set."""
 
     name: str
-    questions: list[Choice]
+    questions: list[MultipleChoiceQuestion]
 
     @property
-    def most(self) -> int:
+    def max_choices(self) -> int:
         """Answers of the question that has most."""
         return max(len(question.answers) for question in self.questions)
 
@@ -51,7 +51,7 @@ class Choices:
         return [text for each in self.questions for text in (each.context, *each.answers)]
 
 
-def from_rows(name: str, rows: Iterable[Row], labelled: bool) -> Choices:
+def from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> MultipleChoiceDataset:
     """The questions of the rows of a table, each of one of these layouts.
 
     - SWAG's: `sent1`, `sent2` (the start of every answer, which may be empty), `ending0`,
@@ -62,28 +62,28 @@ def from_rows(name: str, rows: Iterable[Row], labelled: bool) -> Choices:
       InputError: a column is missing, there are fewer than two answers, a text is empty, or the
         label is that of no answer.
     """
-    return Choices(name, [_question(row, labelled) for row in rows])
+    return MultipleChoiceDataset(name, [_parse_question(row, labeled) for row in rows])
 
 
-def _question(row: Row, labelled: bool) -> Choice:
+def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
     if "choices" in row.values:
         given = row.value("choices")
         if not isinstance(given, list):
             raise InputError(f"{row.place}: 'choices' is {given!r}: write a list of texts.")
         context = row.text(("context" if "context" in row.values else "question",))
-        answers = [_text(row, f"choice {i}", answer) for i, answer in enumerate(given)]
+        answers = [_choice_text(row, f"choice {i}", answer) for i, answer in enumerate(given)]
     else:
         context = row.text(("sent1",))
-        start = _optional(row, "sent2")
+        start = _optional_text(row, "sent2")
         numbers = sorted(int(m[1]) for name in row.values if (m := _ENDING.fullmatch(name)))
         if numbers != [*range(len(numbers))]:
             raise InputError(f"{row.place}: its endings are not ending0, ending1, ...: name them.")
         # Where questions have different numbers of answers, the last columns are empty.
-        endings = [_optional(row, f"ending{i}") for i in numbers]
+        endings = [_optional_text(row, f"ending{i}") for i in numbers]
         while endings and not endings[-1]:
             endings.pop()
         answers = [
-            f"{start} {_text(row, f'ending{i}', ending)}".strip()
+            f"{start} {_choice_text(row, f'ending{i}', ending)}".strip()
             for i, ending in enumerate(endings)
         ]
     if len(answers) < 2:
@@ -91,11 +91,13 @@ def _question(row: Row, labelled: bool) -> Choice:
             f"{row.place}: {len(answers)} answers leave nothing to choose: give columns ending0, "
             "ending1, ..., or a list 'choices'."
         )
-    return Choice(row.place, context, tuple(answers), _right(row, len(answers), labelled))
+    return MultipleChoiceQuestion(
+        row.place, context, tuple(answers), _parse_label(row, len(answers), labeled)
+    )
 
 
-def _right(row: Row, count: int, labelled: bool) -> int | None:
-    if not labelled:
+def _parse_label(row: TableRow, count: int, labeled: bool) -> int | None:
+    if not labeled:
         return None
     text = label_text(row.value("label"))
     if not (text.isascii() and text.isdigit() and int(text) < count):
@@ -105,19 +107,21 @@ def _right(row: Row, count: int, labelled: bool) -> int | None:
     return int(text)
 
 
-def _text(row: Row, what: str, value: Any) -> str:
+def _choice_text(row: TableRow, description: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{row.place}: {what} is {value!r}, which is no text: mend the row.")
+        raise InputError(
+            f"{row.place}: {description} is {value!r}, which is no text: mend the row."
+        )
     return value.strip()
 
 
-def _optional(row: Row, column: str) -> str:
+def _optional_text(row: TableRow, column: str) -> str:
     value = row.values.get(column)
     return "" if value is None else str(value).strip()
 
 
 def encode(
-    data: Choices, tokenizer: Tokenizer, longest: int, row: int, most: int
+    data: MultipleChoiceDataset, tokenizer: Tokenizer, longest: int, row: int, max_choices: int
 ) -> tuple[Examples, int]:
     """The examples of a data set, [CLS] context [SEP] answer [SEP], those of a question a group.
 
@@ -135,20 +139,20 @@ def encode(
     prefix: list[int] = []
     right: list[int] = []
     known: list[int] = []
-    cut = 0
+    num_truncated = 0
     for question in data.questions:
         count = len(question.answers)
         room = min(longest, row // count) - 3
-        if count > most or room < 2:
+        if count > max_choices or room < 2:
             raise InputError(
                 f"{question.place}: {count} answers do not fit a row of {row} pieces, which has "
-                f"{most} at the most: leave some out, or raise seq_len."
+                f"{max_choices} at the most: leave some out, or raise max_seq_length."
             )
         context = tokenizer.encode(question.context)
         for number, answer in enumerate(question.answers):
             said = tokenizer.encode(answer)
-            cut += len(context) + len(said) > room
-            first, second = shared_room(len(context), len(said), room)
+            num_truncated += len(context) + len(said) > room
+            first, second = truncated_pair_lengths(len(context), len(said), room)
             start = [tokenizer.cls_id, *context[:first], tokenizer.sep_id]
             rows.append([*start, *said[:second], tokenizer.sep_id])
             prefix.append(len(start))
@@ -157,14 +161,14 @@ def encode(
     target = Target("example", np.array(right, np.int32), np.array(known, np.float32))
     sizes = np.array([len(question.answers) for question in data.questions], np.int64)
     lengths = np.array([len(each) for each in rows], np.int64)
-    ids = np.array([piece for each in rows for piece in each], np.int32)
+    ids = np.array([token for each in rows for token in each], np.int32)
     examples = Examples(
         ids, lengths, np.array(prefix, np.int64), {"choice": target}, group_sizes=sizes
     )
-    return examples, cut
+    return examples, num_truncated
 
 
-def by_question(data: Choices, values: np.ndarray) -> list[np.ndarray]:
+def group_by_question(data: MultipleChoiceDataset, values: np.ndarray) -> list[np.ndarray]:
     """The values [A, ...] of all answers, one after the other, as those of each question."""
     bounds = np.cumsum([len(question.answers) for question in data.questions])[:-1]
     return np.split(values, bounds)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data_pipelines.pretraining.packing import RowShape, pack
+from data_pipelines.pretraining.packing import SequenceLimits, pack
 from data_pipelines.pretraining.pairs import ranges
 
 
@@ -31,7 +31,7 @@ class Target:
       weights: float32 [E], of pieces [P]: 0 where there is nothing to say; None for 1 everywhere.
     """
 
-    of: Literal["example", "pieces", "places"]
+    level: Literal["example", "pieces", "position"]
     values: np.ndarray
     weights: np.ndarray | None = None
 
@@ -88,15 +88,15 @@ class Examples:
         return digest.hexdigest()
 
 
-class Shape(NamedTuple):
-    """What one row holds at most: `pieces` (T) and `examples` (K, 1 without packing)."""
+class PackedShape(NamedTuple):
+    """What one row holds at most: `tokens` (T) and `examples` (K, 1 without packing)."""
 
-    pieces: int
+    tokens: int
     examples: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class PackedLayout:
     """Where N examples lie.
 
     Attributes:
@@ -113,15 +113,15 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Rows in use."""
+        """PackedLayout in use."""
         return int(self.row[-1]) + 1 if len(self.row) else 0
 
 
-def place(examples: Examples, numbers: np.ndarray, shape: Shape) -> Rows:
+def place(examples: Examples, numbers: np.ndarray, shape: PackedShape) -> PackedLayout:
     """Packs some examples, int64 [N], or groups of them, into as few rows as best fit finds."""
     sizes = examples.group_sizes
     counts = np.ones(len(numbers), np.int64) if sizes is None else sizes[numbers]
-    most = RowShape(shape.pieces, shape.examples, shape.examples)
+    most = SequenceLimits(shape.tokens, shape.examples, shape.examples)
     row = pack(examples.sizes[numbers], counts, most)
     order = np.argsort(row, kind="stable")
     numbers, row = numbers[order], row[order]
@@ -131,10 +131,12 @@ def place(examples: Examples, numbers: np.ndarray, shape: Shape) -> Rows:
     lengths = examples.lengths[numbers]
     first = np.searchsorted(row, row)
     before = np.cumsum(lengths) - lengths
-    return Rows(numbers, row, before - before[first], np.arange(len(row)) - first)
+    return PackedLayout(numbers, row, before - before[first], np.arange(len(row)) - first)
 
 
-def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, np.ndarray]:
+def build_batch(
+    examples: Examples, rows: PackedLayout, count: int, shape: PackedShape
+) -> dict[str, np.ndarray]:
     """The batch of rows placed by `place`, filled up to `count` rows; see `empty`."""
     batch = empty(count, shape, examples.targets, examples.group_sizes is not None)
     numbers, slots = rows.numbers, (rows.row, rows.slot)
@@ -142,21 +144,21 @@ def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, 
     sources = ranges(examples.starts[numbers], lengths)
     positions = ranges(np.zeros_like(lengths), lengths)
     cells = np.repeat(rows.row, lengths), np.repeat(rows.column, lengths) + positions
-    batch["token_ids"][cells] = examples.ids[sources]
-    batch["type_ids"][cells] = positions >= np.repeat(examples.prefix[numbers], lengths)
-    batch["pack_ids"][cells] = np.repeat(rows.slot + 1, lengths)
-    batch["positions"][cells] = positions
+    batch["input_ids"][cells] = examples.ids[sources]
+    batch["token_type_ids"][cells] = positions >= np.repeat(examples.prefix[numbers], lengths)
+    batch["example_ids"][cells] = np.repeat(rows.slot + 1, lengths)
+    batch["position_ids"][cells] = positions
     if "cls_positions" in batch:
         batch["cls_positions"][slots] = rows.column
     if examples.group_sizes is not None:
         # Numbers within a row, as those of what is in it. A row may have one group twice.
         first = np.searchsorted(rows.row, rows.row)
         of_batch = np.cumsum(np.isin(numbers, examples.group_starts))
-        batch["groups"][slots] = of_batch - of_batch[first] + 1
+        batch["group_ids"][slots] = of_batch - of_batch[first] + 1
     for name, target in examples.targets.items():
-        at, found = (cells, sources) if target.of == "pieces" else (slots, numbers)
+        at, found = (cells, sources) if target.level == "pieces" else (slots, numbers)
         values = target.values[found]
-        if target.of == "places":
+        if target.level == "position":
             values = values + rows.column[:, None]
         batch[f"{name}_targets"][at] = values
         batch[f"{name}_weights"][at] = 1 if target.weights is None else target.weights[found]
@@ -164,25 +166,25 @@ def fill(examples: Examples, rows: Rows, count: int, shape: Shape) -> dict[str, 
 
 
 def empty(
-    rows: int, shape: Shape, targets: Mapping[str, Target], grouped: bool = False
+    rows: int, shape: PackedShape, targets: Mapping[str, Target], grouped: bool = False
 ) -> dict[str, np.ndarray]:
     """R rows without examples, of T pieces and K slots for examples each.
 
-    `token_ids`, `type_ids`, `pack_ids` and `positions` are int32 [R, T], as in pre-training. A
+    `input_ids`, `token_type_ids`, `example_ids` and `positions` are int32 [R, T], as in pre-training. A
     target adds NAME`_targets`, of the type of its values, and NAME`_weights`, float32, 0 where
     there is nothing to say: of examples [R, K] or [R, K, C] and [R, K], of pieces [R, T] both, of
     places [R, K, n], which are columns of the row, and [R, K]. Where one is of examples,
     `cls_positions` int32 [R, K] are the columns of their first pieces. Where examples are
-    `grouped`, `groups` int32 [R, K] number the groups of a row from 1; 0 is an empty slot.
+    `grouped`, `group_ids` int32 [R, K] number the groups of a row from 1; 0 is an empty slot.
     """
-    pieces = ("token_ids", "type_ids", "pack_ids", "positions")
-    batch = {name: np.zeros((rows, shape.pieces), np.int32) for name in pieces}
-    if any(target.of == "example" for target in targets.values()):
+    tokens = ("input_ids", "token_type_ids", "example_ids", "position_ids")
+    batch = {name: np.zeros((rows, shape.tokens), np.int32) for name in tokens}
+    if any(target.level == "example" for target in targets.values()):
         batch["cls_positions"] = np.zeros((rows, shape.examples), np.int32)
     if grouped:
-        batch["groups"] = np.zeros((rows, shape.examples), np.int32)
+        batch["group_ids"] = np.zeros((rows, shape.examples), np.int32)
     for name, target in targets.items():
-        slots = shape.pieces if target.of == "pieces" else shape.examples
+        slots = shape.tokens if target.level == "pieces" else shape.examples
         _, *each = target.values.shape
         batch[f"{name}_targets"] = np.zeros((rows, slots, *each), target.values.dtype)
         batch[f"{name}_weights"] = np.zeros((rows, slots), np.float32)
@@ -198,7 +200,7 @@ class TrainingBatches:
       multiple: the number of rows is one of it, so that devices can share them.
 
     Attributes:
-      rows: of each batch.
+      num_sequences: sequences of each batch.
     """
 
     def __init__(
@@ -206,43 +208,45 @@ class TrainingBatches:
         examples: Examples,
         seed: int,
         batch_size: int,
-        shape: Shape,
+        shape: PackedShape,
         steps: int,
-        multiple: int,
+        pad_to_multiple_of: int,
     ) -> None:
         self._examples, self._seed = examples, seed
         self._batch_size, self._shape = batch_size, shape
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
-        most = max(self._place(step).count for step in range(steps))
-        self.rows = -(-most // multiple) * multiple
+        most = max(self._layout(step).count for step in range(steps))
+        self.num_sequences = -(-most // pad_to_multiple_of) * pad_to_multiple_of
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """All rows of a step."""
-        return fill(self._examples, self._place(step), self.rows, self._shape)
+        return build_batch(self._examples, self._layout(step), self.num_sequences, self._shape)
 
-    def _place(self, step: int) -> Rows:
+    def _layout(self, step: int) -> PackedLayout:
         start = step * self._batch_size
-        return place(self._examples, self._numbers(start, start + self._batch_size), self._shape)
+        return place(
+            self._examples, self._example_indices(start, start + self._batch_size), self._shape
+        )
 
-    def _numbers(self, start: int, stop: int) -> np.ndarray:
+    def _example_indices(self, start: int, stop: int) -> np.ndarray:
         """Those of the examples read at some places of the endless order."""
         total, found = len(self._examples), []
         while start < stop:
             epoch, first = divmod(start, total)
             last = min(total, first + stop - start)
-            found.append(self._epoch(epoch)[first:last])
+            found.append(self._epoch_order(epoch)[first:last])
             start += last - first
         return np.concatenate(found)
 
-    def _epoch(self, epoch: int) -> np.ndarray:
+    def _epoch_order(self, epoch: int) -> np.ndarray:
         if self._order[0] != epoch:
             random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
             steps = -(-len(self._examples) // self._batch_size)
-            self._order = epoch, _shuffle(self._examples.sizes, steps, random)
+            self._order = epoch, _shuffle_by_length(self._examples.sizes, steps, random)
         return self._order[1]
 
 
-def _shuffle(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np.ndarray:
+def _shuffle_by_length(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np.ndarray:
     """A random order in which examples of like length, `steps` of them, lie evenly spread."""
     by_length = np.lexsort((random.random(len(lengths)), lengths))
     place = np.empty(len(lengths))
@@ -252,12 +256,12 @@ def _shuffle(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np
     return np.argsort(place, kind="stable")
 
 
-def evaluation_rows(examples: Examples, shape: Shape, rows: int) -> list[Rows]:
+def pack_eval_batches(examples: Examples, shape: PackedShape, rows: int) -> list[PackedLayout]:
     """Every example once, in batches of at most `rows` rows."""
     placed = place(examples, np.arange(len(examples)), shape)
     bounds = np.searchsorted(placed.row, np.arange(0, placed.count + rows, rows))
     return [
-        Rows(
+        PackedLayout(
             placed.numbers[first:last],
             placed.row[first:last] - batch * rows,
             placed.column[first:last],
@@ -268,22 +272,24 @@ def evaluation_rows(examples: Examples, shape: Shape, rows: int) -> list[Rows]:
     ]
 
 
-def own_rows(batch: dict[str, np.ndarray], hosts: int, host: int) -> dict[str, np.ndarray]:
+def process_batch(
+    batch: dict[str, np.ndarray], num_processes: int, host: int
+) -> dict[str, np.ndarray]:
     """The rows of one host."""
-    rows = len(batch["token_ids"]) // hosts
+    rows = len(batch["input_ids"]) // num_processes
     return {name: array[host * rows : (host + 1) * rows] for name, array in batch.items()}
 
 
 def split(
     examples: Examples,
-    batches: Sequence[Rows],
+    batches: Sequence[PackedLayout],
     outputs: Sequence[np.ndarray],
-    of: Literal["example", "pieces"],
+    level: Literal["example", "pieces"],
 ) -> list[np.ndarray]:
     """For each example its part of the outputs of all batches.
 
     Args:
-      batches: from `evaluation_rows`.
+      batches: from `pack_eval_batches`.
       outputs: of each batch, of "pieces" [R, T, ...] or of the "example" in each slot [R, K, ...].
     Returns:
       Of pieces arrays [length, ...], of examples [...].
@@ -293,6 +299,6 @@ def split(
         for number, row, column, slot in zip(
             rows.numbers, rows.row, rows.column, rows.slot, strict=True
         ):
-            cells = slice(column, column + examples.lengths[number]) if of == "pieces" else slot
+            cells = slice(column, column + examples.lengths[number]) if level == "pieces" else slot
             found[number] = values[row, cells, ...]  # an array, even of one number
     return found

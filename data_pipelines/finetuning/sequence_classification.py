@@ -1,4 +1,4 @@
-"""Sentences, and pairs of them, with what is to be said of each, from the rows of a table."""
+"""SequenceClassificationDataset, and pairs of them, with what is to be said of each, from the rows of a table."""
 
 import dataclasses
 import hashlib
@@ -11,14 +11,14 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.packed_examples import Target
-from data_pipelines.finetuning.table import Row, check_bad
+from data_pipelines.finetuning.table import TableRow, check_bad_rows
 
-TARGETS = ("class", "labels", "number")
-_LARGEST = float(np.finfo(np.float32).max)
+PROBLEM_TYPES = ("class", "labels", "number")
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """What of a table is read.
 
     Attributes:
@@ -35,13 +35,13 @@ class Columns:
     label: str = ""
     id: str = ""
     target: str = "class"
-    separator: str = ","
+    label_separator: str = ","
     by: str = ""
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
+        if self.target not in PROBLEM_TYPES:
             raise InputError(
-                f"data.target={self.target!r} is unknown: choose one of {', '.join(TARGETS)}."
+                f"data.target={self.target!r} is unknown: choose one of {', '.join(PROBLEM_TYPES)}."
             )
         if not self.text:
             raise InputError("data.text is empty: name the column of the text.")
@@ -53,7 +53,7 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sentences:
+class SequenceClassificationDataset:
     """A data set of N examples.
 
     Attributes:
@@ -67,12 +67,12 @@ class Sentences:
     """
 
     name: str
-    places: list[str]
+    locations: list[str]
     texts: list[str]
     pairs: list[str] | None = None
     values: list[Any] | None = None
     ids: list[str] | None = None
-    sets: list[str] | None = None
+    eval_set_names: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -82,17 +82,19 @@ class Sentences:
         """The texts, and the second ones after them."""
         return self.texts + (self.pairs or [])
 
-    def part(self, chosen: Sequence[int]) -> "Sentences":
+    def part(self, indices: Sequence[int]) -> "SequenceClassificationDataset":
         """Some of the examples, by their numbers."""
 
         def take(values: list[Any] | None) -> Any:
-            return None if values is None else [values[i] for i in chosen]
+            return None if values is None else [values[i] for i in indices]
 
-        return Sentences(
+        return SequenceClassificationDataset(
             self.name, *(take(getattr(self, f.name)) for f in dataclasses.fields(self)[1:])
         )
 
-    def by_set(self, only: Sequence[str] = ()) -> dict[str, "Sentences"]:
+    def split_by_eval_set(
+        self, only: Sequence[str] = ()
+    ) -> dict[str, "SequenceClassificationDataset"]:
         """The examples of each set, in the order of their names.
 
         Args:
@@ -101,7 +103,7 @@ class Sentences:
           InputError: there is no such set, or one whose name no file can have.
         """
         numbers: dict[str, list[int]] = {}
-        for i, name in enumerate(self.sets or ()):
+        for i, name in enumerate(self.eval_set_names or ()):
             numbers.setdefault(name, []).append(i)
         if odd := [name for name in numbers if "/" in name]:
             raise InputError(
@@ -116,7 +118,9 @@ class Sentences:
                 )
         return {name: self.part(numbers[name]) for name in only or sorted(numbers)}
 
-    def held_out(self, share: float) -> tuple["Sentences", "Sentences"]:
+    def split_by_text(
+        self, share: float
+    ) -> tuple["SequenceClassificationDataset", "SequenceClassificationDataset"]:
         """The examples in two parts, the second of about `share` of them.
 
         The part follows from an example's text alone, so that no order or later addition moves one
@@ -140,38 +144,40 @@ class Sentences:
 
 def from_rows(
     name: str,
-    rows: Iterable[Row],
-    columns: Columns,
-    labelled: bool,
-    skip_bad: float | None = None,
-) -> Sentences:
+    rows: Iterable[TableRow],
+    columns: TableColumns,
+    labeled: bool,
+    max_bad_fraction: float | None = None,
+) -> SequenceClassificationDataset:
     """The examples of the rows of a table.
 
     Args:
-      skip_bad: share of the rows that may be without text, and are left out; None where each row
+      max_bad_fraction: share of the rows that may be without text, and are left out; None where each row
         needs an answer.
     Raises:
       InputError: a column is missing, more texts are empty, there is no label or not a finite
         number where one should be, or an id comes twice.
     """
-    found = Sentences(
+    found = SequenceClassificationDataset(
         name,
         [],
         [],
         [] if columns.pair else None,
-        [] if labelled else None,
+        [] if labeled else None,
         [] if columns.id else None,
         [] if columns.by else None,
     )
     seen: dict[str, str] = {}
     bad: list[str] = []
     for row in rows:
-        if skip_bad is not None and (column := row.blank((*columns.text, *columns.pair))):
+        if max_bad_fraction is not None and (
+            column := row.first_blank_column((*columns.text, *columns.pair))
+        ):
             bad.append(
                 f"{row.place}: column {column!r} is empty: leave the row out, or write its text"
             )
             continue
-        found.places.append(row.place)
+        found.locations.append(row.place)
         found.texts.append(row.text(columns.text))
         if found.pairs is not None:
             found.pairs.append(row.text(columns.pair))
@@ -183,21 +189,21 @@ def from_rows(
                 raise InputError(f"{row.place}: id {own!r} is that of {seen[own]}: name it apart.")
             seen[own] = row.place
             found.ids.append(own)
-        if found.sets is not None:
-            found.sets.append(row.text((columns.by,)))
-    if skip_bad is not None:
-        check_bad(bad, len(bad) + len(found), skip_bad)
+        if found.eval_set_names is not None:
+            found.eval_set_names.append(row.text((columns.by,)))
+    if max_bad_fraction is not None:
+        check_bad_rows(bad, len(bad) + len(found), max_bad_fraction)
     return found
 
 
-def _value(row: Row, columns: Columns) -> Any:
+def _value(row: TableRow, columns: TableColumns) -> Any:
     value = row.value(columns.label)
     if columns.target == "labels":
-        parts = value.split(columns.separator) if isinstance(value, str) else value
+        parts = value.split(columns.label_separator) if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             raise InputError(
                 f"{row.place}: column {columns.label!r} is {value!r}: write labels with "
-                f"{columns.separator!r} between them, or a list."
+                f"{columns.label_separator!r} between them, or a list."
             )
         names = (_name(row, columns, part) for part in parts)
         return tuple(dict.fromkeys(filter(None, names)))
@@ -213,7 +219,7 @@ def _value(row: Row, columns: Columns) -> Any:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not abs(number) <= _LARGEST:
+    if not abs(number) <= _MAX_FLOAT32:
         raise InputError(
             f"{row.place}: column {columns.label!r} is {text!r}, which is no finite number: mend "
             "it, or set target=class."
@@ -221,13 +227,13 @@ def _value(row: Row, columns: Columns) -> Any:
     return number
 
 
-def _name(row: Row, columns: Columns, value: Any) -> str:
+def _name(row: TableRow, columns: TableColumns, value: Any) -> str:
     """The text of one label; several, or what is neither text nor number, are none."""
     if value is None or isinstance(value, str | int | float):
         return label_text(value)
     several = isinstance(value, list | tuple) and columns.target != "labels"
-    cure = "write one label, or set target=labels" if several else "write its name or its number"
-    raise InputError(f"{row.place}: column {columns.label!r} is {value!r}: {cure}.")
+    fix = "write one label, or set target=labels" if several else "write its name or its number"
+    raise InputError(f"{row.place}: column {columns.label!r} is {value!r}: {fix}.")
 
 
 def label_text(value: Any) -> str:
@@ -239,7 +245,9 @@ def label_text(value: Any) -> str:
     return str(value).strip()
 
 
-def label_names(data: Sentences, *others: Sentences) -> tuple[str, ...]:
+def label_names(
+    data: SequenceClassificationDataset, *others: SequenceClassificationDataset
+) -> tuple[str, ...]:
     """The names of all classes or labels of data sets, in an order that their rows do not decide.
 
     By size where all are whole numbers, else by their text.
@@ -261,7 +269,7 @@ def _is_whole(name: str) -> bool:
     return name.removeprefix("-").isascii() and name.removeprefix("-").isdigit()
 
 
-def make_target(data: Sentences, labels: Sequence[str], target: str) -> Target:
+def make_target(data: SequenceClassificationDataset, labels: Sequence[str], target: str) -> Target:
     """What a model is to say of each example, of weight 1.
 
     Args:
@@ -283,7 +291,7 @@ def make_target(data: Sentences, labels: Sequence[str], target: str) -> Target:
             if name not in numbers:
                 some = ", ".join(map(repr, labels[:5])) + (" ..." if len(labels) > 5 else "")
                 raise InputError(
-                    f"{data.places[i]}: label {name!r} is none that was trained ({some}): mend "
+                    f"{data.locations[i]}: label {name!r} is none that was trained ({some}): mend "
                     "it, or train with it."
                 )
             if target == "labels":
@@ -322,6 +330,6 @@ def class_weights(spec: str, labels: Sequence[str], classes: np.ndarray) -> np.n
     return weights
 
 
-def as_columns(text: str) -> tuple[str, ...]:
+def split_column_names(text: str) -> tuple[str, ...]:
     """The names in "a+b"."""
     return tuple(filter(None, text.split("+")))

@@ -8,12 +8,14 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.triviaqa import squad_layout
+from data_pipelines.finetuning.triviaqa import convert_to_squad
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 from data_pipelines.text.sources import tfds_records
 
-LONGEST = 200_000  # characters of a passage: a book is none, and has thousands of windows
+MAX_PASSAGE_CHARACTERS = (
+    200_000  # characters of a passage: a book is none, and has thousands of windows
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
-class Questions:
+class QuestionAnsweringDataset:
     """A data set.
 
     Attributes:
@@ -51,7 +53,7 @@ class Questions:
         return list(dict.fromkeys(question.passage for question in self.questions))
 
 
-def read_squad(path: epath.PathLike) -> Questions:
+def read_squad(path: epath.PathLike) -> QuestionAnsweringDataset:
     """Reads a data set, local or remote: in SQuAD's layout, or TriviaQA's own.
 
     Raises:
@@ -64,7 +66,9 @@ def read_squad(path: epath.PathLike) -> Questions:
         raise InputError(f"{path} is not UTF-8 (byte {error.start}): convert it first.") from error
 
 
-def parse_squad(name: str, text: str, directory: epath.Path | None = None) -> Questions:
+def parse_squad(
+    name: str, text: str, directory: epath.Path | None = None
+) -> QuestionAnsweringDataset:
     """The data set that a JSON text holds.
 
     Args:
@@ -83,13 +87,13 @@ def parse_squad(name: str, text: str, directory: epath.Path | None = None) -> Qu
         ) from error
     if directory and isinstance(content, dict) and "Data" in content:
         try:
-            content = squad_layout(content, directory)
+            content = convert_to_squad(content, directory)
         except InputError as error:
             raise InputError(f"{name} cannot be read: {error}.") from error
-    return _collect(name, _items(content))
+    return _make_dataset(name, _iterate_questions(content))
 
 
-def read_tfds(source: str, split: str) -> Questions:
+def read_squad_tfds(source: str, split: str) -> QuestionAnsweringDataset:
     """A split of a data set like SQuAD in the catalogue of TensorFlow Datasets.
 
     Args:
@@ -98,10 +102,10 @@ def read_tfds(source: str, split: str) -> Questions:
       InputError: see `tfds_records` and `parse_squad`.
     """
     records = list(tfds_records(source, split))
-    return _collect(f"{source} {split}", map(_of_record, records))
+    return _make_dataset(f"{source} {split}", map(_parse_record, records))
 
 
-def _of_record(record: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+def _parse_record(record: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     name = record.get("id", b"").decode()
     if not {"context", "question", "answers"} <= record.keys():
         fields = ", ".join(sorted(record))
@@ -118,13 +122,15 @@ def _of_record(record: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     return f"record {name!r}", record["context"].decode(), item
 
 
-def _collect(name: str, items: Iterable[tuple[str, str, dict[str, Any]]]) -> Questions:
+def _make_dataset(
+    name: str, items: Iterable[tuple[str, str, dict[str, Any]]]
+) -> QuestionAnsweringDataset:
     questions, version = [], 1
     seen: dict[str, str] = {}
     try:
         for where, passage, item in items:
             check_passage(where, passage)
-            question = _question(where, passage, item)
+            question = _parse_question(where, passage, item)
             if question.id in seen:
                 raise InputError(
                     f"id {question.id!r} is that of {seen[question.id]} and of {where}"
@@ -137,7 +143,7 @@ def _collect(name: str, items: Iterable[tuple[str, str, dict[str, Any]]]) -> Que
         raise InputError(f"{name} is not in SQuAD's layout: {error}.") from error
     if not questions:
         raise InputError(f"{name} has no questions: give a file in SQuAD's layout.")
-    return Questions(questions, version)
+    return QuestionAnsweringDataset(questions, version)
 
 
 def check_passage(where: str, passage: str) -> None:
@@ -148,32 +154,35 @@ def check_passage(where: str, passage: str) -> None:
     """
     if not passage.strip():
         raise InputError(f"the passage of {where} is empty: leave the question out")
-    if len(passage) > LONGEST:
+    if len(passage) > MAX_PASSAGE_CHARACTERS:
         raise InputError(
-            f"the passage of {where} has {len(passage):,} characters and may have {LONGEST:,}: "
+            f"the passage of {where} has {len(passage):,} characters and may have {MAX_PASSAGE_CHARACTERS:,}: "
             "split it into several"
         )
 
 
-def _items(content: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _iterate_questions(content: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Place, passage and object of every question."""
-    for i, article in enumerate(_get("the file", content, "data", list)):
+    for i, article in enumerate(_get_field("the file", content, "data", list)):
         where = f"data[{i}]"
-        for j, paragraph in enumerate(_get(where, article, "paragraphs", list)):
+        for j, paragraph in enumerate(_get_field(where, article, "paragraphs", list)):
             inner = f"{where}.paragraphs[{j}]"
-            passage = _get(inner, paragraph, "context", str)
-            for k, item in enumerate(_get(inner, paragraph, "qas", list)):
+            passage = _get_field(inner, paragraph, "context", str)
+            for k, item in enumerate(_get_field(inner, paragraph, "qas", list)):
                 yield f"{inner}.qas[{k}]", passage, item
 
 
-def _question(where: str, passage: str, item: dict[str, Any]) -> Question:
-    name, text = (_get(where, item, field, str) for field in ("id", "question"))
+def _parse_question(where: str, passage: str, item: dict[str, Any]) -> Question:
+    name, text = (_get_field(where, item, field, str) for field in ("id", "question"))
     answers = []
     if item.get("answers") is not None:
-        for i, each in enumerate(_get(where, item, "answers", list)):
+        for i, each in enumerate(_get_field(where, item, "answers", list)):
             inner = f"{where}.answers[{i}]"
             answers.append(
-                Answer(_get(inner, each, "text", str), _get(inner, each, "answer_start", int))
+                Answer(
+                    _get_field(inner, each, "text", str),
+                    _get_field(inner, each, "answer_start", int),
+                )
             )
     return Question(name, text, passage, tuple(answers))
 
@@ -181,7 +190,7 @@ def _question(where: str, passage: str, item: dict[str, Any]) -> Question:
 _NAMES = {list: "list", str: "text", int: "whole number"}
 
 
-def _get(where: str, parent: Any, field: str, kind: type) -> Any:
+def _get_field(where: str, parent: Any, field: str, kind: type) -> Any:
     if not isinstance(parent, dict) or field not in parent:
         raise InputError(f"{where} has no {field!r}")
     value = parent[field]

@@ -14,20 +14,20 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
-from data_pipelines.text import tables
+from data_pipelines.text import arrow_tables
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.sources import tfds_records
 
-COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
-OBJECTS = (*_JSON, *tables.SUFFIXES)  # whose rows may hold lists
-SUFFIXES = (".csv", ".tsv", ".txt", *OBJECTS)
+LIST_SUFFIXES = (*_JSON, *arrow_tables.SUFFIXES)  # whose rows may hold lists
+SUFFIXES = (".csv", ".tsv", ".txt", *LIST_SUFFIXES)
 _log = logging.getLogger("data_pipelines")
 
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table.
 
     Attributes:
@@ -60,7 +60,7 @@ class Row(NamedTuple):
                 )
         return " ".join(parts)
 
-    def blank(self, columns: Sequence[str]) -> str:
+    def first_blank_column(self, columns: Sequence[str]) -> str:
         """The first of some columns that is there and has no text; "" where none is."""
         values = ((column, self.values.get(column, "-")) for column in columns)
         nothing = (None, "")  # and NaN, which is nothing and not itself
@@ -81,7 +81,7 @@ class Row(NamedTuple):
         return self.values[column]
 
 
-def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
+def read_table(path: epath.PathLike, max_bad_fraction: float = 0.0) -> list[TableRow]:
     """The rows of a file, of which its name says what it is, perhaps compressed.
 
     - `.csv`: a header, commas, fields in double quotes where they hold commas, quotes or line ends;
@@ -90,21 +90,24 @@ def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
     - `.parquet`, `.arrow`, `.feather`.
 
     Args:
-      skip_bad: share of the rows that may be of too few or too many fields; they are left out,
+      max_bad_fraction: share of the rows that may be of too few or too many fields; they are left out,
         and counted.
     Raises:
       InputError: there is no such file, it is of none of these, or more of its rows are bad.
     """
     path = check_file(path)
-    kind = kind_of(path)
-    if kind in tables.SUFFIXES:
-        if path.suffix in COMPRESSED:
+    kind = file_format(path)
+    if kind in arrow_tables.SUFFIXES:
+        if path.suffix in COMPRESSION_SUFFIXES:
             raise InputError(f"{path} is compressed: its format does so by itself, so unpack it.")
-        rows = [Row(f"{path} row {i}", row) for i, row in enumerate(tables.read_rows(path), 1)]
+        rows = [
+            TableRow(f"{path} row {i}", row)
+            for i, row in enumerate(arrow_tables.read_rows(path), 1)
+        ]
     elif kind in _JSON:
-        rows = list(parse_objects(str(path), read_lines(path, _refuse)))
+        rows = list(parse_objects(str(path), read_lines(path, _raise_error)))
     elif kind in (".csv", ".tsv", ".txt"):
-        rows = _delimited(path, "," if kind == ".csv" else "\t", skip_bad)
+        rows = _read_delimited(path, "," if kind == ".csv" else "\t", max_bad_fraction)
     else:
         raise InputError(
             f"{path} is no table by its name: let it end in .csv, .tsv, .jsonl or .parquet."
@@ -116,18 +119,18 @@ def read_table(path: epath.PathLike, skip_bad: float = 0.0) -> list[Row]:
 
 def is_table(path: epath.PathLike) -> bool:
     """Whether a file has columns by its name, and is not lines of text or JSON."""
-    return kind_of(epath.Path(path)) in (".csv", ".tsv", *tables.SUFFIXES)
+    return file_format(epath.Path(path)) in (".csv", ".tsv", *arrow_tables.SUFFIXES)
 
 
-def kind_of(path: epath.Path) -> str:
+def file_format(path: epath.Path) -> str:
     """The suffix of a file, that of what is compressed."""
     name = path.name
-    for suffix in COMPRESSED:
+    for suffix in COMPRESSION_SUFFIXES:
         name = name.removesuffix(suffix)
     return epath.Path(name).suffix.lower()
 
 
-def read_tfds_table(source: str, split: str, numbered: Collection[str] = ()) -> list[Row]:
+def read_tfds_table(source: str, split: str, numbered: Collection[str] = ()) -> list[TableRow]:
     """The rows of a split of `tfds:NAME/CONFIG`; classes by their names, None for unlabelled ones.
 
     Args:
@@ -141,22 +144,22 @@ def read_tfds_table(source: str, split: str, numbered: Collection[str] = ()) -> 
         if column not in numbered
     }
     return [
-        Row(
+        TableRow(
             f"{source} {split} record {i}",
-            {name: _plain(value, names.get(name)) for name, value in record.items()},
+            {name: _to_json_value(value, names.get(name)) for name, value in record.items()},
         )
         for i, record in enumerate(tfds_records(source, split), 1)
     ]
 
 
-def _plain(value: Any, classes: Sequence[str] | None) -> Any:
+def _to_json_value(value: Any, classes: Sequence[str] | None) -> Any:
     """A value of a record as JSON has it."""
     if isinstance(value, Mapping):
-        return {name: _plain(inner, None) for name, inner in value.items()}
+        return {name: _to_json_value(inner, None) for name, inner in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain(inner, classes) for inner in value]
+        return [_to_json_value(inner, classes) for inner in value]
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -182,14 +185,14 @@ def _class_names(source: str) -> dict[str, list[str]]:
     return found
 
 
-def parse_objects(name: str, lines: Iterable[str]) -> Iterator[Row]:
+def parse_objects(name: str, lines: Iterable[str]) -> Iterator[TableRow]:
     """A row for each line that is not empty; see `parse_object`."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield parse_object(f"{name} line {number}", line)
 
 
-def parse_object(place: str, line: str) -> Row:
+def parse_object(place: str, line: str) -> TableRow:
     """The row that a line of JSON is.
 
     Raises:
@@ -201,17 +204,17 @@ def parse_object(place: str, line: str) -> Row:
         raise InputError(f"{place} is no JSON ({error}): write an object on it.") from None
     if not isinstance(values, dict):
         raise InputError(f"{place} is {type(values).__name__} and no JSON object: write one.")
-    return Row(place, values)
+    return TableRow(place, values)
 
 
-def _delimited(path: epath.Path, delimiter: str, skip_bad: float) -> list[Row]:
-    lines = read_lines(path, _refuse)
+def _read_delimited(path: epath.Path, delimiter: str, max_bad_fraction: float) -> list[TableRow]:
+    lines = read_lines(path, _raise_error)
     if delimiter == ",":
         head = list(itertools.islice(lines, 2))
-        _check_commas(path, head)
+        _reject_semicolons(path, head)
         lines = itertools.chain(head, lines)
         reader = csv.reader((f"{line}\n" for line in lines), strict=True)
-        numbered = _numbered(path, reader)
+        numbered = _number_rows(path, reader)
     else:
         numbered = ((i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip())
     columns = next(numbered, (1, []))[1]
@@ -220,17 +223,17 @@ def _delimited(path: epath.Path, delimiter: str, skip_bad: float) -> list[Row]:
     for number, values in numbered:
         place = f"{path} line {number}"
         if len(values) == len(columns):
-            rows.append(Row(place, dict(zip(columns, values, strict=True))))
+            rows.append(TableRow(place, dict(zip(columns, values, strict=True))))
         else:
             bad.append(
                 f"{place} has {len(values)} fields where the header has {len(columns)}: mend the "
                 "row"
             )
-    check_bad(bad, len(rows) + len(bad), skip_bad)
+    check_bad_rows(bad, len(rows) + len(bad), max_bad_fraction)
     return rows
 
 
-def check_bad(bad: Sequence[str], total: int, skip_bad: float) -> None:
+def check_bad_rows(bad: Sequence[str], total: int, max_bad_fraction: float) -> None:
     """Refuses more bad rows than may be left out, and tells of those that are.
 
     Args:
@@ -238,14 +241,14 @@ def check_bad(bad: Sequence[str], total: int, skip_bad: float) -> None:
     Raises:
       InputError: it is the first of the complaints, of `total` rows.
     """
-    if len(bad) > math.floor(skip_bad * total):
+    if len(bad) > math.floor(max_bad_fraction * total):
         more = f" ({len(bad)} of {total} rows are bad)" if len(bad) > 1 else ""
-        raise InputError(f"{bad[0]}, or allow bad rows with data.skip_bad{more}.")
+        raise InputError(f"{bad[0]}, or allow bad rows with data.max_bad_fraction{more}.")
     if bad:
         _log.warning("%d of %d rows are bad and left out; the first: %s.", len(bad), total, bad[0])
 
 
-def _numbered(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
+def _number_rows(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
     """Line number, of its first line, and fields of each row that is not empty."""
     first = 1
     try:
@@ -257,7 +260,7 @@ def _numbered(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{path} line {first} is no CSV ({error}): mend its quotes.") from None
 
 
-def _check_commas(path: epath.Path, head: Sequence[str]) -> None:
+def _reject_semicolons(path: epath.Path, head: Sequence[str]) -> None:
     """Refuses semicolons in the first two lines, unparsed: quotes beside them are no CSV at all."""
     counts = {line.count(";") for line in head}
     if len(head) == 2 and len(counts) == 1 and any(counts) and not re.search("[,\t]", head[0]):
@@ -281,5 +284,5 @@ def _check_header(path: epath.Path, columns: Sequence[str], delimiter: str) -> N
         )
 
 
-def _refuse(complaint: InputError) -> None:
+def _raise_error(complaint: InputError) -> None:
     raise complaint

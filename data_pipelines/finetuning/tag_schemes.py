@@ -71,11 +71,11 @@ def strict_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
     return [
         each
         for each in entities(tags)
-        if _written(each, scheme) == list(tags[each.first : each.last + 1])
+        if _entity_tags(each, scheme) == list(tags[each.first : each.last + 1])
     ]
 
 
-def _written(entity: Entity, scheme: str) -> list[str]:
+def _entity_tags(entity: Entity, scheme: str) -> list[str]:
     """The tags of an entity's words in a scheme, but IOB1."""
     more = entity.last - entity.first
     single, last = {"IOBES": ("S", "E"), "BILOU": ("U", "L")}.get(scheme, ("B", "I"))
@@ -83,7 +83,7 @@ def _written(entity: Entity, scheme: str) -> list[str]:
     return [join_tag(prefix, entity.type) for prefix in prefixes]
 
 
-def write_tags(found: Iterable[Entity], count: int, scheme: str = "BIO") -> list[str]:
+def entities_to_tags(found: Iterable[Entity], count: int, scheme: str = "BIO") -> list[str]:
     """The tags of a sentence of `count` words from its entities, in their order."""
     tags = [OUTSIDE] * count
     before = Entity("", -2, -2)
@@ -93,13 +93,13 @@ def write_tags(found: Iterable[Entity], count: int, scheme: str = "BIO") -> list
             own = [join_tag("I", each.type)] * (each.last - each.first + 1)
             own[0] = join_tag("B" if again else "I", each.type)
         else:
-            own = _written(each, scheme)
+            own = _entity_tags(each, scheme)
         tags[each.first : each.last + 1] = own
         before = each
     return tags
 
 
-def recognise(sentences: Iterable[Sequence[str]]) -> tuple[str, list[tuple[int, int]]]:
+def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[str, list[tuple[int, int]]]:
     """The scheme of some sentences' tags, and the words that break it.
 
     It is the scheme that the fewest words break, of those whose prefixes there are; of equal ones
@@ -120,13 +120,13 @@ def recognise(sentences: Iterable[Sequence[str]]) -> tuple[str, list[tuple[int, 
     for number, tags in enumerate(kept):
         found = entities(tags)
         for name in known:
-            written = write_tags(found, len(tags), name)
+            written = entities_to_tags(found, len(tags), name)
             broken[name] += [(number, at) for at, tag in enumerate(tags) if tag != written[at]]
     best = min(known, key=lambda name: len(broken[name]))
     return best, broken[best]
 
 
-def scheme_of(labels: Iterable[str]) -> str:
+def label_scheme(labels: Iterable[str]) -> str:
     """The scheme of the names of a model's labels: those with an end are IOBES or BILOU.
 
     Raises:
@@ -139,7 +139,7 @@ def scheme_of(labels: Iterable[str]) -> str:
     raise ValueError(f"tags begin with {', '.join(sorted(prefixes))}, which are of no scheme")
 
 
-def tags_of(labels: Sequence[str]) -> dict[str, str]:
+def labels_to_tags(labels: Sequence[str]) -> dict[str, str]:
     """The tag that each of a model's labels is; of one that is none, `PER` or `NOUN`, that of a
     type of its name, which goes on from word to word only where some words are of no type.
     """

@@ -8,29 +8,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.table import OBJECTS, Row, kind_of, read_table
+from data_pipelines.finetuning.table import LIST_SUFFIXES, TableRow, file_format, read_table
 from data_pipelines.finetuning.tag_schemes import (
     OUTSIDE,
+    detect_scheme,
     entities,
+    entities_to_tags,
     parse_tag,
-    recognise,
-    write_tags,
 )
 from data_pipelines.paths import check_file
 from data_pipelines.text.lines import read_lines
 
 _log = logging.getLogger("data_pipelines")
 
-DOCUMENT = "-DOCSTART-"
+DOCSTART = "-DOCSTART-"
 _SPACES = re.compile(r"[ \t\r\f\v]+")  # a no-break space is part of a word
-_COLUMNS = (".conll", ".bio", ".iob")
-NAMES = (*_COLUMNS, ".txt", ".tsv", *OBJECTS)  # what files may end in
-_WORDS = ("words", "tokens")  # keys of a JSON object
-_TAGS = ("tags", "labels", "ner_tags", "ner")
+_CONLL_SUFFIXES = (".conll", ".bio", ".iob")
+TAGGED_SUFFIXES = (*_CONLL_SUFFIXES, ".txt", ".tsv", *LIST_SUFFIXES)  # what files may end in
+_WORD_KEYS = ("words", "tokens")  # keys of a JSON object
+_TAG_KEYS = ("tags", "labels", "ner_tags", "ner")
 
 
 @dataclasses.dataclass(frozen=True)
-class Sentence:
+class TaggedSentence:
     """Some words.
 
     Attributes:
@@ -41,16 +41,16 @@ class Sentence:
 
     words: Sequence[str]
     tags: Sequence[str] | None
-    places: Sequence[str]
+    locations: Sequence[str]
     document: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Tagged:
+class TokenClassificationDataset:
     """A data set; its tags are BIO, and `scheme` is what they were."""
 
     name: str
-    sentences: Sequence[Sentence]
+    sentences: Sequence[TaggedSentence]
     scheme: str = "BIO"
 
     @property
@@ -64,7 +64,7 @@ class Tagged:
         return [tag for sentence in self.sentences for tag in sentence.tags or ()]
 
 
-def read_tagged(path: epath.PathLike, mend: bool = False) -> Tagged:
+def read_tagged_file(path: epath.PathLike, fix_tags: bool = False) -> TokenClassificationDataset:
     """The sentences of a file with tags.
 
     Args:
@@ -77,58 +77,60 @@ def read_tagged(path: epath.PathLike, mend: bool = False) -> Tagged:
       InputError: it is none of these, a word has no tag, or tags are of no scheme; with the line.
     """
     path = check_file(path)
-    if kind_of(path) in OBJECTS:
+    if file_format(path) in LIST_SUFFIXES:
         found = from_rows(read_table(path))
     else:
-        found = list(parse_columns(str(path), read_lines(path, _refuse)))
-    return make_tagged(str(path), found, mend)
+        found = list(parse_conll(str(path), read_lines(path, _raise_error)))
+    return make_tagged_dataset(str(path), found, fix_tags)
 
 
-def is_columns(path: epath.PathLike) -> bool:
+def is_conll(path: epath.PathLike) -> bool:
     """Whether a file has a word a line by its name, and is nothing else."""
-    return kind_of(epath.Path(path)) in _COLUMNS
+    return file_format(epath.Path(path)) in _CONLL_SUFFIXES
 
 
-def make_tagged(name: str, sentences: Sequence[Sentence], mend: bool = False) -> Tagged:
-    """A data set whose tags become BIO; see `read_tagged`."""
+def make_tagged_dataset(
+    name: str, sentences: Sequence[TaggedSentence], fix_tags: bool = False
+) -> TokenClassificationDataset:
+    """A data set whose tags become BIO; see `read_tagged_file`."""
     if not sentences:
         raise InputError(f"{name} has no sentence: give a file with words and their tags.")
     bare = next((each for each in sentences if each.tags is None), None)
     if bare:
-        raise InputError(f"{bare.places[0]}: words have no tags: give a file that has them.")
+        raise InputError(f"{bare.locations[0]}: words have no tags: give a file that has them.")
     for sentence in sentences:
-        for tag, place in zip(sentence.tags or (), sentence.places, strict=True):
+        for tag, place in zip(sentence.tags or (), sentence.locations, strict=True):
             try:
                 parse_tag(tag)
             except ValueError as error:
                 raise InputError(f"{place}: {error}: mend it.") from None
     tags = [sentence.tags or () for sentence in sentences]
     try:
-        scheme, broken = recognise(tags)
+        scheme, broken = detect_scheme(tags)
     except ValueError as error:
         raise InputError(f"{name}: its {error}: write them in one scheme.") from None
-    if broken and not mend:
+    if broken and not fix_tags:
         number, word = broken[0]
         raise InputError(
-            f"{sentences[number].places[word]}: tag {tags[number][word]!r} breaks the scheme of "
+            f"{sentences[number].locations[word]}: tag {tags[number][word]!r} breaks the scheme of "
             f"the file, {scheme} ({len(broken)} do): mend it, or read all as conlleval would with "
-            "data.mend_tags=True."
+            "data.fix_tags=True."
         )
     if broken:
         _log.warning("%s: %d tags break its scheme, %s: mended.", name, len(broken), scheme)
     if scheme != "BIO":
         _log.info("%s: its tags are %s, and are learned as BIO.", name, scheme)
-    return Tagged(
+    return TokenClassificationDataset(
         name,
         [
-            dataclasses.replace(sentence, tags=write_tags(entities(each), len(each)))
+            dataclasses.replace(sentence, tags=entities_to_tags(entities(each), len(each)))
             for sentence, each in zip(sentences, tags, strict=True)
         ],
         scheme,
     )
 
 
-def parse_columns(name: str, lines: Iterable[str]) -> Iterator[Sentence]:
+def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
     """The sentences of lines of columns.
 
     A word may be empty between tabs, as some are that a machine has cleaned. A line that begins
@@ -143,11 +145,11 @@ def parse_columns(name: str, lines: Iterable[str]) -> Iterator[Sentence]:
     columns, first = 0, 0
     document, begun = 0, False
     for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith(DOCUMENT):
+        if not line.strip() or line.startswith(DOCSTART):
             if kept:
-                yield _sentence(name, kept, document)
+                yield _make_sentence(name, kept, document)
                 kept, begun = [], True
-            document += begun and line.startswith(DOCUMENT)
+            document += begun and line.startswith(DOCSTART)
             continue
         split_at_tabs = "\t" in line.strip() if tabs is None else tabs
         fields = [each.strip() for each in line.rstrip().split("\t")]
@@ -167,7 +169,7 @@ def parse_columns(name: str, lines: Iterable[str]) -> Iterator[Sentence]:
             raise InputError(f"{place} has no tag: write one, O for a word of no entity.")
         kept.append((number, fields))
     if kept:
-        yield _sentence(name, kept, document)
+        yield _make_sentence(name, kept, document)
 
 
 def _is_word(fields: Sequence[str], columns: int) -> bool:
@@ -187,29 +189,31 @@ def _is_tag(text: str) -> bool:
     return True
 
 
-def _sentence(name: str, kept: Sequence[tuple[int, list[str]]], document: int) -> Sentence:
+def _make_sentence(
+    name: str, kept: Sequence[tuple[int, list[str]]], document: int
+) -> TaggedSentence:
     tags = [fields[-1] for _, fields in kept] if len(kept[0][1]) > 1 else None
-    places = [f"{name} line {number}" for number, _ in kept]
-    return Sentence([fields[0] for _, fields in kept], tags, places, document)
+    locations = [f"{name} line {number}" for number, _ in kept]
+    return TaggedSentence([fields[0] for _, fields in kept], tags, locations, document)
 
 
-def from_rows(rows: Iterable[Row]) -> list[Sentence]:
+def from_rows(rows: Iterable[TableRow]) -> list[TaggedSentence]:
     """The sentences of a table, a row each; "document" may tell its documents apart.
 
     Raises:
       InputError: a row has no words, or not a tag for each.
     """
-    found: list[Sentence] = []
+    found: list[TaggedSentence] = []
     document, last = 0, None
     for row in rows:
-        words, tags = _list(row, _WORDS), _list(row, _TAGS)
+        words, tags = _read_strings(row, _WORD_KEYS), _read_strings(row, _TAG_KEYS)
         if words == []:
             raise InputError(f"{row.place} has no words: write some, or leave the row out.")
         if not words:
             known = ", ".join(map(repr, row.values)) or "nothing"
             raise InputError(
                 f'{row.place} has no "words", but {known}: write a list of words; a file with a '
-                f"word a line ends in {_COLUMNS[0]}."
+                f"word a line ends in {_CONLL_SUFFIXES[0]}."
             )
         if tags is not None and len(tags) != len(words):
             raise InputError(
@@ -218,24 +222,24 @@ def from_rows(rows: Iterable[Row]) -> list[Sentence]:
         own = row.values.get("document")
         document += bool(found) and own is not None and own != last
         last = own
-        places = [f"{row.place}, word {at}" for at in range(1, len(words) + 1)]
-        found.append(Sentence(words, tags, places, document))
+        locations = [f"{row.place}, word {at}" for at in range(1, len(words) + 1)]
+        found.append(TaggedSentence(words, tags, locations, document))
     return found
 
 
-def _list(row: Row, names: Sequence[str]) -> list[str] | None:
+def _read_strings(row: TableRow, names: Sequence[str]) -> list[str] | None:
     """The texts in the first of some columns that there is."""
     name = next((each for each in names if row.values.get(each) is not None), None)
     if name is None:
         return None
     value = row.values[name]
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        cure = "write one, names of tags in place of numbers" if names is _TAGS else "write one"
-        raise InputError(f"{row.place}: {name!r} is no list of texts: {cure}.")
+        fix = "write one, names of tags in place of numbers" if names is _TAG_KEYS else "write one"
+        raise InputError(f"{row.place}: {name!r} is no list of texts: {fix}.")
     return value
 
 
-def label_names(*sets: Tagged) -> tuple[str, ...]:
+def label_names(*sets: TokenClassificationDataset) -> tuple[str, ...]:
     """The BIO tags of the types that occur, "O" first, whatever the order of sentences.
 
     Raises:
@@ -244,12 +248,12 @@ def label_names(*sets: Tagged) -> tuple[str, ...]:
     types = {parse_tag(tag)[1] for each in sets for tag in set(each.tags) if tag != OUTSIDE}
     if not types:
         raise InputError(f"{sets[0].name} has no entity: all its tags are O.")
-    return (OUTSIDE, *(tag for kind in sorted(types) for tag in _both(kind)))
+    return (OUTSIDE, *(tag for kind in sorted(types) for tag in _bio_tags(kind)))
 
 
-def _both(kind: str) -> tuple[str, str]:
+def _bio_tags(kind: str) -> tuple[str, str]:
     return (f"B-{kind}", f"I-{kind}") if kind else ("B", "I")
 
 
-def _refuse(complaint: InputError) -> None:
+def _raise_error(complaint: InputError) -> None:
     raise complaint

@@ -14,7 +14,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 
-WORDS = 400  # of a document
+MAX_DOCUMENT_WORDS = 400  # of a document
 
 # Field of a question -> folder of its documents.
 _DOCUMENTS = {"EntityPages": "wikipedia", "SearchResults": "web"}
@@ -22,7 +22,7 @@ _DOCUMENTS = {"EntityPages": "wikipedia", "SearchResults": "web"}
 _log = logging.getLogger("data_pipelines")
 
 
-def squad_layout(content: dict[str, Any], directory: epath.Path) -> dict[str, Any]:
+def convert_to_squad(content: dict[str, Any], directory: epath.Path) -> dict[str, Any]:
     """What a file such as `qa/wikipedia-train.json` holds, in SQuAD's layout.
 
     A question on several documents becomes as many, each with its own id: QUESTION--DOCUMENT.
@@ -47,7 +47,7 @@ def squad_layout(content: dict[str, Any], directory: epath.Path) -> dict[str, An
             raise InputError(f"{where} of TriviaQA has no {error}") from error
         for folder, document in documents:
             total += 1
-            passage = _beginning(evidence / folder / document, where)
+            passage = _read_first_words(evidence / folder / document, where)
             answers = find_answers(passage, texts)
             if answers:
                 item = {"id": f"{name}--{document}", "question": text, "answers": answers}
@@ -57,7 +57,7 @@ def squad_layout(content: dict[str, Any], directory: epath.Path) -> dict[str, An
         "out.",
         len(paragraphs),
         total,
-        WORDS,
+        MAX_DOCUMENT_WORDS,
     )
     return {"data": [{"title": "TriviaQA", "paragraphs": paragraphs}]}
 
@@ -81,7 +81,7 @@ def _documents(question: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield folder, page["Filename"]
 
 
-def _beginning(path: epath.Path, where: str) -> str:
+def _read_first_words(path: epath.Path, where: str) -> str:
     """The first words of a document, as they stand."""
     if not path.exists():
         raise InputError(f"{where} of TriviaQA is on {path}, which does not exist")
@@ -91,5 +91,5 @@ def _beginning(path: epath.Path, where: str) -> str:
         raise InputError(
             f"{where} of TriviaQA is on {path}, which is not UTF-8 (byte {error.start})"
         ) from error
-    words = list(itertools.islice(re.finditer(r"\S+", text), WORDS))
+    words = list(itertools.islice(re.finditer(r"\S+", text), MAX_DOCUMENT_WORDS))
     return text[words[0].start() : words[-1].end()] if words else ""

@@ -15,17 +15,17 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.growth import Growth
-from data_pipelines.pretraining.corpus_sequences import Corpus, CorpusRows, Share
-from data_pipelines.pretraining.mixture import Mixture, shares
+from data_pipelines.pretraining.corpus_sequences import Broadcast, Corpus, CorpusSequences
+from data_pipelines.pretraining.mixture import Mixture, mixture_proportions
 from data_pipelines.pretraining.options import PretrainingOptions
-from data_pipelines.pretraining.sequences import Part, make_rows
+from data_pipelines.pretraining.sequences import PackedPairs, make_batch_arrays
+from data_pipelines.rampup import BatchSizeRampup
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-JOIN = "+"  # between the directories of several corpora
-_FEW_STREAMS, _ROWS_OF_STREAM = 16, 16
+CORPUS_SEPARATOR = "+"  # between the directories of several corpora
+_DEFAULT_MAX_STREAMS, _MIN_SEQUENCES_PER_STREAM = 16, 16
 
 
 class PretrainingData:
@@ -54,7 +54,7 @@ class PretrainingData:
       corpora: by name, which is the last part of the directory's.
       tokenizer: the one that the corpora were prepared with.
       shares: of the rows, that each corpus has, by name.
-      rows_per_epoch: rows of one pass over all text, all hosts together.
+      sequences_per_epoch: rows of one pass over all text, all hosts together.
       steps: batches in all; None for training data.
 
     Raises:
@@ -67,46 +67,51 @@ class PretrainingData:
         directory: epath.PathLike,
         options: PretrainingOptions,
         split: str = "train",
-        hosts: int = 1,
+        num_processes: int = 1,
         host: int = 0,
-        share: Share | None = None,
-        growth: Growth | None = None,
+        share: Broadcast | None = None,
+        rampup: BatchSizeRampup | None = None,
     ) -> None:
-        if split not in ("train", "heldout"):
+        if split not in ("train", "eval"):
             raise ValueError(f"split={split!r} is unknown; choose train or heldout.")
-        if not 0 <= host < hosts:
-            raise InputError(f"host={host} is none of {hosts} hosts; count them from 0.")
-        self.growth = growth or Growth(options.batch_size)
-        if (smallest := self.growth.sizes[0]) % hosts:
+        if not 0 <= host < num_processes:
+            raise InputError(f"host={host} is none of {num_processes} hosts; count them from 0.")
+        self.rampup = rampup or BatchSizeRampup(options.batch_size)
+        if (smallest := self.rampup.sizes[0]) % num_processes:
             raise InputError(
-                f"batch_size={smallest} cannot be shared by {hosts} hosts; make it a multiple of "
-                f"{hosts}."
+                f"batch_size={smallest} cannot be shared by {num_processes} hosts; make it a multiple of "
+                f"{num_processes}."
             )
         self.options, self.split = options, split
-        self.hosts, self.host = hosts, host
+        self.num_processes, self.host = num_processes, host
         self.corpora = open_corpora(directory, split)
         self._training = split == "train"
         corpora = list(self.corpora.values())
         if len(corpora) > 1 and not self._training:
             raise ValueError("held-out data is of one corpus; open each by itself")
         self.tokenizer = corpora[0].tokenizer
-        self._drawing = max((corpus.drawing for corpus in corpora), key=lambda d: d.version)
+        self._sampling_version = max(
+            (corpus.sampling_version for corpus in corpora), key=lambda d: d.version
+        )
         self.streams = self._count_streams(corpora)
-        rows = options.batch_size // hosts
+        rows = options.batch_size // num_processes
         share = share or (lambda make, size: make())
         in_flight = options.threads * rows
-        own = self._own_streams()
+        own = self._local_streams()
         self._sources = [
-            CorpusRows(corpus, options, self.streams, own, in_flight, share) for corpus in corpora
+            CorpusSequences(corpus, options, self.streams, own, in_flight, share)
+            for corpus in corpora
         ]
-        sizes = [source.rows_per_epoch for source in self._sources]
-        self.rows_per_epoch = sum(sizes)
+        sizes = [source.sequences_per_epoch for source in self._sources]
+        self.sequences_per_epoch = sum(sizes)
         self._mixture = Mixture(
-            shares(sizes, options.smoothing, options.weights), options.seed, self.streams
+            mixture_proportions(sizes, options.sampling_alpha, options.mixture_weights),
+            options.seed,
+            self.streams,
         )
         parts = (self._mixture.rows / self._mixture.rows.sum()).tolist()
-        self.shares = dict(zip(self.corpora, parts, strict=True))
-        self.steps = None if self._training else -(-self.rows_per_epoch // options.batch_size)
+        self.mixture_proportions = dict(zip(self.corpora, parts, strict=True))
+        self.steps = None if self._training else -(-self.sequences_per_epoch // options.batch_size)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """This host's rows of global batch `step`: the arrays of `options.BATCH`.
@@ -116,18 +121,18 @@ class PretrainingData:
         """
         if step < 0 or (self.steps is not None and step >= self.steps):
             raise IndexError(f"step {step} is none of the {self.steps} steps of {self.split} data")
-        rows = self.growth.size(step) // self.hosts
+        rows = self.rampup.size(step) // self.num_processes
         if self._training:
             spans: Iterable[tuple[int, int, int, int]] = self._spans(step)
         else:
             start = step * self.options.batch_size + self.host * rows
-            spans = [(0, 0, start, min(rows, max(0, self.rows_per_epoch - start)))]
-        parts: list[Part] = []
+            spans = [(0, 0, start, min(rows, max(0, self.sequences_per_epoch - start)))]
+        parts: list[PackedPairs] = []
         for corpus, stream, start, count in spans:
             parts += self._sources[corpus].parts(stream, start, count)
         if self._training:
-            self._prepare_later(step)
-        return make_rows(parts, rows, self.options, self._drawing, self.tokenizer)
+            self._prefetch_chunks(step)
+        return make_batch_arrays(parts, rows, self.options, self._sampling_version, self.tokenizer)
 
     def dataset(self, start: int = 0, stop: int | None = None) -> "tf.data.Dataset":
         """Batches of steps start .. stop - 1 in order, made ahead in `workers` threads.
@@ -139,10 +144,10 @@ class PretrainingData:
 
         with contextlib.suppress(RuntimeError):  # TensorFlow is in use: it has what it has
             tf.config.set_visible_devices([], "GPU")
-        like = self.options.empty_rows(self.options.batch_size // self.hosts)
+        like = self.options.empty_batch(self.options.batch_size // self.num_processes)
         dtypes = [array.dtype for array in like.values()]
         # Batches that grow have no one number of rows.
-        rows = None if len(self.growth.sizes) > 1 else self.options.batch_size // self.hosts
+        rows = None if len(self.rampup.sizes) > 1 else self.options.batch_size // self.num_processes
 
         def make(step: Any) -> dict[str, Any]:
             arrays = tf.numpy_function(lambda s: list(self.batch(int(s)).values()), [step], dtypes)
@@ -161,29 +166,30 @@ class PretrainingData:
 
     def _count_streams(self, corpora: Sequence[Corpus]) -> int:
         """S: hosts share the streams of a batch, but each stream takes time in every batch."""
-        batch = self.growth.sizes[0]
+        batch = self.rampup.sizes[0]
         if not self._training:
             return 1
-        if self._drawing.version == 1 and len(corpora) == 1:
-            return math.gcd(batch, len(corpora[0].infos))
-        most = max(_FEW_STREAMS, batch // _ROWS_OF_STREAM)
+        if self._sampling_version.version == 1 and len(corpora) == 1:
+            return math.gcd(batch, len(corpora[0].shard_infos))
+        most = max(_DEFAULT_MAX_STREAMS, batch // _MIN_SEQUENCES_PER_STREAM)
         return max(n for n in range(1, min(batch, most) + 1) if batch % n == 0)
 
-    def _own_streams(self) -> range:
+    def _local_streams(self) -> range:
         if not self._training:
             return range(1)
         first, last = self.host * self.streams, (self.host + 1) * self.streams
-        return range(first // self.hosts, -(-last // self.hosts))
+        return range(first // self.num_processes, -(-last // self.num_processes))
 
     def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
         """This host's rows of a step: corpus, stream, first row of it there, and how many."""
         size, position = (
-            rows // self.streams for rows in (self.growth.size(step), self.growth.rows(step))
+            rows // self.streams for rows in (self.rampup.size(step), self.rampup.rows(step))
         )
         first, last = (
-            host * self.growth.size(step) // self.hosts for host in (self.host, self.host + 1)
+            host * self.rampup.size(step) // self.num_processes
+            for host in (self.host, self.host + 1)
         )
-        for stream in self._own_streams():
+        for stream in self._local_streams():
             counts = zip(*self._mixture.count(stream, position, size), strict=True)
             row = stream * size  # of the global batch; corpora follow one another within a stream
             for corpus, (before, count) in enumerate(counts):
@@ -193,23 +199,25 @@ class PretrainingData:
                 if left > 0:
                     yield corpus, stream, int(before) + skipped, left
 
-    def _prepare_later(self, step: int) -> None:
+    def _prefetch_chunks(self, step: int) -> None:
         """Makes chunks that later steps need, of some streams in each step.
 
         Streams begin their passes, and most of their chunks, in the same step, which would take as
         long as many others.
         """
-        own, seq_len = self._own_streams(), self.options.seq_len
+        own, max_seq_length = self._local_streams(), self.options.max_seq_length
         size, position = (
             rows // self.streams
-            for rows in (self.growth.size(step + 1), self.growth.rows(step + 1))
+            for rows in (self.rampup.size(step + 1), self.rampup.rows(step + 1))
         )
-        lasts = self._drawing.chunk(seq_len) // (2 * size * seq_len)  # the smallest, about
+        lasts = self._sampling_version.chunk(max_seq_length) // (
+            2 * size * max_seq_length
+        )  # the smallest, about
         turns = max(1, min(len(own), lasts))
         for stream in own[step % turns :: turns]:
             counts = zip(*self._mixture.count(stream, position, turns * size), strict=True)
             for source, (before, count) in zip(self._sources, counts, strict=True):
-                source.prepare(stream, int(before), int(before + count))
+                source.prefetch(stream, int(before), int(before + count))
 
 
 def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:
@@ -218,7 +226,7 @@ def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:
     Raises:
       InputError: one is unfinished or damaged, or they do not go together.
     """
-    paths = [epath.Path(path) for path in str(directory).split(JOIN)]
+    paths = [epath.Path(path) for path in str(directory).split(CORPUS_SEPARATOR)]
     if len(paths) == 1:
         return {paths[0].name: Corpus(paths[0], split)}
     corpora: dict[str, Corpus] = {}

@@ -11,15 +11,18 @@ import numpy as np
 
 from data_pipelines.pretraining.pairs import ranges
 
-MASKINGS = ("piece", "word", "span")
-LONGEST_SPAN = 10  # words
-SPAN_STOP = 0.2  # a span ends after each word with this probability (SpanBERT, section 3.1)
+MASKING_UNITS = ("token", "word", "span")
+MAX_SPAN_LENGTH = 10  # words
+SPAN_GEOMETRIC_P = 0.2  # a span ends after each word with this probability (SpanBERT, section 3.1)
 
 
 def prediction_counts(
-    lengths: np.ndarray, candidates: np.ndarray, mask_prob: float, max_predictions: int
+    lengths: np.ndarray,
+    candidates: np.ndarray,
+    mlm_probability: float,
+    max_predictions_per_seq: int,
 ) -> np.ndarray:
-    """Pieces to choose in each pair, int64 [P]: min(max_predictions, max(1, round(prob * length))).
+    """Pieces to choose in each pair, int64 [P]: min(max_predictions_per_seq, max(1, round(prob * length))).
 
     Rounds half to even, as the original does. Never more than there are candidates.
 
@@ -27,25 +30,27 @@ def prediction_counts(
       lengths: pieces of each pair, the special ones included [P].
       candidates: pieces of each pair without the special ones [P].
     """
-    rounded = np.rint(mask_prob * lengths).astype(np.int64)
-    return np.minimum(np.clip(rounded, 1, max_predictions), candidates)
+    rounded = np.rint(mlm_probability * lengths).astype(np.int64)
+    return np.minimum(np.clip(rounded, 1, max_predictions_per_seq), candidates)
 
 
-def word_starts(token_ids: np.ndarray, runs: np.ndarray, continues: np.ndarray) -> np.ndarray:
+def word_starts(
+    input_ids: np.ndarray, segments: np.ndarray, is_continuation: np.ndarray
+) -> np.ndarray:
     """Whether each candidate begins a word, bool [C]; the first piece of a run always does.
 
     Args:
-      token_ids: int [C].
+      input_ids: int [C].
       runs: int [C], never falling.
       continues: bool [V], the pieces that continue the word before them.
     """
-    return ~continues[token_ids] | (np.diff(runs, prepend=-1) > 0)
+    return ~is_continuation[input_ids] | (np.diff(segments, prepend=-1) > 0)
 
 
 def choose(
     masking: str,
     counts: np.ndarray,
-    runs: np.ndarray,
+    segments: np.ndarray,
     starts: np.ndarray,
     draws: np.ndarray,
     exact: bool = True,
@@ -65,22 +70,22 @@ def choose(
         far below, and without a mask, where words are long.
     """
     if masking == "span":
-        return _choose_spans(counts, runs, starts, draws)
-    chosen = _choose_words(counts, runs, starts | (masking == "piece"), draws)
+        return _choose_spans(counts, segments, starts, draws)
+    chosen = _choose_words(counts, segments, starts | (masking == "token"), draws)
     if exact and masking == "word":
-        left = counts - np.bincount(runs[chosen] // 2, minlength=len(counts))
-        free = np.flatnonzero(~chosen & (left[runs // 2] > 0))
-        pieces = np.ones(len(free), bool)
-        chosen[free] = _choose_words(left, runs[free], pieces, draws[free])
+        left = counts - np.bincount(segments[chosen] // 2, minlength=len(counts))
+        free = np.flatnonzero(~chosen & (left[segments // 2] > 0))
+        tokens = np.ones(len(free), bool)
+        chosen[free] = _choose_words(left, segments[free], tokens, draws[free])
     return chosen
 
 
 def _choose_words(
-    counts: np.ndarray, runs: np.ndarray, starts: np.ndarray, draws: np.ndarray
+    counts: np.ndarray, segments: np.ndarray, starts: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
     first = np.flatnonzero(starts)
-    size = np.diff(first, append=len(runs))
-    pair = runs[first] // 2
+    size = np.diff(first, append=len(segments))
+    pair = segments[first] // 2
     taken = np.zeros(len(first), bool)
     left = counts.copy()
     # The order of a pair's words is that of their draws; integer keys keep the pairs apart.
@@ -101,23 +106,23 @@ def _choose_words(
 
 
 def _choose_spans(
-    counts: np.ndarray, runs: np.ndarray, starts: np.ndarray, draws: np.ndarray
+    counts: np.ndarray, segments: np.ndarray, starts: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
     """SpanBERT's geometric spans: each round gives every unfinished pair one more.
 
     A span begins at a uniform word among those not taken, its length in words is geometric up to
-    `LONGEST_SPAN`, and it ends with its run at the latest. Pieces taken before do not count again.
+    `MAX_SPAN_LENGTH`, and it ends with its run at the latest. Pieces taken before do not count again.
     Round k of a pair uses the draw of its k-th candidate: rounds are at most `counts`.
     """
     first = np.flatnonzero(starts)
-    bounds = np.append(first, len(runs))
-    run = runs[first]
+    bounds = np.append(first, len(segments))
+    run = segments[first]
     pair = run // 2
     run_end = np.searchsorted(run, run, side="right")
-    draw_of = np.searchsorted(runs, 2 * np.arange(len(counts)))
-    longer = np.cumsum((1 - SPAN_STOP) ** np.arange(LONGEST_SPAN))
+    draw_of = np.searchsorted(segments, 2 * np.arange(len(counts)))
+    longer = np.cumsum((1 - SPAN_GEOMETRIC_P) ** np.arange(MAX_SPAN_LENGTH))
     taken = np.zeros(len(first), bool)
-    chosen = np.zeros(len(runs), bool)
+    chosen = np.zeros(len(segments), bool)
     left = counts.copy()
     while len(active := np.flatnonzero(left)):
         free = np.flatnonzero(~taken)
@@ -129,20 +134,20 @@ def _choose_spans(
         stop = np.minimum(word + words, run_end[word])
         taken[ranges(word, stop - word)] = True
         size = bounds[stop] - bounds[word]
-        pieces = ranges(bounds[word], size)
-        new = ~chosen[pieces]
+        tokens = ranges(bounds[word], size)
+        new = ~chosen[tokens]
         before = np.cumsum(new) - new
         before -= np.repeat(before[np.cumsum(size) - size], size)
         new &= before < np.repeat(left[active], size)
-        chosen[pieces[new]] = True
+        chosen[tokens[new]] = True
         left[active] -= np.add.reduceat(new, np.cumsum(size) - size, dtype=np.int64)
         draw_of += 1
     return chosen
 
 
-def replace(
+def replace_masked_tokens(
     targets: np.ndarray,
-    shares: tuple[float, float, float],
+    replace_probs: tuple[float, float, float],
     mask_id: int,
     random_ids: np.ndarray,
     draws: np.ndarray,
@@ -154,7 +159,7 @@ def replace(
       random_ids: the pieces that a random one is drawn from, uniformly.
       draws: float64 [2, N], uniform in [0, 1): the first decides which of the three.
     """
-    edges = np.cumsum(shares)
+    edges = np.cumsum(replace_probs)
     masked, masked_or_kept, _ = edges / edges[-1]
     random = random_ids[(draws[1] * len(random_ids)).astype(np.int64)]
     seen = np.where(draws[0] < masked_or_kept, targets, random)

@@ -14,7 +14,9 @@ from data_pipelines.pretraining import streams
 BLOCK = 1 << 12  # rows
 
 
-def shares(sizes: Sequence[int], smoothing: float, weights: str = "") -> np.ndarray:
+def mixture_proportions(
+    sizes: Sequence[int], sampling_alpha: float, weights: str = ""
+) -> np.ndarray:
     """The share of each corpus, float64 [C], summing to 1.
 
     Args:
@@ -26,13 +28,13 @@ def shares(sizes: Sequence[int], smoothing: float, weights: str = "") -> np.ndar
     Raises:
       InputError: values that cannot be so.
     """
-    if not 0 <= smoothing <= 1:
+    if not 0 <= sampling_alpha <= 1:
         raise InputError(
-            f"smoothing={smoothing} is no exponent; give one from 0 (equal) to 1 (natural)."
+            f"smoothing={sampling_alpha} is no exponent; give one from 0 (equal) to 1 (natural)."
         )
     if len(sizes) > BLOCK // 4:
         raise InputError(f"{len(sizes)} corpora are too many; join them to {BLOCK // 4} or fewer.")
-    parts = (np.asarray(sizes, np.float64) / sum(sizes)) ** smoothing
+    parts = (np.asarray(sizes, np.float64) / sum(sizes)) ** sampling_alpha
     if weights:
         try:
             parts = np.array([float(weight) for weight in weights.split("+")])
@@ -58,8 +60,8 @@ class Mixture:
       rows: of each corpus in a block, int64 [C], at least 1.
     """
 
-    def __init__(self, shares: np.ndarray, seed: int, most_streams: int) -> None:
-        exact = shares * BLOCK
+    def __init__(self, mixture_proportions: np.ndarray, seed: int, max_streams: int) -> None:
+        exact = mixture_proportions * BLOCK
         self.rows = np.maximum(1, np.floor(exact)).astype(np.int64)
         while (missing := BLOCK - self.rows.sum()) != 0:
             # Largest remainders first; what was raised to 1 is made up for by the largest.
@@ -71,7 +73,7 @@ class Mixture:
             )
             self.rows[at] += np.sign(missing)
         self._seed = seed
-        self._block = streams.Memo(self._make_block, 2 * most_streams)
+        self._block = streams.ThreadSafeLRUCache(self._make_block, 2 * max_streams)
 
     def count(self, stream: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """How many rows are from each corpus, before row `start` of a stream and in `count` on."""
@@ -80,14 +82,14 @@ class Mixture:
         before = np.zeros(len(self.rows), np.int64)
         within = before.copy()
         block, row = divmod(start, BLOCK)
-        before += block * self.rows + self._counted(stream, block, 0, row)
+        before += block * self.rows + self._count_in_block(stream, block, 0, row)
         while count:
             size = min(count, BLOCK - row)
-            within += self._counted(stream, block, row, row + size)
+            within += self._count_in_block(stream, block, row, row + size)
             block, row, count = block + 1, 0, count - size
         return before, within
 
-    def _counted(self, stream: int, block: int, start: int, stop: int) -> np.ndarray:
+    def _count_in_block(self, stream: int, block: int, start: int, stop: int) -> np.ndarray:
         return np.bincount(self._block(stream, block)[start:stop], minlength=len(self.rows))
 
     def _make_block(self, stream: int, block: int) -> np.ndarray:

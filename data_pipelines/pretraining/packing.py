@@ -9,15 +9,15 @@ from data_pipelines.pretraining.pairs import Pairs, ranges
 
 
 @dataclasses.dataclass(frozen=True)
-class RowShape:
-    """What one row holds at most: `pieces` (T), masked `slots` (M) and `pairs` (K)."""
+class SequenceLimits:
+    """What one row holds at most: `tokens` (T), masked `slots` (M) and `pairs` (K)."""
 
-    pieces: int
+    tokens: int
     slots: int
     pairs: int
 
 
-def pack(lengths: np.ndarray, predictions: np.ndarray, shape: RowShape) -> np.ndarray:
+def pack(lengths: np.ndarray, predictions: np.ndarray, shape: SequenceLimits) -> np.ndarray:
     """The row of each pair, int64 [P], by best fit from the longest pair to the shortest.
 
     A pair goes into the row with the least room that still takes it, else into a new row. Rows are
@@ -42,7 +42,7 @@ def pack(lengths: np.ndarray, predictions: np.ndarray, shape: RowShape) -> np.nd
         if at < len(open_rows):
             room, row = open_rows.pop(at)
         else:
-            room, row = shape.pieces, len(rooms)
+            room, row = shape.tokens, len(rooms)
             rooms.append(room)
             slots.append(shape.slots)
             pairs.append(shape.pairs)
@@ -57,13 +57,13 @@ def pack(lengths: np.ndarray, predictions: np.ndarray, shape: RowShape) -> np.nd
     return rank[row_of]
 
 
-def lay_out(
+def write_pairs(
     text: np.ndarray,
     pairs: Pairs,
     row: np.ndarray,
     batch: dict[str, np.ndarray],
-    cls: int,
-    sep: int,
+    cls_id: int,
+    sep_id: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Writes pairs into the zeroed arrays of a batch (`options.BATCH`), all but the `mlm_` ones.
 
@@ -82,22 +82,23 @@ def lay_out(
     column = before - before[first_of_row]
     slot = np.arange(len(pairs)) - first_of_row
 
-    start = row * batch["token_ids"].shape[1] + column
+    start = row * batch["input_ids"].shape[1] + column
     middle = start + pairs.a_length + 1
     end = start + lengths
     cells = ranges(np.stack([start, middle], 1).ravel() + 1, pairs.text_lengths)
     occupied = ranges(start, lengths)
 
-    token_ids, type_ids, pack_ids, positions = (
-        batch[name].reshape(-1) for name in ("token_ids", "type_ids", "pack_ids", "positions")
+    input_ids, token_type_ids, example_ids, positions = (
+        batch[name].reshape(-1)
+        for name in ("input_ids", "token_type_ids", "example_ids", "position_ids")
     )
-    token_ids[cells] = text
-    token_ids[start] = cls
-    token_ids[middle] = token_ids[end - 1] = sep
-    type_ids[ranges(middle + 1, end - middle - 1)] = 1
-    pack_ids[occupied] = np.repeat(slot + 1, lengths)
+    input_ids[cells] = text
+    input_ids[start] = cls_id
+    input_ids[middle] = input_ids[end - 1] = sep_id
+    token_type_ids[ranges(middle + 1, end - middle - 1)] = 1
+    example_ids[occupied] = np.repeat(slot + 1, lengths)
     positions[occupied] = occupied - np.repeat(start, lengths)
     batch["cls_positions"][row, slot] = column
-    batch["nsp_labels"][row, slot] = pairs.is_random
-    batch["nsp_weights"][row, slot] = pairs.b_length > 0
+    batch["next_sentence_labels"][row, slot] = pairs.is_random
+    batch["next_sentence_weights"][row, slot] = pairs.b_length > 0
     return cells, np.repeat(np.arange(2 * len(pairs)), pairs.text_lengths)

@@ -2,13 +2,13 @@
 
 The sampling of the paper (section A.2), of which nothing is cut away. For each document:
 
-1. The target is the room for text, seq_len - 3 pieces; with probability `short_seq_prob` it is a
+1. The target is the room for text, max_seq_length - 3 pieces; with probability `short_seq_prob` it is a
    uniform integer from 2 to that.
 2. Sentences form a chunk until it reaches the target or the document ends. What passes the room is
-   cut off and begins the next chunk. If that leaves the document less than `STUMP`, the chunk takes
+   cut off and begins the next chunk. If that leaves the document less than `MIN_CHUNK_TOKENS`, the chunk takes
    it too, or, where there is no room, leaves its last sentence.
 3. A is the first sentences of the chunk, their number uniform among those that leave a B. What a
-   cut left of a sentence is no A or B by itself if it is shorter than `STUMP`.
+   cut left of a sentence is no A or B by itself if it is shorter than `MIN_CHUNK_TOKENS`.
 4. B is the rest of the chunk. But with probability one half it is random: sentences from one on
    that is uniform among those of all other documents, until they are as long as the rest, which
    goes back and starts the next chunk, or the room is full or that document ends.
@@ -24,7 +24,7 @@ tenth of the text in each pass, and of a long sentence always the same. It also 
 of a random B first, which reads short documents more often than long ones, and fills the row with
 it also where a true B could not: lengths would tell the label.)
 
-A single segment is a chunk of exactly the target, with room for seq_len - 2 pieces; the first one
+A single segment is a chunk of exactly the target, with room for max_seq_length - 2 pieces; the first one
 of a document is of uniform length among those that do not make them more, so that each pass cuts
 elsewhere.
 
@@ -38,11 +38,11 @@ from typing import Self
 
 import numpy as np
 
-from data_pipelines.corpus.records import Shard
+from data_pipelines.corpus.shards import Shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.sections import Sections
 
-STUMP = 8  # pieces
+MIN_CHUNK_TOKENS = 8  # pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Pairs:
         return np.stack([self.a_length, self.b_length], 1).ravel()
 
     @property
-    def sources(self) -> np.ndarray:
+    def token_indices(self) -> np.ndarray:
         """Where in the shard's tokens the pieces of A and B are, by turns: int64 [C]."""
         return ranges(np.stack([self.a_start, self.b_start], 1).ravel(), self.text_lengths)
 
@@ -96,16 +96,16 @@ def ranges(begin: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 def draw_pairs(
     sections: Sections,
-    which: np.ndarray,
-    seq_len: int,
+    section_ids: np.ndarray,
+    max_seq_length: int,
     short_seq_prob: float,
     rng: np.random.Generator,
     next_sentence: bool = True,
 ) -> Pairs:
-    """Walks through sections, `which` (int [W]), and draws their pairs, in that order.
+    """Walks through sections, `section_ids` (int [W]), and draws their pairs, in that order.
 
     Args:
-      seq_len: pieces of the longest pair, special pieces included.
+      max_seq_length: pieces of the longest pair, special pieces included.
       short_seq_prob: share of sections with a shorter target.
       next_sentence: False draws single segments.
 
@@ -115,24 +115,24 @@ def draw_pairs(
     uniform = uniforms(rng).__next__
     drawn: list[int] = []  # the fields of a pair, one after the other
     holes: list[int] = []  # rooms for text that earlier pairs leave
-    room = seq_len - (3 if next_sentence else 2)
-    for document, offsets in sections.offsets(which):
+    room = max_seq_length - (3 if next_sentence else 2)
+    for document, offsets in sections.offsets(section_ids):
         target = room
         if uniform() < short_seq_prob:
             target = 2 + int(uniform() * (room - 1))
         if next_sentence:
-            check_documents(sections.shard)
-            _draw_of_document(
+            check_enough_documents(sections.shard)
+            _draw_document_pairs(
                 sections.shard, document, offsets, target, room, holes, uniform, drawn
             )
         else:
             ends = offsets[0], offsets[-1]
-            for start, stop in _segments(*ends, target, room, holes, uniform):
+            for start, stop in _chunk_spans(*ends, target, room, holes, uniform):
                 drawn += (start, stop - start, document, stop, 0, document, 0)
     return Pairs(*np.array(drawn, np.int64).reshape(-1, len(dataclasses.fields(Pairs))).T)
 
 
-def _draw_of_document(
+def _draw_document_pairs(
     shard: Shard,
     document: int,
     offsets: list[int],
@@ -146,9 +146,13 @@ def _draw_of_document(
     start, end = offsets[0], offsets[-1]
     while start < end:
         wanted, most = target, room
-        if holes and uniform() < 0.5 and len(_ends(offsets, start, holes[-1], holes[-1])) > 1:
+        if (
+            holes
+            and uniform() < 0.5
+            and len(_candidate_ends(offsets, start, holes[-1], holes[-1])) > 1
+        ):
             wanted = most = holes.pop()
-        *ends, stop = _ends(offsets, start, wanted, most)
+        *ends, stop = _candidate_ends(offsets, start, wanted, most)
         if not ends and 3 * (stop - start) > 2 * most:
             ends = [(start + stop + 1) // 2]
         split = ends[int(uniform() * len(ends))] if ends else stop
@@ -157,7 +161,7 @@ def _draw_of_document(
         if is_random:
             is_cut = offsets[bisect_left(offsets, split)] != split
             least = stop - split or wanted - a
-            begin, stop, other = _other(shard, document, least, is_cut, uniform)
+            begin, stop, other = _draw_random_b(shard, document, least, is_cut, uniform)
             b = min(stop - begin, most - a)
             drawn += (start, a, document, begin, b, other, 1)
             start = split
@@ -166,11 +170,11 @@ def _draw_of_document(
             drawn += (start, a, document, split, b, document, 0)
             start = stop
         hole = room - a - b - 3
-        if most == room and 2 * STUMP <= hole < room // 2:
+        if most == room and 2 * MIN_CHUNK_TOKENS <= hole < room // 2:
             holes.append(hole)
 
 
-def _segments(
+def _chunk_spans(
     start: int, end: int, target: int, room: int, holes: list[int], uniform: Callable[[], float]
 ) -> Iterator[tuple[int, int]]:
     """From where to where the chunks of a document go; fills and empties `holes`."""
@@ -181,16 +185,16 @@ def _segments(
         stop = min(start + (holes.pop() if is_filling else size), end)
         yield start, stop
         hole = room - (stop - start) - 2
-        if not is_filling and 2 * STUMP <= hole < room // 2:
+        if not is_filling and 2 * MIN_CHUNK_TOKENS <= hole < room // 2:
             holes.append(hole)
         start, size = stop, target
 
 
-def _ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
+def _candidate_ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
     """Where the A of a chunk that begins at `start` can end, and at last where the chunk does."""
     stop = offsets[bisect_left(offsets, min(start + target, offsets[-1]))]
     stop = min(stop, start + room)
-    if 0 < (end := offsets[-1]) - stop < STUMP:
+    if 0 < (end := offsets[-1]) - stop < MIN_CHUNK_TOKENS:
         before = offsets[bisect_left(offsets, stop) - 1]
         if end - start <= room:
             stop = end
@@ -198,12 +202,12 @@ def _ends(offsets: list[int], start: int, target: int, room: int) -> list[int]:
             stop = before
     first = bisect_right(offsets, start)
     last = bisect_left(offsets, stop)
-    first += offsets[first] - start < STUMP and offsets[first - 1] != start
-    last -= offsets[last] != stop and stop - offsets[last - 1] < STUMP
+    first += offsets[first] - start < MIN_CHUNK_TOKENS and offsets[first - 1] != start
+    last -= offsets[last] != stop and stop - offsets[last - 1] < MIN_CHUNK_TOKENS
     return [*offsets[first:last], stop]
 
 
-def _other(
+def _draw_random_b(
     shard: Shard, document: int, wanted: int, is_cut: bool, uniform: Callable[[], float]
 ) -> tuple[int, int, int]:
     """Sentences that reach `wanted` pieces, at least one: from, to, and of which other document.
@@ -223,7 +227,7 @@ def _other(
     return start, int(shard.sentences[last]), other
 
 
-def check_documents(shard: Shard) -> None:
+def check_enough_documents(shard: Shard) -> None:
     """InputError where there is no other document to draw a random B from."""
     if len(shard.documents) < 3:
         raise InputError(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_pipelines.corpus.records import Shard
+from data_pipelines.corpus.shards import Shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Sections:
     documents: np.ndarray  # int64 [U]: the document that each is from
 
     @classmethod
-    def of(cls, shard: Shard, longest: int | None) -> "Sections":
+    def from_shard(cls, shard: Shard, longest: int | None) -> "Sections":
         """Cuts documents at the first end of a sentence after each `longest` tokens, if given."""
         bounds = shard.documents
         begins = shard.sentences[bounds]
@@ -30,20 +30,24 @@ class Sections:
     def __len__(self) -> int:
         return len(self.documents)
 
-    def sizes(self, which: np.ndarray) -> np.ndarray:
-        """Tokens of each of the sections `which` (int [W]), int64 [W]."""
-        begin, end = self.bounds[which], self.bounds[which + 1]
+    def sizes(self, section_ids: np.ndarray) -> np.ndarray:
+        """Tokens of each of the sections `section_ids` (int [W]), int64 [W]."""
+        begin, end = self.bounds[section_ids], self.bounds[section_ids + 1]
         return self.shard.sentences[end] - self.shard.sentences[begin]
 
-    def offsets(self, which: np.ndarray) -> Iterator[tuple[int, list[int]]]:
-        """Each of `which`: its document and its sentences' offsets in tokens, the end included."""
-        columns = self.documents[which], self.bounds[which], self.bounds[which + 1]
+    def offsets(self, section_ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
+        """Each of `section_ids`: its document and its sentences' offsets in tokens, the end included."""
+        columns = (
+            self.documents[section_ids],
+            self.bounds[section_ids],
+            self.bounds[section_ids + 1],
+        )
         for document, begin, end in zip(*(column.tolist() for column in columns), strict=True):
             yield document, self.shard.sentences[begin : end + 1].tolist()
 
-    def cut(self, which: np.ndarray, tokens: int) -> list[np.ndarray]:
-        """Consecutive parts of `which` of about so many tokens each, none without a section."""
-        ends = np.cumsum(self.sizes(which))
+    def split_into_chunks(self, section_ids: np.ndarray, tokens: int) -> list[np.ndarray]:
+        """Consecutive parts of `section_ids` of about so many tokens each, none without a section."""
+        ends = np.cumsum(self.sizes(section_ids))
         count = max(1, round(int(ends[-1]) / tokens))
         bounds = np.searchsorted(ends, ends[-1] * np.arange(1, count) // count)
-        return [part for part in np.split(which, bounds) if len(part)]
+        return [part for part in np.split(section_ids, bounds) if len(part)]

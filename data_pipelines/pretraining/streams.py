@@ -54,7 +54,7 @@ class Plan:
         return at, self.ends[at - 1] if at else 0, self.ends[at]
 
 
-class Memo(Generic[Result]):
+class ThreadSafeLRUCache(Generic[Result]):
     """Calls a slow pure function once for the same arguments, also when threads ask together.
 
     The `size` results asked for latest are kept.

@@ -2,7 +2,7 @@
 
 The sampling of google-research/bert, `create_instances_from_document`, for each document:
 
-1. The target is the room for text, seq_len - 3 pieces; with probability `short_seq_prob` it is a
+1. The target is the room for text, max_seq_length - 3 pieces; with probability `short_seq_prob` it is a
    uniform integer from 2 to that.
 2. Sentences form a chunk until it reaches the target or the document ends.
 3. A is the first sentences of the chunk, their number uniform in 1 .. n - 1 (1 if it has only one).
@@ -13,7 +13,7 @@ The sampling of google-research/bert, `create_instances_from_document`, for each
    its back with equal probability.
 
 A single segment (`next_sentence=False`) is a chunk by steps 1, 2 and 5, with room for
-seq_len - 2 pieces.
+max_seq_length - 2 pieces.
 
 What is cut in step 5 is not seen in this pass, and of a long sentence the middle is kept every
 time: newer corpora are drawn from by `pairs`.
@@ -23,23 +23,23 @@ from bisect import bisect_left
 
 import numpy as np
 
-from data_pipelines.corpus.records import Shard
-from data_pipelines.pretraining.pairs import Pairs, check_documents, uniforms
+from data_pipelines.corpus.shards import Shard
+from data_pipelines.pretraining.pairs import Pairs, check_enough_documents, uniforms
 from data_pipelines.pretraining.sections import Sections
 
 
 def draw_truncated_pairs(
     sections: Sections,
-    which: np.ndarray,
-    seq_len: int,
+    section_ids: np.ndarray,
+    max_seq_length: int,
     short_seq_prob: float,
     rng: np.random.Generator,
     next_sentence: bool = True,
 ) -> Pairs:
-    """Walks through documents (the sections `which`, int [W]) and draws their pairs, in that order.
+    """Walks through documents (the sections `section_ids`, int [W]) and draws their pairs, in that order.
 
     Args:
-      seq_len: pieces of the longest pair, special pieces included.
+      max_seq_length: pieces of the longest pair, special pieces included.
       short_seq_prob: share of documents with a shorter target.
       next_sentence: False draws single segments.
 
@@ -48,11 +48,11 @@ def draw_truncated_pairs(
     """
     shard = sections.shard
     if next_sentence:
-        check_documents(shard)
-    room = seq_len - (3 if next_sentence else 2)
+        check_enough_documents(shard)
+    room = max_seq_length - (3 if next_sentence else 2)
     drawn: list[int] = []
     uniform = uniforms(rng).__next__
-    for document, offsets in sections.offsets(which):
+    for document, offsets in sections.offsets(section_ids):
         end = len(offsets) - 1
         target = 2 + int(uniform() * (room - 1)) if uniform() < short_seq_prob else room
         first = 0
@@ -75,12 +75,12 @@ def draw_truncated_pairs(
     b_start[at], b_length[at], b_document[at] = _random_segments(
         shard, a_document[at], (targets - a_length)[at], rng
     )
-    a_cut, b_cut = _excess(a_length, b_length, room)
+    a_cut, b_cut = _tokens_to_cut(a_length, b_length, room)
     return Pairs(
-        a_start=a_start + _front_share(a_cut, rng),
+        a_start=a_start + _count_front_cuts(a_cut, rng),
         a_length=a_length - a_cut,
         a_document=a_document,
-        b_start=b_start + _front_share(b_cut, rng),
+        b_start=b_start + _count_front_cuts(b_cut, rng),
         b_length=b_length - b_cut,
         b_document=b_document,
         is_random=random,
@@ -104,7 +104,7 @@ def _random_segments(
     return start, shard.sentences[last] - start, other
 
 
-def _excess(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+def _tokens_to_cut(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """Step 5 in closed form: how many pieces A and B lose.
 
     Cutting the longer one until both fit leaves the shorter one whole or makes them equal, A with
@@ -115,7 +115,7 @@ def _excess(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.nda
     return a - a_left, b - b_left
 
 
-def _front_share(cut: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _count_front_cuts(cut: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """How many of `cut` [P] pieces go from the front: a fair coin for each."""
     heads = np.concatenate([[0], np.cumsum(rng.random(int(cut.sum())) < 0.5)])
     end = np.cumsum(cut)

@@ -17,10 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SKIPPED = {"__pycache__", "_api", "_tf_keras", "_vendor", "site-packages", "test", "tests"}
-_LEAST_DOCUMENT = 400  # characters of prose
-_LEAST_QUOTED = 0.25  # share of a file between triple quotes, below which it is not worth parsing
-_LEAST_WORDS = 6  # of a paragraph
-_LEAST_PLAIN = 0.85  # share of a paragraph's words that are plain English words
+_MIN_DOCUMENT_CHARACTERS = 400  # characters of prose
+_MIN_QUOTED_FRACTION = (
+    0.25  # share of a file between triple quotes, below which it is not worth parsing
+)
+_MIN_PARAGRAPH_WORDS = 6  # of a paragraph
+_MIN_PLAIN_FRACTION = 0.85  # share of a paragraph's words that are plain English words
 
 _TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
 _MARKUP = [  # (a sign that tells where it may be, pattern, replacement)
@@ -50,7 +52,7 @@ def documents() -> Iterator[list[str]]:
             if digest not in seen:
                 seen.add(digest)
                 document.append(paragraph)
-        if sum(map(len, document)) >= _LEAST_DOCUMENT:
+        if sum(map(len, document)) >= _MIN_DOCUMENT_CHARACTERS:
             yield document
 
 
@@ -76,7 +78,7 @@ def _docstrings(path: Path) -> Iterator[str]:
     try:
         source = path.read_bytes()
         quoted = sum(map(len, _TRIPLE_QUOTED.findall(source)))
-        if quoted < max(_LEAST_DOCUMENT, _LEAST_QUOTED * len(source)):
+        if quoted < max(_MIN_DOCUMENT_CHARACTERS, _MIN_QUOTED_FRACTION * len(source)):
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in other people's strings
@@ -101,9 +103,9 @@ def _prose(text: str) -> Iterator[str]:
                 paragraph = pattern.sub(replacement, paragraph)
         words = paragraph.split()
         begun = not paragraph[0].islower()  # else it is the rest of something
-        if begun and len(words) >= _LEAST_WORDS and paragraph.isprintable():
+        if begun and len(words) >= _MIN_PARAGRAPH_WORDS and paragraph.isprintable():
             plain = sum(1 for word in words if _PLAIN_WORD.fullmatch(word))
-            if plain >= _LEAST_PLAIN * len(words):
+            if plain >= _MIN_PLAIN_FRACTION * len(words):
                 yield " ".join(words)
 
 

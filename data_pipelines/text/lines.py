@@ -16,12 +16,12 @@ from data_pipelines.errors import InputError
 _BLOCK = 1 << 16  # bytes read at a time
 
 
-def read_lines(path: epath.Path, on_bad: Callable[[InputError], None]) -> Iterator[str]:
+def read_lines(path: epath.Path, on_error: Callable[[InputError], None]) -> Iterator[str]:
     """Lines of a text file, plain or compressed as its name says (.gz, .xz, .bz2, .zst).
 
     Args:
       path: the file.
-      on_bad: gets the complaint of a line that is not UTF-8. If it returns, the line is left out.
+      on_error: gets the complaint of a line that is not UTF-8. If it returns, the line is left out.
 
     Raises:
       InputError: the file is damaged, or no text by its first bytes.
@@ -36,15 +36,15 @@ def read_lines(path: epath.Path, on_bad: Callable[[InputError], None]) -> Iterat
         if end:
             content = b"".join((*parts, head))
             whole = content.removesuffix(b"\r") if end == b"\n" else content
-            yield from _decode(path, whole, offset, on_bad)
+            yield from _decode(path, whole, offset, on_error)
             offset += len(content) + 1
             parts = []
         parts.append(tail)
-    yield from _decode(path, b"".join(parts), offset, on_bad)
+    yield from _decode(path, b"".join(parts), offset, on_error)
 
 
 def _decode(
-    path: epath.Path, content: bytes, offset: int, on_bad: Callable[[InputError], None]
+    path: epath.Path, content: bytes, offset: int, on_error: Callable[[InputError], None]
 ) -> Iterator[str]:
     """The lines of `content`, the last of which has lost its end."""
     try:
@@ -53,10 +53,10 @@ def _decode(
         lines = content.split(b"\n")
         if len(lines) > 1:
             for line in lines:
-                yield from _decode(path, line, offset, on_bad)
+                yield from _decode(path, line, offset, on_error)
                 offset += len(line) + 1
             return
-        on_bad(
+        on_error(
             InputError(
                 f"{path}: byte {offset + error.start} is not UTF-8; convert the file to UTF-8 "
                 "first."
@@ -75,26 +75,26 @@ def _blocks(path: epath.Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(_BLOCK), b"")
         if new_decompressor:
-            blocks = _decompressed(path, blocks, new_decompressor)
-        yield from _text_alone(path, blocks)
+            blocks = _decompress(path, blocks, new_decompressor)
+        yield from _reject_binary(path, blocks)
 
 
-def _text_alone(path: epath.Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _reject_binary(path: epath.Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """The blocks, if the first bytes are not those of a format that is no text."""
     begin = b""
     for block in blocks:
         begin += block
-        if len(begin) >= _MARKED:
+        if len(begin) >= _SIGNATURE_BYTES:
             break
-    for place, mark, cure in _NO_TEXT:
+    for place, mark, fix in _BINARY_SIGNATURES:
         if begin[place : place + len(mark)] == mark:
-            raise InputError(f"{path} is no text: {cure}.")
+            raise InputError(f"{path} is no text: {fix}.")
     yield begin
     begin = block = b""  # it may be large
     yield from blocks
 
 
-def _decompressed(
+def _decompress(
     path: epath.Path, blocks: Iterable[bytes], new_decompressor: Callable[[], Any]
 ) -> Iterator[bytes]:
     decompressor = new_decompressor()
@@ -124,7 +124,7 @@ def _zstd_decompressor() -> Any:
 
 
 _ARCHIVE = "it is an archive, so unpack it and name the files in it"
-_NO_TEXT = [  # place in the file, bytes there, what to do
+_BINARY_SIGNATURES = [  # place in the file, bytes there, what to do
     (257, b"ustar", _ARCHIVE),
     (0, b"PK\x03\x04", _ARCHIVE),
     (0, b"PAR1\x15", "it is Parquet, so give it uncompressed under a name that ends in .parquet"),
@@ -135,7 +135,7 @@ _NO_TEXT = [  # place in the file, bytes there, what to do
     (4, b"1AY&SY", "it is compressed, so let its name end in .bz2"),
     (0, b"\x28\xb5\x2f\xfd", "it is compressed, so let its name end in .zst"),
 ]
-_MARKED = max(place + len(mark) for place, mark, _ in _NO_TEXT)
+_SIGNATURE_BYTES = max(place + len(mark) for place, mark, _ in _BINARY_SIGNATURES)
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),

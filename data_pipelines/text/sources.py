@@ -28,7 +28,7 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import is_remote
-from data_pipelines.text import builtin, tables
+from data_pipelines.text import arrow_tables, builtin
 from data_pipelines.text.lines import read_lines
 
 log = logging.getLogger(__name__)
@@ -36,53 +36,55 @@ log = logging.getLogger(__name__)
 BUILTIN = "builtin"
 TFDS = "tfds:"
 _WILDCARD = re.compile(r"[*?\[]")
-_MANY = 10_000  # lines, from which on a document of a text file may be a mistake
+_LONG_DOCUMENT_LINES = 10_000  # lines, from which on a document of a text file may be a mistake
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How inputs are read.
 
     Attributes:
       field: name of the text in JSON lines, columns and TensorFlow Datasets' records; a stop leads
         into an object within.
       documents: "blocks" of plain text end with a blank line; "lines" are one each.
-      skip_bad: share of the records of an input (lines of a text file) that may be bad: not UTF-8,
+      max_bad_fraction: share of the records of an input (lines of a text file) that may be bad: not UTF-8,
         not JSON, without their text. Each is an empty document, which gives nothing.
     """
 
     field: str = "text"
     documents: str = "blocks"
-    skip_bad: float = 0.0
+    max_bad_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         if self.documents not in ("blocks", "lines"):
             raise InputError(f"documents={self.documents!r} is unknown; choose blocks or lines.")
-        if not 0 <= self.skip_bad < 1:
+        if not 0 <= self.max_bad_fraction < 1:
             raise InputError(
-                f"skip_bad={self.skip_bad} is no share to skip; give one from 0 to below 1."
+                f"max_bad_fraction={self.max_bad_fraction} is no share to skip; give one from 0 to below 1."
             )
 
 
-AS_IT_IS = Reading()
+DEFAULT_READ_OPTIONS = ReadOptions()
 
 
-def read_documents(inputs: Sequence[str], reading: Reading = AS_IT_IS) -> Iterator[list[str]]:
+def read_documents(
+    inputs: Sequence[str], read_options: ReadOptions = DEFAULT_READ_OPTIONS
+) -> Iterator[list[str]]:
     """Documents of all inputs, in the order of the inputs, files of a pattern by name.
 
     Raises:
       InputError: an input does not exist, is damaged, or has more bad records than may be.
     """
-    for source in resolve(inputs):
-        yield from read_source(source, reading)
+    for source in resolve_inputs(inputs):
+        yield from read_source(source, read_options)
 
 
-def resolve(inputs: Sequence[str]) -> list[str]:
+def resolve_inputs(inputs: Sequence[str]) -> list[str]:
     """Inputs with the patterns replaced by the files they match; all of them exist."""
     sources: list[str] = []
-    for given in inputs:
-        special = given == BUILTIN or given.startswith(TFDS)
-        sources += [given] if special else map(str, _files(given))
+    for pattern in inputs:
+        special = pattern == BUILTIN or pattern.startswith(TFDS)
+        sources += [pattern] if special else map(str, _match_files(pattern))
     for source, times in collections.Counter(sources).items():
         if times > 1:
             raise InputError(f"{source} is an input {times} times; name it once.")
@@ -91,25 +93,25 @@ def resolve(inputs: Sequence[str]) -> list[str]:
     return sources
 
 
-def _files(given: str) -> list[epath.Path]:
-    path = epath.Path(given)
+def _match_files(pattern: str) -> list[epath.Path]:
+    path = epath.Path(pattern)
     if path.is_dir():
         within = sorted(_files_within(path))
         if not within:
-            raise InputError(f"the directory {given} holds no file; name one that does.")
+            raise InputError(f"the directory {pattern} holds no file; name one that does.")
         return within
     if path.exists():
         return [path]
-    if not _WILDCARD.search(given):
-        raise InputError(f"there is no file {given}; name a file that exists.")
+    if not _WILDCARD.search(pattern):
+        raise InputError(f"there is no file {pattern}; name a file that exists.")
     if is_remote(path):
         fixed = next(parent for parent in path.parents if not _WILDCARD.search(str(parent)))
         matches: Iterable[epath.Path] = fixed.glob(str(path.relative_to(fixed)))
     else:
-        matches = map(epath.Path, glob.glob(given, recursive=True))
+        matches = map(epath.Path, glob.glob(pattern, recursive=True))
     files = sorted(match for match in matches if not match.is_dir())
     if not files:
-        raise InputError(f"no file matches {given}; mend the pattern.")
+        raise InputError(f"no file matches {pattern}; mend the pattern.")
     return files
 
 
@@ -124,7 +126,7 @@ def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
             yield path
 
 
-class _Bad:
+class _BadRecordCounter:
     """Counts the records of an input and its bad ones, and ends the reading where they are many."""
 
     def __init__(self, source: str, allowed: float) -> None:
@@ -161,35 +163,37 @@ class _Bad:
         log.warning("%s and were skipped; the first: %s", found, self._first)
 
 
-def read_source(source: str, reading: Reading) -> Iterator[list[str]]:
-    """Documents of one input as `resolve` names it; raises what `read_documents` raises."""
+def read_source(source: str, read_options: ReadOptions) -> Iterator[list[str]]:
+    """Documents of one input as `resolve_inputs` names it; raises what `read_documents` raises."""
     if source == BUILTIN:
         yield from builtin.documents()
         return
-    bad = _Bad(source, reading.skip_bad)
-    yield from _documents(source, reading, bad)
+    bad = _BadRecordCounter(source, read_options.max_bad_fraction)
+    yield from _documents(source, read_options, bad)
     bad.end()
 
 
-def _documents(source: str, reading: Reading, bad: _Bad) -> Iterator[list[str]]:
+def _documents(
+    source: str, read_options: ReadOptions, bad: _BadRecordCounter
+) -> Iterator[list[str]]:
     if source.startswith(TFDS):
         records = ((record, None) for record in tfds_records(source, "train"))
-        return _record_documents(source, "record", records, reading.field, bad)
+        return _record_documents(source, "record", records, read_options.field, bad)
     path = epath.Path(source)
-    if path.suffix in tables.SUFFIXES:
-        values = tables.read_column(path, reading.field)
-        return _value_documents(source, values, reading.field, bad)
-    first, lines = _peeked(read_lines(path, bad.add_line))
+    if path.suffix in arrow_tables.SUFFIXES:
+        values = arrow_tables.read_column(path, read_options.field)
+        return _value_documents(source, values, read_options.field, bad)
+    first, lines = _peek_first_line(read_lines(path, bad.add_line))
     if any(suffix in (".json", ".jsonl", ".ndjson") for suffix in path.suffixes) or _is_object(
         first
     ):
-        return _record_documents(source, "line", _parsed(lines), reading.field, bad)
-    if reading.documents == "lines":
+        return _record_documents(source, "line", _parse_json_lines(lines), read_options.field, bad)
+    if read_options.documents == "lines":
         return _line_documents(lines, bad)
     return _block_documents(source, lines, bad)
 
 
-def _peeked(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
+def _peek_first_line(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
     """The first line that is not blank, and all lines."""
     for blank, line in enumerate(lines):
         if line.strip():
@@ -204,25 +208,27 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _line_documents(lines: Iterator[str], bad: _Bad) -> Iterator[list[str]]:
+def _line_documents(lines: Iterator[str], bad: _BadRecordCounter) -> Iterator[list[str]]:
     for line in lines:
         bad.count()
         if line := line.strip():
             yield [line]
 
 
-def _block_documents(source: str, lines: Iterator[str], bad: _Bad) -> Iterator[list[str]]:
+def _block_documents(
+    source: str, lines: Iterator[str], bad: _BadRecordCounter
+) -> Iterator[list[str]]:
     document: list[str] = []
     for line in lines:
         bad.count()
         if line := line.strip():
             document.append(line)
-            if len(document) == _MANY:
+            if len(document) == _LONG_DOCUMENT_LINES:
                 log.warning(
                     "%s: a document has more than %d lines; a blank line ends one, and if each "
                     "line is a document, choose --documents lines",
                     source,
-                    _MANY,
+                    _LONG_DOCUMENT_LINES,
                 )
         elif document:
             yield document
@@ -231,10 +237,10 @@ def _block_documents(source: str, lines: Iterator[str], bad: _Bad) -> Iterator[l
         yield document
 
 
-Record = tuple[Any, str | None]  # what was parsed, or else why it could not be
+_ParsedRecord = tuple[Any, str | None]  # what was parsed, or else why it could not be
 
 
-def _parsed(lines: Iterator[str]) -> Iterator[Record | None]:
+def _parse_json_lines(lines: Iterator[str]) -> Iterator[_ParsedRecord | None]:
     """Each line's JSON; None for a blank line."""
     for line in lines:
         if not line.strip():
@@ -247,7 +253,11 @@ def _parsed(lines: Iterator[str]) -> Iterator[Record | None]:
 
 
 def _record_documents(
-    source: str, unit: str, records: Iterable[Record | None], field: str, bad: _Bad
+    source: str,
+    unit: str,
+    records: Iterable[_ParsedRecord | None],
+    field: str,
+    bad: _BadRecordCounter,
 ) -> Iterator[list[str]]:
     for number, record in enumerate(records, unit == "line"):
         if record is None:
@@ -258,19 +268,19 @@ def _record_documents(
         try:
             if fault:
                 raise InputError(f"{where} is not JSON ({fault}); mend the line.")
-            yield _document(where, _field(where, value, field), field)
+            yield _split_document(where, _get_field(where, value, field), field)
         except InputError as error:
             bad.add(error)
             yield []
 
 
 def _value_documents(
-    source: str, values: Iterator[Any], field: str, bad: _Bad
+    source: str, values: Iterator[Any], field: str, bad: _BadRecordCounter
 ) -> Iterator[list[str]]:
     for number, value in enumerate(values):
         bad.count()
         try:
-            yield _document(f"{source}: row {number}", value, field)
+            yield _split_document(f"{source}: row {number}", value, field)
         except InputError as error:
             bad.add(error)
             yield []
@@ -303,19 +313,19 @@ def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
     yield from tfds.as_numpy(records)
 
 
-def _field(where: str, record: Any, field: str) -> Any:
+def _get_field(where: str, record: Any, field: str) -> Any:
     if not isinstance(record, dict):
         raise InputError(f"{where} is not an object with a field '{field}'; mend it.")
     if field in record:
         return record[field]
     outer, dot, inner = field.partition(".")
     if dot and isinstance(record.get(outer), dict):
-        return _field(where, record[outer], inner)
+        return _get_field(where, record[outer], inner)
     names = ", ".join(sorted(record)) or "none"
     raise InputError(f"{where} has no field '{field}', but {names}; choose with --field.")
 
 
-def _document(where: str, text: Any, field: str) -> list[str]:
+def _split_document(where: str, text: Any, field: str) -> list[str]:
     """The document that a field holds; a blank line in it separates paragraphs only."""
     try:
         if isinstance(text, bytes):

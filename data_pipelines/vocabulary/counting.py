@@ -14,38 +14,38 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import ordered_map
-from data_pipelines.vocabulary.words import basic_words, raw_words
+from data_pipelines.vocabulary.words import basic_tokenize, split_for_caching
 
 log = logging.getLogger(__name__)
 
-MOST_WORDS = 1_000_000  # different words that are counted before the rarest are forgotten
-_BATCH = 1 << 24  # characters that are counted together
+MAX_WORDS = 1_000_000  # different words that are counted before the rarest are forgotten
+_BATCH_CHARS = 1 << 24  # characters that are counted together
 _GOLDEN = 0.6180339887498949
 # Where words are not divided by spaces, punctuation divides them. It stays with what follows, so
 # that no part but the first seems to begin a word.
 _PART = re.compile(r".[^、。，．！？；：…「」『』（）《》〈〉【】“”‘’।॥؟۔،؛៖។၊။]*", re.DOTALL)  # noqa: RUF001
 
-Cut = Callable[[str], Iterable[str]]
+Splitter = Callable[[str], Iterable[str]]
 
 
-def wordpiece_cuts(cased: bool) -> tuple[Cut, Cut]:
-    """`cut` and `words_of` of `count_words` for the words that WordPiece cuts into pieces."""
+def wordpiece_splitters(cased: bool) -> tuple[Splitter, Splitter]:
+    """`split_line` and `split_words` of `count_words` for the words that WordPiece cuts into pieces."""
     return (
-        functools.partial(raw_words, cased=cased),
-        functools.partial(basic_words, cased=cased, strip_accents=not cased),
+        functools.partial(split_for_caching, cased=cased),
+        functools.partial(basic_tokenize, cased=cased, strip_accents=not cased),
     )
 
 
-def sentencepiece_cuts() -> tuple[Cut, Cut]:
-    """`cut` and `words_of` of `count_words` for what SentencePiece cuts into pieces."""
-    return str.split, _parts
+def sentencepiece_splitters() -> tuple[Splitter, Splitter]:
+    """`split_line` and `split_words` of `count_words` for what SentencePiece cuts into pieces."""
+    return str.split, _split_at_punctuation
 
 
-def _parts(word: str) -> list[str]:
+def _split_at_punctuation(word: str) -> list[str]:
     return [word] if word.isascii() else _PART.findall(word)
 
 
-def sampled(documents: Iterable[list[str]], share: float) -> Iterator[list[str]]:
+def sample_documents(documents: Iterable[list[str]], share: float) -> Iterator[list[str]]:
     """So many of the documents, evenly spread over them, always the same."""
     for number, document in enumerate(documents):
         if number * _GOLDEN % 1 < share:
@@ -54,14 +54,14 @@ def sampled(documents: Iterable[list[str]], share: float) -> Iterator[list[str]]
 
 def count_words(
     lines: Iterable[str],
-    cut: Cut,
-    words_of: Cut,
-    most: int = MOST_WORDS,
+    split_line: Splitter,
+    split_words: Splitter,
+    max_words: int = MAX_WORDS,
     workers: int | None = 1,
 ) -> Counter[str]:
     """How often each word occurs in the text, the same for any number of workers.
 
-    Exact as long as there are no more than `most` different words. Beyond that, the rarest half is
+    Exact as long as there are no more than `max_words` different words. Beyond that, the rarest half is
     forgotten each time, which costs the words that are frequent throughout the text nothing (lossy
     counting, Manku and Motwani 2002). Of equally rare ones a hash decides, not which came first:
     where most words are as good as unique, a sample of the whole text is left.
@@ -69,7 +69,7 @@ def count_words(
     Args:
       lines: the text, in parts that no word spans.
       cut: cuts a line into parts, cheaply.
-      words_of: the words of such a part; called once for all its occurrences in a batch.
+      split_words: the words of such a part; called once for all its occurrences in a batch.
       most: the bound on the different words held.
       workers: processes that count; see `ordered_map`.
 
@@ -78,30 +78,32 @@ def count_words(
     """
     words: Counter[str] = Counter()
     forgot = False
-    count = functools.partial(_count_batch, cut, words_of)
-    for counted in ordered_map(functools.partial(_same, count), _batches(lines), workers):
+    count = functools.partial(_count_batch, split_line, split_words)
+    for counted in ordered_map(
+        functools.partial(_return_argument, count), _batches(lines), workers
+    ):
         words.update(counted)
-        if len(words) > most:
+        if len(words) > max_words:
             log.info("counted %d different words", len(words))
-            words, forgot = _most_common(words, most // 2), True
+            words, forgot = _most_common(words, max_words // 2), True
     if forgot:  # so that the end of the text counts no more than what is before it
-        words = _most_common(words, most // 2)
+        words = _most_common(words, max_words // 2)
     if not words:
         raise InputError("the text holds no word; give a text to train a vocabulary on")
     return words
 
 
-def _same(function: Callable) -> Callable:
+def _return_argument(function: Callable) -> Callable:
     return function
 
 
-def _count_batch(cut: Cut, words_of: Cut, lines: list[str]) -> Counter[str]:
+def _count_batch(split_line: Splitter, split_words: Splitter, lines: list[str]) -> Counter[str]:
     parts: Counter[str] = Counter()
     for line in lines:
-        parts.update(cut(line))
+        parts.update(split_line(line))
     words: Counter[str] = Counter()
     for part, count in parts.items():
-        for word in words_of(part):
+        for word in split_words(part):
             words[word] += count
     return words
 
@@ -112,20 +114,20 @@ def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
     for line in lines:
         batch.append(line)
         size += len(line)
-        if size > _BATCH:
+        if size > _BATCH_CHARS:
             yield batch
             batch, size = [], 0
     yield batch
 
 
-def _most_common(words: Counter[str], most: int) -> Counter[str]:
+def _most_common(words: Counter[str], max_words: int) -> Counter[str]:
     hashes = np.array([zlib.crc32(word.encode(errors="surrogatepass")) for word in words])
-    order = np.lexsort((hashes, -np.fromiter(words.values(), np.int64)))[:most]
+    order = np.lexsort((hashes, -np.fromiter(words.values(), np.int64)))[:max_words]
     names = list(words)
     return Counter({names[i]: words[names[i]] for i in order.tolist()})
 
 
-def smoothed(counts: Sequence[Counter[str]], smoothing: float) -> Counter[str]:
+def reweight_counts(counts: Sequence[Counter[str]], sampling_alpha: float) -> Counter[str]:
     """The counts of several corpora as one, as if each had p^smoothing of the words instead of p.
 
     Args:
@@ -135,13 +137,13 @@ def smoothed(counts: Sequence[Counter[str]], smoothing: float) -> Counter[str]:
     Raises:
       InputError: no such exponent.
     """
-    if not 0 <= smoothing <= 1:
+    if not 0 <= sampling_alpha <= 1:
         raise InputError(
-            f"smoothing={smoothing} is no exponent; give one from 0 (equal) to 1 (natural)."
+            f"smoothing={sampling_alpha} is no exponent; give one from 0 (equal) to 1 (natural)."
         )
     largest = max(corpus.total() for corpus in counts)
     together: Counter[str] = Counter()
     for corpus in counts:
-        factor = (largest / corpus.total()) ** (1 - smoothing)
+        factor = (largest / corpus.total()) ** (1 - sampling_alpha)
         together.update({word: round(count * factor) for word, count in corpus.items()})
     return together

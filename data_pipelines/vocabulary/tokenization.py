@@ -10,22 +10,22 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary import tokenizer_json
-from data_pipelines.vocabulary.sentencepieces import MODEL_FILE, SentencePieceTokenizer
-from data_pipelines.vocabulary.specials import CONFIG_FILE
-from data_pipelines.vocabulary.tokenizer_json import JSON_FILE, Stored
+from data_pipelines.vocabulary.sentencepiece_tokenizer import MODEL_FILE, SentencePieceTokenizer
+from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
+from data_pipelines.vocabulary.tokenizer_json import JSON_FILE, StoredWordPiece
 from data_pipelines.vocabulary.wordpiece import (
-    LONGEST_WORD,
+    MAX_INPUT_CHARS_PER_WORD,
     VOCAB_FILE,
     WordPieceTokenizer,
     case_conflict,
-    holds_capitals,
-    holds_marks,
-    read_pieces,
+    has_accents,
+    has_uppercase,
+    parse_vocab,
 )
 
-FILES = (VOCAB_FILE, MODEL_FILE, JSON_FILE)
+TOKENIZER_FILES = (VOCAB_FILE, MODEL_FILE, JSON_FILE)
 """Those of a directory that may hold its vocabulary; the first that there is does."""
-_ADDED_FILE = "added_tokens.json"
+_ADDED_TOKENS_FILE = "added_tokens.json"
 
 _log = logging.getLogger("data_pipelines")
 
@@ -37,22 +37,22 @@ class Tokenizer(Protocol):
     """"wordpiece" or "sentencepiece"."""
     cased: bool
     """Whether upper and lower case are told apart."""
-    pieces: list[str]
+    tokens: list[str]
     """The piece of each id."""
     pad_id: int
     unk_id: int
     cls_id: int
     sep_id: int
     mask_id: int
-    continues: np.ndarray
+    is_continuation: np.ndarray
     """bool [V]: the piece continues the word of the piece before it."""
-    real_ids: np.ndarray
+    text_token_ids: np.ndarray
     """int32 [R], ascending: pieces that stand for text (no special, unused or control piece)."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a raw text. No special piece is added, nor recognised in the text."""
 
-    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """`encode`, and the characters [start, end) of the text that each piece stands for.
 
         Starts never fall. Pieces share characters where one character became several pieces.
@@ -92,7 +92,7 @@ def load_tokenizer(
     beside = path.is_dir()
     if beside:
         directory = path
-        path = next((path / name for name in FILES if (path / name).exists()), path)
+        path = next((path / name for name in TOKENIZER_FILES if (path / name).exists()), path)
         if path == directory:
             raise InputError(
                 f"{directory} holds neither {VOCAB_FILE} nor {MODEL_FILE} nor {JSON_FILE}; name a "
@@ -103,7 +103,7 @@ def load_tokenizer(
     try:
         if path.suffix == ".model":
             return _load_sentencepiece(path.read_bytes(), cased, strip_accents)
-        stored = _stored(path, config, beside)
+        stored = _read_stored(path, config, beside)
         return _load_wordpiece(path, stored, cased, strip_accents)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
@@ -119,38 +119,38 @@ def _read_config(path: epath.Path) -> dict[str, Any]:
     return config
 
 
-def _stored(path: epath.Path, config: dict[str, Any], beside: bool) -> Stored:
+def _read_stored(path: epath.Path, config: dict[str, Any], beside: bool) -> StoredWordPiece:
     """What is published of a WordPiece: its vocabulary and, if they count, the files beside it."""
     whole = path.parent / JSON_FILE if beside else path
     has_pieces = path.suffix == ".json"
-    stored = Stored([], {}, {})
+    stored = StoredWordPiece([], {}, {})
     if has_pieces or (beside and whole.exists()):
-        stored = tokenizer_json.read(whole.read_bytes())
-    added = dict(stored.added)
+        stored = tokenizer_json.read_wordpiece(whole.read_bytes())
+    added_tokens = dict(stored.added_tokens)
     try:
         for number, said in (config.get("added_tokens_decoder") or {}).items():
-            added[int(number)] = said["content"]
-        if beside and (path.parent / _ADDED_FILE).exists():
-            names = _read_config(path.parent / _ADDED_FILE)
-            added |= {int(number): name for name, number in names.items()}
+            added_tokens[int(number)] = said["content"]
+        if beside and (path.parent / _ADDED_TOKENS_FILE).exists():
+            names = _read_config(path.parent / _ADDED_TOKENS_FILE)
+            added_tokens |= {int(number): name for name, number in names.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"the pieces added to it cannot be read ({error!r}); mend them") from error
-    pieces = stored.pieces if has_pieces else read_pieces(path.read_bytes())
+    tokens = stored.tokens if has_pieces else parse_vocab(path.read_bytes())
     known = {name: value for name, value in config.items() if value is not None}
-    return Stored(pieces, stored.switches | known, added)
+    return StoredWordPiece(tokens, stored.config | known, added_tokens)
 
 
 def _load_wordpiece(
-    path: epath.Path, stored: Stored, cased: bool | None, strip_accents: bool | None
+    path: epath.Path, stored: StoredWordPiece, cased: bool | None, strip_accents: bool | None
 ) -> WordPieceTokenizer:
-    pieces, config, added = stored
+    tokens, config, added_tokens = stored
     for name, usual in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
         if config.get(name, usual) != usual:
             raise InputError(
                 f"{CONFIG_FILE} sets {name} to {config[name]!r}, by which bertjax cuts no text; "
                 "take a model whose texts are cut as BERT's own are"
             )
-    if more := [piece for number, piece in sorted(added.items()) if number >= len(pieces)]:
+    if more := [token for number, token in sorted(added_tokens.items()) if number >= len(tokens)]:
         _log.warning(
             "%s: %d pieces were added to it (%s), which are not looked for in texts: they are cut "
             "as if they were none.", path, len(more), ", ".join(more[:5]),
@@ -162,24 +162,24 @@ def _load_wordpiece(
         )
     lower_case = config.get("do_lower_case")
     stored_cased = None if lower_case is None else not lower_case
-    cased = _agreed("cased", cased, stored_cased)
+    cased = _resolve_switch("cased", cased, stored_cased)
     if cased is None:
-        cased = holds_capitals(pieces)
-    if conflict := case_conflict(pieces, cased):
+        cased = has_uppercase(tokens)
+    if conflict := case_conflict(tokens, cased):
         # A published model computes what it was published with: Chinese ones are an example.
         if stored_cased is None:
             raise InputError("; ".join(conflict))
         _log.warning("%s: %s; %s says so.", path, conflict[0], CONFIG_FILE)
-    strip_accents = _agreed("strip_accents", strip_accents, config.get("strip_accents"))
-    if strip_accents is None and stored_cased is None and holds_marks(pieces):
+    strip_accents = _resolve_switch("strip_accents", strip_accents, config.get("strip_accents"))
+    if strip_accents is None and stored_cased is None and has_accents(tokens):
         strip_accents = False
-    longest = config.get("max_input_chars_per_word") or LONGEST_WORD
+    longest = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
     return WordPieceTokenizer(
-        pieces, cased=cased, strip_accents=strip_accents, longest_word=longest
+        tokens, cased=cased, strip_accents=strip_accents, max_input_chars_per_word=longest
     )
 
 
-def _agreed(name: str, asked: bool | None, stored: bool | None) -> bool | None:
+def _resolve_switch(name: str, asked: bool | None, stored: bool | None) -> bool | None:
     if None not in (asked, stored) and asked != stored:
         raise InputError(
             f"asked for {name}={asked}, but {CONFIG_FILE} beside it says {name}={stored}; leave "

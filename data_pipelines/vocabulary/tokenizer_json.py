@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
-from data_pipelines.vocabulary.wordpiece import CONTINUES
+from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX
 
 JSON_FILE = "tokenizer.json"
 
 
-class Stored(NamedTuple):
+class StoredWordPiece(NamedTuple):
     """A WordPiece tokenizer, as such a file has it.
 
     Attributes:
@@ -22,12 +22,12 @@ class Stored(NamedTuple):
       added: pieces found in a text before it is cut, by their ids; special ones are among them.
     """
 
-    pieces: list[str]
-    switches: dict[str, Any]
-    added: dict[int, str]
+    tokens: list[str]
+    config: dict[str, Any]
+    added_tokens: dict[int, str]
 
 
-def read(content: bytes) -> Stored:
+def read_wordpiece(content: bytes) -> StoredWordPiece:
     """The WordPiece in a file.
 
     Raises:
@@ -37,16 +37,18 @@ def read(content: bytes) -> Stored:
         said = parse_json(content.decode())
         model, normalizer = said["model"], said["normalizer"] or {}
         before = (said["pre_tokenizer"] or {}).get("type")
-        added = {int(each["id"]): str(each["content"]) for each in said.get("added_tokens", ())}
+        added_tokens = {
+            int(each["id"]): str(each["content"]) for each in said.get("added_tokens", ())
+        }
         longest = model.get("max_input_chars_per_word")
         kind = model.get("type", "WordPiece" if longest else None)  # which older files leave out
         index: Mapping[str, int] = model["vocab"] if kind == "WordPiece" else {}
-        pieces = sorted(index, key=index.__getitem__)
-        whole = sorted(index.values()) == [*range(len(pieces))]
+        tokens = sorted(index, key=index.__getitem__)
+        whole = sorted(index.values()) == [*range(len(tokens))]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{JSON_FILE} is no tokenizer ({error!r}): fetch it again") from error
     found = (kind, normalizer.get("type"), before, model.get("continuing_subword_prefix"))
-    bert = ("WordPiece", "BertNormalizer", "BertPreTokenizer", CONTINUES)
+    bert = ("WordPiece", "BertNormalizer", "BertPreTokenizer", CONTINUATION_PREFIX)
     for name, ours, theirs in zip(
         ("model", "normalizer", "pre-tokenizer", "mark"), bert, found, strict=True
     ):
@@ -57,10 +59,10 @@ def read(content: bytes) -> Stored:
             )
     if not whole:
         raise InputError(f"the pieces of {JSON_FILE} have not the ids from 0 on: fetch it again")
-    switches = {
+    config = {
         "do_lower_case": normalizer.get("lowercase"),
         "strip_accents": normalizer.get("strip_accents"),
         "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
         "max_input_chars_per_word": longest,
     }
-    return Stored(pieces, switches, added)
+    return StoredWordPiece(tokens, config, added_tokens)

@@ -22,18 +22,18 @@ from etils import epath
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.counting import (
     count_words,
-    sentencepiece_cuts,
-    smoothed,
-    wordpiece_cuts,
+    reweight_counts,
+    sentencepiece_splitters,
+    wordpiece_splitters,
 )
-from data_pipelines.vocabulary.specials import SPECIALS
-from data_pipelines.vocabulary.wordpiece import CONTINUES, LONGEST_WORD
+from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
+from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX, MAX_INPUT_CHARS_PER_WORD
 
 log = logging.getLogger(__name__)
 
-SMALLEST_WITH_UNUSED = 2_000  # from this size on, ids 1-99 are left to [unusedN], as in BERT
-FREQUENT = 1e-6  # share of the text from which on a character is in the vocabulary
-FEWEST = 2  # a piece that occurs less often than this cannot be learned
+MIN_SIZE_WITH_UNUSED = 2_000  # from this size on, ids 1-99 are left to [unusedN], as in BERT
+MIN_CHARACTER_FREQUENCY = 1e-6  # share of the text from which on a character is in the vocabulary
+MIN_FREQUENCY = 2  # a piece that occurs less often than this cannot be learned
 
 
 def train_vocabulary(
@@ -43,7 +43,7 @@ def train_vocabulary(
     cased: bool,
     kind: str,
     output: epath.PathLike,
-    smoothing: float = 1.0,
+    sampling_alpha: float = 1.0,
     workers: int | None = 1,
 ) -> epath.Path:
     """Trains a vocabulary and writes it, whole or not at all; what was there stays until then.
@@ -70,13 +70,13 @@ def train_vocabulary(
     if (output.suffix == ".model") != (kind != "wordpiece"):
         rule = "must not end" if kind == "wordpiece" else "must end"
         raise InputError(f"the name of a {kind} vocabulary {rule} in .model, but it is {output}")
-    if size <= len(SPECIALS):
+    if size <= len(SPECIAL_TOKENS):
         raise InputError(f"a vocabulary of {size} pieces is too small; a useful one has thousands")
     if output.is_dir():
         raise InputError(f"{output} is a directory; give the name of the file to write")
-    cuts = wordpiece_cuts(cased) if kind == "wordpiece" else sentencepiece_cuts()
+    cuts = wordpiece_splitters(cased) if kind == "wordpiece" else sentencepiece_splitters()
     counted = [count_words(lines, *cuts, workers=workers) for lines in corpora]
-    counts = smoothed(counted, smoothing)
+    counts = reweight_counts(counted, sampling_alpha)
     if kind == "wordpiece":
         content = ("\n".join(wordpiece_from_counts(counts, size)) + "\n").encode()
     else:
@@ -104,7 +104,7 @@ def wordpiece_from_counts(counts: Mapping[str, int], size: int) -> list[str]:
     pieces to fill it.
 
     Args:
-      counts: how often each word (as `basic_words` gives it) occurs, in whole numbers.
+      counts: how often each word (as `basic_tokenize` gives it) occurs, in whole numbers.
       size: the number of pieces.
 
     Raises:
@@ -113,30 +113,30 @@ def wordpiece_from_counts(counts: Mapping[str, int], size: int) -> list[str]:
     reserved = _reserved_pieces(size)
     room = size - len(reserved)
     frequent = _frequent_characters(counts)
-    pieces = _merge(counts, frequent[: room // 4], room)
-    if len(pieces) < room:
-        pieces = _merge(counts, frequent, room)
-    if len(pieces) < room:
+    tokens = _merge(counts, frequent[: room // 4], room)
+    if len(tokens) < room:
+        tokens = _merge(counts, frequent, room)
+    if len(tokens) < room:
         raise InputError(
             f"the text is too small for a vocabulary of {size} pieces: the largest size it can "
-            f"give is {_largest_size(len(pieces))}"
+            f"give is {_largest_size(len(tokens))}"
         )
-    return reserved + pieces[:room]
+    return reserved + tokens[:room]
 
 
 def _reserved_pieces(size: int) -> list[str]:
-    if size < SMALLEST_WITH_UNUSED:
-        return list(SPECIALS)
-    pad, *others = SPECIALS
+    if size < MIN_SIZE_WITH_UNUSED:
+        return list(SPECIAL_TOKENS)
+    pad, *others = SPECIAL_TOKENS
     return [pad, *(f"[unused{i}]" for i in range(99)), *others]
 
 
-def _largest_size(pieces: int) -> int:
+def _largest_size(tokens: int) -> int:
     """The largest size for which so many pieces, and the reserved ones of that size, suffice."""
-    with_unused = pieces + len(_reserved_pieces(SMALLEST_WITH_UNUSED))
-    if with_unused >= SMALLEST_WITH_UNUSED:
+    with_unused = tokens + len(_reserved_pieces(MIN_SIZE_WITH_UNUSED))
+    if with_unused >= MIN_SIZE_WITH_UNUSED:
         return with_unused
-    return min(pieces + len(SPECIALS), SMALLEST_WITH_UNUSED - 1)
+    return min(tokens + len(SPECIAL_TOKENS), MIN_SIZE_WITH_UNUSED - 1)
 
 
 def _frequent_characters(counts: Mapping[str, int]) -> list[str]:
@@ -145,7 +145,7 @@ def _frequent_characters(counts: Mapping[str, int]) -> list[str]:
     for word, count in counts.items():
         for char in word:
             characters[char] += count
-    fewest = max(FEWEST, FREQUENT * characters.total())
+    fewest = max(MIN_FREQUENCY, MIN_CHARACTER_FREQUENCY * characters.total())
     frequent = [
         char
         for char, count in characters.items()
@@ -161,9 +161,9 @@ def _merge(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[st
     stand side by side, `places` in which words they may; the heap holds every pair with a count
     that was right once, and an entry that is out of date is put right when it comes up.
     """
-    pieces = [piece for char in alphabet for piece in (char, CONTINUES + char)]
-    index = {piece: i for i, piece in enumerate(pieces)}
-    words, word_counts = _spelled(counts, index)
+    tokens = [token for char in alphabet for token in (char, CONTINUATION_PREFIX + char)]
+    index = {token: i for i, token in enumerate(tokens)}
+    words, word_counts = _split_into_characters(counts, index)
     pair_counts: Counter[tuple[int, int]] = Counter()
     places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for place, (word, count) in enumerate(zip(words, word_counts, strict=True)):
@@ -172,24 +172,24 @@ def _merge(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[st
             places[pair].append(place)
     heap = [(-count, pair) for pair, count in pair_counts.items()]
     heapq.heapify(heap)
-    while heap and len(pieces) < room:
+    while heap and len(tokens) < room:
         negative, pair = heapq.heappop(heap)
         count = pair_counts[pair]
-        if count < FEWEST:
+        if count < MIN_FREQUENCY:
             continue
         if count != -negative:
             heapq.heappush(heap, (-count, pair))
             continue
-        piece = pieces[pair[0]] + pieces[pair[1]].removeprefix(CONTINUES)
-        joined = index.setdefault(piece, len(pieces))  # two pairs may spell the same piece
-        if joined == len(pieces):
-            pieces.append(piece)
-            if len(pieces) % 5_000 == 0:
-                log.info("%d of %d pieces", len(pieces), room)
+        token = tokens[pair[0]] + tokens[pair[1]].removeprefix(CONTINUATION_PREFIX)
+        joined = index.setdefault(token, len(tokens))  # two pairs may spell the same piece
+        if joined == len(tokens):
+            tokens.append(token)
+            if len(tokens) % 5_000 == 0:
+                log.info("%d of %d pieces", len(tokens), room)
         grown = set()
         for place in places.pop(pair):
             word = words[place]
-            shorter = _join(word, pair, joined)
+            shorter = _merge_pair(word, pair, joined)
             if len(shorter) == len(word):
                 continue  # the pair was here until another took one of its pieces
             count = word_counts[place]
@@ -203,23 +203,23 @@ def _merge(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[st
             words[place] = shorter
         for new in grown:
             heapq.heappush(heap, (-pair_counts[new], new))
-    return pieces
+    return tokens
 
 
-def _spelled(
+def _split_into_characters(
     counts: Mapping[str, int], index: Mapping[str, int]
 ) -> tuple[list[list[int]], list[int]]:
     """The words as their characters' pieces, and their counts; without those that stay [UNK]."""
     words, word_counts = [], []
     for word, count in counts.items():
-        spelling = [word[0], *(CONTINUES + char for char in word[1:])]
-        if len(word) <= LONGEST_WORD and all(piece in index for piece in spelling):
-            words.append([index[piece] for piece in spelling])
+        spelling = [word[0], *(CONTINUATION_PREFIX + char for char in word[1:])]
+        if len(word) <= MAX_INPUT_CHARS_PER_WORD and all(token in index for token in spelling):
+            words.append([index[token] for token in spelling])
             word_counts.append(count)
     return words, word_counts
 
 
-def _join(word: list[int], pair: tuple[int, int], joined: int) -> list[int]:
+def _merge_pair(word: list[int], pair: tuple[int, int], joined: int) -> list[int]:
     """The word with every occurrence of the pair, from left to right, replaced by one piece."""
     shorter = []
     i = 0
@@ -247,7 +247,7 @@ def sentencepiece_from_counts(
     Raises:
       InputError: a size that the words cannot give; the nearest one that they can is named.
     """
-    pad, unk, *others = SPECIALS
+    pad, unk, *others = SPECIAL_TOKENS
     model = io.BytesIO()
     words = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     try:

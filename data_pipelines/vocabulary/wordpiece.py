@@ -1,11 +1,11 @@
 """WordPiece as BERT's authors published it.
 
-It works in two steps: `basic_words` cleans the text and splits it into words and punctuation
+It works in two steps: `basic_tokenize` cleans the text and splits it into words and punctuation
 signs, then each word is cut into its longest known pieces, from left to right, by the compiled
 model of the `tokenizers` library.
 
 Neither step looks past a space, so a text may be cut into parts that are tokenised alone
-(`raw_words`). That makes remembering the parts exact, and natural text repeats its words: nearly
+(`split_for_caching`). That makes remembering the parts exact, and natural text repeats its words: nearly
 all the work is one dictionary look-up a word.
 """
 
@@ -22,19 +22,28 @@ from tokenizers import Tokenizer as CompiledTokenizer
 from tokenizers import models, pre_tokenizers
 
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.specials import CONFIG_FILE, SPECIAL_NAMES, digest, special_ids
-from data_pipelines.vocabulary.words import basic_words, located_words, raw_words
+from data_pipelines.vocabulary.special_tokens import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS_MAP,
+    digest,
+    special_token_ids,
+)
+from data_pipelines.vocabulary.words import (
+    basic_tokenize,
+    basic_tokenize_with_offsets,
+    split_for_caching,
+)
 
 VOCAB_FILE = "vocab.txt"
-LONGEST_WORD = 200  # characters; a longer word is [UNK], in the original
-CONTINUES = "##"  # the mark of a piece that continues a word
+MAX_INPUT_CHARS_PER_WORD = 200  # characters; a longer word is [UNK], in the original
+CONTINUATION_PREFIX = "##"  # the mark of a piece that continues a word
 
 
-class _Memo(dict[str, tuple[int, ...]]):
+class _WordCache(dict[str, tuple[int, ...]]):
     """Remembers the ids of short words; forgets all of them when it is full, to stay bounded."""
 
-    ENTRIES = 1 << 17
-    LONGEST = 64  # characters; a longer word (a line of Chinese, an address) seldom comes again
+    MAX_ENTRIES = 1 << 17
+    MAX_CHARS = 64  # characters; a longer word (a line of Chinese, an address) seldom comes again
 
     def __init__(self, compute: Callable[[str], Iterable[int]]):
         super().__init__()
@@ -42,8 +51,8 @@ class _Memo(dict[str, tuple[int, ...]]):
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         ids = tuple(self._compute(word))
-        if len(word) <= self.LONGEST:
-            if len(self) >= self.ENTRIES:
+        if len(word) <= self.MAX_CHARS:
+            if len(self) >= self.MAX_ENTRIES:
                 self.clear()
             self[word] = ids
         return ids
@@ -63,7 +72,7 @@ class WordPieceTokenizer:
       pieces: the vocabulary, a piece for each id.
       cased: whether case is kept; False lower-cases the text.
       strip_accents: whether accents are removed; None follows lower-casing, as in the original.
-      longest_word: characters; a longer word is [UNK]. Hugging Face's models have 100.
+      max_input_chars_per_word: characters; a longer word is [UNK]. Hugging Face's models have 100.
 
     Raises:
       InputError: no pieces, an empty or repeated piece, or a special piece that is missing.
@@ -73,52 +82,61 @@ class WordPieceTokenizer:
 
     def __init__(
         self,
-        pieces: Sequence[str],
+        tokens: Sequence[str],
         *,
         cased: bool,
         strip_accents: bool | None = None,
-        longest_word: int = LONGEST_WORD,
+        max_input_chars_per_word: int = MAX_INPUT_CHARS_PER_WORD,
     ):
-        self.pieces, self.longest_word = list(pieces), longest_word
+        self.tokens, self.max_input_chars_per_word = list(tokens), max_input_chars_per_word
         self.cased = cased
         self.strip_accents = not cased if strip_accents is None else strip_accents
-        index = _index_of_pieces(self.pieces)
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids(index)
-        self.continues = np.array([p.startswith(CONTINUES) and p != CONTINUES for p in self.pieces])
-        real = [i for i, piece in enumerate(self.pieces) if not _RESERVED.fullmatch(piece)]
-        self.real_ids = np.array(real, np.int32)
+        index = _index_tokens(self.tokens)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_token_ids(index)
+        self.is_continuation = np.array(
+            [p.startswith(CONTINUATION_PREFIX) and p != CONTINUATION_PREFIX for p in self.tokens]
+        )
+        real = [i for i, token in enumerate(self.tokens) if not _RESERVED.fullmatch(token)]
+        self.text_token_ids = np.array(real, np.int32)
         self._lengths = [
-            len(piece.removeprefix(CONTINUES) if continues else piece)
-            for piece, continues in zip(self.pieces, self.continues, strict=True)
+            len(token.removeprefix(CONTINUATION_PREFIX) if is_continuation else token)
+            for token, is_continuation in zip(self.tokens, self.is_continuation, strict=True)
         ]
         self._model = models.WordPiece(
-            vocab=index, unk_token="[UNK]", max_input_chars_per_word=longest_word
+            vocab=index, unk_token="[UNK]", max_input_chars_per_word=max_input_chars_per_word
         )
         self._compiled = CompiledTokenizer(self._model)
         self._compiled.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        self._ids_of_word = _Memo(self._longest_matches)
-        self._ids_of_raw = _Memo(self._encode_raw)
+        self._ids_of_word = _WordCache(self._longest_matches)
+        self._ids_of_raw = _WordCache(self._encode_raw)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _wordpiece, (self.pieces, self.cased, self.strip_accents, self.longest_word)
+        return _restore_wordpiece, (
+            self.tokens,
+            self.cased,
+            self.strip_accents,
+            self.max_input_chars_per_word,
+        )
 
     def encode(self, text: str) -> list[int]:
         """The ids of a raw text. No special piece is added, nor recognised in the text."""
         if text.isascii() and text.isalnum():  # one word as it stands
             return self._longest_matches(text if self.cased else text.lower())
-        return list(self._ids_of_raw.ids(raw_words(text, cased=self.cased)))
+        return list(self._ids_of_raw.ids(split_for_caching(text, cased=self.cased)))
 
-    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """See `Tokenizer`."""
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        located = located_words(text, cased=self.cased, strip_accents=self.strip_accents)
+        located = basic_tokenize_with_offsets(
+            text, cased=self.cased, strip_accents=self.strip_accents
+        )
         for each in located:
-            pieces = self._ids_of_word[each.word]
-            ids += pieces
+            tokens = self._ids_of_word[each.word]
+            ids += tokens
             first = 0
-            for piece in pieces:
-                length = len(each.word) if piece == self.unk_id else self._lengths[piece]
+            for token in tokens:
+                length = len(each.word) if token == self.unk_id else self._lengths[token]
                 spans.append((each.starts[first], each.ends[first + length - 1]))
                 first += length
         return ids, spans
@@ -130,50 +148,57 @@ class WordPieceTokenizer:
           The ids [n] of all, and how many [w] of them each word has, both int64.
         """
         parts = [
-            basic_words(word, cased=self.cased, strip_accents=self.strip_accents) for word in words
+            basic_tokenize(word, cased=self.cased, strip_accents=self.strip_accents)
+            for word in words
         ]
         encoding = self._compiled.encode(" ".join(itertools.chain(*parts)))
         ends = np.cumsum([0, *map(len, parts)])  # of words, in parts
-        pieces = np.bincount(np.array(encoding.word_ids, np.int64), minlength=ends[-1])
-        ids_before = np.concatenate([[0], np.cumsum(pieces)])
+        tokens = np.bincount(np.array(encoding.word_ids, np.int64), minlength=ends[-1])
+        ids_before = np.concatenate([[0], np.cumsum(tokens)])
         return np.array(encoding.ids, np.int64), np.diff(ids_before[ends])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text: pieces joined to words, words separated by spaces, specials by name."""
         parts = (
-            self.pieces[i].removeprefix(CONTINUES) if self.continues[i] else " " + self.pieces[i]
+            self.tokens[i].removeprefix(CONTINUATION_PREFIX)
+            if self.is_continuation[i]
+            else " " + self.tokens[i]
             for i in ids
         )
         return "".join(parts).strip()
 
     def fingerprint(self) -> str:
         """A hex digest of the pieces and the switches."""
-        switches = {"cased": self.cased, "strip_accents": self.strip_accents, **self._longest}
-        return digest(json.dumps([self.kind, self.pieces, switches]).encode())
+        switches = {
+            "cased": self.cased,
+            "strip_accents": self.strip_accents,
+            **self._max_chars_config,
+        }
+        return digest(json.dumps([self.kind, self.tokens, switches]).encode())
 
     def save(self, directory: epath.PathLike) -> None:
         """Writes `vocab.txt` and `tokenizer_config.json`, which `transformers` reads too."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / VOCAB_FILE).write_bytes(("\n".join(self.pieces) + "\n").encode())
+        (directory / VOCAB_FILE).write_bytes(("\n".join(self.tokens) + "\n").encode())
         config = {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": not self.cased,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": True,
-            **self._longest,
-            **SPECIAL_NAMES,
+            **self._max_chars_config,
+            **SPECIAL_TOKENS_MAP,
         }
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
     @property
-    def _longest(self) -> dict[str, int]:
+    def _max_chars_config(self) -> dict[str, int]:
         """The longest word where it is not the original's, by its name at Hugging Face."""
-        longest = self.longest_word
-        return {} if longest == LONGEST_WORD else {"max_input_chars_per_word": longest}
+        longest = self.max_input_chars_per_word
+        return {} if longest == MAX_INPUT_CHARS_PER_WORD else {"max_input_chars_per_word": longest}
 
     def _encode_raw(self, raw: str) -> Iterable[int]:
-        words = basic_words(raw, cased=self.cased, strip_accents=self.strip_accents)
+        words = basic_tokenize(raw, cased=self.cased, strip_accents=self.strip_accents)
         return self._longest_matches(*words) if len(words) == 1 else self._ids_of_word.ids(words)
 
     def _longest_matches(self, word: str) -> list[int]:
@@ -183,27 +208,31 @@ class WordPieceTokenizer:
             return [self.unk_id]
 
 
-def _wordpiece(pieces: list[str], cased: bool, strip: bool, longest: int) -> WordPieceTokenizer:
-    return WordPieceTokenizer(pieces, cased=cased, strip_accents=strip, longest_word=longest)
+def _restore_wordpiece(
+    tokens: list[str], cased: bool, strip: bool, longest: int
+) -> WordPieceTokenizer:
+    return WordPieceTokenizer(
+        tokens, cased=cased, strip_accents=strip, max_input_chars_per_word=longest
+    )
 
 
-def _index_of_pieces(pieces: list[str]) -> dict[str, int]:
-    if not pieces:
+def _index_tokens(tokens: list[str]) -> dict[str, int]:
+    if not tokens:
         raise InputError("the vocabulary is empty; it needs one piece a line")
     index: dict[str, int] = {}
-    for i, piece in enumerate(pieces):
-        if not piece:
+    for i, token in enumerate(tokens):
+        if not token:
             raise InputError(f"the vocabulary has no piece on line {i + 1}; remove the empty line")
-        if piece in index:
+        if token in index:
             raise InputError(
-                f"the vocabulary holds the piece {piece!r} twice, on lines {index[piece] + 1} and "
+                f"the vocabulary holds the piece {token!r} twice, on lines {index[token] + 1} and "
                 f"{i + 1}; keep one of them"
             )
-        index[piece] = i
+        index[token] = i
     return index
 
 
-def read_pieces(content: bytes) -> list[str]:
+def parse_vocab(content: bytes) -> list[str]:
     """The pieces of a vocabulary file, one a line; surrounding white space is dropped.
 
     A line separator is a piece of its own in the published Chinese vocabulary.
@@ -220,28 +249,28 @@ def read_pieces(content: bytes) -> list[str]:
     return [line.strip() or line.strip(" \t\r") for line in lines]
 
 
-def holds_capitals(pieces: list[str]) -> bool:
+def has_uppercase(tokens: list[str]) -> bool:
     """Whether lower-casing would change a piece of text, so that the vocabulary must be cased."""
-    return _changed_by(pieces, str.lower) is not None
+    return _first_changed(tokens, str.lower) is not None
 
 
-def holds_marks(pieces: list[str]) -> bool:
+def has_accents(tokens: list[str]) -> bool:
     """Whether a piece has accents, or vowel and tone signs, which stripping would take off."""
-    characters = unicodedata.normalize("NFD", "".join(pieces))
+    characters = unicodedata.normalize("NFD", "".join(tokens))
     return any(unicodedata.category(char) == "Mn" for char in set(characters))
 
 
-def _changed_by(pieces: list[str], change: Callable[[str], str]) -> str | None:
+def _first_changed(tokens: list[str], change: Callable[[str], str]) -> str | None:
     """The first piece of text that lower-casing (or upper-casing) would change, if there is one."""
-    return next((p for p in pieces if change(p) != p and not _RESERVED.fullmatch(p)), None)
+    return next((p for p in tokens if change(p) != p and not _RESERVED.fullmatch(p)), None)
 
 
-def case_conflict(pieces: list[str], cased: bool) -> tuple[str, str] | None:
+def case_conflict(tokens: list[str], cased: bool) -> tuple[str, str] | None:
     """What a switch does to a vocabulary of the other case, and the cure; None where they agree.
 
     A vocabulary without cased letters (Chinese, digits) goes with either switch.
     """
-    upper, lower = _changed_by(pieces, str.lower), _changed_by(pieces, str.upper)
+    upper, lower = _first_changed(tokens, str.lower), _first_changed(tokens, str.upper)
     if not cased and upper is not None:
         return (
             f"the vocabulary is cased (it holds {upper!r}) but lower-casing is on, so that part of "

@@ -24,7 +24,7 @@ class _CharacterTable(dict[int, str | None]):
         return self.setdefault(code_point, self._classify(chr(code_point)))
 
 
-_IDEOGRAPHS = (
+_CJK_RANGES = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)),
     *((0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
 )
@@ -37,7 +37,7 @@ def _clean(char: str) -> str | None:
         return None
     if char.isspace():  # category Zs, and U+2028 and U+2029, at which `str.split` also breaks
         return " "
-    if any(first <= ord(char) <= last for first, last in _IDEOGRAPHS):
+    if any(first <= ord(char) <= last for first, last in _CJK_RANGES):
         return f" {char} "
     return char
 
@@ -57,7 +57,7 @@ _PUNCTUATION = _CharacterTable(_split_punctuation)
 _MARKS_AND_PUNCTUATION = _CharacterTable(_drop_marks_and_split_punctuation)
 
 
-def basic_words(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
+def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     """The words and punctuation signs of a text, which WordPiece then cuts into pieces.
 
     NUL, U+FFFD and the categories Cc and Cf are dropped (but tab, newline and return, which are
@@ -77,13 +77,13 @@ def basic_words(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     return text.translate(_PUNCTUATION).split()
 
 
-# A word or a sign of ASCII text, as `basic_words` cuts it; and what lies between its white space.
+# A word or a sign of ASCII text, as `basic_tokenize` cuts it; and what lies between its white space.
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 _CHUNK = re.compile(r"[^ \t\n\r]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LocatedWord:
+class WordWithOffsets:
     """A word, and where in the text each of its characters begins and ends."""
 
     word: str
@@ -91,8 +91,10 @@ class LocatedWord:
     ends: Sequence[int]
 
 
-def located_words(text: str, *, cased: bool, strip_accents: bool) -> Iterator[LocatedWord]:
-    """`basic_words`, and where in the text they stand.
+def basic_tokenize_with_offsets(
+    text: str, *, cased: bool, strip_accents: bool
+) -> Iterator[WordWithOffsets]:
+    """`basic_tokenize`, and where in the text they stand.
 
     What is dropped belongs to no character, but a mark to the one that it stands on, so that
     no accent is cut off.
@@ -102,12 +104,14 @@ def located_words(text: str, *, cased: bool, strip_accents: bool) -> Iterator[Lo
         if part.isascii() and part.isprintable():
             for found in _ASCII_WORD.finditer(part if cased else part.lower()):
                 start, end = at + found.start(), at + found.end()
-                yield LocatedWord(found[0], range(start, end), range(start + 1, end + 1))
+                yield WordWithOffsets(found[0], range(start, end), range(start + 1, end + 1))
         else:
-            yield from _locate(part, at, cased=cased, strip_accents=strip_accents)
+            yield from _words_with_offsets(part, at, cased=cased, strip_accents=strip_accents)
 
 
-def _locate(text: str, at: int, *, cased: bool, strip_accents: bool) -> Iterator[LocatedWord]:
+def _words_with_offsets(
+    text: str, at: int, *, cased: bool, strip_accents: bool
+) -> Iterator[WordWithOffsets]:
     """The words of a text that begins at character `at` of another."""
     # What each character becomes, beside the place of the one that it came from.
     chars = [(new, place) for place, char in enumerate(text) for new in _CLEAN[ord(char)] or ""]
@@ -129,11 +133,11 @@ def _locate(text: str, at: int, *, cased: bool, strip_accents: bool) -> Iterator
         if not is_space:
             letters, origins = zip(*group, strict=True)
             starts = [at + place for place in origins]
-            ends = [at + _end(text, place) for place in origins]
-            yield LocatedWord("".join(letters), starts, ends)
+            ends = [at + _end_with_marks(text, place) for place in origins]
+            yield WordWithOffsets("".join(letters), starts, ends)
 
 
-def _end(text: str, place: int) -> int:
+def _end_with_marks(text: str, place: int) -> int:
     """The end of the character at the place, with the marks that stand on it."""
     place += 1
     while place < len(text) and unicodedata.category(text[place]) == "Mn":
@@ -147,8 +151,8 @@ def _end(text: str, place: int) -> int:
 _SEPARATE = tuple((sign, f" {sign} ") for sign in ',;()"-')
 
 
-def raw_words(text: str, *, cased: bool) -> list[str]:
-    """Cuts a text into parts (some may be empty) whose `basic_words` are those of the text.
+def split_for_caching(text: str, *, cased: bool) -> list[str]:
+    """Cuts a text into parts (some may be empty) whose `basic_tokenize` are those of the text.
 
     The parts repeat themselves far more often than sentences do, so what is found for one can be
     remembered; the finer the cut, the fewer different parts there are.

@@ -19,18 +19,18 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from experiments import pretrain
-from experiments.ablations.commands import bertjax, overrides, run_once
-from experiments.ablations.results import Row, read_row, write_results
+from experiments import pretraining
+from experiments.ablations.commands import bertjax, override_flags, run_once
+from experiments.ablations.results import VariantResult, read_row, write_results
 from experiments.ablations.tables import TABLES, TASKS, Variant
 
 MILESTONES = "0.1,0.2,0.4,0.7,1"
 
 
-def pairs(given: Sequence[str], option: str) -> dict[str, str]:
+def parse_assignments(arguments: Sequence[str], option: str) -> dict[str, str]:
     """NAME=VALUE as a dictionary."""
     found = {}
-    for each in given:
+    for each in arguments:
         name, equals, value = each.partition("=")
         if not equals:
             sys.exit(f"{option} {each} has no '=': write NAME=VALUE.")
@@ -50,16 +50,16 @@ class Ablation:
         self._shares = sorted(float(share) for share in args.milestones.split(","))
         self._options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
         table = TABLES[args.table](args.sizes.split(","), self._shares)
-        variants = [each.beside(self._options) for each in table.variants]
+        variants = [each.without_shared_options(self._options) for each in table.variants]
         self.table = dataclasses.replace(table, variants=variants)
-        self._tasks = pairs(args.task, "--task")
+        self._tasks = parse_assignments(args.task, "--task")
         for name in self._tasks:
             if name not in TASKS:
                 sys.exit(f"--task {name} is unknown: choose among {', '.join(TASKS)}.")
-        self._finetune = pairs(args.finetune, "--finetune")
+        self._finetune = parse_assignments(args.finetune, "--finetune")
         self._check_shares()
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[VariantResult]:
         """Trains what is not trained; a row for each variant."""
         rows = []
         for variant in self.table.variants:
@@ -73,32 +73,36 @@ class Ablation:
 
     def _pretrain(self, variant: Variant) -> pathlib.Path:
         """The checkpoint that the variant is."""
-        args, workdir, own = self._args, self._workdir(variant), pairs(self._args.pretrain, "")
+        args, workdir, own = (
+            self._args,
+            self._workdir(variant),
+            parse_assignments(self._args.pretrain, ""),
+        )
         options = {**self._options, **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
-        every = round(args.steps * self._least())
+        every = round(args.steps * self._milestone_unit())
         fields = {
             "steps": str(args.steps),
-            "keep_every": str(every),
+            "keep_period": str(every),
             "checkpoint_every": str(every),
             "eval_every": str(every),
         }
         fields |= {**own, **variant.fields}
-        config = ["--config", f"pretrain:{spec}"]
-        bertjax("train", "--workdir", str(workdir), *config, *overrides(fields))
+        config = ["--config", f"pretraining:{spec}"]
+        bertjax("train", "--workdir", str(workdir), *config, *override_flags(fields))
         return workdir / "checkpoints" / f"{round(args.steps * variant.share):08}"
 
     def _check_shares(self) -> None:
         for share in self._shares:
             if not 0 < share <= 1 or not _is_whole(1000 * share):
                 sys.exit(f"--milestones {share:g}: write thousandths, above 0 and up to 1.")
-        if self._args.table == "steps" and not _is_whole(self._args.steps * self._least()):
+        if self._args.table == "steps" and not _is_whole(self._args.steps * self._milestone_unit()):
             sys.exit(
-                f"--steps {self._args.steps} is not a multiple of {round(1 / self._least())}, and "
+                f"--steps {self._args.steps} is not a multiple of {round(1 / self._milestone_unit())}, and "
                 "some --milestones would lie between two steps: choose another one."
             )
 
-    def _least(self) -> float:
+    def _milestone_unit(self) -> float:
         """The largest share of the steps of which every milestone is a multiple."""
         return next(
             1 / parts
@@ -109,8 +113,8 @@ class Ablation:
     def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
         """The workdir of the restarts of a task."""
         args, task = self._args, TASKS[name]
-        shape = pretrain.get_config(**{"model": args.size, **variant.options}).model
-        told = {"width": shape.hidden_size, "depth": min(4, shape.num_layers)}
+        shape = pretraining.get_config(**{"model": args.size, **variant.options}).model
+        told = {"width": shape.hidden_size, "depth": min(4, shape.num_hidden_layers)}
         head = {field: each.format(**told) for field, each in variant.finetuning.items()}
         fixed = {field: each.format(**told) for field, each in task.fields.items()}
         parts = [variant.pretraining, f"{variant.share:g}", *head.values(), name]
@@ -122,7 +126,7 @@ class Ablation:
             for field, value in self._finetune.items()
             if field.partition(".")[0] in (name, "all")
         }
-        fields = overrides({**fixed, **head, **own})
+        fields = override_flags({**fixed, **head, **own})
         command = ["sweep", "--config", spec, "--workdir", str(workdir), f"--seeds={args.seeds}"]
         run_once(workdir / "record.json", [[*command, *fields]])
         return workdir

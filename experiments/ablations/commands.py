@@ -19,7 +19,7 @@ def bertjax(*command: str) -> None:
         sys.exit(status)
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """How commands ended, and the minutes of the processor that they took, earlier times too."""
 
     status: int
@@ -27,8 +27,8 @@ class Ended(NamedTuple):
 
 
 def run_once(
-    record: pathlib.Path, commands: Sequence[Command], excused: Collection[int] = ()
-) -> Ended:
+    record: pathlib.Path, commands: Sequence[Command], allowed_statuses: Collection[int] = ()
+) -> CommandResult:
     """Runs verbs one after the other, unless a record says that they ended.
 
     Where the record is of other commands, all are run: each finds what is there and goes on with
@@ -40,11 +40,11 @@ def run_once(
     """
     known, minutes, status = json.loads(record.read_text()) if record.exists() else ([], 0.0, 0)
     if known == [[*command] for command in commands]:
-        return Ended(status, minutes)
+        return CommandResult(status, minutes)
     before = _processor_minutes()
     for command in commands:
         if status := _run(command):
-            if status in excused:
+            if status in allowed_statuses:
                 break
             sys.exit(status)
     minutes += _processor_minutes() - before
@@ -52,10 +52,10 @@ def run_once(
     partial = record.with_name(f"{record.name}.{os.getpid()}.partial")  # hosts share the place
     partial.write_text(json.dumps([commands, minutes, status], indent=1))
     partial.replace(record)
-    return Ended(status, minutes)
+    return CommandResult(status, minutes)
 
 
-def overrides(fields: Mapping[str, str]) -> list[str]:
+def override_flags(fields: Mapping[str, str]) -> list[str]:
     """The flags that set fields of a configuration."""
     return [f"--config.{name}={value}" for name, value in fields.items()]
 

@@ -10,15 +10,15 @@ from html import escape
 
 from bertjax.html.page import page, section
 from bertjax.html.page import table as draw_table
-from bertjax.html.plots import STYLE, strips
+from bertjax.html.plots import STYLE, strip_plot
 from bertjax.training.metric_writers import read_metrics
-from experiments.ablations.tables import TASKS, Finding, Table, Variant
+from experiments.ablations.tables import TASKS, AblationTable, Finding, Variant
 
 Scores = Mapping[str, Sequence[float | None]]  # "task score" -> of each seed; None of a failed one
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class VariantResult:
     """A variant.
 
     Attributes:
@@ -30,7 +30,7 @@ class Row:
     name: str
     perplexity: float | None
     scores: Scores
-    failed: int
+    num_degenerate: int
 
 
 def read_row(
@@ -38,20 +38,20 @@ def read_row(
     workdir: pathlib.Path,
     model: pathlib.Path,
     sweeps: Mapping[str, pathlib.Path],
-) -> Row:
+) -> VariantResult:
     """The scores of a variant from its pre-training and the sweeps of its tasks."""
     step = int(model.name)
-    heldout = [m for m in read_metrics(workdir) if m["split"] == "heldout" and m["step"] <= step]
-    scores, failed = {}, 0
+    evaluations = [m for m in read_metrics(workdir) if m["split"] == "eval" and m["step"] <= step]
+    scores, num_degenerate = {}, 0
     for name, sweep in sweeps.items():
         runs = json.loads((sweep / "sweep.json").read_text())["runs"]
-        failed += sum(run["failed"] for run in runs)
+        num_degenerate += sum(run["failed"] for run in runs)
         for score in TASKS[name].scores:
             scores[f"{name} {score}"] = [run["scores"][score] for run in runs]
-    return Row(variant.name, heldout[-1]["mlm_perplexity"], scores, failed)
+    return VariantResult(variant.name, evaluations[-1]["mlm_perplexity"], scores, num_degenerate)
 
 
-def verdicts(finding: Finding, rows: Sequence[Row]) -> list[str]:
+def describe_finding(finding: Finding, rows: Sequence[VariantResult]) -> list[str]:
     """Whether a finding shows, in a sentence for each score that it is of.
 
     It does where the means are further apart than one standard deviation of their difference.
@@ -61,7 +61,7 @@ def verdicts(finding: Finding, rows: Sequence[Row]) -> list[str]:
     for name in better.scores:
         if finding.tasks and name.split()[0] not in finding.tasks:
             continue
-        high, low = _known(better.scores[name]), _known(worse.scores[name])
+        high, low = _without_missing(better.scores[name]), _without_missing(worse.scores[name])
         if not high or not low:
             said.append(f"{finding.said}: {name} is not known of both.")
             continue
@@ -79,9 +79,9 @@ def verdicts(finding: Finding, rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
+def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[VariantResult]) -> str:
     """Writes STEM.json, STEM.md and STEM.html; returns the Markdown."""
-    found = [line for finding in table.findings for line in verdicts(finding, rows)]
+    found = [line for finding in table.findings for line in describe_finding(finding, rows)]
     content = {"caption": table.caption, "rows": [dataclasses.asdict(row) for row in rows]}
     stem.with_suffix(".json").write_text(json.dumps(content | {"findings": found}, indent=1))
     names = list(rows[0].scores)
@@ -90,14 +90,19 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
         [
             row.name,
             "-" if row.perplexity is None else f"{row.perplexity:.2f}",
-            *(_spread(row.scores[name]) for name in names),
-            str(row.failed),
+            *(_format_mean_std(row.scores[name]) for name in names),
+            str(row.num_degenerate),
         ]
         for row in rows
     ]
-    lines = [table.caption, "", _line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
+    lines = [
+        table.caption,
+        "",
+        _markdown_row(head),
+        _markdown_row(["---"] + ["---:"] * (len(head) - 1)),
+    ]
     told = ["", "What was to be found:", "", *(f"- {line}" for line in found)]
-    text = "\n".join([*lines, *map(_line, cells), *told, ""])
+    text = "\n".join([*lines, *map(_markdown_row, cells), *told, ""])
     stem.with_suffix(".md").write_text(text)
     charts = "".join(_chart(rows, name) for name in names)
     parts = [
@@ -115,24 +120,26 @@ def write_results(stem: pathlib.Path, table: Table, rows: Sequence[Row]) -> str:
     return text
 
 
-def _chart(rows: Sequence[Row], name: str) -> str:
+def _chart(rows: Sequence[VariantResult], name: str) -> str:
     """The runs of each row, where there are any with this score."""
-    groups = {str(i): own for i, row in enumerate(rows, 1) if (own := _known(row.scores[name]))}
-    return strips(name, groups, "") if groups else ""
+    groups = {
+        str(i): own for i, row in enumerate(rows, 1) if (own := _without_missing(row.scores[name]))
+    }
+    return strip_plot(name, groups, "") if groups else ""
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def _without_missing(values: Sequence[float | None]) -> list[float]:
     """Those of runs that did not fail altogether."""
     return [value for value in values if value is not None]
 
 
-def _spread(own: Sequence[float | None]) -> str:
-    values = _known(own)
+def _format_mean_std(own: Sequence[float | None]) -> str:
+    values = _without_missing(own)
     if not values:
         return "-"
     mean = f"{statistics.fmean(values):.4f}"
     return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
 
 
-def _line(cells: Sequence[str]) -> str:
+def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

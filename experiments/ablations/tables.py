@@ -11,7 +11,7 @@ class Variant:
 
     Attributes:
       name: as the table has it.
-      options: of `experiments/pretrain.py` that are its own.
+      options: of `experiments/pretraining.py` that are its own.
       fields: of the configuration of pre-training, likewise.
       finetuning: fields of the configuration of every fine-tuning; {width} is the encoder's.
       share: of the steps of pre-training, after which the model is taken.
@@ -32,7 +32,7 @@ class Variant:
         own = {**self.options, **{name.split(".")[-1]: v for name, v in self.fields.items()}}
         return "+".join(f"{name}={value}" for name, value in sorted(own.items())) or "plain"
 
-    def beside(self, options: Mapping[str, str]) -> "Variant":
+    def without_shared_options(self, options: Mapping[str, str]) -> "Variant":
         """The same without what all runs have, so that a size of the table may be the plain run."""
         own = {name: v for name, v in self.options.items() if options.get(name) != v}
         return dataclasses.replace(self, options=own)
@@ -57,7 +57,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class AblationTable:
     """What is compared.
 
     Attributes:
@@ -69,10 +69,10 @@ class Table:
     findings: Sequence[Finding]
 
 
-def objectives(sizes: Sequence[str], steps: Sequence[float]) -> Table:
-    """Table 5."""
-    one_way = {"objective": "left_to_right"}
-    return Table(
+def objectives(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
+    """AblationTable 5."""
+    one_way = {"objective": "clm"}
+    return AblationTable(
         "Objectives of pre-training (table 5 of the paper).",
         [
             Variant("masked pieces and next sentences"),
@@ -89,11 +89,11 @@ def objectives(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     )
 
 
-def masking(sizes: Sequence[str], steps: Sequence[float]) -> Table:
-    """Table 8."""
+def masking(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
+    """AblationTable 8."""
     mixtures = [(80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)]
     names = ("mask", "keep", "random")
-    return Table(
+    return AblationTable(
         "What becomes of the pieces to be predicted (table 8 of the paper).",
         [
             Variant(
@@ -114,9 +114,9 @@ def masking(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     )
 
 
-def sizes(sizes: Sequence[str], steps: Sequence[float]) -> Table:
-    """Table 6."""
-    return Table(
+def sizes(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
+    """AblationTable 6."""
+    return AblationTable(
         "Sizes, in layers and units (table 6 of the paper).",
         [Variant(size, {"model": size}) for size in sizes],
         [
@@ -126,9 +126,9 @@ def sizes(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     )
 
 
-def steps(sizes: Sequence[str], steps: Sequence[float]) -> Table:
+def steps(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
     """Figure 5."""
-    return Table(
+    return AblationTable(
         "Steps of pre-training (figure 5 of the paper).",
         [Variant(f"after {share:.0%} of the steps", share=share) for share in steps],
         [
@@ -138,7 +138,7 @@ def steps(sizes: Sequence[str], steps: Sequence[float]) -> Table:
     )
 
 
-TABLES: Mapping[str, Callable[[Sequence[str], Sequence[float]], Table]] = {
+TABLES: Mapping[str, Callable[[Sequence[str], Sequence[float]], AblationTable]] = {
     "objectives": objectives,
     "masking": masking,
     "sizes": sizes,
@@ -147,7 +147,7 @@ TABLES: Mapping[str, Callable[[Sequence[str], Sequence[float]], Table]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Finetuning:
+class FinetuningTask:
     """A column, or several.
 
     Attributes:
@@ -161,14 +161,14 @@ class Finetuning:
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-TASKS: Mapping[str, Finetuning] = {
-    "mrpc": Finetuning("glue:task=mrpc", ("accuracy", "f1")),
-    "stsb": Finetuning("glue:task=stsb", ("pearson", "spearman")),
-    "qnli": Finetuning("glue:task=qnli", ("accuracy",)),
-    "squad": Finetuning("squad:version=1", ("exact", "f1")),
-    "ner": Finetuning("ner:", ("f1",)),
-    "ner-features": Finetuning(
-        "ner:features=concat_last_four",
+TASKS: Mapping[str, FinetuningTask] = {
+    "mrpc": FinetuningTask("glue:task=mrpc", ("accuracy", "f1")),
+    "stsb": FinetuningTask("glue:task=stsb", ("pearson", "spearman")),
+    "qnli": FinetuningTask("glue:task=qnli", ("accuracy",)),
+    "squad": FinetuningTask("squad:version=1", ("exact", "f1")),
+    "ner": FinetuningTask("token_classification:", ("f1",)),
+    "ner-features": FinetuningTask(
+        "token_classification:features=concat_last_four",
         ("f1",),
         {"model.feature_layers": "-{depth}..-1"},
     ),

@@ -1,7 +1,7 @@
 """The train step on the accelerator that is here, beside a peer and beside what preflight says.
 
     python -m experiments.bench.accelerator --output results.jsonl [--peer-python PYTHON] \
-      [--topology h100:1] [--models base large] [--lengths 128 512] [--rows N]
+      [--topology h100:1] [--models base large] [--seq-lengths 128 512] [--rows N]
 
 One update in bfloat16 with float32 parameters, dropout 0.1, gradient clipping and AdamW, on full
 rows of one pair each. On a GPU the peer is `transformers.BertForPreTraining` under
@@ -25,25 +25,25 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from experiments.bench.alternating_runs import child_environment, serve_measurements, take_turns
 from experiments.bench.cpu_step import PIECES, make_batch, peer_inputs
-from experiments.bench.peer import decayed
-from experiments.bench.turns import environment, serve, take_turns
+from experiments.bench.torch_peer import decayed
 
 STEPS = 10  # that are under way at once, as in a run
-SHAPES = {"base": (12, 768, 12), "large": (24, 1024, 16)}
-ROWS = {("base", 128): 64, ("base", 512): 16, ("large", 128): 32, ("large", 512): 16}
-SLOTS = {128: 20, 512: 80}
-RECIPE = pathlib.Path(__file__).parents[1] / "pretrain.py"
+MODEL_SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}
+BATCH_SIZES = {("base", 128): 64, ("base", 512): 16, ("large", 128): 32, ("large", 512): 16}
+MAX_PREDICTIONS = {128: 20, 512: 80}
+RECIPE = pathlib.Path(__file__).parents[1] / "pretraining.py"
 GIB = 2**30
 
 
-def configuration(model: str, length: int, rows: int) -> Any:
+def make_config(model: str, length: int, rows: int) -> Any:
     """That of our run."""
     from bertjax.config.config import load_config
     from bertjax.tasks import registry
 
     spec = f"{RECIPE}:model={model},phase={1 if length == 128 else 2}"
-    fields = {"batch_size": str(rows), "seq_len": str(length), "packing": "False"}
+    fields = {"batch_size": str(rows), "max_seq_length": str(length), "packing": "False"}
     return load_config(spec, fields, registry.data_fields()).resolve(None)
 
 
@@ -51,13 +51,13 @@ def our_step(model: str, length: int, rows: int) -> Callable[[], object]:
     """A function that makes `STEPS` updates, as `bertjax train` does."""
     import jax
 
-    from bertjax.steps.step_functions import Programs
+    from bertjax.steps.step_functions import StepFunctions
     from bertjax.tasks import registry
 
-    config = configuration(model, length, rows)
-    programs = Programs(config, registry.objective(config), our_devices())
+    config = make_config(model, length, rows)
+    programs = StepFunctions(config, registry.objective(config), our_devices())
     train, constants = programs.train(), programs.constants()
-    batch = jax.device_put(make_batch(rows, length, SLOTS[length]), programs.rows)
+    batch = jax.device_put(make_batch(rows, length, MAX_PREDICTIONS[length]), programs.rows)
     state = programs.init()
 
     def step() -> object:
@@ -87,7 +87,7 @@ def peer_step(model: str, length: int, rows: int) -> Callable[[], object]:
 
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    layers, hidden, heads = SHAPES[model]
+    layers, hidden, heads = MODEL_SIZES[model]
     peer = transformers.BertForPreTraining(
         transformers.BertConfig(
             vocab_size=PIECES,
@@ -100,7 +100,7 @@ def peer_step(model: str, length: int, rows: int) -> Callable[[], object]:
     )
     peer = peer.train().cuda()
     optimizer = torch.optim.AdamW(decayed(peer), lr=1e-4, eps=1e-6, fused=True)
-    inputs = peer_inputs(make_batch(rows, length, SLOTS[length]))
+    inputs = peer_inputs(make_batch(rows, length, MAX_PREDICTIONS[length]))
     tensors = {name: torch.from_numpy(array).long().cuda() for name, array in inputs.items()}
     compiled = torch.compile(peer)
 
@@ -123,31 +123,31 @@ def peer_memory() -> int:
     return int(torch.cuda.max_memory_allocated())
 
 
-def foretold(topology: str, model: str, length: int, rows: int) -> dict[str, Any]:
+def preflight_estimate(topology: str, model: str, length: int, rows: int) -> dict[str, Any]:
     """What preflight says of our step, by a process that leaves the accelerator alone."""
     program = (
-        "import json; from bertjax.preflight.judge import preflight; "
+        "import json; from bertjax.preflight.analysis import preflight; "
         "from bertjax.preflight.topology import Topology; "
         "from experiments.bench.accelerator import configuration; "
         f"config = configuration({model!r}, {length}, {rows}); "
-        f"print(preflight(config, Topology({topology!r}), train_alone=True).to_json())"
+        f"print(preflight(config, Topology({topology!r}), train_only=True).to_json())"
     )
-    alone = environment() | {"JAX_PLATFORMS": "cpu"}
+    alone = child_environment() | {"JAX_PLATFORMS": "cpu"}
     verdict = json.loads(subprocess.check_output([sys.executable, "-c", program], env=alone))
     train = verdict["train"]
-    seconds = train["estimated_step_seconds"] or max(train["least_seconds"].values())
-    return {"bytes": train["hbm_bytes"], "seconds": seconds, "parts": train["least_seconds"]}
+    seconds = train["estimated_step_seconds"] or max(train["roofline_seconds"].values())
+    return {"bytes": train["hbm_bytes"], "seconds": seconds, "parts": train["roofline_seconds"]}
 
 
 def measure(args: argparse.Namespace, model: str, length: int) -> dict[str, Any]:
     """One case, for JSON."""
     ask = [sys.executable, __file__, "--work", "device"]
-    kind, count = json.loads(subprocess.check_output(ask, env=environment()))
-    rows = args.rows or ROWS[model, length] * count
+    kind, count = json.loads(subprocess.check_output(ask, env=child_environment()))
+    rows = args.rows or BATCH_SIZES[model, length] * count
     interpreters = {"bertjax": sys.executable}
     if args.peer_python and not kind.startswith("TPU"):
         interpreters["torch"] = args.peer_python
-    given = ["--models", model, "--lengths", str(length), "--rows", str(rows)]
+    given = ["--models", model, "--seq-lengths", str(length), "--rows", str(rows)]
     commands = {
         name: [python, __file__, "--work", name, *given] for name, python in interpreters.items()
     }
@@ -160,22 +160,22 @@ def measure(args: argparse.Namespace, model: str, length: int) -> dict[str, Any]
         for name in commands
     }
     if args.topology:
-        found["preflight"] = foretold(args.topology, model, length, rows)
+        found["preflight"] = preflight_estimate(args.topology, model, length, rows)
     from bertjax.model.flops import peak_flops
     from bertjax.tasks import registry
 
-    config, peak = configuration(model, length, rows), peak_flops(kind)
+    config, peak = make_config(model, length, rows), peak_flops(kind)
     operations = registry.objective(config).step_flops()
-    utilisation = operations / found["bertjax"]["seconds"] / count / peak if peak else None
+    mfu = operations / found["bertjax"]["seconds"] / count / peak if peak else None
     date = datetime.date.today().isoformat()
     case = {"date": date, "device": kind, "devices": count, "model": model, "length": length}
-    return case | {"rows": rows, "utilisation": utilisation} | found
+    return case | {"rows": rows, "mfu": mfu} | found
 
 
 def told(case: dict[str, Any]) -> str:
     """A case for a person."""
     ours = case["bertjax"]
-    share = f", {case['utilisation']:.0%} of the peak" if case["utilisation"] else ""
+    share = f", {case['mfu']:.0%} of the peak" if case["mfu"] else ""
     parts = [
         f"{case['model']} {case['length']}, {case['rows']} rows on {case['devices']} "
         f"{case['device']}: {1e3 * ours['seconds']:.1f} ms a step{share}, "
@@ -202,23 +202,25 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, help="to which lines of JSON are added")
     parser.add_argument("--peer-python", metavar="PYTHON")
     parser.add_argument("--topology", help="the same devices, for preflight")
-    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--lengths", nargs="+", type=int, choices=SLOTS, default=list(SLOTS))
+    parser.add_argument("--models", nargs="+", choices=MODEL_SIZES, default=list(MODEL_SIZES))
+    parser.add_argument(
+        "--seq-lengths", nargs="+", type=int, choices=MAX_PREDICTIONS, default=list(MAX_PREDICTIONS)
+    )
     parser.add_argument("--rows", type=int, help="of a step, on all devices together")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--work", choices=["bertjax", "torch", "device"], help=argparse.SUPPRESS)
     args = parser.parse_args()
-    case = args.models[0], args.lengths[0], args.rows
+    case = args.models[0], args.seq_lengths[0], args.rows
     if args.work == "device":
         devices = our_devices()
         print(json.dumps([devices[0].device_kind, len(devices)]))
     elif args.work == "bertjax":
-        serve(lambda: our_step(*case), our_memory)
+        serve_measurements(lambda: our_step(*case), our_memory)
     elif args.work == "torch":
-        serve(lambda: peer_step(*case), peer_memory)
+        serve_measurements(lambda: peer_step(*case), peer_memory)
     else:
         for model in args.models:
-            for length in args.lengths:
+            for length in args.seq_lengths:
                 found = measure(args, model, length)
                 print(told(found), flush=True)
                 if args.output:

@@ -22,27 +22,27 @@ from data_pipelines.pretraining.options import PretrainingOptions
 
 def measure(batches: Iterable[dict[str, np.ndarray]], seconds: float) -> dict[str, float]:
     """Reads batches for some seconds, and counts."""
-    rows = real = cells = pairs = random = chosen = 0.0
+    rows = nonpad_fraction = cells = pairs = random = chosen = 0.0
     count = 0
     began, worked = time.perf_counter(), time.process_time()
     for batch in batches:
         count += 1
-        rows += len(batch["token_ids"])
-        real += np.count_nonzero(batch["pack_ids"])
-        cells += batch["pack_ids"].size
-        pairs += batch["nsp_weights"].sum()
-        random += batch["nsp_labels"].sum()
-        chosen += batch["mlm_weights"].sum()
+        rows += len(batch["input_ids"])
+        nonpad_fraction += np.count_nonzero(batch["example_ids"])
+        cells += batch["example_ids"].size
+        pairs += batch["next_sentence_weights"].sum()
+        random += batch["next_sentence_labels"].sum()
+        chosen += batch["masked_lm_weights"].sum()
         if time.perf_counter() - began > seconds:
             break
     rate = rows / (time.perf_counter() - began)
     return {
         "rate": rate,
-        "processor": (time.process_time() - worked) / count,
-        "real": real / cells,
+        "cpu_seconds": (time.process_time() - worked) / count,
+        "nonpad_fraction": nonpad_fraction / cells,
         "pairs": pairs / rows,
         "random": random / pairs,
-        "chosen": chosen / real,
+        "chosen": chosen / nonpad_fraction,
     }
 
 
@@ -57,16 +57,16 @@ def main() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
     head = True
-    for corpus, seq_len in itertools.product(arguments.corpus, (128, 512)):
+    for corpus, max_seq_length in itertools.product(arguments.corpus, (128, 512)):
         options = PretrainingOptions(
-            seq_len, arguments.batch_size, masking=arguments.masking, workers=1
+            max_seq_length, arguments.batch_size, masking=arguments.masking, workers=1
         )
         began = time.perf_counter()
         PretrainingData(corpus, options).batch(1_000_000)
         start_up = time.perf_counter() - began
 
         data = PretrainingData(corpus, options)
-        steps = range(1, data.rows_per_epoch // arguments.batch_size)
+        steps = range(1, data.sequences_per_epoch // arguments.batch_size)
         found = measure(map(data.batch, steps), arguments.seconds)
 
         dataset = iter(PretrainingData(corpus, options).dataset().as_numpy_iterator())
@@ -74,13 +74,13 @@ def main() -> None:
         by_tf = measure(itertools.islice(dataset, len(steps)), arguments.seconds)
 
         table = {
-            "shards": f"{sum(len(each.infos) for each in data.corpora.values()):,}",
+            "shards": f"{sum(len(each.shard_infos) for each in data.corpora.values()):,}",
             "streams": f"{data.streams}",
-            "length": f"{seq_len}",
+            "length": f"{max_seq_length}",
             "rows/s": f"{found['rate']:,.0f}",
-            "processor ms a batch": f"{1000 * found['processor']:.1f}",
+            "processor ms a batch": f"{1000 * found['cpu_seconds']:.1f}",
             "by tf.data": f"{by_tf['rate']:,.0f}",
-            "real pieces": f"{found['real']:.2%}",
+            "real pieces": f"{found['nonpad_fraction']:.2%}",
             "pairs/row": f"{found['pairs']:.2f}",
             "random B": f"{found['random']:.1%}",
             "pieces chosen": f"{found['chosen']:.1%}",

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import Checkpoints
+from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.mesh.sharding import make_mesh
 from bertjax.steps.train_step import TrainState
 
@@ -55,7 +55,7 @@ def main() -> None:
     state = make_state(args.megabytes)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e6
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        checkpoints = Checkpoints(epath.Path(directory), keep=1)
+        checkpoints = Checkpointer(epath.Path(directory), keep=1)
         found = []
         for number in range(args.rounds + 1):  # the first one warms up
             usual = []

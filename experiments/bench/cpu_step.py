@@ -20,47 +20,49 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.peer import decayed
-from experiments.bench.turns import serve, take_turns
+from experiments.bench.alternating_runs import serve_measurements, take_turns
+from experiments.bench.torch_peer import decayed
 
-ROWS, LENGTH, SLOTS, PIECES = 32, 128, 20, 30522
+BATCH_SIZE, LENGTH, MAX_PREDICTIONS, PIECES = 32, 128, 20, 30522
 LAYERS, HIDDEN, HEADS = 4, 256, 4
 RATE = 1e-4
 PEERS = {"eager": "PyTorch eager", "compiled": "PyTorch compiled"}
 NAMES = {"bertjax": "bertjax"} | PEERS
 
 
-def make_batch(rows: int = ROWS, length: int = LENGTH, slots: int = SLOTS) -> dict[str, np.ndarray]:
+def make_batch(
+    rows: int = BATCH_SIZE, length: int = LENGTH, slots: int = MAX_PREDICTIONS
+) -> dict[str, np.ndarray]:
     """Full rows of random pieces, one pair each: what packing gives, nearly."""
     draw = np.random.Generator(np.random.Philox(key=0)).random
-    token_ids = (1000 + np.floor(draw((rows, length)) * (PIECES - 1000))).astype(np.int32)
+    input_ids = (1000 + np.floor(draw((rows, length)) * (PIECES - 1000))).astype(np.int32)
     chosen = 1 + np.sort(np.argsort(draw((rows, length - 1)))[:, :slots])
-    targets = np.take_along_axis(token_ids, chosen, 1)
-    np.put_along_axis(token_ids, chosen, 103, 1)
+    targets = np.take_along_axis(input_ids, chosen, 1)
+    np.put_along_axis(input_ids, chosen, 103, 1)
     positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
     return {
-        "token_ids": token_ids,
-        "type_ids": (positions >= length // 2).astype(np.int32),
-        "pack_ids": np.ones((rows, length), np.int32),
-        "positions": positions,
-        "mlm_positions": chosen.astype(np.int32),
-        "mlm_targets": targets,
-        "mlm_weights": np.ones((rows, slots), np.float32),
+        "input_ids": input_ids,
+        "token_type_ids": (positions >= length // 2).astype(np.int32),
+        "example_ids": np.ones((rows, length), np.int32),
+        "position_ids": positions,
+        "masked_lm_positions": chosen.astype(np.int32),
+        "masked_lm_ids": targets,
+        "masked_lm_weights": np.ones((rows, slots), np.float32),
         "cls_positions": np.zeros((rows, 1), np.int32),
-        "nsp_labels": (draw((rows, 1)) < 0.5).astype(np.int32),
-        "nsp_weights": np.ones((rows, 1), np.float32),
+        "next_sentence_labels": (draw((rows, 1)) < 0.5).astype(np.int32),
+        "next_sentence_weights": np.ones((rows, 1), np.float32),
     }
 
 
 def peer_inputs(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The batch as `BertForPreTraining` takes it."""
-    labels = np.full(batch["token_ids"].shape, -100)
-    np.put_along_axis(labels, batch["mlm_positions"], batch["mlm_targets"], 1)
+    labels = np.full(batch["input_ids"].shape, -100)
+    np.put_along_axis(labels, batch["masked_lm_positions"], batch["masked_lm_ids"], 1)
     return {
-        "input_ids": batch["token_ids"],
-        "token_type_ids": batch["type_ids"],
+        "input_ids": batch["input_ids"],
+        "token_type_ids": batch["token_type_ids"],
         "labels": labels,
-        "next_sentence_label": batch["nsp_labels"][:, 0],
+        "next_sentence_label": batch["next_sentence_labels"][:, 0],
     }
 
 
@@ -70,11 +72,11 @@ def bertjax_step() -> Callable[[], object]:
 
     from bertjax.config.optimizer_config import OptimizerConfig
     from bertjax.model.encoder import BertConfig
-    from bertjax.model.heads import Model, head_sums
+    from bertjax.model.heads import BertWithHeads, head_sums
     from bertjax.steps.optimizer import make_optimizer
     from bertjax.steps.train_step import Sums, TrainState, init_state, make_train_step
 
-    model: Any = Model(BertConfig(PIECES, LAYERS, HIDDEN, HEADS), ("mlm", "nsp"))
+    model: Any = BertWithHeads(BertConfig(PIECES, LAYERS, HIDDEN, HEADS), ("mlm", "nsp"))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=RATE))
     batch = jax.device_put(make_batch())
 
@@ -118,7 +120,7 @@ def peer_step(compiled: bool, threads: int) -> Callable[[], object]:
     ).train()
     optimizer = torch.optim.AdamW(decayed(model), lr=RATE, eps=1e-6, fused=True)
     batch = make_batch()
-    inputs = peer_inputs(batch) | {"attention_mask": batch["pack_ids"]}
+    inputs = peer_inputs(batch) | {"attention_mask": batch["example_ids"]}
     tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
     forward = torch.compile(model) if compiled else model
 
@@ -143,9 +145,9 @@ def main() -> None:
     args = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     if args.work == "bertjax":
-        return serve(bertjax_step)
+        return serve_measurements(bertjax_step)
     if args.work:
-        return serve(lambda: peer_step(args.work == "compiled", args.cores))
+        return serve_measurements(lambda: peer_step(args.work == "compiled", args.cores))
 
     commands = {
         name: [
@@ -157,17 +159,17 @@ def main() -> None:
     found = []
     for costs in take_turns(commands, args.rounds, args.steps, warm_up=3):
         found.append(costs)
-        rates = (f"{NAMES[name]} {ROWS / cost.wall:.1f}" for name, cost in costs.items())
+        rates = (f"{NAMES[name]} {BATCH_SIZE / cost.wall:.1f}" for name, cost in costs.items())
         print(f"round {len(found)} of {args.rounds}, sequences/s: " + ", ".join(rates), flush=True)
     print(f"\n{'':18}{'sequences/s':>12}{'processor s/step':>18}{'bertjax is faster by':>24}")
     for name, label in NAMES.items():
-        wall, processor = (statistics.median(costs[name][i] for costs in found) for i in (0, 1))
+        wall, cpu_seconds = (statistics.median(costs[name][i] for costs in found) for i in (0, 1))
         ratios = (
             statistics.median(costs[name][i] / costs["bertjax"][i] for costs in found)
             for i in (0, 1)
         )
         times = "{:.2f} ({:.2f} processor)".format(*ratios) if name in PEERS else ""
-        print(f"{label:18}{ROWS / wall:12.1f}{processor:18.2f}{times:>24}")
+        print(f"{label:18}{BATCH_SIZE / wall:12.1f}{cpu_seconds:18.2f}{times:>24}")
 
 
 if __name__ == "__main__":

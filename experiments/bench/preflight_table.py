@@ -19,16 +19,16 @@ import pathlib
 from typing import Any
 
 from bertjax.config.config import load_config
-from bertjax.preflight.judge import preflight
+from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import GIB, Topology
 from bertjax.tasks import registry
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "pretrain.py"
+PRETRAIN = pathlib.Path(__file__).parent.parent / "pretraining.py"
 MODELS = ("base", "large")
 PHASES = (1, 2)
 RECIPES = ("paper", "slides", "lamb")
 TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v6e:4x4", "v6e:8x8")
-ROWS_AT_ONCE = {1: 64, 2: 16}  # on a chip at the most; what is above is accumulated
+MAX_MICROBATCH = {1: 64, 2: 16}  # on a chip at the most; what is above is accumulated
 
 Case = tuple[str, int, str, str]  # of the four above
 
@@ -41,25 +41,30 @@ def judge(case: Case, cache: pathlib.Path) -> dict[str, Any]:
         topology, spec = Topology(name), f"{PRETRAIN}:model={model},phase={phase},recipe={recipe}"
         rows = load_config(spec, {}, registry.data_fields()).batch_size // topology.chips
         overrides = {
-            "accumulation": str(-(-rows // ROWS_AT_ONCE[phase])),
+            "gradient_accumulation_steps": str(-(-rows // MAX_MICROBATCH[phase])),
             "model.scan_layers": "True",
         }
         config = load_config(spec, overrides, registry.data_fields())
         verdict = json.loads(preflight(config, topology).to_json())
         draft = file.with_suffix(".draft")
-        draft.write_text(json.dumps(verdict | {"accumulation": config.accumulation}, indent=1))
+        draft.write_text(
+            json.dumps(
+                verdict | {"gradient_accumulation_steps": config.gradient_accumulation_steps},
+                indent=1,
+            )
+        )
         draft.replace(file)
     return json.loads(file.read_text())
 
 
-def line(case: Case, verdict: dict[str, Any]) -> str:
+def table_row(case: Case, verdict: dict[str, Any]) -> str:
     """A line of the table."""
-    train, turns = verdict["train"], verdict["accumulation"]
-    rows = train["rows_per_device"]
+    train, turns = verdict["train"], verdict["gradient_accumulation_steps"]
+    rows = train["per_device_batch_size"]
     cells = [*case, rows if turns == 1 else f"{turns} x {rows // turns}"]
     memory = f"{train['hbm_bytes'] / GIB:.1f}"
-    if verdict["fits"] and train["least_seconds"]:
-        least = max(train["least_seconds"].values())
+    if verdict["fits"] and train["roofline_seconds"]:
+        least = max(train["roofline_seconds"].values())
         cells += [memory, f"at least {1e3 * least:,.1f}", "", "", ""]
     elif verdict["fits"]:
         seconds = train["estimated_step_seconds"]
@@ -92,7 +97,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---:|---:|---:|---:|---:|---:|")
     for case, verdict in zip(cases, verdicts, strict=True):
-        print(line(case, verdict))
+        print(table_row(case, verdict))
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def run_peer(text: str, vocab: pathlib.Path, workers: int) -> int:
     lower_case = not load_tokenizer(vocab).cased
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, start_peer, (vocab, lower_case)) as pool:
-        pieces = sum(pool.imap(peer_pieces, batches(read_documents([text]))))
+        tokens = sum(pool.imap(peer_pieces, batches(read_documents([text]))))
         pool.close()
         pool.join()  # so that the processor time of the workers is known
-        return pieces
+        return tokens
 
 
 def run_prepare(text: str, vocab: pathlib.Path, workers: int) -> int:
@@ -62,7 +62,7 @@ def run_prepare(text: str, vocab: pathlib.Path, workers: int) -> int:
         manifest = prepare([text], load_tokenizer(vocab), output, workers=workers)
         for worker in multiprocessing.active_children():
             worker.join()  # as above
-        return int(manifest.totals["pieces"])
+        return int(manifest.totals["tokens"])
 
 
 def processor_seconds() -> float:
@@ -111,11 +111,11 @@ def main() -> None:
         spent: dict[str, list[tuple[float, float]]] = {"prepare": [], "plain Python": []}
         for _ in range(arguments.rounds):
             for (name, seconds), run in zip(spent.items(), (run_prepare, run_peer), strict=True):
-                clock, processor = time.perf_counter(), processor_seconds()
-                pieces = run(str(texts[1]), vocab, workers)
-                seconds.append((time.perf_counter() - clock, processor_seconds() - processor))
+                clock, cpu_seconds = time.perf_counter(), processor_seconds()
+                tokens = run(str(texts[1]), vocab, workers)
+                seconds.append((time.perf_counter() - clock, processor_seconds() - cpu_seconds))
                 print(
-                    f"{name:12}  {pieces:,} pieces  {pieces / seconds[-1][0]:10,.0f} pieces/s  "
+                    f"{name:12}  {tokens:,} pieces  {tokens / seconds[-1][0]:10,.0f} pieces/s  "
                     f"{seconds[-1][0]:6.1f} s  {seconds[-1][1]:6.1f} processor s"
                 )
         ours, peer = (

@@ -33,32 +33,32 @@ def write_random(size: str, vocab: str, directory: pathlib.Path) -> None:
 
     from bertjax.config.config import load_config
     from bertjax.formats import huggingface
-    from bertjax.formats.tensors import Model
+    from bertjax.formats.tensors import NumpyModel
     from bertjax.tasks import registry
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(vocab)
-    fields = {"model.vocab_size": len(tokenizer.pieces), "data.objective": "mlm"}
-    config = load_config(f"pretrain:model={size}", fields, registry.data_fields())
+    fields = {"model.vocab_size": len(tokenizer.tokens), "data.objective": "mlm"}
+    config = load_config(f"pretraining:model={size}", fields, registry.data_fields())
     params = jax.jit(registry.objective(config).init_params)(jax.random.key(0))
-    model = Model(config.model, jax.tree.map(np.asarray, params), tokenizer)
+    model = NumpyModel(config.model, jax.tree.map(np.asarray, params), tokenizer)
     huggingface.write(model, epath.Path(directory))
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds by the clock and of the processor."""
-    wall, processor = time.perf_counter(), time.process_time()
+    wall, cpu_seconds = time.perf_counter(), time.process_time()
     work()
-    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - processor)
+    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu_seconds)
 
 
 def one_text(model: bertjax.Model) -> Iterator[str]:
-    word = max((piece for piece in model.tokenizer.pieces if piece.isalpha()), key=len)
-    yield f"{'pieces':>8}{'first call':>12}{'median':>10}{'least':>10}{'processor':>11}   (ms)"
+    word = max((token for token in model.tokenizer.tokens if token.isalpha()), key=len)
+    yield f"{'pieces':>8}{'first call':>12}{'median':>10}{'least':>10}{'cpu_seconds':>11}   (ms)"
     for length in LENGTHS:
         text = " ".join(["[MASK]", *[word] * (length - 3)])
-        first, _ = timed(lambda text=text: model.fill(text))  # type: ignore[misc]
-        each = [timed(lambda text=text: model.fill(text)) for _ in range(CALLS)]  # type: ignore[misc]
+        first, _ = timed(lambda text=text: model.fill_mask(text))  # type: ignore[misc]
+        each = [timed(lambda text=text: model.fill_mask(text)) for _ in range(CALLS)]  # type: ignore[misc]
         walls, processors = zip(*each, strict=True)
         middle = statistics.median
         yield (
@@ -70,10 +70,12 @@ def one_text(model: bertjax.Model) -> Iterator[str]:
 def many_texts(model: bertjax.Model, lines: Sequence[str], rounds: int) -> Iterator[str]:
     from bertjax.inference.predictor import Predictor
 
-    opened = Predictor(model.path)
+    predictor = Predictor(model.path)
     contestants: dict[str, Callable[[], list]] = {
         "bertjax.load": lambda: model.predict(lines),
-        "bertjax predict": lambda: list(opened.answers(opened.task.inputs(lines), len(lines))),
+        "bertjax predict": lambda: list(
+            predictor.answers(predictor.task.inputs(lines), len(lines))
+        ),
     }
     ours, theirs = (work() for work in contestants.values())  # which compiles
     assert ours == theirs, "the answers differ"

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.bench.turns import environment
+from experiments.bench.alternating_runs import child_environment
 
 
-class Asked(NamedTuple):
+class LoadResult(NamedTuple):
     """What came of a round: the answers in their order, seconds of each, and of all of them."""
 
     answers: list[Any]
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     wall: float
 
 
-def ask(host: str, inputs: Sequence[Any], clients: int) -> Asked:
+def send_requests(host: str, inputs: Sequence[Any], clients: int) -> LoadResult:
     """Asks one input a request."""
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(inputs)):
@@ -65,17 +65,19 @@ def ask(host: str, inputs: Sequence[Any], clients: int) -> Asked:
         thread.start()
     for thread in threads:
         thread.join()
-    return Asked(answers, seconds, time.perf_counter() - began)
+    return LoadResult(answers, seconds, time.perf_counter() - began)
 
 
-def alike(one: Any, other: Any) -> bool:
+def answers_match(one: Any, other: Any) -> bool:
     """Whether two answers are the same, but for rounding where rows were shared with others."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(
+            answers_match(one[key], other[key]) for key in one
+        )
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(answers_match, one, other))
     return bool(one == other)
 
 
@@ -98,7 +100,7 @@ def main() -> None:
     command = [sys.executable, "-m", "bertjax", "serve", "--checkpoint", args.checkpoint]
     began = time.perf_counter()
     server = subprocess.Popen(
-        [*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=environment()
+        [*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=child_environment()
     )
     try:
         assert server.stdout
@@ -107,8 +109,8 @@ def main() -> None:
         print(f"{'clients':>8}{'requests/s':>12}{'median':>10}{'95 %':>10} (ms)   answers")
         for _ in range(args.rounds):
             for clients in (1, args.clients):
-                found = ask(host, inputs, clients)
-                right = sum(map(alike, found.answers, gold))
+                found = send_requests(host, inputs, clients)
+                right = sum(map(answers_match, found.answers, gold))
                 middle, most = 1e3 * np.quantile(found.seconds, (0.5, 0.95))
                 print(
                     f"{clients:8}{len(inputs) / found.wall:12.1f}{middle:10.1f}{most:10.1f}"

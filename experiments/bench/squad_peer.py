@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.bench.peer import optimizer_of, recipe_of
-from experiments.bench.turns import Cost, cost_of
+from experiments.bench.alternating_runs import Cost, measure_cost
+from experiments.bench.torch_peer import make_torch_optimizer, peer_recipe
 
 
-class Cell(NamedTuple):
+class WindowLocation(NamedTuple):
     """Where a window lies in a batch."""
 
     row: int
@@ -36,10 +36,10 @@ class Cell(NamedTuple):
     columns: np.ndarray
 
 
-def windows_of(batch: dict[str, np.ndarray]) -> list[Cell]:
+def list_windows(batch: dict[str, np.ndarray]) -> list[WindowLocation]:
     """The windows of a batch, by length."""
     found = [
-        Cell(row, slot, np.flatnonzero(batch["pack_ids"][row] == slot + 1))
+        WindowLocation(row, slot, np.flatnonzero(batch["example_ids"][row] == slot + 1))
         for row, slot in np.argwhere(batch["span_weights"] > 0)
     ]
     return sorted(found, key=lambda cell: len(cell.columns))
@@ -58,26 +58,26 @@ def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
     torch.manual_seed(recipe["seed"])
     torch.set_num_threads(threads)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(init).float().train()
-    optimizer, rates = optimizer_of(model, recipe)
+    optimizer, rates = make_torch_optimizer(model, recipe)
 
-    def inputs_of(batch: dict[str, np.ndarray], cells: Sequence[Cell]) -> dict[str, Any]:
+    def inputs_of(batch: dict[str, np.ndarray], cells: Sequence[WindowLocation]) -> dict[str, Any]:
         length = max(len(cell.columns) for cell in cells)
         names = ("input_ids", "token_type_ids", "attention_mask")
         inputs = {name: torch.zeros((len(cells), length), dtype=torch.long) for name in names}
         for number, (row, _, columns) in enumerate(cells):
-            pieces = len(columns)
-            for name, field in zip(names, ("token_ids", "type_ids"), strict=False):
-                inputs[name][number, :pieces] = torch.from_numpy(batch[field][row, columns])
-            inputs["attention_mask"][number, :pieces] = 1
+            tokens = len(columns)
+            for name, field in zip(names, ("input_ids", "token_type_ids"), strict=False):
+                inputs[name][number, :tokens] = torch.from_numpy(batch[field][row, columns])
+            inputs["attention_mask"][number, :tokens] = 1
         return inputs
 
     training = np.load(directory / "train.npz")
     arrays = {name: training[name] for name in training.files}
-    steps, started = len(arrays["token_ids"]), time.perf_counter()
+    steps, started = len(arrays["input_ids"]), time.perf_counter()
     recent: list[float] = []
     for step in range(1, steps + 1):
         batch = {name: array[step - 1] for name, array in arrays.items()}
-        cells = windows_of(batch)
+        cells = list_windows(batch)
         for first in range(0, len(cells), size):
             group = cells[first : first + size]
             places = [batch["span_targets"][c.row, c.slot] - c.columns[0] for c in group]
@@ -86,7 +86,7 @@ def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
             loss = out.loss * (len(group) / len(cells))
             loss.backward()
             recent.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip_norm"])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["max_grad_norm"])
         optimizer.step()
         rates.step()
         optimizer.zero_grad(set_to_none=True)
@@ -99,11 +99,11 @@ def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
     model.eval()
     evaluation = np.load(directory / "eval.npz")
     arrays = {name: evaluation[name] for name in evaluation.files}
-    logits = np.zeros((*arrays["token_ids"].shape, 2), np.float32)
+    logits = np.zeros((*arrays["input_ids"].shape, 2), np.float32)
     with torch.inference_mode():
         for step in range(len(logits)):
             batch = {name: array[step] for name, array in arrays.items()}
-            cells = windows_of(batch)
+            cells = list_windows(batch)
             for first in range(0, len(cells), size):
                 group = cells[first : first + size]
                 out = model(**inputs_of(batch, group))
@@ -113,38 +113,44 @@ def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
     np.savez(directory / "logits.npz", logits=logits)
 
 
-def train_ours(spec: str, rest: Sequence[str], workdir: pathlib.Path) -> tuple[dict, Cost]:
+def train_ours(spec: str, extra_flags: Sequence[str], workdir: pathlib.Path) -> tuple[dict, Cost]:
     """The scores of `bertjax train` on its held-out data, at the end."""
     command = [sys.executable, "-m", "bertjax", "train", "--config", spec]
-    cost = cost_of([*command, "--workdir", str(workdir), *rest])
+    cost = measure_cost([*command, "--workdir", str(workdir), *extra_flags])
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["split"] == "heldout"][-1], cost
+    return [line for line in lines if line["split"] == "eval"][-1], cost
 
 
 def train_theirs(
-    spec: str, rest: Sequence[str], python: str, directory: pathlib.Path, options: Sequence[str]
+    spec: str,
+    extra_flags: Sequence[str],
+    python: str,
+    directory: pathlib.Path,
+    options: Sequence[str],
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
-    from bertjax.cli.configuration import parse_overrides
+    from bertjax.cli.config_args import parse_overrides
     from bertjax.config.config import load_config
-    from bertjax.formats.opening import find_model
+    from bertjax.formats.loading import find_model
     from bertjax.inference import inspection
     from bertjax.tasks import registry
 
-    config = load_config(spec, parse_overrides(rest), registry.data_fields(), find_model)
+    config = load_config(spec, parse_overrides(extra_flags), registry.data_fields(), find_model)
     task = registry.find(config.task)(config)
     config = config.resolve(task.examples_per_epoch)
     directory.mkdir(parents=True)
-    (directory / "recipe.json").write_text(json.dumps(recipe_of(config)))
+    (directory / "recipe.json").write_text(json.dumps(peer_recipe(config)))
     inspection.save_batches(config, 0, int(config.steps), 1, 0, directory / "train.npz")
-    (held_out,) = task.evaluation_sets()
+    (held_out,) = task.eval_sets()
     batches = list(held_out.batches())
     arrays: dict[str, Any] = {name: np.stack([b[name] for b in batches]) for name in batches[0]}
     np.savez(directory / "eval.npz", allow_pickle=False, **arrays)
     command = [python, __file__, "--work", str(directory), "--config", config.init]
-    cost = cost_of([*command, *options])
+    cost = measure_cost([*command, *options])
     logits = np.load(directory / "logits.npz")["logits"]
-    return held_out.evaluation({}, [{"span_logits": values} for values in logits]).scores, cost
+    return held_out.evaluation(
+        {}, [{"question_answering_logits": values} for values in logits]
+    ).scores, cost
 
 
 def main() -> None:
@@ -158,13 +164,13 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=4, help="windows the peer has at once")
     parser.add_argument("--only", choices=["ours", "theirs"])
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
-    args, rest = parser.parse_known_args()
+    args, extra_flags = parser.parse_known_args()
     if args.work:
         return peer(args.work, args.config, args.cores, args.group)
 
     options = [f"--cores={args.cores}", f"--group={args.group}"]
     for seed in range(args.seeds):
-        own = [*rest, f"--config.seed={seed}", "--config.model.dtype=float32"]
+        own = [*extra_flags, f"--config.seed={seed}", "--config.model.dtype=float32"]
         for name in [args.only] if args.only else ["ours", "theirs"]:
             directory = args.output / f"{name}-{seed}"
             if name == "ours":
@@ -176,7 +182,7 @@ def main() -> None:
             }
             print(
                 f"seed {seed} {name}: {found}, {cost.wall / 60:.1f} minutes, "
-                f"{cost.processor / 60:.1f} of processor",
+                f"{cost.cpu_seconds / 60:.1f} of processor",
                 flush=True,
             )
 

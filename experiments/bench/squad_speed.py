@@ -25,31 +25,31 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.turns import serve, take_turns
+from experiments.bench.alternating_runs import serve_measurements, take_turns
 
-SEQ_LEN, STRIDE, MAX_QUERY = 384, 128, 64
+MAX_SEQ_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
 BATCH = {"bertjax": 4, "PyTorch padded": 4, "PyTorch by length": 4}  # the fastest of each
-FEATURES = ["bertjax", "fast tokenizer", "slow tokenizer"]
+TOKENIZERS = ["bertjax", "fast tokenizer", "slow tokenizer"]
 EVALUATION = list(BATCH)
 
 
 def bertjax_features(init: str, data: str) -> Callable[[], tuple[Any, ...]]:
     """A function that gives the questions of a file, their windows and their passages."""
     from data_pipelines.finetuning.squad import read_squad
-    from data_pipelines.finetuning.windows import Passages, WindowOptions, make_windows
+    from data_pipelines.finetuning.windows import PassageCache, WindowOptions, make_windows
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     tokenizer, questions = load_tokenizer(init), read_squad(data).questions
-    options = WindowOptions(SEQ_LEN, STRIDE, MAX_QUERY)
+    options = WindowOptions(MAX_SEQ_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH)
 
     def work() -> tuple[Any, ...]:
-        passages = Passages(tokenizer)
+        passages = PassageCache(tokenizer)
         return questions, make_windows(questions, tokenizer, options, passages), passages
 
     return work
 
 
-def items_of(data: str) -> list[tuple[str, str, str]]:
+def read_items(data: str) -> list[tuple[str, str, str]]:
     """Id, question and passage of each question in a file."""
     articles = json.loads(pathlib.Path(data).read_text(encoding="utf-8"))["data"]
     return [
@@ -64,15 +64,15 @@ def fast_features(init: str, data: str) -> Callable[[], object]:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(init, use_fast=True)
-    items = items_of(data)
+    items = read_items(data)
 
     def work() -> object:
         return tokenizer(
             [question.lstrip() for _, question, _ in items],
             [passage for *_, passage in items],
             truncation="only_second",
-            max_length=SEQ_LEN,
-            stride=STRIDE,
+            max_length=MAX_SEQ_LENGTH,
+            doc_stride=DOC_STRIDE,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
@@ -88,10 +88,10 @@ def slow_features(init: str, data: str) -> Callable[[], object]:
     )
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(init, use_fast=False)
-    examples = [SquadExample(*item, None, None, "") for item in items_of(data)]
+    examples = [SquadExample(*item, None, None, "") for item in read_items(data)]
 
     def work() -> object:
-        settings = (tokenizer, SEQ_LEN, STRIDE, MAX_QUERY, False)
+        settings = (tokenizer, MAX_SEQ_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH, False)
         return squad_convert_examples_to_features(examples, *settings, tqdm_enabled=False)
 
     return work
@@ -101,8 +101,8 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
     from bertjax.config.config import load_config
-    from bertjax.formats.opening import find_model
-    from bertjax.steps.step_functions import Programs
+    from bertjax.formats.loading import find_model
+    from bertjax.steps.step_functions import StepFunctions
     from bertjax.tasks import registry
     from bertjax.training.evaluator import make_evaluator
 
@@ -110,7 +110,7 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH["bertjax"])}
     config = load_config(spec, overrides, registry.data_fields(), find_model)
     task = registry.find(config.task)(config)
-    programs = Programs(config, task.objective)
+    programs = StepFunctions(config, task.objective)
     params = jax.jit(task.objective.init_params)(jax.random.key(0))
     evaluator = make_evaluator(task, programs)
     return lambda: evaluator([params])
@@ -132,7 +132,7 @@ def peer_evaluation(
     batches = []
     for first in range(0, len(order), rows):
         own = order[first : first + rows]
-        shape = len(own), int(lengths[own].max()) if by_length else SEQ_LEN
+        shape = len(own), int(lengths[own].max()) if by_length else MAX_SEQ_LENGTH
         names = ("input_ids", "token_type_ids", "attention_mask")
         inputs = {name: torch.zeros(shape, dtype=torch.long) for name in names}
         for row, number in enumerate(own):
@@ -164,16 +164,16 @@ def compare(
     found = list(take_turns(commands, rounds, 1, warm_up=int(title == "evaluation")))
     print(f"\n{title:20}{'questions/s':>12}{'processor s':>13}{'bertjax is faster by':>24}")
     for name in names:
-        wall, processor = (statistics.median(costs[name][i] for costs in found) for i in (0, 1))
+        wall, cpu_seconds = (statistics.median(costs[name][i] for costs in found) for i in (0, 1))
         ratios = (
             statistics.median(costs[name][i] / costs["bertjax"][i] for costs in found)
             for i in (0, 1)
         )
         times = "" if name == "bertjax" else "{:.2f} ({:.2f} processor)".format(*ratios)
-        print(f"{name:20}{count / wall:12.1f}{processor:13.2f}{times:>24}", flush=True)
+        print(f"{name:20}{count / wall:12.1f}{cpu_seconds:13.2f}{times:>24}", flush=True)
 
 
-def make(args: argparse.Namespace) -> Callable[[], object]:
+def make_worker(args: argparse.Namespace) -> Callable[[], object]:
     """What the contestant that `args.work` names does."""
     kind, name = args.work.split(" ", 1)
     if (kind, name) == ("evaluation", "bertjax"):
@@ -181,7 +181,7 @@ def make(args: argparse.Namespace) -> Callable[[], object]:
     if kind == "evaluation":
         windows = pathlib.Path(args.data).with_suffix(".npz")
         return peer_evaluation(args.init, windows, name, args.cores)
-    features = dict(zip(FEATURES, (bertjax_features, fast_features, slow_features), strict=True))
+    features = dict(zip(TOKENIZERS, (bertjax_features, fast_features, slow_features), strict=True))
     return features[name](args.init, args.data)
 
 
@@ -197,11 +197,11 @@ def main() -> None:
     args = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     if args.work:
-        return serve(functools.partial(make, args))
+        return serve_measurements(functools.partial(make_worker, args))
 
     questions, windows, passages = bertjax_features(args.init, args.data)()
     whole = ["--init", args.init, "--data", args.data]
-    compare("features", FEATURES, args, whole, len(questions), 1)
+    compare("features", TOKENIZERS, args, whole, len(questions), 1)
 
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "some.json"

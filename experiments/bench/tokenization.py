@@ -25,7 +25,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 
 
-def lines_of(path: pathlib.Path) -> Iterator[str]:
+def read_lines(path: pathlib.Path) -> Iterator[str]:
     """The lines of a text, plain or compressed."""
     with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="\n") as file:
         yield from file
@@ -35,8 +35,8 @@ class PlainTokenizer:
     """BERT's tokenisation pass by pass, as published: the peer. Shares no code with ours."""
 
     def __init__(self, vocab: pathlib.Path, lower_case: bool):
-        pieces = vocab.read_text("utf-8").split("\n")
-        self.index = {piece: i for i, piece in enumerate(pieces) if piece}
+        tokens = vocab.read_text("utf-8").split("\n")
+        self.index = {token: i for i, token in enumerate(tokens) if token}
         self.lower_case = lower_case
 
     def encode(self, text: str) -> list[int]:
@@ -97,9 +97,9 @@ class PlainTokenizer:
         while start < len(word):
             end = len(word)
             while end > start:
-                piece = ("##" if start else "") + word[start:end]
-                if piece in self.index:
-                    ids.append(self.index[piece])
+                token = ("##" if start else "") + word[start:end]
+                if token in self.index:
+                    ids.append(self.index[token])
                     break
                 end -= 1
             else:
@@ -139,7 +139,7 @@ class PlainTokenizer:
 def compare(lines: Iterator[str], ours: Tokenizer, peer: PlainTokenizer) -> None:
     """Times both on the same text, a thousand lines each in turn, and prints the ratio."""
     seconds = {"bertjax": 0.0, "plain Python": 0.0}
-    pieces = 0
+    tokens = 0
     while part := list(itertools.islice(lines, 1000)):
         started = time.process_time()
         expected = [peer.encode(line) for line in part]
@@ -149,16 +149,16 @@ def compare(lines: Iterator[str], ours: Tokenizer, peer: PlainTokenizer) -> None
         seconds["plain Python"] += between - started
         if result != expected:
             raise AssertionError("the two tokenizers differ")
-        pieces += sum(map(len, result))
+        tokens += sum(map(len, result))
     for name, spent in seconds.items():
-        print(f"{name:12}  {pieces / spent:12,.0f} pieces/s  {spent:6.1f} s  {pieces:,} pieces")
+        print(f"{name:12}  {tokens / spent:12,.0f} pieces/s  {spent:6.1f} s  {tokens:,} pieces")
     print(f"ratio         {seconds['plain Python'] / seconds['bertjax']:12.1f}")
 
 
 def peak_memory(path: pathlib.Path, vocab: pathlib.Path, lines: int) -> int:
     """Tokenises the first lines of the text as a stream; the peak resident size in MiB."""
     tokenizer = load_tokenizer(vocab)
-    for line in itertools.islice(lines_of(path), lines):
+    for line in itertools.islice(read_lines(path), lines):
         tokenizer.encode(line)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
@@ -170,13 +170,13 @@ def main() -> None:
     parser.add_argument("--lines", type=int, help="only the first lines, for a quick look")
     arguments = parser.parse_args()
     # Memory first: a new process starts with the peak of the one that it was made from.
-    total = sum(1 for _ in itertools.islice(lines_of(arguments.text), arguments.lines))
+    total = sum(1 for _ in itertools.islice(read_lines(arguments.text), arguments.lines))
     for lines in (total // 4, total):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peak = pool.apply(peak_memory, (arguments.text, arguments.vocab, lines))
         print(f"peak memory, {lines:8,} lines: {peak} MiB")
     ours = load_tokenizer(arguments.vocab)
-    text = itertools.islice(lines_of(arguments.text), arguments.lines)
+    text = itertools.islice(read_lines(arguments.text), arguments.lines)
     compare(text, ours, PlainTokenizer(arguments.vocab, not ours.cased))
 
 

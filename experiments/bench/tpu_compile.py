@@ -1,6 +1,6 @@
 """What the TPU compiler expects of our train step and of that of `transformers`, side by side.
 
-    python -m experiments.bench.tpu_compile --peer-python PYTHON [--seq-len 512 --rows 16]
+    python -m experiments.bench.tpu_compile --peer-python PYTHON [--max-seq-length 512 --rows 16]
 
 One update of BERT-Large in bfloat16 with dropout, gradient clipping and AdamW, data parallel: ours
 is what `bertjax train` runs, its compiler options included; theirs `FlaxBertForPreTraining` of
@@ -28,32 +28,32 @@ LAYERS, HIDDEN, HEADS, PIECES = 24, 1024, 16, 30522
 def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     """Cycles and bytes a chip of our step."""
     from bertjax.config.config import load_config
-    from bertjax.preflight.judge import preflight
+    from bertjax.preflight.analysis import preflight
     from bertjax.preflight.topology import Topology
     from bertjax.tasks import registry
 
-    recipe = pathlib.Path(__file__).parents[1] / "pretrain.py"
+    recipe = pathlib.Path(__file__).parents[1] / "pretraining.py"
     target = Topology(topology)
     fields = {
-        "seq_len": length,
+        "max_seq_length": length,
         "batch_size": rows * target.chips,
-        "model.num_layers": layers,
-        "model.hidden_dropout": 0.1,
-        "model.attention_dropout": 0.1,
+        "model.num_hidden_layers": layers,
+        "model.hidden_dropout_prob": 0.1,
+        "model.attention_probs_dropout_prob": 0.1,
     }
     text = {name: str(value) for name, value in fields.items()}
     phase = 1 if length == 128 else 2
     config = load_config(f"{recipe}:model=large,phase={phase}", text, registry.data_fields())
-    verdict = preflight(config, target, train_alone=True)
+    verdict = preflight(config, target, train_only=True)
     return {
         "cycles": verdict.train.estimated_cycles,
-        "charged": verdict.train.charged_cycles,
-        "links": verdict.train.estimated_collective_seconds,
+        "charged": verdict.train.custom_kernel_cycles,
+        "collective_seconds": verdict.train.estimated_collective_seconds,
         "bytes": verdict.train.hbm_bytes,
     }
 
 
-def theirs(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
+def measure_transformers(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     """The same of theirs."""
     import jax
     import jax.numpy as jnp
@@ -125,7 +125,7 @@ def theirs(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]
     return {
         "cycles": sum(each.runs * each.cycles for each in instructions),
         "charged": 0,
-        "links": sum(each.sent * each.runs for each in collectives) / target.bandwidth,
+        "collective_seconds": sum(each.sent * each.runs for each in collectives) / target.bandwidth,
         "bytes": state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
     }
 
@@ -153,28 +153,31 @@ def main() -> None:
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--seq-len", type=int, default=128)
+    parser.add_argument("--max-seq-length", type=int, default=128)
     parser.add_argument("--rows", type=int, default=32, help="a chip")
     parser.add_argument("--work", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        compile_step = ours if args.work == "ours" else theirs
-        print(json.dumps(compile_step(args.topology, args.layers, args.seq_len, args.rows)))
+        compile_step = ours if args.work == "ours" else measure_transformers
+        print(json.dumps(compile_step(args.topology, args.layers, args.max_seq_length, args.rows)))
         return
 
     shape = [f"--topology={args.topology}", f"--layers={args.layers}"]
-    shape += [f"--seq-len={args.seq_len}", f"--rows={args.rows}"]
+    shape += [f"--max-seq-length={args.max_seq_length}", f"--rows={args.rows}"]
     found = {
         "bertjax": run(sys.executable, ["--work=ours", *shape]),
         "transformers": run(args.peer_python, ["--work=theirs", *shape]),
     }
     print(f"BERT-Large, {args.layers} layers, {args.topology}")
-    print(f"{args.rows} rows of {args.seq_len} a chip\n")
+    print(f"{args.rows} rows of {args.max_seq_length} a chip\n")
     print(f"{'':14}{'million cycles':>15}{'charged':>9}{'ms on links':>13}{'GiB a chip':>12}")
     for name, each in found.items():
         cycles, charged = (f"{each[key] / 1e6:.1f}" for key in ("cycles", "charged"))
-        links, size = f"{1e3 * each['links']:.1f}", f"{each['bytes'] / GIB:.1f}"
-        print(f"{name:14}{cycles:>15}{charged:>9}{links:>13}{size:>12}")
+        collective_seconds, size = (
+            f"{1e3 * each['collective_seconds']:.1f}",
+            f"{each['bytes'] / GIB:.1f}",
+        )
+        print(f"{name:14}{cycles:>15}{charged:>9}{collective_seconds:>13}{size:>12}")
     of = {key: found["bertjax"][key] / found["transformers"][key] for key in ("cycles", "bytes")}
     print(f"{'ratio':14}{of['cycles']:15.2f}{'':22}{of['bytes']:12.2f}")
 

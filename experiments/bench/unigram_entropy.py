@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from bertjax.cli.configuration import parse_overrides
+from bertjax.cli.config_args import parse_overrides
 from bertjax.config.config import load_config
 from bertjax.tasks import registry
 
@@ -21,9 +21,9 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     config = load_config(args.config, parse_overrides(rest), registry.data_fields())
     counts = np.zeros(config.model.vocab_size)
-    (held_out,) = registry.find(config.task)(config).evaluation_sets()
+    (held_out,) = registry.find(config.task)(config).eval_sets()
     for batch in held_out.batches():
-        np.add.at(counts, batch["mlm_targets"], batch["mlm_weights"])
+        np.add.at(counts, batch["masked_lm_ids"], batch["masked_lm_weights"])
     shares = counts[counts > 0] / counts.sum()
     entropy = -(shares * np.log(shares)).sum()
     print(f"{counts.sum():,.0f} masked pieces, unigram entropy {entropy:.4f} nats")

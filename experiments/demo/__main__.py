@@ -13,29 +13,29 @@ import sys
 import time
 
 RUN = pathlib.Path("runs/demo")
-LEFT_STEPS, STEPS = 600, 1600
+CLM_STEPS, STEPS = 600, 1600
 PIECES = 4096
 
 OPTIONS = f"model=tiny,recipe=modern,data={RUN}/corpus"
 FIELDS = [
     f"--config.model.vocab_size={PIECES}",
     "--config.model.dtype=float32",
-    "--config.seq_len=64",
+    "--config.max_seq_length=64",
     "--config.log_every=50",
     "--config.checkpoint_every=400",
     "--config.eval_every=50%",
     "--config.eval_batches=40",
-    "--config.keep_every=0",
+    "--config.keep_period=0",
     "--config.optimizer.learning_rate=4e-3",
 ]
 LEFT = [
     *("train", "--workdir", f"{RUN}/left"),
-    *("--config", f"pretrain:{OPTIONS},objective=left_to_right", *FIELDS),
-    f"--config.steps={LEFT_STEPS}",
+    *("--config", f"pretraining:{OPTIONS},objective=clm", *FIELDS),
+    f"--config.steps={CLM_STEPS}",
 ]
-TRAIN = [
+TRAIN_COMMAND = [
     *("train", "--workdir", f"{RUN}/workdir"),
-    *("--config", f"pretrain:{OPTIONS},init={RUN}/left", *FIELDS),
+    *("--config", f"pretraining:{OPTIONS},init={RUN}/left", *FIELDS),
     f"--config.steps={STEPS}",
 ]
 
@@ -53,35 +53,35 @@ def main() -> int:
     shutil.rmtree(RUN, ignore_errors=True)
     RUN.mkdir(parents=True)
     began = time.monotonic()
-    say("1. A vocabulary and token shards from the text that is already on this machine.")
+    print_heading("1. A vocabulary and token shards from the text that is already on this machine.")
     vocab = f"{RUN}/vocab.txt"
-    run("vocab", "--input", "builtin", "--size", str(PIECES), "--output", vocab)
+    run("vocab", "--input", "builtin", "--vocab-size", str(PIECES), "--output", vocab)
     run("prepare", "--input", "builtin", "--vocab", vocab, "--output", f"{RUN}/corpus", "--dedup")
-    say("2. The model learns words by reading from left to right.")
+    print_heading("2. The model learns words by reading from left to right.")
     run(*LEFT)
-    say("3. What it will see from here on: both sides of masks, which are marked.")
-    run("inspect", *TRAIN[3:], "--steps", "1", lines=4)
-    say(f"4. Training with masks. It is killed (kill -9) after step {STEPS // 2}.")
+    print_heading("3. What it will see from here on: both sides of masks, which are marked.")
+    run("inspect", *TRAIN_COMMAND[3:], "--steps", "1", lines=4)
+    print_heading(f"4. Training with masks. It is killed (kill -9) after step {STEPS // 2}.")
     train_and_kill(STEPS // 2)
-    say("5. The same command again: it goes on from its last checkpoint.")
-    run(*TRAIN)
-    say("6. The loss, from start to end.")
+    print_heading("5. The same command again: it goes on from its last checkpoint.")
+    run(*TRAIN_COMMAND)
+    print_heading("6. The loss, from start to end.")
     print(curve())
-    say("7. What it has learnt: [MASK]s filled.")
-    for answer in fill(SENTENCES):
-        best = [f"{guess['piece']} {guess['probability']:.0%}" for guess in answer["masks"][0][:3]]
+    print_heading("7. What it has learnt: [MASK]s filled.")
+    for answer in fill_masks(SENTENCES):
+        best = [f"{guess['token']} {guess['probability']:.0%}" for guess in answer["masks"][0][:3]]
         print(f"   {answer['text']}\n      {answer['filled']}\n      ({', '.join(best)})")
-    say("8. The report: open this file in a browser.")
+    print_heading("8. The report: open this file in a browser.")
     run("report", f"{RUN}/workdir")
     print(f"\nDone in {(time.monotonic() - began) / 60:.1f} minutes.")
     return 0
 
 
-def say(text: str) -> None:
+def print_heading(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}", flush=True)
 
 
-def command(*arguments: str) -> list[str]:
+def bertjax_command(*arguments: str) -> list[str]:
     """The command line of a verb, which is printed as one would type it."""
     print(f"   $ bertjax {shlex.join(arguments)}", flush=True)
     return [sys.executable, "-m", "bertjax", *arguments]
@@ -90,15 +90,17 @@ def command(*arguments: str) -> list[str]:
 def run(*arguments: str, lines: int | None = None) -> None:
     """Runs a verb to its end; with `lines`, only so many of them are shown."""
     if lines is None:
-        subprocess.run(command(*arguments), check=True)
+        subprocess.run(bertjax_command(*arguments), check=True)
         return
-    done = subprocess.run(command(*arguments), check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        bertjax_command(*arguments), check=True, stdout=subprocess.PIPE, text=True
+    )
     print("\n".join(done.stdout.splitlines()[:lines]))
 
 
 def train_and_kill(step: int) -> None:
     """Starts the training and kills it once it has logged `step`."""
-    process = subprocess.Popen(command(*TRAIN))
+    process = subprocess.Popen(bertjax_command(*TRAIN_COMMAND))
     while last_step() < step:
         if process.poll() is not None:
             sys.exit(f"the training ended by itself with status {process.returncode}")
@@ -135,12 +137,12 @@ def curve(width: int = 60, height: int = 10) -> str:
     )
 
 
-def fill(sentences: list[str]) -> list[dict]:
+def fill_masks(sentences: list[str]) -> list[dict]:
     """Answers of `bertjax predict` to sentences with [MASK]."""
     arguments = ["predict", "--checkpoint", f"{RUN}/workdir", "--input", "-", "--output", "-"]
     text = "\n".join(sentences)
     done = subprocess.run(
-        command(*arguments), input=text, check=True, stdout=subprocess.PIPE, text=True
+        bertjax_command(*arguments), input=text, check=True, stdout=subprocess.PIPE, text=True
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 

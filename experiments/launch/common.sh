@@ -7,8 +7,8 @@ verbs='' names='' required=''
 # Every value that a file may hold, and what it is where nobody gives it.
 # shellcheck disable=SC2034 # the scripts read them
 {
-  all_names='name config restarts project zone bucket accelerator capacity runtime worker'
-  all_names+=' cluster image login directory nodes gpus time partition account python'
+  all_value_names='name config restarts project zone bucket accelerator capacity runtime worker'
+  all_value_names+=' cluster image login directory nodes gpus time partition account python'
   name='' config='' restarts=30
   project='' zone='' bucket='' accelerator='' capacity=on-demand runtime='' worker=0
   cluster='' image=''
@@ -167,8 +167,8 @@ read_file() { # FILE: of lines NAME = VALUE; nothing in it is expanded, so nothi
     case $item in
       config.?*) ;;
       *)
-        known "$item" "$all_names" ||
-          fail "$1:$number: '$item' is no value: use config.FIELD or one of $all_names."
+        known "$item" "$all_value_names" ||
+          fail "$1:$number: '$item' is no value: use config.FIELD or one of $all_value_names."
         ;;
     esac
     set_value "$item" "$value"

@@ -24,8 +24,8 @@ verbs='create setup run logs status watch stop collect delete'
 names='name project zone bucket accelerator runtime config capacity restarts worker'
 required='name project zone'
 worker_script=bertjax/experiments/launch/worker.sh
-most_failures=3  # of training, before somebody has to look
-most_silences=10 # looks in a row without an answer
+max_failures=3  # of training, before somebody has to look
+max_unanswered=10 # looks in a row without an answer
 
 # The slice
 
@@ -118,7 +118,7 @@ watch() {
     [ "$answer" = "$before" ] || note "$name is $state${reason:+: $reason}."
     before=$answer
     case $state in
-      READY) look_at_workers || state=unknown ;;
+      READY) handle_worker_states || state=unknown ;;
       SUSPENDED | FAILED | PREEMPTED | TERMINATED)
         count_restart "$name was $state"
         if delete; then gone=true; else state=unknown; fi
@@ -129,8 +129,8 @@ watch() {
     fi
     if [ "$state" = unknown ]; then
       silences=$((silences + 1))
-      [ "$silences" -lt "$most_silences" ] ||
-        give_up "$most_silences commands in a row about $name have failed, as said above"
+      [ "$silences" -lt "$max_unanswered" ] ||
+        give_up "$max_unanswered commands in a row about $name have failed, as said above"
     else
       silences=0
     fi
@@ -147,7 +147,7 @@ slice_state() { # of the request until it is met, then of the slice
   esac
 }
 
-look_at_workers() { # and do what they need
+handle_worker_states() { # and do what they need
   local states
   states=$(worker_states | grep -Eo '^(running|idle|stopped|[0-9]+)' | sort -u | tr '\n' ' ') ||
     return
@@ -173,7 +173,7 @@ look_at_workers() { # and do what they need
       ;;
     *)
       failed=$((failed + 1))
-      [ "$failed" -lt "$most_failures" ] ||
+      [ "$failed" -lt "$max_failures" ] ||
         give_up "training has failed $failed times, with exit status ${states% }, as \`logs\` says"
       count_restart "training failed with exit status ${states% }"
       run

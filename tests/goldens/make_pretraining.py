@@ -16,13 +16,13 @@ import numpy as np
 PATH = pathlib.Path(__file__).with_name("pretraining.npz")
 MODEL = dict(
     vocab_size=120,
-    num_layers=3,
+    num_hidden_layers=3,
     hidden_size=32,
-    num_heads=4,
+    num_attention_heads=4,
     intermediate_size=96,
-    max_positions=40,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    max_position_embeddings=40,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
 )
 STEPS, WARMUP, LEARNING_RATE = 200, 20, 2e-3
 WEIGHT_DECAY, B1, B2, EPS, CLIP_NORM = 0.01, 0.9, 0.999, 1e-6, 1.0
@@ -88,28 +88,28 @@ def batch(name: str, rows: int, length: int, slots: int) -> dict[str, np.ndarray
     ends = whole("length", (rows,), length // 2, length + 1)
     middles = whole("middle", (rows,), 3, ends - 2)
     real = column < ends[:, None]
-    pieces = 5 + np.floor(uniform(f"{name}/pieces", (rows, length)) ** 3 * 115)
+    tokens = 5 + np.floor(uniform(f"{name}/pieces", (rows, length)) ** 3 * 115)
     order = np.argsort(
         uniform(f"{name}/order", (rows, length - 1)) + 2 * ~real[:, 1:], kind="stable"
     )
     filled = np.arange(slots) < whole("filled", (rows,), 1, slots + 1)[:, None]
     positions = np.where(filled, 1 + np.sort(order[:, :slots]), 0).astype(np.int32)
     labels = (np.arange(rows) % 2).astype(np.int32)
-    token_ids = np.where(real, pieces, 0).astype(np.int32)
-    token_ids[:, 0] = 2 + labels
-    targets = np.where(filled, np.take_along_axis(token_ids, positions, 1), 0).astype(np.int32)
-    np.put_along_axis(token_ids, positions[:, :1], 4, 1)
+    input_ids = np.where(real, tokens, 0).astype(np.int32)
+    input_ids[:, 0] = 2 + labels
+    targets = np.where(filled, np.take_along_axis(input_ids, positions, 1), 0).astype(np.int32)
+    np.put_along_axis(input_ids, positions[:, :1], 4, 1)
     return {
-        "token_ids": token_ids,
-        "type_ids": (real & (column >= middles[:, None])).astype(np.int32),
-        "pack_ids": real.astype(np.int32),
-        "positions": np.where(real, column, 0).astype(np.int32),
-        "mlm_positions": positions,
-        "mlm_targets": targets,
-        "mlm_weights": filled.astype(np.float32),
+        "input_ids": input_ids,
+        "token_type_ids": (real & (column >= middles[:, None])).astype(np.int32),
+        "example_ids": real.astype(np.int32),
+        "position_ids": np.where(real, column, 0).astype(np.int32),
+        "masked_lm_positions": positions,
+        "masked_lm_ids": targets,
+        "masked_lm_weights": filled.astype(np.float32),
         "cls_positions": np.zeros((rows, 1), np.int32),
-        "nsp_labels": labels[:, None],
-        "nsp_weights": np.ones((rows, 1), np.float32),
+        "next_sentence_labels": labels[:, None],
+        "next_sentence_weights": np.ones((rows, 1), np.float32),
     }
 
 
@@ -126,19 +126,19 @@ def learning_rate_share(step: int) -> float:
     return min(step / WARMUP, (STEPS - step) / (STEPS - WARMUP))
 
 
-def make_model(activation: str):
+def make_model(hidden_act: str):
     import transformers
 
     config = transformers.BertConfig(
         vocab_size=MODEL["vocab_size"],
-        num_hidden_layers=MODEL["num_layers"],
+        num_hidden_layers=MODEL["num_hidden_layers"],
         hidden_size=MODEL["hidden_size"],
-        num_attention_heads=MODEL["num_heads"],
+        num_attention_heads=MODEL["num_attention_heads"],
         intermediate_size=MODEL["intermediate_size"],
-        max_position_embeddings=MODEL["max_positions"],
-        hidden_dropout_prob=MODEL["hidden_dropout"],
-        attention_probs_dropout_prob=MODEL["attention_dropout"],
-        hidden_act=ACTIVATIONS[activation],
+        max_position_embeddings=MODEL["max_position_embeddings"],
+        hidden_dropout_prob=MODEL["hidden_dropout_prob"],
+        attention_probs_dropout_prob=MODEL["attention_probs_dropout_prob"],
+        hidden_act=ACTIVATIONS[hidden_act],
         attn_implementation="eager",
     )
     import torch
@@ -154,15 +154,15 @@ def run(model, batch: dict[str, np.ndarray]):
     """The output of `transformers` for a batch: its labels stand at their positions in the row."""
     import torch
 
-    labels = np.full(batch["token_ids"].shape, -100)
-    rows, slots = np.nonzero(batch["mlm_weights"])
-    labels[rows, batch["mlm_positions"][rows, slots]] = batch["mlm_targets"][rows, slots]
+    labels = np.full(batch["input_ids"].shape, -100)
+    rows, slots = np.nonzero(batch["masked_lm_weights"])
+    labels[rows, batch["masked_lm_positions"][rows, slots]] = batch["masked_lm_ids"][rows, slots]
     return model(
-        input_ids=torch.from_numpy(batch["token_ids"]).long(),
-        token_type_ids=torch.from_numpy(batch["type_ids"]).long(),
-        attention_mask=torch.from_numpy(batch["pack_ids"]).long(),
+        input_ids=torch.from_numpy(batch["input_ids"]).long(),
+        token_type_ids=torch.from_numpy(batch["token_type_ids"]).long(),
+        attention_mask=torch.from_numpy(batch["example_ids"]).long(),
         labels=torch.from_numpy(labels).long(),
-        next_sentence_label=torch.from_numpy(batch["nsp_labels"][:, 0]).long(),
+        next_sentence_label=torch.from_numpy(batch["next_sentence_labels"][:, 0]).long(),
         output_hidden_states=True,
     )
 
@@ -200,15 +200,15 @@ def curve() -> list[float]:
 def main() -> None:
     stored: dict[str, np.ndarray] = {"curve": np.array(curve())}
     checked = check_batch()
-    for activation in ACTIVATIONS:
-        model = make_model(activation).double().eval()
+    for hidden_act in ACTIVATIONS:
+        model = make_model(hidden_act).double().eval()
         output = run(model, checked)
-        stored[f"loss/{activation}"] = output.loss.detach().numpy()
-        if activation == "gelu":
+        stored[f"loss/{hidden_act}"] = output.loss.detach().numpy()
+        if hidden_act == "gelu":
             output.loss.backward()
             hidden = np.stack([layer.detach().numpy() for layer in output.hidden_states])
             stored["hidden"] = hidden.astype(np.float32)
-            at = checked["mlm_positions"][..., None]
+            at = checked["masked_lm_positions"][..., None]
             logits = output.prediction_logits.detach().numpy()
             stored["mlm_logits"] = np.take_along_axis(logits, at, 1).astype(np.float32)
             stored["nsp_logits"] = output.seq_relationship_logits.detach().numpy()[:, None]

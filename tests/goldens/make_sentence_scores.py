@@ -15,8 +15,8 @@ import numpy as np
 
 PATH = pathlib.Path(__file__).with_name("sentence_scores.npz")
 CASES = 200
-CLASSES = ("accuracy", "macro_f1", "matthews", "majority", "f1")
-LABELS = ("exact", "micro_f1", "macro_f1", "majority")
+CLASSES = ("accuracy", "macro_f1", "matthews_correlation", "majority_accuracy", "f1")
+LABELS = ("exact", "micro_f1", "macro_f1", "majority_accuracy")
 NUMBERS = ("pearson", "spearman", "mse")
 MOST = 6  # classes
 
@@ -72,7 +72,7 @@ def draw_numbers(case: int) -> Pair:
     return np.array(said), np.array(gold)
 
 
-def score_classes(pair: Pair, count: int) -> list[float]:
+def single_label_metrics(pair: Pair, count: int) -> list[float]:
     from sklearn import dummy, metrics
 
     said, gold = pair
@@ -95,20 +95,20 @@ def score_each_class(pair: Pair, count: int) -> np.ndarray:
     return np.stack(found[:3], axis=1)
 
 
-def score_labels(pair: Pair) -> list[float]:
+def multi_label_metrics(pair: Pair) -> list[float]:
     from sklearn import metrics
 
     said, gold = pair
-    majority = max((gold == row).all(axis=1).mean() for row in gold)
+    majority_accuracy = max((gold == row).all(axis=1).mean() for row in gold)
     return [
         metrics.accuracy_score(gold, said),
         metrics.f1_score(gold, said, average="micro"),
         metrics.f1_score(gold, said, average="macro"),
-        majority,
+        majority_accuracy,
     ]
 
 
-def score_numbers(pair: Pair) -> list[float]:
+def regression_metrics(pair: Pair) -> list[float]:
     from scipy import stats
     from sklearn import metrics
 
@@ -128,10 +128,10 @@ def main() -> None:
         each[case, :count] = score_each_class(pair, count)
     np.savez_compressed(
         PATH,
-        classes=[score_classes(*draw_classes(case)) for case in range(CASES)],
+        classes=[single_label_metrics(*draw_classes(case)) for case in range(CASES)],
         each=each,
-        labels=[score_labels(draw_labels(case)) for case in range(CASES)],
-        numbers=[score_numbers(draw_numbers(case)) for case in range(CASES)],
+        labels=[multi_label_metrics(draw_labels(case)) for case in range(CASES)],
+        numbers=[regression_metrics(draw_numbers(case)) for case in range(CASES)],
     )
 
 

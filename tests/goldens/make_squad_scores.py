@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 VERSIONS = {1: "dev-v1.1.json", 2: "dev-v2.0.json"}
 
-Questions = list[dict]
+QuestionAnsweringDataset = list[dict]
 
 
-def read(version: int, folder: pathlib.Path) -> Questions:
+def read(version: int, folder: pathlib.Path) -> QuestionAnsweringDataset:
     """The questions as they stand in the file."""
     articles = json.loads((folder / VERSIONS[version]).read_text("utf-8"))["data"]
     return [qa for article in articles for part in article["paragraphs"] for qa in part["qas"]]
@@ -40,7 +40,7 @@ def change(text: str, kind: float) -> str:
     return changes[int(kind * len(changes))]()
 
 
-def predictions(questions: Questions, variant: str) -> dict[str, str]:
+def predictions(questions: QuestionAnsweringDataset, variant: str) -> dict[str, str]:
     """Predictions of a kind: "gold", "empty", "changed", and of version 1 "missing", "surplus"."""
     draw = random.Random(variant)
     found = {}
@@ -58,13 +58,13 @@ def predictions(questions: Questions, variant: str) -> dict[str, str]:
     return found
 
 
-def odds(questions: Questions) -> dict[str, float]:
+def odds(questions: QuestionAnsweringDataset) -> dict[str, float]:
     """Null odds, ties among them."""
     draw = random.Random("odds")
     return {question["id"]: round(6 * draw.random() - 3, 2) for question in questions}
 
 
-def score_1(questions: Questions, found: dict[str, str]) -> dict[str, float]:
+def score_1(questions: QuestionAnsweringDataset, found: dict[str, str]) -> dict[str, float]:
     from transformers.data.metrics.squad_metrics import normalize_answer
 
     def f1(prediction: str, gold: str) -> float:
@@ -87,7 +87,9 @@ def score_1(questions: Questions, found: dict[str, str]) -> dict[str, float]:
     return {"exact": 100.0 * exact / total, "f1": 100.0 * overlap / total, "total": total}
 
 
-def score_2(questions: Questions, found: dict[str, str], null_odds: dict | None) -> dict:
+def score_2(
+    questions: QuestionAnsweringDataset, found: dict[str, str], null_odds: dict | None
+) -> dict:
     from transformers.data.metrics.squad_metrics import squad_evaluate
 
     examples = [SimpleNamespace(qas_id=q["id"], answers=q["answers"]) for q in questions]

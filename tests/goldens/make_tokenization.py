@@ -63,13 +63,13 @@ class Reference:
 
     def __init__(self, name: str):
         lines = (DATA / "vocab" / f"bert-base-{name}-vocab.txt").read_text("utf-8").split("\n")
-        self.index = {piece: i for i, piece in enumerate(lines) if piece}
+        self.index = {token: i for i, token in enumerate(lines) if token}
         self.words = WORDS["uncased" if name == "uncased" else "cased"]
-        self.pieces = tokenization_bert.WordpieceTokenizer(self.index, "[UNK]", 200).tokenize
+        self.tokens = tokenization_bert.WordpieceTokenizer(self.index, "[UNK]", 200).tokenize
 
     def __call__(self, text: str) -> list[int]:
         words = self.words(text)
-        return [self.index[piece] for word in words for piece in self.pieces(word)]
+        return [self.index[token] for word in words for token in self.tokens(word)]
 
 
 def digest(ids: Iterable[list[int]]) -> str:

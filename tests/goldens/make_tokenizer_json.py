@@ -13,9 +13,17 @@ import tempfile
 
 from transformers import BertTokenizer
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = string.ascii_letters + "éü" + ".,'"
-PIECES = [*SPECIALS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing", "日", "本"]
+PIECES = [
+    *SPECIAL_TOKENS,
+    *LETTERS,
+    *(f"##{letter}" for letter in LETTERS),
+    "the",
+    "##ing",
+    "日",
+    "本",
+]
 TEXTS = [
     "Being there, the Éclair's über-thing.",
     "日本 the 日本",
@@ -32,8 +40,8 @@ TOKENIZERS = {
 }
 
 
-def describe(fields: dict, more: list[str]) -> dict:
-    vocab = {piece: number for number, piece in enumerate(PIECES)}
+def to_tokenizer_json(fields: dict, more: list[str]) -> dict:
+    vocab = {token: number for number, token in enumerate(PIECES)}
     tokenizer = BertTokenizer(vocab=vocab, **fields)
     tokenizer.add_tokens(more)
     with tempfile.TemporaryDirectory() as directory:
@@ -44,7 +52,7 @@ def describe(fields: dict, more: list[str]) -> dict:
 
 
 def main() -> None:
-    found = {name: describe(*given) for name, given in TOKENIZERS.items()}
+    found = {name: to_tokenizer_json(*given) for name, given in TOKENIZERS.items()}
     path = pathlib.Path(__file__).with_name("tokenizer_json.json")
     path.write_text(json.dumps({"texts": TEXTS, "tokenizers": found}) + "\n")
 

@@ -7,15 +7,15 @@ from jax import Array
 from bertjax.model.dropout import dropout
 
 
-def visible(pack_ids: Array, causal: bool = False) -> Array:
-    """Which keys each query may see: bool [B, T, T] from `pack_ids` int32 [B, T].
+def attention_mask(example_ids: Array, causal: bool = False) -> Array:
+    """Which keys each query may see: bool [B, T, T] from `example_ids` int32 [B, T].
 
     A piece sees the pieces of its own pair; padding (id 0) sees padding, so that no query is left
     without a key and no softmax divides by zero. With `causal`, only itself and what stands before.
     """
-    mask = pack_ids[:, :, None] == pack_ids[:, None, :]
+    mask = example_ids[:, :, None] == example_ids[:, None, :]
     if causal:
-        mask &= jnp.tri(pack_ids.shape[1], dtype=bool)
+        mask &= jnp.tri(example_ids.shape[1], dtype=bool)
     return mask
 
 
@@ -23,7 +23,7 @@ def attention(
     query: Array,
     key: Array,
     value: Array,
-    pack_ids: Array,
+    example_ids: Array,
     *,
     causal: bool = False,
     dropout_rate: float = 0.0,
@@ -33,7 +33,7 @@ def attention(
     # Keys before queries, as the kernel has them, so that dropout falls on the same places.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     scores = _scores(key, query * query.shape[-1] ** -0.5)
-    seen = visible(pack_ids, causal).swapaxes(1, 2)[:, None]
+    seen = attention_mask(example_ids, causal).swapaxes(1, 2)[:, None]
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=2).astype(value.dtype)
     weights = dropout(weights, dropout_rate, dropout_key)

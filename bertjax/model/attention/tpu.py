@@ -16,13 +16,20 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.mesh.sharding import over_rows_and_heads, tpu_kind, why_not_split
-from bertjax.model.dropout import PARTS, limit_and_seeds, outlives, random_words, scale, shift_of
+from bertjax.mesh.sharding import shard_map_over_batch_and_heads, split_unsupported_reason, tpu_kind
+from bertjax.model.dropout import (
+    NUM_PARTS,
+    byte_shift,
+    keep_bit,
+    scale,
+    threefry_words,
+    threshold_and_seeds,
+)
 
 _LANES = 128  # elements side by side in a TPU's registers
-_LONGEST = 512
-_LEAST = 64  # elements of a head, of which two then fill the lanes
-_BLOCK = 1 << 18  # bytes of each input that the core holds at a time
+_MAX_LENGTH = 512
+_MIN_HEAD_SIZE = 64  # elements of a head, of which two then fill the lanes
+_MAX_BLOCK_BYTES = 1 << 18  # bytes of each input that the core holds at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,53 +54,59 @@ _CORES = {
 
 # Vector operations for a weight, by the compiler's schedule of the kernel for v5e: of the softmax,
 # of dropout (its bits, for the most part), and of the gradients of both.
-_SOFTMAX, _DROPOUT, _GRADIENT = 16, 14, 10
+_SOFTMAX_OPS, _DROPOUT_OPS, _GRADIENT_OPS = 16, 14, 10
 
 
-def why_not(query: Array | jax.ShapeDtypeStruct) -> str:
+def unsupported_reason(query: Array | jax.ShapeDtypeStruct) -> str:
     """Why the kernel does not take queries [B, T, N, D] on the context's mesh; "" if it does."""
-    rows, length, heads, size = query.shape
+    rows, length, heads, head_size = query.shape
     if tpu_kind() not in _CORES:
         return f"{tpu_kind() or 'no TPU'}: the kernel is for {', '.join(_CORES)}"
-    if unsplit := why_not_split(rows, heads):
+    if unsplit := split_unsupported_reason(rows, heads):
         return unsplit
-    if length % _LANES or length > _LONGEST:
-        return f"rows of {length} pieces: the kernel takes multiples of {_LANES} up to {_LONGEST}"
-    if size % _LEAST:
-        return f"heads of {size}: the kernel takes multiples of {_LEAST}"
-    own = heads // jax.sharding.get_abstract_mesh().shape["model"]
-    if not _heads_at_once(length, own * size, size, query.dtype.itemsize):
-        return f"{own} heads of {size} and {length} pieces: no share of them fits the core's memory"
+    if length % _LANES or length > _MAX_LENGTH:
+        return (
+            f"rows of {length} pieces: the kernel takes multiples of {_LANES} up to {_MAX_LENGTH}"
+        )
+    if head_size % _MIN_HEAD_SIZE:
+        return f"heads of {head_size}: the kernel takes multiples of {_MIN_HEAD_SIZE}"
+    own = heads // jax.sharding.get_abstract_mesh().shape["tensor"]
+    if not _heads_per_block(length, own * head_size, head_size, query.dtype.itemsize):
+        return f"{own} heads of {head_size} and {length} pieces: no share of them fits the core's memory"
     return ""
 
 
-def _heads_at_once(length: int, width: int, size: int, itemsize: int) -> int:
+def _heads_per_block(length: int, width: int, head_size: int, itemsize: int) -> int:
     """As many of the heads as there is room for, in whole registers if not all; 0 for none."""
-    heads = width // size
+    heads = width // head_size
     fits = [
-        n for n in range(1, heads + 1) if heads % n == 0 and length * n * size * itemsize <= _BLOCK
+        n
+        for n in range(1, heads + 1)
+        if heads % n == 0 and length * n * head_size * itemsize <= _MAX_BLOCK_BYTES
     ]
-    return max((n for n in fits if n == heads or n * size % _LANES == 0), default=0)
+    return max((n for n in fits if n == heads or n * head_size % _LANES == 0), default=0)
 
 
 def attention(
     query: Array,
     key: Array,
     value: Array,
-    pack_ids: Array,
+    example_ids: Array,
     *,
     causal: bool = False,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """As `bertjax.model.attention.dispatch.attention`, where `why_not` has no reason.
+    """As `bertjax.model.attention.dispatch.attention`, where `unsupported_reason` has no reason.
 
     `interpret` runs the kernel on any device, slowly, and without a mesh too.
     """
-    limit, seeds = limit_and_seeds(dropout_rate, dropout_key)
-    kernel = functools.partial(_attention, _Kernel(query.shape[-1], limit, causal, interpret))
-    return over_rows_and_heads(kernel, seeds, pack_ids, (query, key, value))
+    drop_threshold, seeds = threshold_and_seeds(dropout_rate, dropout_key)
+    kernel = functools.partial(
+        _attention, _Kernel(query.shape[-1], drop_threshold, causal, interpret)
+    )
+    return shard_map_over_batch_and_heads(kernel, seeds, example_ids, (query, key, value))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -126,8 +139,8 @@ class _Kernel:
       limit: of dropout's bits; 0 for none.
     """
 
-    size: int
-    limit: int
+    head_size: int
+    drop_threshold: int
     causal: bool
     interpret: bool
 
@@ -135,10 +148,10 @@ class _Kernel:
         self, body: Any, shared: tuple[Array, ...], arrays: tuple[Array, ...], outputs: int
     ) -> list[Array]:
         """Runs a pass over the whole of `arrays`, each [B, T, N * D]; outputs are like them."""
-        seeds, rows, heads, pack_ids = shared
+        seeds, rows, heads, example_ids = shared
         batch, length, width = arrays[0].shape
-        together = _heads_at_once(length, width, self.size, arrays[0].dtype.itemsize)
-        block = together * self.size
+        together = _heads_per_block(length, width, self.head_size, arrays[0].dtype.itemsize)
+        block = together * self.head_size
         wide = pl.BlockSpec((1, length, block), lambda row, part: (row, 0, part))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
         keys = pl.BlockSpec((1, length, 1), lambda row, part: (row, 0, 0))
@@ -153,7 +166,7 @@ class _Kernel:
             # A core of two may take either: what each turn writes is its own.
             compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
             interpret=self.interpret,
-        )(seeds, rows, heads, pack_ids[:, :, None], pack_ids[:, None, :], *arrays)
+        )(seeds, rows, heads, example_ids[:, :, None], example_ids[:, None, :], *arrays)
 
     def _cost(self, arrays: tuple[Array, ...], outputs: int) -> pl.CostEstimate:
         """What a pass computes and moves, for the compiler's schedule and for `bertjax preflight`.
@@ -162,10 +175,14 @@ class _Kernel:
         """
         core = _CORES.get(tpu_kind(), _CORES["TPU v5 lite"])
         batch, length, width = arrays[0].shape
-        weights = batch * (width // self.size) * length**2
+        weights = batch * (width // self.head_size) * length**2
         products = 2 if outputs == 1 else 5
-        vector = _SOFTMAX + _DROPOUT * (self.limit > 0) + (0 if outputs == 1 else _GRADIENT)
-        matrix = 2 * products * max(self.size, core.width)
+        vector = (
+            _SOFTMAX_OPS
+            + _DROPOUT_OPS * (self.drop_threshold > 0)
+            + (0 if outputs == 1 else _GRADIENT_OPS)
+        )
+        matrix = 2 * products * max(self.head_size, core.width)
         return pl.CostEstimate(
             flops=weights * (matrix + vector * core.matrix_speed),
             transcendentals=weights,
@@ -179,12 +196,12 @@ class _Kernel:
         self, seeds: Any, rows: Any, heads: Any, k_ids: Any, q_ids: Any, *refs: Any
     ) -> None:
         query, key, value, out = refs
-        seen = self._seen(k_ids[0], q_ids[0])
-        for head, part in self._heads(query):
+        seen = self._attention_mask(k_ids[0], q_ids[0])
+        for head, part in self._head_slices(query):
             weights = _weights(self._scaled(query[0, :, part]), key[0, :, part], seen)
-            if self.limit:
-                keep = self._keep(seeds, rows, heads, head, len(seen))
-                weights = jnp.where(keep, weights * scale(self.limit), 0.0)
+            if self.drop_threshold:
+                keep = self._keep_mask(seeds, rows, heads, head, len(seen))
+                weights = jnp.where(keep, weights * scale(self.drop_threshold), 0.0)
             mixed = _product(value[0, :, part], weights.astype(value.dtype), 0, 0)
             out[0, :, part] = mixed.T.astype(out.dtype)
 
@@ -193,14 +210,14 @@ class _Kernel:
     ) -> None:
         query, key, value, gradient, d_query, d_key, d_value = refs
         dtype = query.dtype
-        seen = self._seen(k_ids[0], q_ids[0])
-        for head, part in self._heads(query):
+        seen = self._attention_mask(k_ids[0], q_ids[0])
+        for head, part in self._head_slices(query):
             q, k, g = self._scaled(query[0, :, part]), key[0, :, part], gradient[0, :, part]
             weights = dropped = _weights(q, k, seen)
             d_weights = _product(value[0, :, part], g, 1, 1)
-            if self.limit:
-                keep = self._keep(seeds, rows, heads, head, len(seen))
-                factors = jnp.where(keep, scale(self.limit), 0.0)
+            if self.drop_threshold:
+                keep = self._keep_mask(seeds, rows, heads, head, len(seen))
+                factors = jnp.where(keep, scale(self.drop_threshold), 0.0)
                 dropped, d_weights = weights * factors, d_weights * factors
             d_value[0, :, part] = _product(dropped.astype(dtype), g, 1, 0).astype(dtype)
             mean = (d_weights * weights).sum(axis=0, keepdims=True)
@@ -208,31 +225,34 @@ class _Kernel:
             d_key[0, :, part] = _product(d_scores, q, 1, 0).astype(dtype)
             d_query[0, :, part] = self._scaled(_product(k, d_scores, 0, 0).T).astype(dtype)
 
-    def _heads(self, query: Any) -> list[tuple[int, Any]]:
+    def _head_slices(self, query: Any) -> list[tuple[int, Any]]:
         """For each head of the block its number there, and its part of the last axis."""
-        return [(n, pl.ds(n * self.size, self.size)) for n in range(query.shape[-1] // self.size)]
+        return [
+            (n, pl.ds(n * self.head_size, self.head_size))
+            for n in range(query.shape[-1] // self.head_size)
+        ]
 
     def _scaled(self, query: Array) -> Array:
-        return query * self.size**-0.5
+        return query * self.head_size**-0.5
 
-    def _seen(self, k_ids: Array, q_ids: Array) -> Array:
+    def _attention_mask(self, k_ids: Array, q_ids: Array) -> Array:
         seen = k_ids == q_ids
         if self.causal:
             key, query = (jax.lax.broadcasted_iota(jnp.int32, seen.shape, i) for i in (0, 1))
             seen &= query >= key
         return seen
 
-    def _keep(self, seeds: Any, rows: Any, heads: Any, head: int, length: int) -> Array:
+    def _keep_mask(self, seeds: Any, rows: Any, heads: Any, head: int, length: int) -> Array:
         """Which weights [T, T] survive, as `bertjax.model.dropout` says of [B, N, T, T]."""
-        part = (length // PARTS, length)
+        part = (length // NUM_PARTS, length)
         together = heads.shape[0] // pl.num_programs(1)
         row = rows[pl.program_id(0)].astype(jnp.uint32)
         number = heads[pl.program_id(1) * together + head].astype(jnp.uint32)
         key, query = (jax.lax.broadcasted_iota(jnp.uint32, part, i) for i in (0, 1))
         place = (number * part[0] + key) * part[1] + query
-        words = random_words(seeds, jnp.full(part, row), place)
-        parts = [words[part // 4] << shift_of(part) for part in range(PARTS)]
-        return outlives(jnp.concatenate(parts), self.limit)
+        words = threefry_words(seeds, jnp.full(part, row), place)
+        parts = [words[part // 4] << byte_shift(part) for part in range(NUM_PARTS)]
+        return keep_bit(jnp.concatenate(parts), self.drop_threshold)
 
 
 def _weights(query: Array, key: Array, seen: Array) -> Array:

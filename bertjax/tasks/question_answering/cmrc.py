@@ -13,7 +13,7 @@ from nltk.tokenize import NLTKWordTokenizer
 
 from bertjax.tasks.question_answering.metrics import read_predictions
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Question, QuestionAnsweringDataset, read_squad
 
 _PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001
 _PARTS = re.compile("([一-龥])|([^一-龥]+)")
@@ -57,7 +57,7 @@ def score_files(data: epath.PathLike, predictions: epath.PathLike) -> dict[str, 
     return score(read_squad(data), read_predictions(predictions))
 
 
-def score(data: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
+def score(data: QuestionAnsweringDataset, predictions: Mapping[str, str]) -> dict[str, float]:
     """The official scores, in percent; a question without a prediction counts as wrong.
 
     Returns:

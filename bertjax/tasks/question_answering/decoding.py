@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from data_pipelines.finetuning.squad import Question
-from data_pipelines.finetuning.windows import Passages, Windows, maximum_context
+from data_pipelines.finetuning.windows import PassageCache, PassageWindows, max_context_windows
 
-BEST = 20  # starts, ends and answers that are looked at
-LONGEST = 30  # pieces of an answer
+N_BEST_SIZE = 20  # starts, ends and answers that are looked at
+MAX_ANSWER_LENGTH = 30  # pieces of an answer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,9 +51,11 @@ class Prediction:
             return float(np.finfo(np.float32).max)
         return self.null.score - self.candidates[0].score
 
-    def answer(self, threshold: float | None) -> Candidate:
+    def answer(self, null_score_diff_threshold: float | None) -> Candidate:
         """The best answer; none where there is none, or where its odds are above the threshold."""
-        if not self.candidates or (threshold is not None and self.null_odds > threshold):
+        if not self.candidates or (
+            null_score_diff_threshold is not None and self.null_odds > null_score_diff_threshold
+        ):
             return self.null
         return self.candidates[0]
 
@@ -70,8 +72,8 @@ class Prediction:
 
 def decode(
     questions: Sequence[Question],
-    windows: Windows,
-    passages: Passages,
+    windows: PassageWindows,
+    passages: PassageCache,
     logits: Sequence[np.ndarray],
 ) -> Iterator[Prediction]:
     """The prediction for each question, in turn.
@@ -84,29 +86,29 @@ def decode(
         own = range(bounds[number], bounds[number + 1])
         spans = passages[question.passage].spans
         firsts, parts = windows.first[own], windows.parts[own]
-        context = maximum_context(firsts.tolist(), parts.tolist(), len(spans))
+        context = max_context_windows(firsts.tolist(), parts.tolist(), len(spans))
         found = []
         nulls = []
         for place, window in enumerate(own):
             nulls.append(Candidate("", 0, 0, *logits[window][0].tolist()))
             prefix, first = int(windows.prefix[window]), int(windows.first[window])
             inside = logits[window][prefix : prefix + int(windows.parts[window])]
-            start, end = _spans(inside, context[first : first + len(inside)] == place)
+            start, end = _top_spans(inside, context[first : first + len(inside)] == place)
             places = spans[first + start, 0], spans[first + end, 1]
             found.append((*places, inside[start, 0], inside[end, 1]))
         null = min(nulls, key=lambda null: null.score)
-        yield Prediction(question, _best(question.passage, found), null)
+        yield Prediction(question, _nbest_answers(question.passage, found), null)
 
 
-def _spans(logits: np.ndarray, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _top_spans(logits: np.ndarray, is_max_context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Spans between the best starts, among those judged here, and the best ends of a window."""
-    starts, ends = (np.argsort(-logits[:, i], kind="stable")[:BEST] for i in (0, 1))
+    starts, ends = (np.argsort(-logits[:, i], kind="stable")[:N_BEST_SIZE] for i in (0, 1))
     start, end = np.repeat(starts, len(ends)), np.tile(ends, len(starts))
-    fits = (end >= start) & (end - start < LONGEST) & judged[start]
+    fits = (end >= start) & (end - start < MAX_ANSWER_LENGTH) & is_max_context[start]
     return start[fits], end[fits]
 
 
-def _best(passage: str, found: Sequence[tuple[np.ndarray, ...]]) -> list[Candidate]:
+def _nbest_answers(passage: str, found: Sequence[tuple[np.ndarray, ...]]) -> list[Candidate]:
     """The best of each text, best first.
 
     Args:
@@ -117,7 +119,7 @@ def _best(passage: str, found: Sequence[tuple[np.ndarray, ...]]) -> list[Candida
     order = np.argsort(-(starts.astype(np.float64) + ends), kind="stable")
     best: dict[str, Candidate] = {}
     for at in order.tolist():
-        if len(best) == BEST:
+        if len(best) == N_BEST_SIZE:
             break
         begin, stop = int(begins[at]), int(stops[at])
         text = passage[begin:stop]

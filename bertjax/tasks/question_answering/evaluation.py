@@ -7,24 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.finetuning import Laid
+from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.question_answering.decoding import Prediction, decode
 from bertjax.tasks.question_answering.metrics import score
-from bertjax.tasks.task import EXAMPLES, Evaluation, HostBatch, Input
+from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation, HostBatch, Input
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.packed_examples import Shape
-from data_pipelines.finetuning.squad import Question, Questions, check_passage, parse_squad
-from data_pipelines.finetuning.windows import Passages, WindowOptions, Windows, locate, make_windows
+from data_pipelines.finetuning.packed_examples import PackedShape
+from data_pipelines.finetuning.squad import (
+    Question,
+    QuestionAnsweringDataset,
+    check_passage,
+    parse_squad,
+)
+from data_pipelines.finetuning.windows import (
+    PassageCache,
+    PassageWindows,
+    WindowOptions,
+    locate_answer,
+    make_windows,
+)
 from data_pipelines.parsing import parse_json
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
-_COUNTS = ("missing", "surplus")  # of predictions that are all ours: 0
-_SHOWN = 3  # of the answers that are not at their place, in full
+_PREDICTION_COUNTS = ("missing", "surplus")  # of predictions that are all ours: 0
+_MAX_WARNINGS = 3  # of the answers that are not at their place, in full
 
 
-class Reading:
+class QuestionAnsweringEvalSet:
     """A data set as windows, several to a row, and what becomes of their logits.
 
     Args:
@@ -37,26 +48,26 @@ class Reading:
     def __init__(
         self,
         name: str,
-        data: Questions,
+        data: QuestionAnsweringDataset,
         tokenizer: Tokenizer,
         options: WindowOptions,
-        row: Shape,
+        row: PackedShape,
         rows: int = 0,
-        hosts: int = 1,
-        host: int = 0,
+        num_processes: int = 1,
+        process_id: int = 0,
     ) -> None:
         self.name, self.data = name, data
-        self._passages = Passages(tokenizer)
-        self._windows = windows_of(name, data, tokenizer, options, self._passages)
-        self._laid = Laid(self._windows, row, rows, hosts, host)
+        self._passages = PassageCache(tokenizer)
+        self._windows = build_windows(name, data, tokenizer, options, self._passages)
+        self._packed = PackedEvalSet(self._windows, row, rows, num_processes, process_id)
 
     def batches(self) -> Iterator[HostBatch]:
         """This host's rows of each batch."""
-        return self._laid.batches()
+        return self._packed.batches()
 
     def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
         """What is answered to each question, from the span logits of each batch [R, T, 2]."""
-        of_windows = self._laid.split(logits, "pieces")
+        of_windows = self._packed.split(logits, "pieces")
         return decode(self.data.questions, self._windows, self._passages, of_windows)
 
     def evaluation(
@@ -64,12 +75,12 @@ class Reading:
     ) -> Evaluation:
         """Official scores, in percent; for version 2 at the threshold that is best for F1.
 
-        With version 2 comes that `threshold` of the null odds, above which there is no answer. It
+        With version 2 comes that `null_score_diff_threshold` of the null odds, above which there is no answer. It
         is `best_f1_thresh`, but below all odds where to answer nothing is best, for which the
         official sweep says 0. The files are `predictions`,
         `nbest_predictions` and, for version 2, `null_odds`.
         """
-        found = list(self.predictions([each["span_logits"] for each in outputs]))
+        found = list(self.predictions([each["question_answering_logits"] for each in outputs]))
         with_null = self.data.version == 2
         best = {each.question.id: each.answer(None).text for each in found}
         files: dict[str, Any] = {"nbest_predictions": _nbest(found, with_null)}
@@ -78,33 +89,40 @@ class Reading:
             odds = {each.question.id: each.null_odds for each in found}
             swept = score(self.data, best, odds)
             scores = {name: value for name, value in swept.items() if name.startswith("best")}
-            threshold = swept["best_f1_thresh"]
+            null_score_diff_threshold = swept["best_f1_thresh"]
             unanswerable = sum(not question.answers for question in self.data.questions)
             if swept["best_f1"] == 100.0 * unanswerable / len(odds):  # where the sweep begins
-                threshold = float(np.nextafter(min(odds.values()), -np.inf))
-            scores["threshold"] = calibration["threshold"] = threshold
-            best = {name: "" if odds[name] > threshold else text for name, text in best.items()}
+                null_score_diff_threshold = float(np.nextafter(min(odds.values()), -np.inf))
+            scores["threshold"] = calibration["threshold"] = null_score_diff_threshold
+            best = {
+                name: "" if odds[name] > null_score_diff_threshold else text
+                for name, text in best.items()
+            }
             files["null_odds"] = odds
         scores |= score(self.data, best)
-        kept = {name: value for name, value in scores.items() if name not in _COUNTS}
+        kept = {name: value for name, value in scores.items() if name not in _PREDICTION_COUNTS}
         examples = [
             f"{q.text} → {best[q.id] or '-'} ({q.answers[0].text if q.answers else '-'})"
-            for q in self.data.questions[:EXAMPLES]
+            for q in self.data.questions[:NUM_EXAMPLES_SHOWN]
         ]
         return Evaluation(kept, {"predictions": best} | files, calibration, examples)
 
 
-def windows_of(
-    name: str, data: Questions, tokenizer: Tokenizer, options: WindowOptions, passages: Passages
-) -> Windows:
+def build_windows(
+    name: str,
+    data: QuestionAnsweringDataset,
+    tokenizer: Tokenizer,
+    options: WindowOptions,
+    passages: PassageCache,
+) -> PassageWindows:
     """The windows of a data set; says what is wrong with its answers and questions."""
-    located = [locate(question) for question in data.questions]
+    located = [locate_answer(question) for question in data.questions]
     wrong = {
         question.id: phrase
         for question, (_, phrase) in zip(data.questions, located, strict=True)
         if phrase
     }
-    for phrase in list(wrong.values())[:_SHOWN]:
+    for phrase in list(wrong.values())[:_MAX_WARNINGS]:
         _log.warning("%s: %s.", name, phrase)
     if wrong:
         _log.warning(
@@ -118,12 +136,12 @@ def windows_of(
     windows = make_windows(
         data.questions, tokenizer, options, passages, [answer for answer, _ in located]
     )
-    if windows.cut:
+    if windows.num_truncated:
         _log.warning(
-            "%s: %d questions were cut to data.max_query=%d pieces.",
+            "%s: %d questions were cut to data.max_query_length=%d pieces.",
             name,
-            windows.cut,
-            options.max_query,
+            windows.num_truncated,
+            options.max_query_length,
         )
     return windows
 
@@ -145,7 +163,7 @@ def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list
     }
 
 
-def inputs_of(lines: Iterable[str]) -> Iterable[Input]:
+def parse_question_inputs(lines: Iterable[str]) -> Iterable[Input]:
     """Questions to be answered.
 
     Args:
@@ -183,21 +201,21 @@ def _parse(line: str) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def question_of(asked: Input) -> Question:
+def to_question(item: Input) -> Question:
     """The question that is asked, whose id is the last word of its place where it has none.
 
     Raises:
       InputError: it is none; its place is named.
     """
-    place, said = asked.place, {} if isinstance(asked.said, str) else asked.said
+    location, said = item.location, {} if isinstance(item.said, str) else item.said
     text, passage = said.get("question"), said.get("context")
     if not isinstance(text, str) or not isinstance(passage, str):
         raise InputError(
-            f'{place} is not of the form {{"question": "...", "context": "..."}}: '
+            f'{location} is not of the form {{"question": "...", "context": "..."}}: '
             "write a JSON object a line."
         )
     try:
-        check_passage(place, passage)
+        check_passage(location, passage)
     except InputError as error:
         raise InputError(f"{error}.") from error
-    return Question(str(said.get("id", place.rpartition(" ")[2])), text, passage)
+    return Question(str(said.get("id", location.rpartition(" ")[2])), text, passage)

@@ -16,7 +16,7 @@ from typing import Any
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Question, Questions, read_squad
+from data_pipelines.finetuning.squad import Question, QuestionAnsweringDataset, read_squad
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 
@@ -90,17 +90,19 @@ def _read_object(path: epath.PathLike, kinds: tuple[type, ...], wanted: str) -> 
     return content
 
 
-def score_each(data: Questions, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+def score_per_question(
+    data: QuestionAnsweringDataset, predictions: Mapping[str, str]
+) -> dict[str, tuple[float, float]]:
     """(exact, F1) of each question by its id, each the best over its gold answers."""
     return {
-        question.id: _best(question, predictions[question.id], data.version)
+        question.id: _best_over_golds(question, predictions[question.id], data.version)
         if question.id in predictions
         else (0.0, 0.0)
         for question in data.questions
     }
 
 
-def _best(question: Question, prediction: str, version: int) -> tuple[float, float]:
+def _best_over_golds(question: Question, prediction: str, version: int) -> tuple[float, float]:
     golds = [answer.text for answer in question.answers]
     if version == 2:
         golds = [gold for gold in golds if normalize(gold)] or [""]
@@ -113,7 +115,7 @@ def _best(question: Question, prediction: str, version: int) -> tuple[float, flo
 
 
 def score(
-    data: Questions,
+    data: QuestionAnsweringDataset,
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
@@ -133,13 +135,13 @@ def score(
     Raises:
       InputError: a predicted question has no odds, or a question of version 1 no gold answer.
     """
-    scores = score_each(data, predictions)
+    scores = score_per_question(data, predictions)
     counts = {
         "missing": sum(name not in predictions for name in scores),
         "surplus": sum(name not in scores for name in predictions),
     }
     if data.version == 1:
-        return _means("", scores, scores, _add_in_turn) | counts
+        return _means("", scores, scores, _sum_sequentially) | counts
 
     odds = {name: 0.0 for name in predictions} if null_odds is None else null_odds
     answerable = {question.id: bool(question.answers) for question in data.questions}
@@ -161,7 +163,7 @@ def score(
     return result | counts
 
 
-def _add_in_turn(values: Iterable[float]) -> float:
+def _sum_sequentially(values: Iterable[float]) -> float:
     """As the script of 1.1 does; `sum`, which that of 2.0 uses, keeps more digits of late."""
     return functools.reduce(operator.add, values, 0.0)
 

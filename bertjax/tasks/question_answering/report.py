@@ -9,32 +9,32 @@ from html import escape
 
 from etils import epath
 
-from bertjax.html.page import facts, page, section, table, tiles
-from bertjax.html.tables import by_set
-from bertjax.tasks.question_answering.metrics import f1, score_each
+from bertjax.html.page import definition_list, page, section, table, tiles
+from bertjax.html.tables import eval_set_table
+from bertjax.tasks.question_answering.metrics import f1, score_per_question
 from bertjax.tasks.task import EVALUATION_FILE
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Question, Questions
-from data_pipelines.finetuning.windows import place_answer
+from data_pipelines.finetuning.squad import Question, QuestionAnsweringDataset
+from data_pipelines.finetuning.windows import nearest_answer
 
-SHOWN = 12  # errors of a kind
-AROUND = 400  # characters of a passage that are shown on either side of what is marked
+MAX_ERRORS_SHOWN = 12  # errors of a kind
+CONTEXT_CHARS = 400  # characters of a passage that are shown on either side of what is marked
 
 RIGHT = "right"
 # In the order of the page.
-KINDS = {
+ERROR_KINDS = {
     "missed": "No answer given where there is one",
     "invented": "An answer given where there is none",
     "boundary": "The right place, other boundaries",
     "place": "The wrong place",
 }
-WORDS = ("what", "who", "when", "where", "which", "how", "why")
+QUESTION_WORDS = ("what", "who", "when", "where", "which", "how", "why")
 
 Span = tuple[int, int]  # characters [first, last) of a passage
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class ScoredAnswer:
     """A question, what was answered, and what that is worth.
 
     Attributes:
@@ -50,47 +50,55 @@ class Judged:
     exact: float
     f1: float
     said: Span | None
-    gold: Span | None
+    gold_span: Span | None
     probability: float
 
     @property
     def kind(self) -> str:
-        """`RIGHT`, or one of `KINDS`."""
+        """`RIGHT`, or one of `ERROR_KINDS`."""
         if self.exact:
             return RIGHT
         if self.said is None or not self.question.answers:
             return "missed" if self.question.answers else "invented"
-        overlap = self.gold and self.said[0] < self.gold[1] and self.gold[0] < self.said[1]
+        overlap = (
+            self.gold_span and self.said[0] < self.gold_span[1] and self.gold_span[0] < self.said[1]
+        )
         return "boundary" if overlap else "place"
 
 
-def judge(
-    data: Questions, predictions: Mapping[str, str], nbest: Mapping[str, Sequence[Mapping]]
-) -> list[Judged]:
+def score_answers(
+    data: QuestionAnsweringDataset,
+    predictions: Mapping[str, str],
+    nbest: Mapping[str, Sequence[Mapping]],
+) -> list[ScoredAnswer]:
     """Every question of a data set with its prediction, which counts as "" where it is missing.
 
     Args:
       nbest: as `bertjax evaluate` writes it, from which place and probability are taken.
     """
-    scores = score_each(data, predictions)
+    scores = score_per_question(data, predictions)
     found = []
     for question in data.questions:
         text = predictions.get(question.id, "")
         entries = [entry for entry in nbest.get(question.id, ()) if entry["text"] == text]
-        said = gold = None
+        said = gold_span = None
         if text:
             start = entries[0]["start"] if entries else question.passage.find(text)
             said = start, start + len(text)
         if question.answers:
             best = max(question.answers, key=lambda answer: f1(text, answer.text, data.version))
-            placed = place_answer(question.passage, best)
-            gold = (placed.start, placed.start + len(placed.text)) if placed else None
+            placed = nearest_answer(question.passage, best)
+            gold_span = (placed.start, placed.start + len(placed.text)) if placed else None
         probability = float(entries[0]["probability"]) if entries else 0.0
-        found.append(Judged(question, text, *scores[question.id], said, gold, probability))
+        found.append(
+            ScoredAnswer(question, text, *scores[question.id], said, gold_span, probability)
+        )
     return found
 
 
-def render(name: str, directory: epath.Path, sets: Sequence[tuple[str, Questions]]) -> str:
+def render(
+    name: str, directory: epath.Path, sets: Sequence[tuple[str, QuestionAnsweringDataset]]
+) -> str:
     """The page of an evaluation.
 
     Args:
@@ -99,9 +107,9 @@ def render(name: str, directory: epath.Path, sets: Sequence[tuple[str, Questions
     Raises:
       InputError: the files are not those of an evaluation.
     """
-    judged: list[Judged] = []
+    judged: list[ScoredAnswer] = []
     try:
-        about = json.loads((directory / EVALUATION_FILE).read_text())
+        run_info = json.loads((directory / EVALUATION_FILE).read_text())
         scores = json.loads((directory / "scores.json").read_text())
         for set_name, data in sets:
             prefix = f"{set_name}." if len(sets) > 1 else ""
@@ -109,24 +117,24 @@ def render(name: str, directory: epath.Path, sets: Sequence[tuple[str, Questions
                 json.loads((directory / f"{prefix}{file}.json").read_text())
                 for file in ("predictions", "nbest_predictions")
             )
-            judged += judge(data, predictions, nbest)
-        checkpoints = ", ".join(about["checkpoints"])
+            judged += score_answers(data, predictions, nbest)
+        checkpoints = ", ".join(run_info["checkpoints"])
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InputError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
-    of_data = " ".join(about["config"]["data"][field] for field in ("dir", "dev"))
-    sets_table = by_set(scores, {"exact": "Exact match", "f1": "F1"})
+    of_data = " ".join(run_info["config"]["data"][field] for field in ("dir", "dev"))
+    sets_table = eval_set_table(scores, {"exact": "Exact match", "f1": "F1"})
     body = [
         _header(name, scores, len(judged), [("Model", checkpoints), ("Data", of_data)]),
         section("Data sets", table(*sets_table) if sets_table.rows else ""),
-        section("Answers by kind", _kinds(judged)),
-        section("Questions by their word", _words(judged)),
+        section("Answers by kind", _kind_table(judged)),
+        section("QuestionAnsweringDataset by their word", _words(judged)),
     ]
-    body += [section(title, _worst(judged, kind)) for kind, title in KINDS.items()]
+    body += [section(title, _render_errors(judged, kind)) for kind, title in ERROR_KINDS.items()]
     return page(name, [f"<style>{STYLE}</style>\n", *body])
 
 
 def _header(
-    name: str, scores: Mapping[str, float], total: int, about: Iterable[tuple[str, str]]
+    name: str, scores: Mapping[str, float], total: int, run_info: Iterable[tuple[str, str]]
 ) -> str:
     titles = {"exact": "Exact match", "f1": "F1"} | {
         f"{prefix}_{metric}": f"{title}, {label}"
@@ -134,29 +142,36 @@ def _header(
         for metric, title in (("exact", "exact match"), ("f1", "F1"))
     }
     shown = [(titles[key], f"{scores[key]:.1f}") for key in titles if key in scores]
-    threshold = scores.get("threshold")
-    odds = "" if threshold is None else f"where no answer scores {threshold:.2f} above the best"
+    null_score_diff_threshold = scores.get("threshold")
+    odds = (
+        ""
+        if null_score_diff_threshold is None
+        else f"where no answer scores {null_score_diff_threshold:.2f} above the best"
+    )
     return (
         f"<header><h1>{escape(name)}</h1>\n{tiles([*shown, ('Questions', f'{total:,}')])}"
-        f"{facts([*about, ('No answer', odds)])}</header>\n"
+        f"{definition_list([*run_info, ('No answer', odds)])}</header>\n"
     )
 
 
-def _kinds(judged: Sequence[Judged]) -> str:
-    return _grouped(judged, "Kind", {RIGHT: "Right"} | KINDS, lambda each: each.kind)
+def _kind_table(judged: Sequence[ScoredAnswer]) -> str:
+    return _grouped(judged, "Kind", {RIGHT: "Right"} | ERROR_KINDS, lambda each: each.kind)
 
 
-def _words(judged: Sequence[Judged]) -> str:
-    def word(each: Judged) -> str:
+def _words(judged: Sequence[ScoredAnswer]) -> str:
+    def word(each: ScoredAnswer) -> str:
         said = each.question.text.lower().split()
-        return next((word for word in said if word in WORDS), "other")
+        return next((word for word in said if word in QUESTION_WORDS), "other")
 
-    titles = {word: word.capitalize() for word in (*WORDS, "other")}
+    titles = {word: word.capitalize() for word in (*QUESTION_WORDS, "other")}
     return _grouped(judged, "Word", titles, word)
 
 
 def _grouped(
-    judged: Sequence[Judged], title: str, titles: Mapping[str, str], key: Callable[[Judged], str]
+    judged: Sequence[ScoredAnswer],
+    title: str,
+    titles: Mapping[str, str],
+    key: Callable[[ScoredAnswer], str],
 ) -> str:
     """A row for each group of questions that is not empty."""
     counts = Counter(map(key, judged))
@@ -170,10 +185,10 @@ def _grouped(
             )
             share = f"{counts[group] / len(judged):.1%}"
             rows.append((label, f"{counts[group]:,}", share, f"{exact:.1f}", f"{mean:.1f}"))
-    return table((title, "Questions", "Share", "Exact match", "F1"), rows)
+    return table((title, "QuestionAnsweringDataset", "Share", "Exact match", "F1"), rows)
 
 
-def _worst(judged: Sequence[Judged], kind: str) -> str:
+def _render_errors(judged: Sequence[ScoredAnswer], kind: str) -> str:
     """The errors of a kind that the model was surest of, for how much they cost."""
     own = [each for each in judged if each.kind == kind]
     own.sort(key=lambda each: (each.f1 - 1) * each.probability)
@@ -181,28 +196,28 @@ def _worst(judged: Sequence[Judged], kind: str) -> str:
         f'<p class="aside">{len(own):,} in all; the surest and costliest first. Shaded: the gold '
         "answer; underlined: what was answered.</p>\n"
     )
-    return note + "".join(map(_error, own[:SHOWN])) if own else ""
+    return note + "".join(map(_error, own[:MAX_ERRORS_SHOWN])) if own else ""
 
 
-def _error(each: Judged) -> str:
+def _error(each: ScoredAnswer) -> str:
     golds = " / ".join(dict.fromkeys(answer.text for answer in each.question.answers))
-    described = facts(
+    described = definition_list(
         [
             ("Answer", f"{each.text or 'none'} ({each.probability:.0%})"),
             ("Gold", golds or "none"),
             ("F1", f"{each.f1:.2f}"),
         ]
     )
-    passage = marked(each.question.passage, each.said, each.gold)
+    passage = mark_spans(each.question.passage, each.said, each.gold_span)
     return (
         f'<article id="{escape(each.question.id)}"><h3>{escape(each.question.text)}</h3>\n'
         f"{described}<p>{passage}</p></article>\n"
     )
 
 
-def marked(passage: str, said: Span | None, gold: Span | None) -> str:
+def mark_spans(passage: str, said: Span | None, gold_span: Span | None) -> str:
     """The passage as HTML, what was said and the gold answer marked, and far parts left out."""
-    spans = {"said": said, "gold": gold}
+    spans = {"said": said, "gold_span": gold_span}
     ends = sorted({0, len(passage), *(end for span in spans.values() if span for end in span)})
     parts = []
     for first, last in itertools.pairwise(ends):
@@ -211,9 +226,9 @@ def marked(passage: str, said: Span | None, gold: Span | None) -> str:
         if kinds:
             parts.append(f'<mark class="{" ".join(kinds)}">{escape(text)}</mark>')
             continue
-        before, after = AROUND * (first > 0), AROUND * (last < len(passage))
+        before, after = CONTEXT_CHARS * (first > 0), CONTEXT_CHARS * (last < len(passage))
         if not (before or after):
-            before = 2 * AROUND
+            before = 2 * CONTEXT_CHARS
         if len(text) > before + after:
             text = _whole_words(text[:before], text[len(text) - after :])
         parts.append(escape(text))

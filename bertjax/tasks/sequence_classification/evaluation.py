@@ -7,24 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.tasks.evaluations import PREDICTIONS
-from bertjax.tasks.finetuning import Laid
-from bertjax.tasks.sequence_classification.metrics import score_classes, score_labels, score_numbers
-from bertjax.tasks.task import EXAMPLES, Evaluation
-from data_pipelines.finetuning.encoding import Encoded
-from data_pipelines.finetuning.packed_examples import Shape
-from data_pipelines.finetuning.sequence_classification import Sentences, make_target
+from bertjax.tasks.finetuning import PackedEvalSet
+from bertjax.tasks.saved_evaluation import PREDICTIONS
+from bertjax.tasks.sequence_classification.metrics import (
+    multi_label_metrics,
+    regression_metrics,
+    single_label_metrics,
+)
+from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
+from data_pipelines.finetuning.encoding import EncodedTexts
+from data_pipelines.finetuning.packed_examples import PackedShape
+from data_pipelines.finetuning.sequence_classification import (
+    SequenceClassificationDataset,
+    make_target,
+)
 
 _log = logging.getLogger("bertjax")
 
 
-class Labelled(Laid):
+class SequenceClassificationEvalSet(PackedEvalSet):
     """Held-out sentences with labels.
 
     Args:
       labels: names of the classes, none for numbers.
       target: "class", "labels" or "number".
-      row, rows, hosts, host: see `Laid`.
+      row, rows, hosts, host: see `PackedEvalSet`.
 
     Raises:
       InputError: a label is none that was trained.
@@ -33,29 +40,31 @@ class Labelled(Laid):
     def __init__(
         self,
         name: str,
-        data: Sentences,
-        encoded: Encoded,
+        data: SequenceClassificationDataset,
+        encoded: EncodedTexts,
         labels: Sequence[str],
         target: str,
-        row: Shape,
+        row: PackedShape,
         rows: int = 0,
-        hosts: int = 1,
-        host: int = 0,
+        num_processes: int = 1,
+        process_id: int = 0,
     ) -> None:
         self.name, self.data, self.labels = name, data, labels
-        self._target, self._owner = target, encoded.owner
+        self._target, self._text_indices = target, encoded.text_indices
         self._gold = make_target(data, labels, target)
-        super().__init__(encoded.with_target("label", self._gold), row, rows, hosts, host)
+        super().__init__(
+            encoded.with_target("label", self._gold), row, rows, num_processes, process_id
+        )
 
-    def said(self, logits: Sequence[np.ndarray]) -> np.ndarray:
+    def predictions(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         """What is said of each text, from the logits [R, K, C] of each batch, windows averaged.
 
         Of classes and labels probabilities float64 [N, C], of numbers float64 [N].
         """
         each = np.asarray(self.split(logits, "example"), np.float64)
         total = np.zeros((len(self.data), each.shape[-1]))
-        np.add.at(total, self._owner, each)
-        found = total / np.bincount(self._owner, minlength=len(total))[:, None]
+        np.add.at(total, self._text_indices, each)
+        found = total / np.bincount(self._text_indices, minlength=len(total))[:, None]
         if self._target == "number":
             numbers: np.ndarray = found[:, 0]
             return numbers
@@ -69,38 +78,38 @@ class Labelled(Laid):
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
         """Scores between 0 and 1 (see `scoring`); the file is `predictions`."""
-        said = self.said([each["classifier_logits"] for each in outputs])
+        predictions = self.predictions([each["sequence_classification_logits"] for each in outputs])
         gold = self._gold.values
         if self._target == "number":
-            scores = score_numbers(said, gold.astype(np.float64))
+            scores = regression_metrics(predictions, gold.astype(np.float64))
         elif self._target == "labels":
-            scores = score_labels(said > 0.5, gold > 0.5)
+            scores = multi_label_metrics(predictions > 0.5, gold > 0.5)
         else:
-            classes = said.argmax(axis=1)
+            classes = predictions.argmax(axis=1)
             if len(np.unique(classes)) == 1 < len(np.unique(gold)):
                 only = self.labels[classes[0]]
                 _log.warning("%s: every example is said to be %r.", self.name, only)
-            scores = score_classes(classes, gold, len(self.labels))
-        answers = [answer(each, self.labels, self._target, True) for each in said]
+            scores = single_label_metrics(classes, gold, len(self.labels))
+        answers = [format_prediction(each, self.labels, self._target, True) for each in predictions]
         names = self.data.ids or [str(number) for number in range(len(self.data))]
         entries = [
             {"id": name, "gold": value} | each
             for name, value, each in zip(names, self.data.values or (), answers, strict=True)
         ]
-        return Evaluation(scores, {PREDICTIONS: entries}, examples=self._shown(answers))
+        return Evaluation(scores, {PREDICTIONS: entries}, examples=self._format_examples(answers))
 
-    def _shown(self, answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    def _format_examples(self, answers: Sequence[Mapping[str, Any]]) -> list[str]:
         """The first texts, each with what is said of it and what is right."""
         texts = zip(self.data.texts, self.data.pairs or itertools.repeat(""), strict=False)
         rows = zip(texts, answers, self.data.values or (), strict=False)
         return [
-            f"{' | '.join(filter(None, own))} → {next(iter(said.values()))} ({gold})"
-            for own, said, gold in itertools.islice(rows, EXAMPLES)
+            f"{' | '.join(filter(None, own))} → {next(iter(predictions.values()))} ({gold})"
+            for own, predictions, gold in itertools.islice(rows, NUM_EXAMPLES_SHOWN)
         ]
 
 
-def answer(
-    said: np.ndarray, labels: Sequence[str], target: str, everything: bool
+def format_prediction(
+    predictions: np.ndarray, labels: Sequence[str], target: str, return_all_scores: bool
 ) -> dict[str, Any]:
     """What is said of one text, for a file.
 
@@ -109,12 +118,14 @@ def answer(
       everything: of classes and labels tells the probability of each.
     """
     if target == "number":
-        return {"number": round(float(said), 6)}
-    chances = {label: round(float(chance), 6) for label, chance in zip(labels, said, strict=True)}
+        return {"number": round(float(predictions), 6)}
+    chances = {
+        label: round(float(chance), 6) for label, chance in zip(labels, predictions, strict=True)
+    }
     if target == "labels":
-        chosen = [label for label, chance in zip(labels, said, strict=True) if chance > 0.5]
+        chosen = [label for label, chance in zip(labels, predictions, strict=True) if chance > 0.5]
         found: dict[str, Any] = {"labels": chosen}
     else:
-        best = labels[int(said.argmax())]
+        best = labels[int(predictions.argmax())]
         found = {"label": best, "probability": chances[best]}
-    return found | ({"probabilities": chances} if everything else {})
+    return found | ({"probabilities": chances} if return_all_scores else {})

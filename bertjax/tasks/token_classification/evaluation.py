@@ -1,4 +1,4 @@
-"""Sentences of words, and what becomes of the logits of their pieces."""
+"""TokenClassificationEvalSet of words, and what becomes of the logits of their pieces."""
 
 import itertools
 import logging
@@ -8,48 +8,48 @@ from typing import Any
 import numpy as np
 
 from bertjax.config.config import Config
-from bertjax.tasks.evaluations import PREDICTIONS
-from bertjax.tasks.finetuning import Laid
-from bertjax.tasks.task import EXAMPLES, Evaluation
-from bertjax.tasks.token_classification.metrics import count_entities, total
+from bertjax.tasks.finetuning import PackedEvalSet
+from bertjax.tasks.saved_evaluation import PREDICTIONS
+from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
+from bertjax.tasks.token_classification.metrics import count_entities, sum_counts
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.packed_examples import Shape
-from data_pipelines.finetuning.tag_schemes import entities, scheme_of, write_tags
-from data_pipelines.finetuning.token_classification import Sentence
-from data_pipelines.finetuning.word_alignment import Words, encode_words
+from data_pipelines.finetuning.packed_examples import PackedShape
+from data_pipelines.finetuning.tag_schemes import entities, entities_to_tags, label_scheme
+from data_pipelines.finetuning.token_classification import TaggedSentence
+from data_pipelines.finetuning.word_alignment import WordExamples, encode_tagged_words
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
-COLUMNS = "predictions.conll"
+CONLL_FILE = "predictions.conll"
 
 
-def words_of(
+def encode_sentences(
     name: str,
-    sentences: Sequence[Sentence],
+    sentences: Sequence[TaggedSentence],
     tokenizer: Tokenizer,
     config: Config,
     labels: Sequence[str],
-) -> Words:
+) -> WordExamples:
     """The examples of sentences, with the tags that they have; says what is in windows.
 
     Raises:
       InputError: a tag is none of the labels.
     """
     data = config.data
-    found = encode_words(sentences, tokenizer, config.seq_len, data["context"])
-    if found.windowed:
+    found = encode_tagged_words(sentences, tokenizer, config.max_seq_length, data["context"])
+    if found.num_windowed:
         _log.info(
-            "%s: %d of %d sentences are longer than seq_len=%d and are read in windows.",
+            "%s: %d of %d sentences are longer than max_seq_length=%d and are read in windows.",
             name,
-            found.windowed,
+            found.num_windowed,
             len(sentences),
-            config.seq_len,
+            config.max_seq_length,
         )
-    return found.with_tags(numbers_of(sentences, labels))
+    return found.with_tags(encode_tags(sentences, labels))
 
 
-def numbers_of(sentences: Sequence[Sentence], labels: Sequence[str]) -> np.ndarray:
+def encode_tags(sentences: Sequence[TaggedSentence], labels: Sequence[str]) -> np.ndarray:
     """The number of each word's tag among the labels, int32 [N]; -1 where it is not known.
 
     Raises:
@@ -62,8 +62,8 @@ def numbers_of(sentences: Sequence[Sentence], labels: Sequence[str]) -> np.ndarr
             found += [-1] * len(sentence.words)
             continue
         scheme = scheme or _scheme_of(labels)
-        tags = write_tags(entities(sentence.tags), len(sentence.tags), scheme)
-        for tag, place in zip(tags, sentence.places, strict=True):
+        tags = entities_to_tags(entities(sentence.tags), len(sentence.tags), scheme)
+        for tag, place in zip(tags, sentence.locations, strict=True):
             if tag not in numbers:
                 raise InputError(
                     f"{place}: tag {tag!r} is none that was trained: there are "
@@ -73,8 +73,8 @@ def numbers_of(sentences: Sequence[Sentence], labels: Sequence[str]) -> np.ndarr
     return np.array(found, np.int32)
 
 
-class Sentences(Laid):
-    """Sentences to be tagged; see `Laid` for the last arguments.
+class TokenClassificationEvalSet(PackedEvalSet):
+    """Sentences to be tagged; see `PackedEvalSet` for the last arguments.
 
     Args:
       labels: names of the tags, of any scheme.
@@ -85,26 +85,26 @@ class Sentences(Laid):
     def __init__(
         self,
         name: str,
-        sentences: Sequence[Sentence],
+        sentences: Sequence[TaggedSentence],
         tokenizer: Tokenizer,
         config: Config,
         labels: Sequence[str],
-        row: Shape,
+        row: PackedShape,
         rows: int = 0,
-        hosts: int = 1,
-        host: int = 0,
+        num_processes: int = 1,
+        process_id: int = 0,
     ) -> None:
         self.name, self.sentences, self.labels = name, sentences, labels
         self._strict = bool(config.data["strict"])
-        self._words = words_of(name, sentences, tokenizer, config, labels)
-        super().__init__(self._words, row, rows, hosts, host)
+        self._words = encode_sentences(name, sentences, tokenizer, config, labels)
+        super().__init__(self._words, row, rows, num_processes, process_id)
 
-    def said(self, logits: Sequence[np.ndarray]) -> Iterator[tuple[list[str], np.ndarray]]:
+    def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[tuple[list[str], np.ndarray]]:
         """The tags of each sentence's words and the probability of each, float64 [N, C], from the
         logits [R, T, C] of each batch.
         """
-        pieces = np.concatenate(self.split(logits, "pieces"))
-        each = pieces[self._words.pieces].astype(np.float64)
+        tokens = np.concatenate(self.split(logits, "pieces"))
+        each = tokens[self._words.tokens].astype(np.float64)
         powers = np.exp(each - each.max(axis=-1, keepdims=True))
         chances = powers / powers.sum(axis=-1, keepdims=True)
         ends = itertools.accumulate(len(sentence.words) for sentence in self.sentences)
@@ -122,15 +122,15 @@ class Sentences(Laid):
         The files are `predictions`, `types` with the scores of each type of entity, and columns of
         word, gold and said tag, as conlleval reads them.
         """
-        found = list(self.said([each["tagger_logits"] for each in outputs]))
+        found = list(self.predictions([each["token_classification_logits"] for each in outputs]))
         scheme = _scheme_of(self.labels)
         gold = [
-            write_tags(entities(tags), len(tags), scheme)
+            entities_to_tags(entities(tags), len(tags), scheme)
             for tags in (sentence.tags or () for sentence in self.sentences)
         ]
-        said = [tags for tags, _ in found]
-        counts = count_entities(gold, said, scheme if self._strict else "")
-        pairs = [*zip(itertools.chain(*gold), itertools.chain(*said), strict=True)]
+        predictions = [tags for tags, _ in found]
+        counts = count_entities(gold, predictions, scheme if self._strict else "")
+        pairs = [*zip(itertools.chain(*gold), itertools.chain(*predictions), strict=True)]
         accuracy = sum(a == b for a, b in pairs) / len(pairs)
         types = {kind: count._asdict() | count.scores() for kind, count in counts.items()}
         entries = [
@@ -142,14 +142,16 @@ class Sentences(Laid):
             }
             for sentence, tags, (mine, chances) in zip(self.sentences, gold, found, strict=True)
         ]
-        files = {PREDICTIONS: entries, "types": types, COLUMNS: _columns(entries)}
-        scores = total(counts.values()).scores() | {"accuracy": accuracy}
-        return Evaluation(scores, files, examples=[_line(each) for each in entries[:EXAMPLES]])
+        files = {PREDICTIONS: entries, "types": types, CONLL_FILE: _to_conll(entries)}
+        scores = sum_counts(counts.values()).scores() | {"accuracy": accuracy}
+        return Evaluation(
+            scores, files, examples=[_format_example(each) for each in entries[:NUM_EXAMPLES_SHOWN]]
+        )
 
 
 def _scheme_of(labels: Sequence[str]) -> str:
     try:
-        return scheme_of(labels)
+        return label_scheme(labels)
     except ValueError as error:
         raise InputError(
             f"the model's {error}: entities can be counted of one whose labels are as B-person, "
@@ -157,20 +159,22 @@ def _scheme_of(labels: Sequence[str]) -> str:
         ) from None
 
 
-def _line(entry: Mapping[str, Any]) -> str:
+def _format_example(entry: Mapping[str, Any]) -> str:
     """A sentence with the tags that are said, and in parentheses those that are right."""
 
-    def word(word: str, said: str, gold: str) -> str:
-        return word if said == gold == "O" else f"{word} → {said} ({gold})"
+    def word(word: str, predictions: str, gold: str) -> str:
+        return word if predictions == gold == "O" else f"{word} → {predictions} ({gold})"
 
     return "  ".join(map(word, entry["words"], entry["tags"], entry["gold"]))
 
 
-def _columns(entries: Sequence[Mapping[str, Any]]) -> str:
+def _to_conll(entries: Sequence[Mapping[str, Any]]) -> str:
     sentences = (
         "".join(
-            f"{word or '_'}\t{gold}\t{said}\n"
-            for word, gold, said in zip(each["words"], each["gold"], each["tags"], strict=True)
+            f"{word or '_'}\t{gold}\t{predictions}\n"
+            for word, gold, predictions in zip(
+                each["words"], each["gold"], each["tags"], strict=True
+            )
         )
         for each in entries
     )

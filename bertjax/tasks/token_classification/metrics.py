@@ -9,27 +9,27 @@ from typing import NamedTuple
 from data_pipelines.finetuning.tag_schemes import Entity, entities, strict_entities
 
 
-class Count(NamedTuple):
+class EntityCounts(NamedTuple):
     """Entities: those that are gold, that were said, and that are both, of one type or of all."""
 
     gold: int = 0
-    said: int = 0
-    right: int = 0
+    predicted: int = 0
+    correct: int = 0
 
-    def plus(self, other: "Count") -> "Count":
+    def add(self, other: "EntityCounts") -> "EntityCounts":
         """The sums."""
-        return Count(*(a + b for a, b in zip(self, other, strict=True)))
+        return EntityCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
     def scores(self) -> dict[str, float]:
         """`precision`, `recall` and `f1`, from 0 to 1."""
         return {
-            "precision": _ratio(self.right, self.said),
-            "recall": _ratio(self.right, self.gold),
-            "f1": _ratio(2 * self.right, self.gold + self.said),
+            "precision": _ratio(self.correct, self.predicted),
+            "recall": _ratio(self.correct, self.gold),
+            "f1": _ratio(2 * self.correct, self.gold + self.predicted),
         }
 
 
-def find(tags: Sequence[str], strict: str = "") -> list[Entity]:
+def find_entities(tags: Sequence[str], strict: str = "") -> list[Entity]:
     """The entities of a sentence: with `strict`, a scheme, only those that are written as it has
     them (as seqeval's strict mode), else as conlleval.
     """
@@ -37,25 +37,25 @@ def find(tags: Sequence[str], strict: str = "") -> list[Entity]:
 
 
 def count_entities(
-    gold: Iterable[Sequence[str]], said: Iterable[Sequence[str]], strict: str = ""
-) -> dict[str, Count]:
-    """The counts of each type, from the tags of sentences; see `find`."""
-    counts: dict[str, Count] = collections.defaultdict(Count)
-    for tags, others in zip(gold, said, strict=True):
-        right = set(find(tags, strict))
-        mine = find(others, strict)
-        for each in right:
-            counts[each.type] = counts[each.type].plus(Count(gold=1))
+    gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]], strict: str = ""
+) -> dict[str, EntityCounts]:
+    """The counts of each type, from the tags of sentences; see `find_entities`."""
+    counts: dict[str, EntityCounts] = collections.defaultdict(EntityCounts)
+    for tags, others in zip(gold, predicted, strict=True):
+        correct = set(find_entities(tags, strict))
+        mine = find_entities(others, strict)
+        for each in correct:
+            counts[each.type] = counts[each.type].add(EntityCounts(gold=1))
         for each in mine:
-            counts[each.type] = counts[each.type].plus(Count(0, 1, each in right))
+            counts[each.type] = counts[each.type].add(EntityCounts(0, 1, each in correct))
     return dict(sorted(counts.items()))
 
 
-def total(counts: Iterable[Count]) -> Count:
+def sum_counts(counts: Iterable[EntityCounts]) -> EntityCounts:
     """Those of all types."""
-    found = Count()
+    found = EntityCounts()
     for each in counts:
-        found = found.plus(each)
+        found = found.add(each)
     return found
 
 

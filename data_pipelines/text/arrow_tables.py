@@ -1,0 +1,97 @@
+"""A Parquet or Arrow file to its values, a few rows in memory at a time."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from data_pipelines.errors import InputError
+
+SUFFIXES = (".parquet", ".arrow", ".feather")
+_BATCH_ROWS = 1024  # at a time
+
+
+def read_column(path: epath.Path, column: str) -> Iterator[Any]:
+    """The values of a column of a table, in order, None for a null.
+
+    Args:
+      path: a Parquet file, or an Arrow file or stream (which Hugging Face's datasets are cached
+        in), as its name says.
+      column: its name; of a column within another one, both with a stop between.
+
+    Raises:
+      InputError: the file is damaged, or has no such column.
+    """
+    for batch in _batches(path, column):
+        yield from _column(batch, column).to_pylist()
+
+
+def read_rows(path: epath.Path) -> Iterator[dict[str, Any]]:
+    """The rows of a table, in order, by the names of their columns; raises as `read_column`."""
+    for batch in _batches(path, None):
+        yield from batch.to_pylist()
+
+
+def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
+    """Some rows at a time, of one column or all."""
+    import pyarrow
+
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("rb"))
+            batches = _parquet if path.suffix == ".parquet" else _arrow
+            yield from batches(path, file, column)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
+
+
+def _parquet(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    table = parquet.ParquetFile(file)
+    _check_column(path, column, table.schema_arrow)
+    yield from table.iter_batches(_BATCH_ROWS, columns=None if column is None else [column])
+
+
+def _arrow(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
+    from pyarrow import ipc
+
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    if is_file:
+        reader = ipc.open_file(file)
+        batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    else:
+        reader = batches = ipc.open_stream(file)
+    _check_column(path, column, reader.schema)
+    yield from batches
+
+
+def _check_column(path: epath.Path, column: str | None, schema: Any) -> None:
+    import pyarrow
+
+    if column is None:
+        return
+
+    names = [
+        name
+        for field in schema
+        for name in (
+            [f"{field.name}.{inner.name}" for inner in field.type]
+            if pyarrow.types.is_struct(field.type)
+            else [field.name]
+        )
+    ]
+    if column not in names:
+        raise InputError(
+            f"{path} has no column '{column}', but {', '.join(sorted(names)) or 'none'}; choose "
+            "with --field."
+        )
+
+
+def _column(batch: Any, column: str) -> Any:
+    outer, _, inner = column.partition(".")
+    if column in batch.schema.names:
+        return batch.column(column)
+    return batch.column(outer).field(inner)

@@ -1,0 +1,196 @@
+"""A shard gives back what was written into it, and says so when it cannot."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.corpus.shards import (
+    MANIFEST,
+    Manifest,
+    Shard,
+    ShardInfo,
+    ShardWriter,
+    read_manifest,
+    read_shard,
+    shard_name,
+    token_dtype,
+    write_manifest,
+)
+from data_pipelines.errors import InputError
+
+Documents = list[list[list[int]]]
+
+DOCUMENTS: Documents = [[[1, 2, 3], [4]], [[65535]], [[7, 8], [9], [10, 11, 12]]]
+
+
+def write(
+    directory: pathlib.Path, documents: Documents = DOCUMENTS, vocab_size: int = 30522
+) -> ShardInfo:
+    with ShardWriter(directory, shard_name("train", 0, 1), token_dtype(vocab_size)) as writer:
+        for document in documents:
+            writer.append(document)
+        return writer.close()
+
+
+def documents_of(shard: Shard) -> Documents:
+    return [
+        [
+            shard.tokens[shard.sentences[s] : shard.sentences[s + 1]].tolist()
+            for s in range(shard.documents[d], shard.documents[d + 1])
+        ]
+        for d in range(len(shard.documents) - 1)
+    ]
+
+
+def manifest_of(*train: ShardInfo) -> Manifest:
+    return Manifest("f1e2", 30522, {"inputs": ["ä.txt"]}, list(train), [], {"documents": 3})
+
+
+sentences = st.lists(st.integers(0, 65535), min_size=1, max_size=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(sentences, min_size=1, max_size=4), max_size=6))
+def test_documents_come_back(
+    tmp_path_factory: pytest.TempPathFactory, documents: Documents
+) -> None:
+    directory = tmp_path_factory.mktemp("shard")
+    info = write(directory, documents)
+    assert documents_of(read_shard(directory, info)) == documents
+    assert info.documents == len(documents)
+    assert info.sentences == sum(map(len, documents))
+    assert info.tokens == sum(len(sentence) for document in documents for sentence in document)
+    assert info.bytes == (directory / info.name).stat().st_size
+
+
+def test_flat_documents_are_the_same_documents(tmp_path: pathlib.Path) -> None:
+    info = write(tmp_path)
+    with ShardWriter(tmp_path, info.name, token_dtype(30522)) as writer:
+        for part in (DOCUMENTS[:1], DOCUMENTS[1:]):
+            sentences = [sentence for document in part for sentence in document]
+            lengths = np.array([len(sentence) for sentence in sentences])
+            counts = np.array([len(document) for document in part])
+            writer.append_flat(np.concatenate(sentences), lengths, counts)
+        assert writer.close() == info
+
+
+def test_ids_take_two_bytes_while_they_fit(tmp_path: pathlib.Path) -> None:
+    assert token_dtype(65535) == np.uint16
+    assert token_dtype(65536) == np.uint32
+    many = [[[65536, 119546]]]
+    info = write(tmp_path, many, vocab_size=119547)
+    shard = read_shard(tmp_path, info)
+    assert shard.tokens.dtype == np.uint32
+    assert documents_of(shard) == many
+
+
+def test_an_id_that_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(OverflowError):
+        write(tmp_path, [[[70000]]])
+
+
+def test_arrays_have_the_promised_types_and_cannot_be_written(tmp_path: pathlib.Path) -> None:
+    shard = read_shard(tmp_path, write(tmp_path))
+    assert shard.tokens.dtype == np.uint16
+    assert shard.sentences.dtype == shard.documents.dtype == np.int64
+    assert not shard.tokens.flags.writeable
+    assert shard.tokens.flags.aligned
+
+
+@pytest.mark.parametrize("document", [[], [[]], [[1], []]])
+def test_there_are_no_empty_documents_and_sentences(
+    tmp_path: pathlib.Path, document: list[list[int]]
+) -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        write(tmp_path, [document])
+
+
+def test_nothing_appears_before_close(tmp_path: pathlib.Path) -> None:
+    with ShardWriter(tmp_path, "train-00000-of-00001.tokens", token_dtype(10)) as writer:
+        writer.append([[1]])
+        assert all(path.name.startswith(".") for path in tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+# Damage
+
+
+@pytest.mark.parametrize("where", [0, 8, 12, 16, 39, 40, 60, 80, -1])
+def test_any_changed_byte_is_noticed(tmp_path: pathlib.Path, where: int) -> None:
+    info = write(tmp_path)
+    path = tmp_path / info.name
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{info.name} is damaged.*prepare the corpus again"):
+        read_shard(tmp_path, info)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("size", [0, 20, 100])
+def test_a_shard_cut_short_is_noticed(tmp_path: pathlib.Path, size: int, verify: bool) -> None:
+    info = write(tmp_path)
+    path = tmp_path / info.name
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(InputError, match=rf"{info.name} is damaged: it has {size} bytes"):
+        read_shard(tmp_path, info, verify)
+
+
+def test_a_missing_shard_is_noticed(tmp_path: pathlib.Path) -> None:
+    info = write(tmp_path)
+    (tmp_path / info.name).unlink()
+    with pytest.raises(InputError, match=rf"{info.name} is missing.*prepare the corpus again"):
+        read_shard(tmp_path, info)
+
+
+def test_without_verification_the_counts_still_have_to_agree(tmp_path: pathlib.Path) -> None:
+    info = dataclasses.replace(write(tmp_path), documents=2)
+    with pytest.raises(InputError, match="does not start as the manifest says"):
+        read_shard(tmp_path, info, verify=False)
+
+
+# The manifest
+
+
+def test_the_manifest_comes_back(tmp_path: pathlib.Path) -> None:
+    manifest = manifest_of(write(tmp_path))
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    assert not list(tmp_path.glob("*.draft"))
+
+
+def test_the_digest_follows_content_and_tokenizer_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    manifest = manifest_of(write(tmp_path))
+    other_options = dataclasses.replace(manifest, options={"workers": 8})
+    other_tokenizer = dataclasses.replace(manifest, tokenizer_fingerprint="aaaa")
+    other_tokens = manifest_of(write(tmp_path, [[[1, 2, 3], [4]]]))
+    assert manifest.digest() == other_options.digest()
+    assert len({m.digest() for m in (manifest, other_tokenizer, other_tokens)}) == 3
+
+
+def test_a_directory_without_manifest_is_no_corpus(tmp_path: pathlib.Path) -> None:
+    write(tmp_path)
+    with pytest.raises(InputError, match=r"is not a finished corpus.*bertjax prepare"):
+        read_manifest(tmp_path)
+
+
+def test_a_missing_directory_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        read_manifest(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "x": 2}'])
+def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path, content: str) -> None:
+    (tmp_path / MANIFEST).write_text(content)
+    with pytest.raises(InputError, match=r"manifest.json is damaged.*prepare the corpus again"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_of_another_version_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"version": 3}')
+    with pytest.raises(InputError, match="has version 3 where this program reads those up to 2"):
+        read_manifest(tmp_path)
