@@ -21,36 +21,17 @@ one TPU chip; MNLI, with 393,000 examples, less than an hour.
 
 from ml_collections import ConfigDict
 
+from bertjax.config.presets import finetuning_config
+
 
 def get_config(
     task: str = "mrpc", init: str = "", data: str = "", smoke: bool = False
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
-    config = {
-        "task": "sequence_classification",
-        "seed": 0,
-        "steps": "3 epochs",
-        "batch_size": 32,
-        "max_seq_length": 128,
-        "log_every": 50,
-        "checkpoint_every": "20%",
-        "eval_every": "1 epochs",
-        "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-        "model": {"dtype": "bfloat16"},
-        "optimizer": {"learning_rate": 3e-5, "warmup": "10%"},
-        "data": {"dir": data, "glue": task},
-    }
-    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
-
-
-def _shrink_for_smoke(config: dict) -> dict:
-    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
-    return config | {
-        "steps": 20,
-        "batch_size": 8,
-        "log_every": 5,
-        "checkpoint_every": 10,
-        "eval_every": 20,
-        "model": {"dtype": "float32"} if config["init"] else tiny,
-    }
+    return finetuning_config(
+        "sequence_classification",
+        init,
+        {"dir": data, "glue": task},
+        smoke,
+        optimizer={"learning_rate": 3e-5},
+    )

@@ -18,36 +18,20 @@ takes as many questions as fit.
 
 from ml_collections import ConfigDict
 
+from bertjax.config.presets import finetuning_config
+
 
 def get_config(
     init: str = "", data: str = "", train: str = "", dev: str = "", smoke: bool = False
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
-    config = {
-        "task": "multiple_choice",
-        "seed": 0,
-        "steps": "3 epochs",
-        "batch_size": 16,
-        "max_seq_length": 512,
-        "log_every": 50,
-        "checkpoint_every": "10%",
-        "eval_every": "1 epochs",
-        "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-        "model": {"dtype": "bfloat16"},
-        "optimizer": {"learning_rate": 2e-5, "warmup": "10%"},
-        "data": {"dir": data, "train": train, "dev": dev},
-    }
-    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
-
-
-def _shrink_for_smoke(config: dict) -> dict:
-    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
-    return config | {
-        "steps": 20,
-        "batch_size": 8,
-        "log_every": 5,
-        "checkpoint_every": 10,
-        "eval_every": 20,
-        "model": {"dtype": "float32"} if config["init"] else tiny,
-    }
+    return finetuning_config(
+        "multiple_choice",
+        init,
+        {"dir": data, "train": train, "dev": dev},
+        smoke,
+        batch_size=16,
+        max_seq_length=512,
+        checkpoint_every="10%",
+        optimizer={"learning_rate": 2e-5},
+    )

@@ -26,6 +26,8 @@ CPU. Ten texts of each class are enough to be useful, a hundred to be good.
 
 from ml_collections import ConfigDict
 
+from bertjax.config.presets import finetuning_config
+
 
 def get_config(
     init: str = "",
@@ -40,20 +42,10 @@ def get_config(
     smoke: bool = False,
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
-    config = {
-        "task": "sequence_classification",
-        "seed": 0,
-        "steps": "3 epochs",
-        "batch_size": 32,
-        "max_seq_length": 128,
-        "log_every": 50,
-        "checkpoint_every": "20%",
-        "eval_every": "1 epochs",
-        "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-        "model": {"dtype": "bfloat16"},
-        "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
-        "data": {
+    return finetuning_config(
+        "sequence_classification",
+        init,
+        {
             "dir": data,
             "train": train,
             "dev": dev,
@@ -63,17 +55,5 @@ def get_config(
             "problem_type": problem_type,
             "truncation": truncation,
         },
-    }
-    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
-
-
-def _shrink_for_smoke(config: dict) -> dict:
-    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
-    return config | {
-        "steps": 20,
-        "batch_size": 8,
-        "log_every": 5,
-        "checkpoint_every": 10,
-        "eval_every": 20,
-        "model": {"dtype": "float32"} if config["init"] else tiny,
-    }
+        smoke,
+    )

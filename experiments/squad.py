@@ -16,6 +16,8 @@ smoke    shrinks all of it to a minute on a CPU; without init, --config.data.voc
 
 from ml_collections import ConfigDict
 
+from bertjax.config.presets import finetuning_config
+
 BATCHES = {1: {"batch_size": 32, "steps": "3 epochs"}, 2: {"batch_size": 48, "steps": "2 epochs"}}
 
 
@@ -23,38 +25,14 @@ def get_config(version: int = 1, init: str = "", data: str = "", smoke: bool = F
     """The configuration for the options in the file's docstring."""
     if version not in BATCHES:
         raise ValueError(f"version={version} is unknown: use 1 or 2.")
-    config = {
-        "task": "question_answering",
-        "seed": 0,
-        "max_seq_length": 384,
-        "log_every": 50,
-        "checkpoint_every": "10%",
-        "eval_every": "50%",
-        "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-        "model": {"dtype": "bfloat16"},
-        "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
-        "data": {"dir": data, "version": version},
+    return finetuning_config(
+        "question_answering",
+        init,
+        {"dir": data, "version": version},
+        smoke,
+        {"max_seq_length": 128, "data": {"doc_stride": 32, "max_query_length": 32}},
+        max_seq_length=384,
+        checkpoint_every="10%",
+        eval_every="50%",
         **BATCHES[version],
-    }
-    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
-
-
-def _shrink_for_smoke(config: dict) -> dict:
-    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
-    smoke = {
-        "steps": 20,
-        "batch_size": 8,
-        "max_seq_length": 128,
-        "log_every": 5,
-        "checkpoint_every": 10,
-    }
-    return (
-        config
-        | smoke
-        | {
-            "eval_every": 20,
-            "model": {"dtype": "float32"} if config["init"] else tiny,
-            "data": config["data"] | {"doc_stride": 32, "max_query_length": 32},
-        }
     )

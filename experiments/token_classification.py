@@ -21,7 +21,11 @@ Rate, batch and epochs are of those that the paper chose from. CoNLL-2003 (14,04
 BERT-Base about two minutes on one TPU chip; the paper's test F1 is 92.4, with the document around.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
+
+from bertjax.config.presets import finetuning_config
 
 # Layers, and what is made of several.
 FEATURE_LAYERS = {
@@ -44,43 +48,17 @@ def get_config(
     smoke: bool = False,
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
-    config = {
-        "task": "token_classification",
-        "seed": 0,
-        "steps": "3 epochs",
-        "batch_size": 32,
-        "max_seq_length": 128,
-        "log_every": 50,
-        "checkpoint_every": "20%",
-        "eval_every": "1 epochs",
-        "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-        "model": {"dtype": "bfloat16"},
-        "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
-        "data": {"dir": data, "train": train, "dev": dev, "context": context},
-    }
+    fields: dict[str, Any] = {}
     if features:
         if features not in FEATURE_LAYERS:
             raise ValueError(
                 f"features={features!r} is unknown: use one of {', '.join(FEATURE_LAYERS)}."
             )
         layers, mix = FEATURE_LAYERS[features]
-        own = {"feature_layers": layers, "feature_mix": mix, "bilstm": 768}
-        config |= {
+        fields = {
             "steps": "10 epochs",
-            "model": {"dtype": "bfloat16", **own},
-            "optimizer": {"learning_rate": 1e-3, "warmup": "10%"},
+            "model": {"feature_layers": layers, "feature_mix": mix, "bilstm": 768},
+            "optimizer": {"learning_rate": 1e-3},
         }
-    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
-
-
-def _shrink_for_smoke(config: dict) -> dict:
-    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
-    return config | {
-        "steps": 20,
-        "batch_size": 8,
-        "log_every": 5,
-        "checkpoint_every": 10,
-        "eval_every": 20,
-        "model": {"dtype": "float32"} if config["init"] else tiny,
-    }
+    data_fields = {"dir": data, "train": train, "dev": dev, "context": context}
+    return finetuning_config("token_classification", init, data_fields, smoke, **fields)

@@ -40,6 +40,8 @@ MNLI less than an hour on one TPU chip; the test sets are 75,150 examples, some 
 
 from ml_collections import ConfigDict
 
+from bertjax.config.presets import finetuning_config
+
 MODES = ("zero_shot", "translate_train", "translate_test")
 ENGLISH = "MNLI/train.tsv"
 TRANSLATED = "XNLI-MT-1.0/multinli/multinli.train.{}.tsv"
@@ -66,20 +68,10 @@ def get_config(
         dev, final = "validation", "test"
     else:
         dev, final = DEV, TEST_IN_ENGLISH if mode == "translate_test" else TEST
-    config = {
-        "task": "sequence_classification",
-        "seed": 0,
-        "steps": "2 epochs",
-        "batch_size": 32,
-        "max_seq_length": 128,
-        "log_every": 50,
-        "checkpoint_every": "10%",
-        "eval_every": "25%",
-        "init": init,
-        "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-        "model": {"dtype": "bfloat16"},
-        "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
-        "data": {
+    return finetuning_config(
+        "sequence_classification",
+        init,
+        {
             "dir": data,
             "glue": "mnli",
             "train": train or (TRANSLATED.format(language) if translates else ENGLISH),
@@ -87,17 +79,8 @@ def get_config(
             "by": "language",
             "only": language if test or translates else "en",
         },
-    }
-    return ConfigDict(_shrink_for_smoke(config) if smoke else config)
-
-
-def _shrink_for_smoke(config: dict) -> dict:
-    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
-    return config | {
-        "steps": 20,
-        "batch_size": 8,
-        "log_every": 5,
-        "checkpoint_every": 10,
-        "eval_every": 20,
-        "model": {"dtype": "float32"} if config["init"] else tiny,
-    }
+        smoke,
+        steps="2 epochs",
+        checkpoint_every="10%",
+        eval_every="25%",
+    )

@@ -5,7 +5,7 @@
 `FILE:model=tiny,smoke` runs it with `model="tiny", smoke=True`: a value has the type of the
 parameter's default, bool, int, float or str, and a name alone is True. It returns an
 `ml_collections.ConfigDict` or a dictionary, and refuses a value by a ValueError, whose message the
-user reads. A file imports nothing of bertjax, and may lie in a bucket. In place of FILE stands the
+user reads. A file imports nothing of bertjax but `bertjax.config.presets`, and may lie in a bucket. In place of FILE stands the
 name alone, such as `pretraining`, of one that comes with bertjax.
 """
 
