@@ -12,4 +12,4 @@ def field(default: Any, description: str) -> Any:
     Args:
       meaning: what a user reads of it, in the table of all fields.
     """
-    return dataclasses.field(default=default, metadata={"meaning": description})
+    return dataclasses.field(default=default, metadata={"description": description})

@@ -1,35 +1,36 @@
-"""Batches that grow: the first steps are small, while small batches already tell the direction."""
+"""Batch size ramp-up: early steps have smaller batches, which then double to the full batch size."""
 
 import bisect
 
 
 class BatchSizeRampup:
-    """The rows of each step of a run.
+    """The batch size, in sequences, of each step of a run.
 
-    From a `rampup`-th of `batch_size` they double until they are all of it, each size for as many
-    steps as the others, or for one less.
+    The first batch size is `batch_size / rampup`. It doubles until it is `batch_size`. Every batch
+    size lasts for the same number of steps, give or take one.
 
     Args:
-      growth: a power of 2 that `batch_size` is a multiple of; 1 for batches of one size.
-      steps: of the run; only read where batches grow.
+      batch_size: sequences of a full batch.
+      rampup: a power of 2 that divides `batch_size`; 1 for a constant batch size.
+      steps: steps of the run; not used for a constant batch size.
 
     Attributes:
-      sizes: in rows, ascending.
+      batch_sizes: all batch sizes, ascending.
     """
 
     def __init__(self, batch_size: int, rampup: int = 1, steps: int = 1) -> None:
-        self.sizes = tuple((batch_size << i) // rampup for i in range(rampup.bit_length()))
-        count = len(self.sizes)
-        self._starts = [-(-steps * i // count) for i in range(count)]  # the first step of each
+        self.batch_sizes = tuple((batch_size << i) // rampup for i in range(rampup.bit_length()))
+        count = len(self.batch_sizes)
+        self._first_steps = [-(-steps * i // count) for i in range(count)]  # of each batch size
 
-    def size(self, step: int) -> int:
-        """Rows of the step that comes after `step` others."""
-        return self.sizes[bisect.bisect(self._starts, step) - 1]
+    def batch_size_at(self, step: int) -> int:
+        """Return the batch size of `step`, counted from 0."""
+        return self.batch_sizes[bisect.bisect(self._first_steps, step) - 1]
 
-    def rows(self, step: int) -> int:
-        """Rows of the first `step` steps."""
-        ends = [*self._starts[1:], step]
+    def sequences_before(self, step: int) -> int:
+        """Return the number of sequences in the first `step` steps."""
+        ends = [*self._first_steps[1:], step]
         return sum(
-            size * max(min(step, end) - start, 0)
-            for size, start, end in zip(self.sizes, self._starts, ends, strict=True)
+            size * max(min(step, end) - first, 0)
+            for size, first, end in zip(self.batch_sizes, self._first_steps, ends, strict=True)
         )

@@ -86,7 +86,7 @@ def test_smaller_batches_are_in_parts_no_larger_than_those_of_the_last() -> None
     config = config.resolve()
     programs = StepFunctions(config, registry.objective(config), jax.devices()[:2])
     programs.check_batch_sizes(train=True)
-    assert [programs._gradient_accumulation_steps(rows) for rows in config.rampup.sizes] == [
+    assert [programs._gradient_accumulation_steps(rows) for rows in config.rampup.batch_sizes] == [
         1,
         2,
         3,

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from data_pipelines.corpus.shards import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining.pairs import MIN_CHUNK_TOKENS, Pairs, draw_pairs, ranges
+from data_pipelines.pretraining.pairs import MIN_CHUNK_TOKENS, Pairs, draw_pairs
 from data_pipelines.pretraining.sections import Sections
+from data_pipelines.ranges import concatenate_ranges
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -79,7 +80,7 @@ def test_each_piece_of_a_document_comes_once_and_in_order(
     shard = make_shard(documents)
     pairs = draw(shard, max_seq_length, short, seed, longest)
     own = pairs.a_length + np.where(pairs.is_random, 0, pairs.b_length)
-    np.testing.assert_array_equal(ranges(pairs.a_start, own), shard.tokens)
+    np.testing.assert_array_equal(concatenate_ranges(pairs.a_start, own), shard.tokens)
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
@@ -206,7 +207,7 @@ def test_a_sentence_longer_than_a_row_is_gone_through():
     shard = make_shard([[100], [80]])
     pairs = draw(shard, 64, short=0.0)
     own = pairs.a_length + np.where(pairs.is_random, 0, pairs.b_length)
-    np.testing.assert_array_equal(ranges(pairs.a_start, own), shard.tokens)
+    np.testing.assert_array_equal(concatenate_ranges(pairs.a_start, own), shard.tokens)
     assert (pairs.lengths == 64).sum() >= 3
 
 
@@ -235,7 +236,7 @@ def test_single_segments_are_the_documents_cut_where_they_are_long(
     pairs = draw(shard, max_seq_length, short, seed, longest, next_sentence=False)
     assert (pairs.b_length == 0).all() and (pairs.is_random == 0).all()
     assert (pairs.lengths == pairs.a_length + 2).all() and (pairs.lengths <= max_seq_length).all()
-    np.testing.assert_array_equal(ranges(pairs.a_start, pairs.a_length), shard.tokens)
+    np.testing.assert_array_equal(concatenate_ranges(pairs.a_start, pairs.a_length), shard.tokens)
 
 
 def test_single_segments_are_cut_elsewhere_in_each_pass():
@@ -258,8 +259,3 @@ def test_documents_can_be_drawn_in_any_order_and_again():
     shard = make_shard([[5, 6], [7], [8, 9, 10]])
     pairs = draw_pairs(Sections.from_shard(shard, None), np.array([2, 0, 2]), 32, 0.0, generator(0))
     assert [document for document, _ in itertools.groupby(pairs.a_document)] == [2, 0, 2]
-
-
-def test_ranges_lists_integers():
-    assert ranges(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
-    assert ranges(np.array([], int), np.array([], int)).tolist() == []

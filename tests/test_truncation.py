@@ -10,9 +10,10 @@ from hypothesis import given
 
 from data_pipelines.corpus.shards import Shard
 from data_pipelines.errors import InputError
-from data_pipelines.pretraining.pairs import Pairs, ranges
+from data_pipelines.pretraining.pairs import Pairs
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.pretraining.truncation import _tokens_to_cut, draw_truncated_pairs
+from data_pipelines.ranges import concatenate_ranges
 
 
 def draw(
@@ -92,8 +93,8 @@ def test_without_truncation_nothing_of_a_document_is_lost(documents, max_seq_len
     pairs = draw(shard, max_seq_length, 0.1, seed)
     covered = np.zeros(shard.tokens.size, int)
     follows = pairs.is_random == 0
-    covered[ranges(pairs.a_start, pairs.a_length)] += 1
-    covered[ranges(pairs.b_start[follows], pairs.b_length[follows])] += 1
+    covered[concatenate_ranges(pairs.a_start, pairs.a_length)] += 1
+    covered[concatenate_ranges(pairs.b_start[follows], pairs.b_length[follows])] += 1
     assert (covered == 1).all()
 
 

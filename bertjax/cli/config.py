@@ -117,7 +117,7 @@ def _table(title: str, prefix: str, fields: Mapping[str, "Field"]) -> str:
     lines = [f"## {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
         default = json.dumps(field.default) if isinstance(field.default, str) else field.default
-        kind, description = _type_name(field), field.metadata["meaning"].replace("|", r"\|")
+        kind, description = _type_name(field), field.metadata["description"].replace("|", r"\|")
         lines.append(f"| `{prefix}{name}` | {kind} | `{default}` | {description} |")
     return "\n".join([*lines, ""])
 

@@ -263,7 +263,7 @@ class Config:
           InputError: a duration cannot be read, or comes to no step at all.
         """
 
-        sizes = BatchSizeRampup(self.batch_size, self.batch_size_rampup).sizes
+        sizes = BatchSizeRampup(self.batch_size, self.batch_size_rampup).batch_sizes
         batch_size = Fraction(sum(sizes), len(sizes))
 
         def steps_of(name: str, value: Duration, total: int | None, least: int) -> int:

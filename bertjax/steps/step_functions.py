@@ -125,7 +125,7 @@ class StepFunctions:
         """Rows of the batches of training."""
         config = self._config
         return (
-            config.rampup.sizes
+            config.rampup.batch_sizes
             if config.batch_size_rampup > 1
             else (self._objective.num_sequences,)
         )

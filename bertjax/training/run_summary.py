@@ -63,7 +63,7 @@ def config_warnings(config: Config, task: Task) -> Iterator[str]:
             f"the rate decays until step {optimizer.total_steps:,} and the run ends at {steps:,}, "
             f"with {left:.0%} of its peak: --config.optimizer.decay_steps=0 ends both at once."
         )
-    epochs = config.rampup.rows(steps) / task.examples_per_epoch
+    epochs = config.rampup.sequences_before(steps) / task.examples_per_epoch
     if epochs > _MAX_EPOCHS:
         yield (
             f"{epochs:,.0f} epochs are many: a model learns by heart what it sees so often; give "
@@ -110,7 +110,7 @@ def _epochs(config: Config, task: Task) -> str:
     steps, each = config.total_steps, task.examples_per_epoch
     if steps is None:
         return f"; an epoch is {math.ceil(each / config.batch_size):,} steps"
-    epochs = config.rampup.rows(steps) / each
+    epochs = config.rampup.sequences_before(steps) / each
     return f"; the run sees {epochs:,.{0 if epochs >= 10 else 2}f} epochs"
 
 
@@ -120,7 +120,7 @@ def _rows(config: Config, task: Task, programs: StepFunctions, runs: int) -> str
     if rows != config.batch_size:
         said = f"{config.batch_size:,} examples a step in {said.replace(' a step', ' rows')}"
     if config.batch_size_rampup > 1:
-        said += f", {config.rampup.sizes[0]:,} at first"
+        said += f", {config.rampup.batch_sizes[0]:,} at first"
     parts = num_batch_shards(programs.mesh) if runs == 1 else 1
     if parts * config.gradient_accumulation_steps > 1:
         said += f", {rows // parts // config.gradient_accumulation_steps:,} at once on a device"

@@ -37,7 +37,7 @@ class ThroughputMeter:
         step: int,
         runs: int = 1,
     ) -> None:
-        self._step, self._feed, self._growth = step, feed, config.rampup
+        self._step, self._feed, self._rampup = step, feed, config.rampup
         # Of a step that is as large as the last one.
         self._flops = runs * objective.step_flops()
         self._tokens = runs * objective.num_sequences * config.max_seq_length
@@ -79,8 +79,11 @@ class ThroughputMeter:
         Args:
           values: the means of these steps.
         """
-        now, rows = time.perf_counter(), self._growth.rows(step) - self._growth.rows(self._step)
-        steps = rows / self._growth.sizes[-1]
+        now, rows = (
+            time.perf_counter(),
+            self._rampup.sequences_before(step) - self._rampup.sequences_before(self._step),
+        )
+        steps = rows / self._rampup.batch_sizes[-1]
         seconds = now - self._start_time
         rates = {
             "sequences_per_second": steps * self._sequences / seconds,

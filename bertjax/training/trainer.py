@@ -241,7 +241,7 @@ class Trainer:
                 lock.check()
                 self._report_saved(writers)
                 profiler.before(step - 1, state)
-                if rampup.size(step - 1) != rampup.size(max(step - 2, first)):
+                if rampup.batch_size_at(step - 1) != rampup.batch_size_at(max(step - 2, first)):
                     with meter.pause(periodic=False):
                         train_step = self._train_step(step - 1)
                 if budget and plan != budget.plan(step - 1):
@@ -351,8 +351,10 @@ class Trainer:
     def _train_step(self, step: int) -> jax.stages.Compiled:
         """The program of the step after `step` others."""
         rampup = self.config.rampup
-        rows = rampup.size(step)
-        return self._full_batch_step if rows == rampup.sizes[-1] else self.programs.train(rows)
+        rows = rampup.batch_size_at(step)
+        return (
+            self._full_batch_step if rows == rampup.batch_sizes[-1] else self.programs.train(rows)
+        )
 
     @functools.cached_property
     def _full_batch_step(self) -> jax.stages.Compiled:
@@ -371,7 +373,7 @@ class Trainer:
         """How far the run is after a step, and the rate of that step."""
         budget, before = self._budget, step - 1
         rate = self.programs.schedule(budget.plan(before).at(before) if budget else before)
-        epoch = self.config.rampup.rows(step) / self.task.examples_per_epoch
+        epoch = self.config.rampup.sequences_before(step) / self.task.examples_per_epoch
         share = {"budget": budget.share(step)} if budget else {}
         return {"learning_rate": float(rate), "epoch": epoch} | share
 

@@ -112,7 +112,7 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
     (directory / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
     run = {
         "step": step,
-        "rows": config.rampup.rows(step),  # the data position: rows read since step 0
+        "rows": config.rampup.sequences_before(step),  # the data position: rows read since step 0
         "data_fingerprint": task.data_fingerprint,
         "data_card": dict(task.data_card),
         "bertjax": __version__,

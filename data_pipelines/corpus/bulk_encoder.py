@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from data_pipelines.corpus.shards import token_dtype
+from data_pipelines.ranges import concatenate_ranges
 from data_pipelines.vocabulary.tokenization import Tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -119,8 +120,8 @@ class BulkEncoder:
         bounds = np.concatenate([[0], np.cumsum(counts)])
         tokens = np.zeros(bounds[-1], self.dtype)
         added = np.zeros(len(tokens), bool)
-        added[_ranges(bounds[unknown], counts[unknown])] = True
-        tokens[added] = ids[_ranges(first[which], counts[unknown])]
+        added[concatenate_ranges(bounds[unknown], counts[unknown])] = True
+        tokens[added] = ids[concatenate_ranges(first[which], counts[unknown])]
         tokens[~added] = known_ids
 
         free = rows["count"][unknown] == 0
@@ -129,7 +130,9 @@ class BulkEncoder:
         learnt = np.zeros(len(new), self._table.dtype)
         learnt["low"], learnt["high"], learnt["count"] = low[new], high[new], counts[new]
         places = np.zeros(_MAX_CACHED_IDS * len(new), self.dtype)
-        places[_ID_MASKS[counts[new]].view(bool)] = tokens[_ranges(bounds[new], counts[new])]
+        places[_ID_MASKS[counts[new]].view(bool)] = tokens[
+            concatenate_ranges(bounds[new], counts[new])
+        ]
         learnt["ids"] = places.view(learnt["ids"].dtype)
         self._table[slots[new]] = learnt
         return tokens, np.diff(bounds[lines], prepend=0)
@@ -188,9 +191,3 @@ def _word_keys(
     long = np.flatnonzero(lengths > 8)
     high[long] = halves[starts[long] + 8] & _BYTE_MASKS[np.minimum(lengths[long] - 8, 8)]
     return low, high
-
-
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The numbers start, start + 1, ... of each range, one range behind the other."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())

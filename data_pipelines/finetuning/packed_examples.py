@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data_pipelines.pretraining.packing import SequenceLimits, pack
-from data_pipelines.pretraining.pairs import ranges
+from data_pipelines.ranges import concatenate_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ def place(examples: Examples, numbers: np.ndarray, shape: PackedShape) -> Packed
     numbers, row = numbers[order], row[order]
     if sizes is not None:
         row = np.repeat(row, counts[order])
-        numbers = ranges(examples.group_starts[numbers], sizes[numbers])
+        numbers = concatenate_ranges(examples.group_starts[numbers], sizes[numbers])
     lengths = examples.lengths[numbers]
     first = np.searchsorted(row, row)
     before = np.cumsum(lengths) - lengths
@@ -141,8 +141,8 @@ def build_batch(
     batch = empty(count, shape, examples.targets, examples.group_sizes is not None)
     numbers, slots = rows.numbers, (rows.row, rows.slot)
     lengths = examples.lengths[numbers]
-    sources = ranges(examples.starts[numbers], lengths)
-    positions = ranges(np.zeros_like(lengths), lengths)
+    sources = concatenate_ranges(examples.starts[numbers], lengths)
+    positions = concatenate_ranges(np.zeros_like(lengths), lengths)
     cells = np.repeat(rows.row, lengths), np.repeat(rows.column, lengths) + positions
     batch["input_ids"][cells] = examples.ids[sources]
     batch["token_type_ids"][cells] = positions >= np.repeat(examples.prefix[numbers], lengths)

@@ -77,7 +77,7 @@ class PretrainingData:
         if not 0 <= host < num_processes:
             raise InputError(f"host={host} is none of {num_processes} hosts; count them from 0.")
         self.rampup = rampup or BatchSizeRampup(options.batch_size)
-        if (smallest := self.rampup.sizes[0]) % num_processes:
+        if (smallest := self.rampup.batch_sizes[0]) % num_processes:
             raise InputError(
                 f"batch_size={smallest} cannot be shared by {num_processes} hosts; make it a multiple of "
                 f"{num_processes}."
@@ -121,7 +121,7 @@ class PretrainingData:
         """
         if step < 0 or (self.steps is not None and step >= self.steps):
             raise IndexError(f"step {step} is none of the {self.steps} steps of {self.split} data")
-        rows = self.rampup.size(step) // self.num_processes
+        rows = self.rampup.batch_size_at(step) // self.num_processes
         if self._training:
             spans: Iterable[tuple[int, int, int, int]] = self._spans(step)
         else:
@@ -147,7 +147,11 @@ class PretrainingData:
         like = self.options.empty_batch(self.options.batch_size // self.num_processes)
         dtypes = [array.dtype for array in like.values()]
         # Batches that grow have no one number of rows.
-        rows = None if len(self.rampup.sizes) > 1 else self.options.batch_size // self.num_processes
+        rows = (
+            None
+            if len(self.rampup.batch_sizes) > 1
+            else self.options.batch_size // self.num_processes
+        )
 
         def make(step: Any) -> dict[str, Any]:
             arrays = tf.numpy_function(lambda s: list(self.batch(int(s)).values()), [step], dtypes)
@@ -166,7 +170,7 @@ class PretrainingData:
 
     def _count_streams(self, corpora: Sequence[Corpus]) -> int:
         """S: hosts share the streams of a batch, but each stream takes time in every batch."""
-        batch = self.rampup.sizes[0]
+        batch = self.rampup.batch_sizes[0]
         if not self._training:
             return 1
         if self._sampling_version.version == 1 and len(corpora) == 1:
@@ -183,10 +187,11 @@ class PretrainingData:
     def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
         """This host's rows of a step: corpus, stream, first row of it there, and how many."""
         size, position = (
-            rows // self.streams for rows in (self.rampup.size(step), self.rampup.rows(step))
+            rows // self.streams
+            for rows in (self.rampup.batch_size_at(step), self.rampup.sequences_before(step))
         )
         first, last = (
-            host * self.rampup.size(step) // self.num_processes
+            host * self.rampup.batch_size_at(step) // self.num_processes
             for host in (self.host, self.host + 1)
         )
         for stream in self._local_streams():
@@ -208,7 +213,10 @@ class PretrainingData:
         own, max_seq_length = self._local_streams(), self.options.max_seq_length
         size, position = (
             rows // self.streams
-            for rows in (self.rampup.size(step + 1), self.rampup.rows(step + 1))
+            for rows in (
+                self.rampup.batch_size_at(step + 1),
+                self.rampup.sequences_before(step + 1),
+            )
         )
         lasts = self._sampling_version.chunk(max_seq_length) // (
             2 * size * max_seq_length

@@ -9,7 +9,7 @@ no word and no span reaches across runs.
 
 import numpy as np
 
-from data_pipelines.pretraining.pairs import ranges
+from data_pipelines.ranges import concatenate_ranges
 
 MASKING_UNITS = ("token", "word", "span")
 MAX_SPAN_LENGTH = 10  # words
@@ -132,9 +132,9 @@ def _choose_spans(
         word = free[begin + place.astype(np.int64)]
         words = 1 + np.searchsorted(longer[:-1], fraction * longer[-1], side="right")
         stop = np.minimum(word + words, run_end[word])
-        taken[ranges(word, stop - word)] = True
+        taken[concatenate_ranges(word, stop - word)] = True
         size = bounds[stop] - bounds[word]
-        tokens = ranges(bounds[word], size)
+        tokens = concatenate_ranges(bounds[word], size)
         new = ~chosen[tokens]
         before = np.cumsum(new) - new
         before -= np.repeat(before[np.cumsum(size) - size], size)

@@ -5,7 +5,8 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-from data_pipelines.pretraining.pairs import Pairs, ranges
+from data_pipelines.pretraining.pairs import Pairs
+from data_pipelines.ranges import concatenate_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,8 @@ def write_pairs(
     start = row * batch["input_ids"].shape[1] + column
     middle = start + pairs.a_length + 1
     end = start + lengths
-    cells = ranges(np.stack([start, middle], 1).ravel() + 1, pairs.text_lengths)
-    occupied = ranges(start, lengths)
+    cells = concatenate_ranges(np.stack([start, middle], 1).ravel() + 1, pairs.text_lengths)
+    occupied = concatenate_ranges(start, lengths)
 
     input_ids, token_type_ids, example_ids, positions = (
         batch[name].reshape(-1)
@@ -95,7 +96,7 @@ def write_pairs(
     input_ids[cells] = text
     input_ids[start] = cls_id
     input_ids[middle] = input_ids[end - 1] = sep_id
-    token_type_ids[ranges(middle + 1, end - middle - 1)] = 1
+    token_type_ids[concatenate_ranges(middle + 1, end - middle - 1)] = 1
     example_ids[occupied] = np.repeat(slot + 1, lengths)
     positions[occupied] = occupied - np.repeat(start, lengths)
     batch["cls_positions"][row, slot] = column

@@ -41,6 +41,7 @@ import numpy as np
 from data_pipelines.corpus.shards import Shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.sections import Sections
+from data_pipelines.ranges import concatenate_ranges
 
 MIN_CHUNK_TOKENS = 8  # pieces
 
@@ -76,7 +77,9 @@ class Pairs:
     @property
     def token_indices(self) -> np.ndarray:
         """Where in the shard's tokens the pieces of A and B are, by turns: int64 [C]."""
-        return ranges(np.stack([self.a_start, self.b_start], 1).ravel(), self.text_lengths)
+        return concatenate_ranges(
+            np.stack([self.a_start, self.b_start], 1).ravel(), self.text_lengths
+        )
 
     def take(self, indices: np.ndarray | slice) -> Self:
         """The pairs at `indices`."""
@@ -87,11 +90,6 @@ class Pairs:
         """One `Pairs` from several."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return cls(*map(np.concatenate, columns))
-
-
-def ranges(begin: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """`begin[i]`, `begin[i] + 1`, ...: `size[i]` integers for each i, one after the other."""
-    return np.repeat(begin - (np.cumsum(size) - size), size) + np.arange(size.sum())
 
 
 def draw_pairs(
