@@ -56,7 +56,7 @@ HEAD = heads.register_head(
 
 class Objective(objective.Objective):
     heads = ("mood",)
-    outputs = ("mood_logits",)
+    eval_outputs = ("mood_logits",)
 
     @property
     def row(self):
@@ -155,7 +155,10 @@ class Task(task.Task):
 
     def prepare(self, steps):
         config, one = self.config, self.objective
-        size, multiple = config.batch_size, one.multiple * config.gradient_accumulation_steps
+        size, multiple = (
+            config.batch_size,
+            one.batch_size_multiple * config.gradient_accumulation_steps,
+        )
         self.batches = TrainingBatches(self.train, config.seed, size, one.row, steps, multiple)
         one.rows = self.batches.rows
 

@@ -20,7 +20,7 @@ from bertjax.checkpointing.checkpointer import (
     find_checkpoint,
     find_unverified_checkpoint,
 )
-from bertjax.checkpointing.integrity import find_damage, finish
+from bertjax.checkpointing.integrity import find_damage, mark_finished
 from bertjax.checkpointing.parameters import check_params, load_params
 from bertjax.mesh import distributed
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
@@ -49,10 +49,10 @@ def target():
 
 @pytest.fixture
 def checkpoints(tmp_path: pathlib.Path) -> Checkpointer:
-    found = Checkpointer(tmp_path / "workdir" / "checkpoints", keep=2)
+    found = Checkpointer(tmp_path / "workdir" / "checkpoints", max_to_keep=2)
     for step in (10, 20):
         found.save(make_state(step), write_metadata)
-    found.wait()
+    found.wait_until_finished()
     return found
 
 
@@ -88,11 +88,11 @@ def test_training_goes_on_and_changes_the_state_while_it_is_written(checkpoints,
     for leaf in jax.tree.leaves(jax.jit(lambda s: jax.tree.map(jnp.zeros_like, s))(state)):
         leaf.block_until_ready()
     jax.tree.map(lambda leaf: leaf.delete(), state)
-    assert checkpoints.steps() == [10, 20]
-    checkpoints.check()
+    assert checkpoints.all_steps() == [10, 20]
+    checkpoints.pop_finished()
     go.set()
-    checkpoints.wait()
-    assert checkpoints.steps() == [20, 30]
+    checkpoints.wait_until_finished()
+    assert checkpoints.all_steps() == [20, 30]
     assert equal(checkpoints.restore(target), make_state(30))
 
 
@@ -105,25 +105,25 @@ def test_a_save_waits_for_the_one_before(checkpoints) -> None:
     assert second.is_alive() and not checkpoints.path(40).exists()
     go.set()
     second.join()
-    assert 30 in checkpoints.steps()
-    checkpoints.wait()
-    assert checkpoints.steps() == [30, 40]
+    assert 30 in checkpoints.all_steps()
+    checkpoints.wait_until_finished()
+    assert checkpoints.all_steps() == [30, 40]
 
 
 def test_only_the_newest_and_the_milestones_are_kept(tmp_path) -> None:
-    checkpoints = Checkpointer(tmp_path, keep=2, keep_period=20)
+    checkpoints = Checkpointer(tmp_path, max_to_keep=2, keep_period=20)
     for step in range(5, 51, 5):
         checkpoints.save(make_state(step), write_metadata)
-    checkpoints.wait()
-    assert checkpoints.steps() == [20, 40, 45, 50]
+    checkpoints.wait_until_finished()
+    assert checkpoints.all_steps() == [20, 40, 45, 50]
 
 
 def test_of_multiples_that_are_no_checkpoint_the_next_one_is_kept(tmp_path) -> None:
     checkpoints = Checkpointer(tmp_path, 1, keep_period=1.0, progress_at=lambda step: step / 10)
     for step in range(4, 45, 4):
         checkpoints.save(make_state(step), write_metadata)
-    checkpoints.wait()
-    assert checkpoints.steps() == [12, 20, 32, 40, 44]
+    checkpoints.wait_until_finished()
+    assert checkpoints.all_steps() == [12, 20, 32, 40, 44]
 
 
 def _truncate(path: pathlib.Path) -> None:
@@ -194,10 +194,10 @@ def test_the_best_is_kept_beside_the_newest_and_used_and_the_newest_gone_on_with
         evaluate(
             checkpoints := Checkpointer(tmp_path / "checkpoints", 1, 0, name), step, {name: value}
         )
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
     evaluate(checkpoints, 6, {})
-    checkpoints.wait()
-    assert checkpoints.steps() == [best, 6]
+    checkpoints.wait_until_finished()
+    assert checkpoints.all_steps() == [best, 6]
     assert (
         find_checkpoint(tmp_path) == find_unverified_checkpoint(tmp_path) == checkpoints.path(best)
     )
@@ -205,13 +205,13 @@ def test_the_best_is_kept_beside_the_newest_and_used_and_the_newest_gone_on_with
 
 
 def test_a_run_that_keeps_no_best_uses_the_newest(tmp_path) -> None:
-    checkpoints = Checkpointer(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpointer(tmp_path / "checkpoints", max_to_keep=2)
     for step in (1, 2):
         checkpoints.save(
             make_state(step), lambda path, step=step: write_scores(path, {"f1": -step})
         )
     assert not checkpoints.is_best(3, {"f1": 100.0})
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     assert find_checkpoint(tmp_path) == checkpoints.path(2)
 
 
@@ -221,7 +221,7 @@ def chosen(tmp_path) -> Checkpointer:
     checkpoints = Checkpointer(tmp_path / "checkpoints", best_metric="f1")
     evaluate(checkpoints, 1, {"f1": 0.5})
     evaluate(checkpoints, 2, {})
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     return checkpoints
 
 
@@ -261,7 +261,7 @@ def test_a_score_that_there_is_not_is_refused_and_those_that_there_are_named(cho
 
 def test_an_unfinished_checkpoint_is_never_read(checkpoints, target) -> None:
     (checkpoints.path(20) / "files.json").unlink()
-    assert checkpoints.steps() == [10]
+    assert checkpoints.all_steps() == [10]
     assert equal(checkpoints.restore(target), make_state(10))
 
 
@@ -269,7 +269,7 @@ def test_an_unfinished_checkpoint_is_replaced(checkpoints, target) -> None:
     (checkpoints.path(20) / "files.json").unlink()
     (checkpoints.path(20) / "rest").write_text("of a killed save")
     checkpoints.save(make_state(20), write_metadata)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     assert equal(checkpoints.restore(target), make_state(20))
     assert not (checkpoints.path(20) / "rest").exists()
 
@@ -279,15 +279,15 @@ def test_what_killed_saves_left_is_cleared_and_nothing_else(checkpoints) -> None
     left = checkpoints.directory / "00000030.orbax-checkpoint-tmp" / "params"
     left.mkdir(parents=True)
     (checkpoints.directory / "notes").mkdir()
-    checkpoints.clear()
+    checkpoints.delete_unfinished()
     assert {path.name for path in checkpoints.directory.iterdir()} == {"00000010", "notes"}
 
 
 def test_a_save_does_not_give_way_to_a_later_one_that_is_damaged(tmp_path, target) -> None:
-    checkpoints = Checkpointer(tmp_path, keep=1, keep_period=10)
+    checkpoints = Checkpointer(tmp_path, max_to_keep=1, keep_period=10)
     for step in (10, 20, 15):
         checkpoints.save(make_state(step), write_metadata)
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
         if step == 20:
             _truncate(pathlib.Path(checkpoints.path(20)))
     assert equal(checkpoints.restore(target), make_state(15))
@@ -303,7 +303,7 @@ def test_sums_since_the_last_log_come_back_to_the_last_bit_by_their_names(tmp_pa
     third = jnp.float32(1) / 3
     window = {"loss": (third, jnp.float32(7)), "dropped": (jnp.float32(1), jnp.float32(1))}
     checkpoints.save(make_state(10)._replace(window=window), write_metadata)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     found = checkpoints.restore(_with_window(target, "loss", "new")).window
     assert jax.device_get(found) == {"loss": (np.float32(1) / 3, 7), "new": (0, 0)}
 
@@ -319,7 +319,7 @@ def test_sums_are_found_where_older_versions_kept_them(checkpoints, target) -> N
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path / "params", args=ocp.args.StandardSave(state.params))
         checkpointer.save(path / "training", args=ocp.args.StandardSave(old))
-    finish(path, write_metadata)
+    mark_finished(path, write_metadata)
     found = checkpoints.restore(_with_window(target, "loss", "new"))
     assert jax.device_get(found.window) == {"loss": (np.float32(1) / 3, 7), "new": (0, 0)}
     assert equal(found._replace(window=state.window), state)
@@ -338,9 +338,9 @@ def test_a_failed_save_leaves_the_earlier_ones_and_no_trace(checkpoints, target)
 
     with pytest.raises(CheckpointError, match=r"step 30 .* No space left on device"):
         checkpoints.save(make_state(30), full)
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
     assert not checkpoints.path(30).exists()
-    assert checkpoints.steps() == [10, 20]
+    assert checkpoints.all_steps() == [10, 20]
     assert equal(checkpoints.restore(target), make_state(20))
 
 
@@ -348,8 +348,8 @@ def test_a_save_that_failed_in_the_background_is_told_at_the_next_step(checkpoin
     checkpoints.save(make_state(30), lambda path: (path / "none" / "file").write_text(""))
     checkpoints.close()
     with pytest.raises(CheckpointError, match="checkpoint of step 30 could not be written"):
-        checkpoints.check()
-    assert checkpoints.steps() == [10, 20]
+        checkpoints.pop_finished()
+    assert checkpoints.all_steps() == [10, 20]
 
 
 def test_a_finished_save_is_kept_when_another_host_is_lost_at_its_end(
@@ -362,7 +362,7 @@ def test_a_finished_save_is_kept_when_another_host_is_lost_at_its_end(
     monkeypatch.setattr(distributed, "sync_processes", lose)
     with pytest.raises(jax.errors.JaxRuntimeError):
         checkpoints.save(make_state(30), write_metadata)
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
     assert equal(checkpoints.restore(target), make_state(30))
 
 

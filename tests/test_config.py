@@ -190,7 +190,11 @@ def test_a_duration_that_cannot_be_is_refused(raw: dict, message: str) -> None:
 def test_checkpoints_may_have_a_time(every: int | str, seconds: float | None) -> None:
     config = parse(checkpoint_every=every, eval_every=every).resolve()
     assert config.checkpoint_every == config.eval_every == every
-    assert config.seconds("checkpoint_every") == config.seconds("eval_every") == seconds
+    assert (
+        config.interval_seconds("checkpoint_every")
+        == config.interval_seconds("eval_every")
+        == seconds
+    )
     assert config.resolve() == config
 
 
@@ -198,8 +202,11 @@ def test_a_run_that_the_clock_ends_has_shares_of_its_time() -> None:
     optimizer = {"warmup": "10%", "schedule": "wsd", "cooldown": "30 minutes"}
     config = parse(steps="2h", eval_every="5%", checkpoint_every="10 minutes", optimizer=optimizer)
     config = config.resolve()
-    assert (config.budget, config.total_steps) == (7200, None)
-    assert (config.seconds("eval_every"), config.seconds("checkpoint_every")) == (360, 600)
+    assert (config.budget_seconds, config.total_steps) == (7200, None)
+    assert (config.interval_seconds("eval_every"), config.interval_seconds("checkpoint_every")) == (
+        360,
+        600,
+    )
     found = config.optimizer_config()
     assert (found.warmup_steps, found.cooldown_steps) == (TICKS // 10, TICKS // 4)
     assert found.total_steps == TICKS

@@ -14,7 +14,7 @@ from goldens import make_encoder_outputs
 from random_models import draw_model, shapes_of
 from run_outputs import answers_of
 
-from bertjax.checkpointing.checkpointer import FILES
+from bertjax.checkpointing.checkpointer import MANIFEST_FILE
 from bertjax.checkpointing.integrity import finish
 from bertjax.formats import huggingface
 from bertjax.formats.loading import find_format, read_model
@@ -284,7 +284,7 @@ def test_a_vocabulary_that_is_not_whole_is_told(tmp_path, caplog) -> None:
 
 def test_of_a_sweep_the_best_model_is_named(tmp_path) -> None:
     (tmp_path / "best").mkdir()
-    (tmp_path / "best" / FILES).touch()
+    (tmp_path / "best" / MANIFEST_FILE).touch()
     with pytest.raises(InputError, match=f"holds a sweep, whose best model is {tmp_path}/best"):
         find_format(tmp_path)
 
@@ -309,7 +309,7 @@ def test_what_a_task_of_glue_says_of_a_text_is_kept(tmp_path) -> None:
         said["data"] |= {"glue": "stsb", "target": "class"}  # as `experiments/glue.py` leaves it
         (path / "config.json").write_text(json.dumps(said))
 
-    (tmp_path / "own" / FILES).unlink()
+    (tmp_path / "own" / MANIFEST_FILE).unlink()
     finish(epath.Path(tmp_path / "own"), write_metadata)
     convert(tmp_path / "own", tmp_path / "again", "bertjax", "hf")
     assert read_model(tmp_path / "again").target == "number"

@@ -237,7 +237,7 @@ def test_the_loss_of_a_process_ends_the_others_and_the_same_command_goes_on(
 ) -> None:
     program = Program(corpus, runs / "killed", 2, supervised=True, slow=True)
     program.wait_for_step(14)
-    while not Checkpointer(runs / "killed" / "checkpoints").steps():  # it is written meanwhile
+    while not Checkpointer(runs / "killed" / "checkpoints").all_steps():  # it is written meanwhile
         time.sleep(0.05)
     program.processes[1].kill()
     assert program.wait_for(0) == 75
@@ -259,7 +259,7 @@ def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
     program.processes[2].terminate()
     assert program.wait() == [75] * 4
     (step,) = {re.search(r"stopped at step (\d+)", program.sentence(i))[1] for i in range(4)}
-    assert Checkpointer(runs / "stopped" / "checkpoints").steps()[-1] == int(step)
+    assert Checkpointer(runs / "stopped" / "checkpoints").all_steps()[-1] == int(step)
     again = Program(corpus, runs / "stopped", 1)
     assert again.wait() == [0], again.sentence(0)
     assert f"going on from step {step}" in again.said[0]

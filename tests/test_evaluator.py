@@ -18,7 +18,7 @@ EIGHT, CUBE = MeshConfig(8, 1, 1), MeshConfig(2, 2, 2)
 class Mean(Objective):
     """The mean of what rows hold, times a parameter."""
 
-    outputs = ("doubled",)
+    eval_outputs = ("doubled",)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.mesh.sharding import make_mesh
-from bertjax.steps.histograms import BINS, histograms
+from bertjax.steps.histograms import BINS, compute_histograms
 
 
 def put(array: np.ndarray, *axes: str | None) -> jax.Array:
@@ -17,7 +17,7 @@ def put(array: np.ndarray, *axes: str | None) -> jax.Array:
 @pytest.mark.parametrize("axes", [(), ("data",), (None, "data")])
 def test_every_value_is_in_one_bin(axes: tuple[str | None, ...]) -> None:
     values = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
-    (found,) = histograms({"a": put(values, *axes)}).values()
+    (found,) = compute_histograms({"a": put(values, *axes)}).values()
     counts, edges = np.histogram(values, BINS)
     np.testing.assert_allclose(found.edges, edges, rtol=1e-5, atol=1e-6)
     assert found.counts.tolist() == counts.tolist()
@@ -25,13 +25,13 @@ def test_every_value_is_in_one_bin(axes: tuple[str | None, ...]) -> None:
 
 
 def test_values_that_are_all_the_same_are_counted_too() -> None:
-    (found,) = histograms({"a": put(np.ones((4, 4), np.float32))}).values()
+    (found,) = compute_histograms({"a": put(np.ones((4, 4), np.float32))}).values()
     assert found.counts.sum() == 16 and (found.edges == 1).all()
 
 
 def test_layers_have_their_own() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = histograms({"encoder": {"blocks": {"norm": {"bias": put(values)}}}})
+    found = compute_histograms({"encoder": {"blocks": {"norm": {"bias": put(values)}}}})
     assert {name: (each.edges[0], each.edges[-1]) for name, each in found.items()} == {
         "encoder/blocks/0/norm/bias": (0, 2),
         "encoder/blocks/1/norm/bias": (3, 5),

@@ -54,7 +54,7 @@ def first_params(config: Config) -> tuple[Any, Any]:
     config = config.resolve(100)
     programs = StepFunctions(config, registry.objective(config))
     random = programs.init().params
-    given = PretrainedModel(config.init).given(programs.given, config.reinit_layers)
+    given = PretrainedModel(config.init).given(programs.init_shapes, config.reinit_layers)
     return random, programs.init(given).params
 
 

@@ -137,7 +137,7 @@ def test_devices_that_run_out_end_a_run_with_a_sentence(corpus, tmp_path, monkey
         self.taken["train_step"] = 6 * MIB
         raise jax.errors.JaxRuntimeError(CPU)
 
-    monkeypatch.setattr(StepFunctions, "train", train)
+    monkeypatch.setattr(StepFunctions, "compile_train_step", train)
     with pytest.raises(
         OutOfMemory, match=r"28\.08 GiB could not be had of a device: .* fits"
     ) as ended:

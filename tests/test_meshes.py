@@ -52,9 +52,9 @@ def train(
     The last state is saved to the directory.
     """
     program, task = program_on(mesh, corpus)
-    step, state, losses = program.train(), program.init(), []
+    step, state, losses = program.compile_train_step(), program.init(), []
     for batch in task.train_batches(0, STEPS):
-        state, window = step(state, to_global(batch, program.rows), {})
+        state, window = step(state, to_global(batch, program.batch_sharding), {})
         losses.append(means(jax.device_get(window))["loss"])
     stored = tree_shardings(program.mesh, state.params)
     wrong = [
@@ -68,7 +68,7 @@ def train(
     if directory is not None:
         checkpoints = Checkpointer(directory)
         checkpoints.save(state, lambda path: None)
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
     return losses, wrong
 
 
@@ -76,7 +76,7 @@ def restore(
     mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Path
 ) -> list[np.ndarray]:
     program, _ = program_on(mesh, corpus)
-    state = Checkpointer(directory).restore(program.state)
+    state = Checkpointer(directory).restore(program.state_shapes)
     assert state is not None
     return jax.tree.map(np.asarray, jax.tree.leaves((state.params, state.opt_state, state.step)))
 

@@ -37,7 +37,7 @@ def test_held_out_rows_are_those_of_a_step_where_they_are_not_many(
     batch_size, max_seq_length
 ) -> None:
     config = make_run_config(batch_size=batch_size, max_seq_length=max_seq_length)
-    assert registry.objective(config, multiple=1).eval_batch_size == batch_size
+    assert registry.objective(config, batch_size_multiple=1).eval_batch_size == batch_size
 
 
 @pytest.mark.parametrize(("batch_size", "max_seq_length"), [(65_536, 128), (32_768, 512)])
@@ -46,24 +46,24 @@ def test_large_batches_are_evaluated_in_rows_that_devices_share(
     batch_size, max_seq_length, devices
 ) -> None:
     config = make_run_config(batch_size=batch_size, max_seq_length=max_seq_length)
-    rows = registry.objective(config, multiple=devices).eval_batch_size
+    rows = registry.objective(config, batch_size_multiple=devices).eval_batch_size
     assert rows % devices == 0
     assert 0 <= rows * max_seq_length - MAX_EVAL_TOKENS < devices * max_seq_length
 
 
 def test_spans_are_evaluated_with_some_rows_on_each_device() -> None:
     config = make_run_config("question_answering", max_seq_length=384, batch_size=32)
-    assert registry.objective(config, multiple=1).eval_batch_size == 32
-    assert registry.objective(config, multiple=64).eval_batch_size == 256
+    assert registry.objective(config, batch_size_multiple=1).eval_batch_size == 32
+    assert registry.objective(config, batch_size_multiple=64).eval_batch_size == 256
 
 
 def test_rows_that_are_asked_for_are_taken_or_refused() -> None:
     config = make_run_config(eval_batch_size=24, mesh=MeshConfig(8, 1, 1))
-    objective = registry.objective(config, multiple=8)
+    objective = registry.objective(config, batch_size_multiple=8)
     assert objective.eval_batch_size == 24
     StepFunctions(config, objective).check_batch_sizes(train=True)
     config = dataclasses.replace(config, eval_batch_size=20)
-    programs = StepFunctions(config, registry.objective(config, multiple=8))
+    programs = StepFunctions(config, registry.objective(config, batch_size_multiple=8))
     with pytest.raises(InputError, match="20 rows of held-out data do not divide over 8 devices"):
         programs.check_batch_sizes(train=False)
 
@@ -72,7 +72,7 @@ def test_rows_of_training_must_divide_where_something_trains() -> None:
     config = make_run_config(
         batch_size=24, gradient_accumulation_steps=2, eval_batch_size=8, mesh=MeshConfig(8, 1, 1)
     )
-    programs = StepFunctions(config, registry.objective(config, multiple=8))
+    programs = StepFunctions(config, registry.objective(config, batch_size_multiple=8))
     programs.check_batch_sizes(train=False)
     with pytest.raises(InputError, match=r"batch_size=24 .* 8 devices x accumulation=2: .* 16\."):
         programs.check_batch_sizes(train=True)
@@ -113,16 +113,16 @@ def test_what_is_not_trainable_stays_what_it_was_and_has_no_moments() -> None:
     config = make_run_config(
         steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10), mesh=MeshConfig(8, 1, 1)
     )
-    objective = registry.objective(config, multiple=8)
+    objective = registry.objective(config, batch_size_multiple=8)
     objective.trainable = lambda name: name.startswith("mlm/")  # type: ignore[method-assign]
     programs = StepFunctions(config, objective)
     state = programs.init()
     before = {name: np.asarray(leaf) for name, leaf in named_leaves(state.params)}
     batch = {
-        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), programs.rows)
+        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), programs.batch_sharding)
         for name, leaf in objective.batch_shapes(8).items()
     }
-    after, _ = programs.train()(state, batch, {})
+    after, _ = programs.compile_train_step()(state, batch, {})
     for name, leaf in named_leaves(after.params):
         changed = not np.array_equal(leaf, before[name])
         assert not changed if not name.startswith("mlm/") else changed or name == "mlm/norm/bias"
@@ -136,15 +136,15 @@ def test_what_is_not_trainable_stays_what_it_was_and_has_no_moments() -> None:
 def test_frozen_layers_stay_what_they_were_on_any_mesh(mesh: tuple, frozen: int) -> None:
     section = OptimizerSection(warmup=0, layerwise_lr_decay=0.9, frozen_layers=frozen)
     config = make_run_config(steps=10, optimizer=section, mesh=MeshConfig(*mesh)).resolve()
-    objective = registry.objective(config, multiple=8)
+    objective = registry.objective(config, batch_size_multiple=8)
     programs = StepFunctions(config, objective)
     state = programs.init()
     before = {name: np.asarray(leaf) for name, leaf in named_leaves(state.params)}
     batch = {
-        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), programs.rows)
+        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), programs.batch_sharding)
         for name, leaf in objective.batch_shapes(8).items()
     }
-    step = programs.train()
+    step = programs.compile_train_step()
     for _ in range(3):
         state, _ = step(state, batch, {})
     for name, leaf in named_leaves(state.params):
@@ -159,7 +159,7 @@ def test_frozen_layers_stay_what_they_were_on_any_mesh(mesh: tuple, frozen: int)
 @pytest.mark.slow
 def test_constants_are_read_and_do_not_learn() -> None:
     config = make_run_config(steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10))
-    objective = registry.objective(config, multiple=8)
+    objective = registry.objective(config, batch_size_multiple=8)
     plain = objective.apply
     objective.constants = lambda: {"shift": jnp.float32(3)}  # type: ignore[method-assign]
     objective.apply = lambda params, batch, key, constants: {  # type: ignore[method-assign]
@@ -167,11 +167,11 @@ def test_constants_are_read_and_do_not_learn() -> None:
     }
     programs = StepFunctions(config, objective)
     batch = {
-        name: jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), programs.rows)
+        name: jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), programs.batch_sharding)
         for name, leaf in objective.batch_shapes(8).items()
     }
-    predict = programs.predict(objective.batch_shapes(8))
-    params = programs.laid(programs.init().params)
+    predict = programs.compile_predict_step(objective.batch_shapes(8))
+    params = programs.layout_params(programs.init().params)
     shifted = predict(params, batch, programs.constants())["nsp_logits"]
     unshifted = predict(params, batch, {"shift": 0 * programs.constants()["shift"]})["nsp_logits"]
     np.testing.assert_allclose(shifted, unshifted + 3, rtol=1e-6)

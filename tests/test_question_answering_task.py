@@ -275,7 +275,7 @@ def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) 
         assert batch["span_weights"].shape[1] == most
         assert (batch["span_weights"].sum(1).max() > 1) == packing
     assert training["span_weights"].sum() == 16
-    shapes = task.objective.batch_shapes(task.objective.num_sequences)
+    shapes = task.objective.batch_shapes(task.objective.batch_size)
     assert {n: x.shape for n, x in shapes.items()} == {n: x.shape for n, x in training.items()}
 
 
@@ -353,7 +353,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     given = arguments(folder, 2, steps=120, checkpoint_every=10, eval_every=20, log_every=5)
     given += [
         "--config.model.hidden_dropout_prob=0.1",
-        "--config.keep=1",
+        "--config.max_to_keep=1",
         "--config.best_metric=f1",
     ]
     given += ["--config.optimizer.layerwise_lr_decay=0.9", "--config.reinit_layers=1"]
@@ -361,7 +361,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     draw = random.Random(3)
     killed = ["train", "--workdir", tmp_path / "killed", *given]
     for kill in range(4):
-        saved = max(Checkpointer(tmp_path / "killed" / "checkpoints").steps(), default=0)
+        saved = max(Checkpointer(tmp_path / "killed" / "checkpoints").all_steps(), default=0)
         process = Command(*killed, begin=functools.partial(hold, saved + 36))
         if kill == 0:
             time.sleep(draw.uniform(0.5, 3))
@@ -376,7 +376,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     assert "going on from step" in done.stderr
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     assert params_of(tmp_path / "killed") == params_of(tmp_path / "whole")
-    kept = [Checkpointer(tmp_path / run / "checkpoints").steps() for run in ("killed", "whole")]
+    kept = [Checkpointer(tmp_path / run / "checkpoints").all_steps() for run in ("killed", "whole")]
     best = max(
         (line for line in metrics(tmp_path / "whole") if line["split"] == "eval"),
         key=lambda line: line["f1"],

@@ -40,7 +40,7 @@ def whole(corpus, tmp_path_factory) -> pathlib.Path:
 
 def write_for_ever() -> None:
     """Begins a run of whose checkpoints none is ever finished."""
-    checkpointer.finish = lambda *_: time.sleep(LONG)
+    checkpointer.mark_finished = lambda *_: time.sleep(LONG)
 
 
 def wait_for_save(process: Command, checkpoints: Checkpointer) -> None:
@@ -48,7 +48,7 @@ def wait_for_save(process: Command, checkpoints: Checkpointer) -> None:
     begun = {int(path.name[:8]) for path in checkpoints.directory.glob("0*")}
     while process.poll() is None:
         steps = {int(path.name[:8]) for path in checkpoints.directory.glob("0*")}
-        if steps - begun - set(checkpoints.steps()):
+        if steps - begun - set(checkpoints.all_steps()):
             return
     pytest.fail("the run ended without another save")
 
@@ -57,14 +57,14 @@ def test_ten_kills_change_nothing(corpus, tmp_path, whole) -> None:
     draw = random.Random(11)
     checkpoints = Checkpointer(tmp_path / "checkpoints")
     for kill in range(10):
-        saved = max(checkpoints.steps(), default=0)
+        saved = max(checkpoints.all_steps(), default=0)
         begin = write_for_ever if kill in (3, 7) else functools.partial(hold, saved + 36)
         process = Command(*command(corpus, tmp_path), begin=begin)
         if kill == 0:
             time.sleep(draw.uniform(0.5, 3))  # before there is anything
         elif kill == 1:  # as soon as there is something to go on from
             process.wait_for_step(SAVED_EVERY)
-            while process.poll() is None and not checkpoints.steps():
+            while process.poll() is None and not checkpoints.all_steps():
                 time.sleep(0.01)
         elif kill in (3, 7):
             process.wait_for_step(saved + 10)
@@ -91,7 +91,7 @@ def test_a_stop_signal_saves_and_the_next_run_goes_on(corpus, tmp_path, whole) -
     go.touch()
     process.communicate()
     assert process.poll() == 75
-    saved = Checkpointer(tmp_path / "checkpoints").steps()
+    saved = Checkpointer(tmp_path / "checkpoints").all_steps()
     assert saved[-1] >= 30
     done = run(*command(corpus, tmp_path))
     assert done.returncode == 0, done.stderr
@@ -134,13 +134,13 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(corpus, tmp_path) -> None:
     if not mounted:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
-        done = run(*command(corpus, disk / "workdir", keep=1000))
+        done = run(*command(corpus, disk / "workdir", max_to_keep=1000))
         assert done.returncode == 1
         sentence = done.stderr.splitlines()[-1]
         assert "could not be written" in sentence and "earlier checkpoints are intact" in sentence
         assert "Traceback" not in done.stderr
         saved = Checkpointer(disk / "workdir" / "checkpoints")
-        assert saved.steps()
-        assert find_checkpoint(disk / "workdir") == saved.path(saved.steps()[-1])
+        assert saved.all_steps()
+        assert find_checkpoint(disk / "workdir") == saved.path(saved.all_steps()[-1])
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -252,8 +252,8 @@ def test_one_goes_on_from_a_classifier_if_its_labels_are_the_same(
     for kind, overrides, kept in cases:
         new = Trainer(toy_tasks.configuration(kind, folder, begin, **overrides), tmp_path / kind)
         start = PretrainedModel(begin)
-        start.check(new.config.model, new.programs.params, new.task.labels)
-        found = start.given(new.programs.params)
+        start.check(new.config.model, new.programs.param_shapes, new.task.labels)
+        found = start.given(new.programs.param_shapes)
         same = "sequence_classification" in found and leaves(
             found["sequence_classification"]
         ) == leaves(own)

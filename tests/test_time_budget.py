@@ -146,7 +146,7 @@ def test_a_run_by_the_clock_ends_and_goes_on_as_planned(corpus, tmp_path, tickin
         log_every=1,
         checkpoint_every="25%",
         eval_every="50%",
-        keep=99,
+        max_to_keep=99,
         optimizer__warmup="20%",
     )
     whole, again = tmp_path / "whole", tmp_path / "again"
@@ -179,7 +179,7 @@ def test_a_short_run_learns_before_it_logs(corpus, tmp_path, ticking) -> None:
         steps="3 seconds",
         log_every=10**6,
         checkpoint_every=10,
-        keep=1,
+        max_to_keep=1,
         eval_every="100%",
         keep_period="50%",
         optimizer__warmup="20%",
@@ -188,7 +188,7 @@ def test_a_short_run_learns_before_it_logs(corpus, tmp_path, ticking) -> None:
     run.train()
     plans = json.loads((tmp_path / BUDGET_FILE).read_text())
     assert plans[1][0] <= 3 and plans[1][2] > 0
-    half, end = run.checkpoints.steps()
+    half, end = run.checkpoints.all_steps()
     shares = [TimeBudget(epath.Path(tmp_path), 3.0).share(step) for step in (half - 10, half, end)]
     assert shares[0] < 0.5 <= shares[1] < shares[2]
 
@@ -198,4 +198,4 @@ def test_the_clock_may_end_every_recipe(recipe) -> None:
     config = load_config(
         f"pretraining:recipe={recipe},data=x", {"steps": "20 hours"}, registry.data_fields()
     ).resolve()
-    assert config.budget == 72_000 and config.seconds("checkpoint_every")
+    assert config.budget_seconds == 72_000 and config.interval_seconds("checkpoint_every")

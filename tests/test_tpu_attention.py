@@ -157,7 +157,9 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
 
     def after_a_step() -> tuple[Any, Any]:
         program = StepFunctions(config, registry.objective(config), jax.devices()[:4])
-        state, window = program.train()(program.init(), jax.device_put(batch, program.rows), {})
+        state, window = program.compile_train_step()(
+            program.init(), jax.device_put(batch, program.batch_sharding), {}
+        )
         return state.params, window
 
     usual = after_a_step()

@@ -153,7 +153,9 @@ def peak_at_six(whole, monkeypatch) -> None:
 def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
     corpus, tmp_path, peak_at_six, monkeypatch
 ) -> None:
-    config = make_run_config(corpus, best_metric="peak", keep=1, eval_every=2, checkpoint_every=100)
+    config = make_run_config(
+        corpus, best_metric="peak", max_to_keep=1, eval_every=2, checkpoint_every=100
+    )
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for workdir, stops in ((whole, ()), (stopped, (0, 2, 5, 6, 9))):
         for step in stops:
@@ -207,16 +209,16 @@ def test_a_signal_that_comes_during_the_last_save_does_not_end_it(
     corpus, tmp_path, monkeypatch
 ) -> None:
     run = Trainer(make_run_config(corpus, steps=2), tmp_path)
-    plain, came = run.checkpoints.wait, []
+    plain, came = run.checkpoints.wait_until_finished, []
 
     def wait() -> None:
         if not came:
             came.append(signal.raise_signal(signal.SIGTERM))
         plain()
 
-    monkeypatch.setattr(run.checkpoints, "wait", wait)
+    monkeypatch.setattr(run.checkpoints, "wait_until_finished", wait)
     run.train()
-    assert came and run.checkpoints.steps() == [2]
+    assert came and run.checkpoints.all_steps() == [2]
 
 
 @pytest.mark.slow
@@ -253,7 +255,9 @@ def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are
 
 @pytest.mark.slow
 def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> None:
-    Trainer(make_run_config(corpus, checkpoint_every="0.0001 minutes", keep=9), tmp_path).train()
+    Trainer(
+        make_run_config(corpus, checkpoint_every="0.0001 minutes", max_to_keep=9), tmp_path
+    ).train()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["00000003", "00000006", "00000009", "00000012"]
     assert losses(tmp_path) == losses(whole)
@@ -301,7 +305,7 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
 @pytest.mark.slow
 def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> None:
     """So that a stop signal has not to wait for many."""
-    train, begun, late = StepFunctions.train, [], []
+    train, begun, late = StepFunctions.compile_train_step, [], []
 
     def counted(self: StepFunctions, *rows: int):
         step = train(self, *rows)
@@ -317,7 +321,7 @@ def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> 
     def is_ready(window) -> bool:
         return all(leaf.is_ready() for leaf in jax.tree.leaves(window))
 
-    monkeypatch.setattr(StepFunctions, "train", counted)
+    monkeypatch.setattr(StepFunctions, "compile_train_step", counted)
     Trainer(
         make_run_config(corpus, log_every=12, eval_every=12, checkpoint_every=12), tmp_path
     ).train()
@@ -382,7 +386,7 @@ def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
     Trainer(
         make_run_config(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole
     )
-    Trainer(make_run_config(corpus, keep=7, best_metric="loss"), whole)
+    Trainer(make_run_config(corpus, max_to_keep=7, best_metric="loss"), whole)
 
 
 @pytest.mark.slow

@@ -33,11 +33,11 @@ from bertjax.checkpointing.best import (
     read_scores,
 )
 from bertjax.checkpointing.integrity import (
-    FILES,
+    MANIFEST_FILE,
     check_disk_space,
     delete_checkpoint,
     find_damage,
-    finish,
+    mark_finished,
 )
 from bertjax.checkpointing.parameters import read_shapes
 from bertjax.errors import RunError
@@ -61,7 +61,7 @@ class Checkpointer:
 
     Args:
       directory: where they lie, local or `gs://`.
-      keep: newest ones that are kept.
+      max_to_keep: newest ones that are kept.
       keep_period: the first at or after each multiple of this is kept for ever; 0 for none.
       best_metric: the score by which the best one is kept until there is a better; "" for none.
       reached: how far the run is after a step, in what `keep_period` counts.
@@ -70,13 +70,13 @@ class Checkpointer:
     def __init__(
         self,
         directory: epath.PathLike,
-        keep: int = 3,
+        max_to_keep: int = 3,
         keep_period: float = 0,
         best_metric: str = "",
         progress_at: Callable[[int], float] = float,
     ) -> None:
         self.directory = _absolute(directory)
-        self.keep = keep
+        self.max_to_keep = max_to_keep
         self.keep_period = keep_period
         self.best_metric = best_metric
         self._progress_at = progress_at
@@ -84,16 +84,16 @@ class Checkpointer:
         self._saving: concurrent.futures.Future[None] | None = None
         self._finished: list[int] = []
 
-    def steps(self) -> list[int]:
+    def all_steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
         if not self.directory.exists():
             return []
         found = [path for path in self.directory.iterdir() if path.name.isdigit()]
-        return sorted(int(path.name) for path in found if (path / FILES).exists())
+        return sorted(int(path.name) for path in found if (path / MANIFEST_FILE).exists())
 
     def steps_best_first(self) -> list[int]:
         """The same with the one to use first: the best where its run keeps it, then the newest."""
-        steps = self.steps()
+        steps = self.all_steps()
         name = read_best_metric_name(self.path(steps[-1])) if steps else ""
         best = find_best(name, map(self.path, steps))
         return sorted(reversed(steps), key=lambda step: self.path(step) != best)
@@ -113,10 +113,10 @@ class Checkpointer:
                 f"best_metric={self.best_metric!r} is no score of this task: choose one of "
                 f"{', '.join(scores)}."
             )
-        self.wait()
+        self.wait_until_finished()
 
         def decide() -> list[bool]:
-            before = [read_scores(self.path(other)) for other in self.steps() if other < step]
+            before = [read_scores(self.path(other)) for other in self.all_steps() if other < step]
             best = max(
                 (comparable_score(self.best_metric, each) for each in before), default=-math.inf
             )
@@ -141,7 +141,7 @@ class Checkpointer:
           CheckpointError: this one or the one before could not be written, for want of space for
             example; what was there before is untouched.
         """
-        self.wait()
+        self.wait_until_finished()
         step = int(state.step)
         with self._raise_checkpoint_errors(step):
             if distributed.is_process_0():
@@ -159,13 +159,13 @@ class Checkpointer:
         }
         self._saving = self._thread.submit(self._finish, step, numbers, write_metadata)
 
-    def check(self) -> list[epath.Path]:
+    def pop_finished(self) -> list[epath.Path]:
         """Those finished since this was asked, once a step; raises where the last save failed."""
         if self._saving and self._saving.done():
             self._saving.result()
         return [self.path(self._finished.pop(0)) for _ in range(len(self._finished))]
 
-    def wait(self) -> None:
+    def wait_until_finished(self) -> None:
         """Returns once no save is under way on any host; raises as `check`."""
         saving, self._saving = self._saving, None
         if saving:
@@ -177,11 +177,11 @@ class Checkpointer:
         if self._saving:
             concurrent.futures.wait([self._saving])
 
-    def clear(self) -> None:
+    def delete_unfinished(self) -> None:
         """Deletes what killed saves left; only for the run whose checkpoints they are."""
         if self.directory.exists():
             for path in self.directory.iterdir():
-                if re.match(r"\d{8}", path.name) and not (path / FILES).exists():
+                if re.match(r"\d{8}", path.name) and not (path / MANIFEST_FILE).exists():
                     delete_checkpoint(path)
 
     def restore(self, target: TrainState) -> TrainState | None:
@@ -195,7 +195,7 @@ class Checkpointer:
           CheckpointError: there are checkpoints and none is intact.
         """
         (step,) = distributed.broadcast_from_process_0(
-            lambda: [self.first_intact_step(self.steps()[::-1])], 1
+            lambda: [self.first_intact_step(self.all_steps()[::-1])], 1
         )
         if step < 0:
             return None
@@ -245,7 +245,7 @@ class Checkpointer:
             self._writer.wait_until_finished()  # of all hosts
             if distributed.is_process_0():
                 (self.path(step) / _TRAINING_DIR / _WINDOW_FILE).write_text(json.dumps(window))
-                finish(self.path(step), write_metadata)
+                mark_finished(self.path(step), write_metadata)
         if distributed.is_process_0():
             self._delete_old(step)
         self._finished.append(step)
@@ -260,7 +260,7 @@ class Checkpointer:
                 if isinstance(lost, jax.errors.JaxRuntimeError):  # another host
                     raise lost from None
             if distributed.is_process_0():
-                self.clear()
+                self.delete_unfinished()
             # What is outermost in the storage library's chain of messages says least.
             reason = str(error).strip().split(": ")[-1] or type(error).__name__
             raise CheckpointError(
@@ -270,10 +270,10 @@ class Checkpointer:
             ) from error
 
     def _delete_old(self, newest: int) -> None:
-        steps = [step for step in self.steps() if step <= newest]  # a later one is damaged
+        steps = [step for step in self.all_steps() if step <= newest]  # a later one is damaged
         best = find_best(self.best_metric, map(self.path, steps))
         passed = 0  # multiples of `keep_period`, by the checkpoint before
-        for step in steps[: -self.keep]:
+        for step in steps[: -self.max_to_keep]:
             before, passed = passed, self._keep_periods_passed(step)
             if passed == before and self.path(step) != best:
                 delete_checkpoint(self.path(step))
@@ -291,7 +291,7 @@ def write_params(
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path / "params", params)
     if distributed.is_process_0():
-        finish(path, write_metadata)
+        mark_finished(path, write_metadata)
 
 
 def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
@@ -303,7 +303,7 @@ def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
       InputError: there is none.
     """
     path = _absolute(path)
-    if (path / FILES).exists():
+    if (path / MANIFEST_FILE).exists():
         return path
     found = Checkpointer(path / "checkpoints")
     steps = found.steps_best_first()
@@ -317,7 +317,7 @@ def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
 
 def has_checkpoint(workdir: epath.PathLike) -> bool:
     """Whether a run has saved one, intact or not."""
-    return bool(Checkpointer(epath.Path(workdir) / "checkpoints").steps())
+    return bool(Checkpointer(epath.Path(workdir) / "checkpoints").all_steps())
 
 
 def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path:

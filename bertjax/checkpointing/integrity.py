@@ -11,20 +11,20 @@ from etils import epath
 
 from data_pipelines.paths import is_remote
 
-FILES = "files.json"
+MANIFEST_FILE = "files.json"
 _ORBAX_FILES = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
-def finish(path: epath.Path, write_metadata: Callable[[epath.Path], None]) -> None:
+def mark_finished(path: epath.Path, write_metadata: Callable[[epath.Path], None]) -> None:
     """Marks a checkpoint whose arrays are written as finished.
 
     Args:
       describe: writes the files beside the arrays into the directory it is given.
     """
     write_metadata(path)
-    draft = path / f"{FILES}.draft"
+    draft = path / f"{MANIFEST_FILE}.draft"
     draft.write_text(json.dumps(_list_files(path), indent=1))
-    draft.replace(path / FILES)
+    draft.replace(path / MANIFEST_FILE)
 
 
 def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
@@ -34,9 +34,9 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
       unread: a folder in it that nobody is going to read, and that need not be intact.
     """
     try:
-        listed = json.loads((path / FILES).read_text())
+        listed = json.loads((path / MANIFEST_FILE).read_text())
     except (OSError, ValueError):
-        return f"{FILES} cannot be read"
+        return f"{MANIFEST_FILE} cannot be read"
     for name, (size, digest) in listed.items():
         if ignored_dir and name.startswith(f"{ignored_dir}/"):
             continue
@@ -53,13 +53,13 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
 def metadata_files(path: epath.Path) -> list[epath.Path]:
     """The files of a finished checkpoint that `write_metadata` wrote; see `finish`."""
     files = [file for file in path.iterdir() if not file.is_dir()]
-    return [file for file in files if file.name not in {FILES, *_ORBAX_FILES}]
+    return [file for file in files if file.name not in {MANIFEST_FILE, *_ORBAX_FILES}]
 
 
 def delete_checkpoint(path: epath.Path) -> None:
     """Deletes a checkpoint, its mark first, so that a kill half-way leaves no damaged one."""
     if path.exists():
-        (path / FILES).unlink(missing_ok=True)
+        (path / MANIFEST_FILE).unlink(missing_ok=True)
         path.rmtree()
 
 

@@ -115,7 +115,7 @@ class Config:
         "than memory takes without a thought",
     )
     eval_batches: int = field(0, "batches of held-out data in an evaluation; 0 for all")
-    keep: int = field(3, "newest checkpoints that are kept")
+    max_to_keep: int = field(3, "newest checkpoints that are kept")
     keep_period: Duration = field(
         0,
         "the first checkpoint at or after each of its multiples is kept for ever; 0 for none; a "
@@ -151,7 +151,7 @@ class Config:
             "max_seq_length",
             "batch_size_rampup",
             "gradient_accumulation_steps",
-            "keep",
+            "max_to_keep",
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -176,9 +176,9 @@ class Config:
                 f"batch_size_rampup={self.batch_size_rampup} must be a power of 2 that batch_size="
                 f"{self.batch_size} is a multiple of."
             )
-        if self.budget == 0:
+        if self.budget_seconds == 0:
             raise InputError(f"steps={self.steps!r} is no time at all: give the run some.")
-        if self.batch_size_rampup > 1 and self.budget is not None:
+        if self.batch_size_rampup > 1 and self.budget_seconds is not None:
             raise InputError(
                 f"batch_size_rampup={self.batch_size_rampup} counts steps and steps={self.steps!r} is a "
                 "time: give a number of steps."
@@ -226,7 +226,7 @@ class Config:
         return BatchSizeRampup(self.batch_size, self.batch_size_rampup, self.total_steps or 1)
 
     @property
-    def budget(self) -> float | None:
+    def budget_seconds(self) -> float | None:
         """Seconds after which the run ends, where `steps` is a time; else None."""
         number, unit = durations.parse("steps", self.steps)
         return number * SECONDS_PER_UNIT[unit] if unit in SECONDS_PER_UNIT else None
@@ -234,16 +234,16 @@ class Config:
     @property
     def total_steps(self) -> int | None:
         """Those of a resolved configuration; None where the clock ends the run."""
-        return None if self.budget is not None else int(self.steps)
+        return None if self.budget_seconds is not None else int(self.steps)
 
-    def seconds(self, name: str) -> float | None:
+    def interval_seconds(self, name: str) -> float | None:
         """Those of `eval_every`, `checkpoint_every` or `keep_period`; None where it counts steps.
 
         A share is a time where the clock ends the run.
         """
         number, unit = durations.parse(name, getattr(self, name))
-        if unit == "%" and self.budget:
-            return number / 100 * self.budget
+        if unit == "%" and self.budget_seconds:
+            return number / 100 * self.budget_seconds
         return number * SECONDS_PER_UNIT[unit] if unit in SECONDS_PER_UNIT else None
 
     @property
@@ -273,15 +273,19 @@ class Config:
             return found
 
         least = {"log_every": 1, "checkpoint_every": 1, "eval_every": 1, "keep_period": 0}
-        timed = ["checkpoint_every", "eval_every", *(["keep_period"] if self.budget else [])]
+        timed = [
+            "checkpoint_every",
+            "eval_every",
+            *(["keep_period"] if self.budget_seconds else []),
+        ]
         for name in timed:
-            seconds = self.seconds(name)
+            seconds = self.interval_seconds(name)
             if seconds is not None:
                 if not seconds and least[name]:
                     raise InputError(f"{name}={getattr(self, name)!r} is no time at all.")
                 del least[name]
         optimizer, total = self.optimizer, None
-        if self.budget is None:
+        if self.budget_seconds is None:
             total = steps_of("steps", self.steps, None, 1)
             decay = optimizer.decay_steps or total
             optimizer = dataclasses.replace(
@@ -307,9 +311,9 @@ class Config:
         """The optimizer of a resolved configuration, in `TICKS` where the clock ends the run."""
         fields = dataclasses.asdict(self.optimizer)
         parts = {name: fields.pop(name) for name in ("warmup", "cooldown", "decay_steps")}
-        if self.budget is not None:
+        if self.budget_seconds is not None:
             parts = {
-                name: durations.ticks(f"optimizer.{name}", value, self.budget)
+                name: durations.ticks(f"optimizer.{name}", value, self.budget_seconds)
                 for name, value in parts.items()
             }
             parts["decay_steps"] = whole = parts["decay_steps"] or TICKS

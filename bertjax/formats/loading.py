@@ -7,7 +7,11 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import FILES, find_checkpoint, find_unverified_checkpoint
+from bertjax.checkpointing.checkpointer import (
+    MANIFEST_FILE,
+    find_checkpoint,
+    find_unverified_checkpoint,
+)
 from bertjax.checkpointing.parameters import load_params, read_param_shapes
 from bertjax.config.config import read_model_config
 from bertjax.formats import huggingface, tf1
@@ -34,7 +38,7 @@ def find_format(path: epath.PathLike) -> str:
     path = epath.Path(path)
     if not path.exists():
         raise InputError(f"there is no {path}: give a workdir, or the directory of a model.")
-    if (path / FILES).exists() or (path / "checkpoints").exists():
+    if (path / MANIFEST_FILE).exists() or (path / "checkpoints").exists():
         return "bertjax"
     if huggingface.is_huggingface(path):
         return "hf"
@@ -42,7 +46,7 @@ def find_format(path: epath.PathLike) -> str:
         return "tf1"
     if (path / "run.json").exists():
         raise InputError(f"{path} holds a run that has no checkpoint yet: let it train further.")
-    if (path / "best" / FILES).exists():
+    if (path / "best" / MANIFEST_FILE).exists():
         raise InputError(f"{path} holds a sweep, whose best model is {path / 'best'}: name that.")
     raise InputError(
         f"{path} is no model: give a directory with config.json and {huggingface.WEIGHTS}, with "

@@ -36,8 +36,10 @@ class Runner:
         # The mesh of the run need not suit the devices that are here.
         config = dataclasses.replace(objective.config, mesh=MeshConfig())
         self._step_functions = StepFunctions(config, objective)
-        start.check_complete(config.model, self._step_functions.params)
-        self._params = self._step_functions.laid(start.load(self._step_functions.params))
+        start.check_complete(config.model, self._step_functions.param_shapes)
+        self._params = self._step_functions.layout_params(
+            start.load(self._step_functions.param_shapes)
+        )
         self._constants = self._step_functions.constants()
         self._compiled: dict[Any, jax.stages.Compiled] = {}
 
@@ -65,7 +67,7 @@ class Runner:
     def _outputs(self, batch: HostBatch) -> dict[str, jax.Array]:
         filled = self._pad_batch(batch)
         outputs: dict[str, jax.Array] = self._program(filled)(
-            self._params, to_global(filled, self._step_functions.rows), self._constants
+            self._params, to_global(filled, self._step_functions.batch_sharding), self._constants
         )
         return outputs
 
@@ -82,7 +84,7 @@ class Runner:
         key = tuple((name, array.shape) for name, array in sorted(filled.items()))
         if key not in self._compiled:
             shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in filled.items()}
-            self._compiled[key] = self._step_functions.predict(shapes)
+            self._compiled[key] = self._step_functions.compile_predict_step(shapes)
         return self._compiled[key]
 
 

@@ -77,24 +77,26 @@ def preflight(
         parts = num_batch_shards(programs.mesh)
     programs.check_batch_sizes(train=True)
     times = max(runs, 1)
-    optimizer = shard_bytes(programs.state.opt_state)
+    optimizer = shard_bytes(programs.state_shapes.opt_state)
     judge = functools.partial(_analyze_program, topology, devices, parts)
     remat = " with remat" if config.model.remat else ""
     of_runs = f" of each of {runs} runs" if runs else ""
     _log.info(
-        f"compiling for {topology.name}, {objective.num_sequences:,} rows a step{of_runs}{remat}"
+        f"compiling for {topology.name}, {objective.batch_size:,} rows a step{of_runs}{remat}"
     )
     saved = (
-        shard_bytes(programs.state) if topology.kind == "cpu" else 0
+        shard_bytes(programs.state_shapes) if topology.kind == "cpu" else 0
     )  # a copy, see `runs.memory`
-    train = judge(programs.train, objective.num_sequences, times * objective.step_flops(), saved)
+    train = judge(
+        programs.compile_train_step, objective.batch_size, times * objective.step_flops(), saved
+    )
     rows = objective.eval_batch_size
     others: dict[str, ProgramReport] = {}
     if train.fits and not train_only:
         forward = times * objective.forward_flops(rows)
-        others["evaluation"] = judge(programs.evaluate, rows, forward, optimizer + saved)
+        others["evaluation"] = judge(programs.compile_eval_step, rows, forward, optimizer + saved)
         if not runs:
-            predict = functools.partial(programs.predict, objective.batch_shapes(rows))
+            predict = functools.partial(programs.compile_predict_step, objective.batch_shapes(rows))
             others["prediction"] = judge(predict, rows, forward, 0)
     return PreflightReport(
         topology=topology.name,
@@ -102,11 +104,11 @@ def preflight(
         chips=topology.chips,
         devices=len(devices),
         hbm_limit_bytes=topology.memory,
-        parameter_bytes=shard_bytes(programs.params),
+        parameter_bytes=shard_bytes(programs.param_shapes),
         optimizer_bytes=optimizer,
         steps=_num_steps(config, train),
         remat=config.model.remat,
-        attention=str(programs.attention()),
+        attention=str(programs.attention_implementation()),
         train=train,
         **others,
     )
@@ -116,7 +118,7 @@ def _num_steps(config: Config, train: ProgramReport) -> int:
     """Of the run; where the clock ends it, as many as the estimate gives it."""
     if config.total_steps is not None:
         return config.total_steps
-    return int((config.budget or 0) / (train.estimated_step_seconds or math.inf))
+    return int((config.budget_seconds or 0) / (train.estimated_step_seconds or math.inf))
 
 
 def _analyze_program(

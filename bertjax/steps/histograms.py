@@ -25,7 +25,7 @@ class Histogram(NamedTuple):
     counts: np.ndarray
 
 
-def histograms(params: Any) -> dict[str, Histogram]:
+def compute_histograms(params: Any) -> dict[str, Histogram]:
     """That of each array of a tree by its name, and by that of its layer where it holds all.
 
     To be called on all hosts, which each have all of it then.

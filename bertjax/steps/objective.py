@@ -25,7 +25,7 @@ class Objective(abc.ABC):
     A task derives its own, gives it the shapes of batches, and overrides what else is different.
 
     Args:
-      multiple: of rows, which devices share; a task that chooses its rows gives some of it.
+      batch_size_multiple: of rows, which devices share; a task that chooses its rows gives some of it.
 
     Class attributes:
       UNREAD: fields of the configuration that the task does not read; they are refused.
@@ -33,7 +33,7 @@ class Objective(abc.ABC):
     Attributes:
       heads: names of `bertjax.model.heads.HEADS`.
       outputs: which of what `apply` gives an evaluation needs of each batch, besides the sums.
-      num_sequences: sequences of a global training batch, over all processes and devices.
+      batch_size: sequences of a global training batch, over all processes and devices.
 
     Raises:
       InputError: in one sentence, where the configuration makes no model.
@@ -41,10 +41,14 @@ class Objective(abc.ABC):
 
     UNUSED_FIELDS: ClassVar[frozenset[str]] = frozenset()
     heads: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    eval_outputs: tuple[str, ...] = ()
 
-    def __init__(self, config: Config, multiple: int = 1) -> None:
-        self.config, self.multiple, self.num_sequences = config, multiple, config.batch_size
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        self.config, self.batch_size_multiple, self.batch_size = (
+            config,
+            batch_size_multiple,
+            config.batch_size,
+        )
         for name in sorted(self.UNUSED_FIELDS):
             if (value := getattr(config, name)) != getattr(Config, name):
                 raise InputError(f"task={config.task} does not read {name}={value}: leave it out.")
@@ -58,11 +62,13 @@ class Objective(abc.ABC):
         """Of a global batch of held-out data: those of a training step, where they are not many."""
         most = max(1, MAX_EVAL_TOKENS // self.config.max_seq_length)
         usual = self.config.batch_size
-        return self.config.eval_batch_size or (usual if usual <= most else self.rounded(most))
+        return self.config.eval_batch_size or (
+            usual if usual <= most else self.round_up_batch_size(most)
+        )
 
-    def rounded(self, rows: int, parts: int = 1) -> int:
+    def round_up_batch_size(self, rows: int, parts: int = 1) -> int:
         """So many rows, or as few more as devices need to share them in so many parts."""
-        multiple = self.multiple * parts
+        multiple = self.batch_size_multiple * parts
         return -(-rows // multiple) * multiple
 
     @abc.abstractmethod
@@ -84,7 +90,7 @@ class Objective(abc.ABC):
 
     def step_flops(self) -> float:
         """Model operations of a training step: a backward pass counts as two forward ones."""
-        return 3 * self.forward_flops(self.num_sequences)
+        return 3 * self.forward_flops(self.batch_size)
 
     def init_params(self, key: Array) -> Any:
         """Random parameters: a nested dictionary of float32 arrays."""

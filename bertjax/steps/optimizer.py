@@ -90,7 +90,9 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(*transformations)
 
 
-def scaled(optimizer: optax.GradientTransformation, rate: Any) -> optax.GradientTransformation:
+def with_learning_rate(
+    optimizer: optax.GradientTransformation, rate: Any
+) -> optax.GradientTransformation:
     """An optimizer of rate 1, at another, which may be an argument of the program."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import AXES, with_shardings
 from bertjax.steps.objective import Objective
-from bertjax.steps.optimizer import scaled, stop_frozen_gradients
+from bertjax.steps.optimizer import with_learning_rate, stop_frozen_gradients
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState, make_train_step
 
@@ -55,10 +55,10 @@ class ParallelStepFunctions(StepFunctions):
         # The axes that split a run are there, of one device each.
         ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.mesh = Mesh(np.asarray(ordered).reshape(-1, 1, 1, 1), (RUNS, *AXES))
-        self.rows = NamedSharding(self.mesh, _PER_RUN)
+        self.batch_sharding = NamedSharding(self.mesh, _PER_RUN)
         self._replicated = self.eval_batch_sharding = NamedSharding(self.mesh, _REPLICATED)
         self._compiled: dict[str, Any] = {}
-        self.taken = {}
+        self.memory_bytes = {}
         fixed = jax.eval_shape(objective.constants)
         self._constants = {
             "rates": self._shard_over_runs(jax.ShapeDtypeStruct((len(configs),), jnp.float32)),
@@ -66,7 +66,7 @@ class ParallelStepFunctions(StepFunctions):
             "fixed": with_shardings(fixed, self._replicated),
         }
         self._single_run_shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
-        self.params = self._shard_over_runs(
+        self.param_shapes = self._shard_over_runs(
             jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((len(configs), *leaf.shape), leaf.dtype),
                 self._single_run_shapes,
@@ -96,7 +96,7 @@ class ParallelStepFunctions(StepFunctions):
         return jax.tree.map(_make_global_array, found, self._constants)
 
     @functools.cached_property
-    def state(self) -> TrainState:
+    def state_shapes(self) -> TrainState:
         """The state of all runs: every leaf but `step` has a leading axis of runs."""
         shapes = jax.eval_shape(self._init_runs, self._constants["seeds"], {})
         return shapes._replace(
@@ -108,18 +108,18 @@ class ParallelStepFunctions(StepFunctions):
         )
 
     @property
-    def given(self) -> Any:
+    def init_shapes(self) -> Any:
         """All runs begin with the same, whole on every device."""
         return with_shardings(self._single_run_shapes, self._replicated)
 
-    def train(self, rows: int | None = None) -> jax.stages.Compiled:
+    def compile_train_step(self, rows: int | None = None) -> jax.stages.Compiled:
         """The train step: (state, batch, constants) -> (state, window).
 
         The arrays of a batch are [R, B, ...], the window's [R].
         """
-        return self._compile_once("train", self._compile_train_step)
+        return self._compile_once("train", self._make_train_step)
 
-    def _compile_train_step(self) -> jax.stages.Compiled:
+    def _make_train_step(self) -> jax.stages.Compiled:
         config, objective = self._config, self._objective
 
         def one(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
@@ -129,7 +129,7 @@ class ParallelStepFunctions(StepFunctions):
 
             step = make_train_step(
                 loss,
-                scaled(self._optimizer, rate),
+                with_learning_rate(self._optimizer, rate),
                 seed_key=jax.random.key(seed),
                 gradient_accumulation_steps=config.gradient_accumulation_steps,
                 log_every=int(config.log_every),
@@ -151,26 +151,26 @@ class ParallelStepFunctions(StepFunctions):
             )(state.step, state[1:], batch, constants["rates"], constants["seeds"])
             return TrainState(state.step + 1, *rest), window
 
-        shapes = self._objective.batch_shapes(self._objective.num_sequences)
+        shapes = self._objective.batch_shapes(self._objective.batch_size)
         batches = {
             name: jax.ShapeDtypeStruct((len(self.configs), *each.shape), each.dtype)
             for name, each in shapes.items()
         }
-        out = jax.tree.map(lambda leaf: leaf.sharding, self.state), self.rows
-        return self._compile(train_step, self.state, batches, out, donate_argnums=0)
+        out = jax.tree.map(lambda leaf: leaf.sharding, self.state_shapes), self.batch_sharding
+        return self._compile(train_step, self.state_shapes, batches, out, donate_argnums=0)
 
-    def evaluate(self) -> jax.stages.Compiled:
+    def compile_eval_step(self) -> jax.stages.Compiled:
         """(params, batch, constants) -> sums [R] and outputs [R, ...] of a batch, for each run."""
-        return self._compile_once("evaluate", self._compile_eval_step)
+        return self._compile_once("evaluate", self._make_eval_step)
 
-    def _compile_eval_step(self) -> jax.stages.Compiled:
+    def _make_eval_step(self) -> jax.stages.Compiled:
         objective = self._objective
 
         def eval_step(params: Any, batch: Batch, constants: Any) -> Any:
             def device(params: Any, batch: Batch, fixed: Any) -> Any:
                 def run(params: Any) -> Any:
                     outputs = objective.apply(params, batch, None, fixed)
-                    kept = {name: outputs[name] for name in objective.outputs}
+                    kept = {name: outputs[name] for name in objective.eval_outputs}
                     return objective.sums(outputs, batch), kept
 
                 return self._over_runs(run, params)
@@ -180,7 +180,7 @@ class ParallelStepFunctions(StepFunctions):
 
         shapes = objective.eval_shapes()
         return self._compile(
-            eval_step, self.params, shapes, self._replicated, self.eval_batch_sharding
+            eval_step, self.param_shapes, shapes, self._replicated, self.eval_batch_sharding
         )
 
     @functools.cached_property
@@ -203,7 +203,7 @@ class ParallelStepFunctions(StepFunctions):
 
     def init(self, given: Any = None) -> TrainState:
         """The states before the first step; see `Programs.init`."""
-        out = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        out = jax.tree.map(lambda leaf: leaf.sharding, self.state_shapes)
         init = self._compile_once("init", lambda: jax.jit(self._init_runs, out_shardings=out))
         state: TrainState = init(self.constants()["seeds"], given or {})
         return state

@@ -40,7 +40,7 @@ from bertjax.steps.objective import Objective
 from bertjax.steps.optimizer import (
     is_stacked,
     make_optimizer,
-    scaled,
+    with_learning_rate,
     stop_frozen_gradients,
 )
 from bertjax.steps.schedules import Plan, learning_rate_schedule
@@ -92,11 +92,11 @@ class StepFunctions:
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         check_mesh(self.mesh, shapes)
-        self.params = sharded_shapes(self.mesh, shapes)
-        self.rows = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
+        self.param_shapes = sharded_shapes(self.mesh, shapes)
+        self.batch_sharding = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
-        self.taken: dict[str, int] = {}
+        self.memory_bytes: dict[str, int] = {}
 
     def check_batch_sizes(self, train: bool) -> None:
         """Refuses batches that the devices cannot share, before anything compiles.
@@ -127,12 +127,12 @@ class StepFunctions:
         return (
             config.rampup.batch_sizes
             if config.batch_size_rampup > 1
-            else (self._objective.num_sequences,)
+            else (self._objective.batch_size,)
         )
 
     def _gradient_accumulation_steps(self, rows: int) -> int:
         """Parts of a batch of so many rows; of one that grows no larger than those of the last."""
-        count, last = self._config.gradient_accumulation_steps, self._objective.num_sequences
+        count, last = self._config.gradient_accumulation_steps, self._objective.batch_size
         if rows == last:
             return count
         least = -(-count * rows // last)
@@ -145,7 +145,7 @@ class StepFunctions:
         return learning_rate_schedule(self._config.optimizer_config())
 
     @functools.cached_property
-    def state(self) -> TrainState:
+    def state_shapes(self) -> TrainState:
         """A training state as `jax.ShapeDtypeStruct` with shardings.
 
         It, `init` and `train` need a configuration whose durations are numbers of steps.
@@ -154,12 +154,12 @@ class StepFunctions:
         def state(params: Any) -> TrainState:
             return init_state(params, self._sums, self._optimizer)
 
-        return sharded_shapes(self.mesh, jax.eval_shape(state, self.params))
+        return sharded_shapes(self.mesh, jax.eval_shape(state, self.param_shapes))
 
     @property
-    def given(self) -> Any:
+    def init_shapes(self) -> Any:
         """What parameters that are given to `init` look like: shapes with shardings."""
-        return self.params
+        return self.param_shapes
 
     def init(self, given: Any = None) -> TrainState:
         """The state before the first step.
@@ -167,7 +167,7 @@ class StepFunctions:
         Args:
           given: some of the parameters; the others are random. They are donated.
         """
-        init = jax.jit(self._init, out_shardings=_shardings(self.state), donate_argnums=0)
+        init = jax.jit(self._init, out_shardings=_shardings(self.state_shapes), donate_argnums=0)
         return init(given or {})
 
     def constants(self) -> Any:
@@ -194,10 +194,10 @@ class StepFunctions:
         """Whether the train step is kept from an earlier run."""
         return False
 
-    def attention(self) -> AttentionImplementation:
+    def attention_implementation(self) -> AttentionImplementation:
         """How each layer of the train step attends; known without tracing it."""
         config, objective = self._config, self._objective
-        rows, length = objective.batch_shapes(objective.num_sequences)["example_ids"].shape
+        rows, length = objective.batch_shapes(objective.batch_size)["example_ids"].shape
         heads = config.model.num_attention_heads
         shape = (
             rows // config.gradient_accumulation_steps,
@@ -208,7 +208,7 @@ class StepFunctions:
         with jax.set_mesh(self.mesh):
             return choose(jax.ShapeDtypeStruct(shape, config.model.dtype))
 
-    def train(self, rows: int | None = None) -> jax.stages.Compiled:
+    def compile_train_step(self, rows: int | None = None) -> jax.stages.Compiled:
         """The train step: (state, batch, constants) -> (state, window); see `make_train_step`.
 
         Where the clock ends the run, its constants are what `planned` gives.
@@ -216,15 +216,15 @@ class StepFunctions:
         Args:
           rows: of the batch, where batches grow; None for the last and largest.
         """
-        config, rows = self._config, rows or self._objective.num_sequences
-        timed = config.budget is not None
+        config, rows = self._config, rows or self._objective.batch_size
+        timed = config.budget_seconds is not None
         given = {"fixed": self._constants, "plan": self._plan} if timed else self._constants
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
             optimizer = self._optimizer
             if timed:
                 plan, constants = constants["plan"], constants["fixed"]
-                optimizer = scaled(optimizer, self.schedule(plan.at(state.step)))
+                optimizer = with_learning_rate(optimizer, self.schedule(plan.at(state.step)))
 
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 outputs = self._objective.apply(stack_layers(params), batch, key, constants)
@@ -244,10 +244,12 @@ class StepFunctions:
             return step(state, batch)
 
         shapes = self._objective.batch_shapes(rows)
-        out = _shardings(self.state), None
-        return self._compile(train_step, self.state, shapes, out, constants=given, donate_argnums=0)
+        out = _shardings(self.state_shapes), None
+        return self._compile(
+            train_step, self.state_shapes, shapes, out, constants=given, donate_argnums=0
+        )
 
-    def evaluate(self) -> jax.stages.Compiled:
+    def compile_eval_step(self) -> jax.stages.Compiled:
         """(params, batch, constants) -> sums over the batch, and the outputs that a task asks for.
 
         One forward pass gives both. Each host has the outputs of all rows.
@@ -255,15 +257,15 @@ class StepFunctions:
 
         def eval_step(params: Any, batch: Batch, constants: Any) -> tuple[Sums, dict[str, Any]]:
             outputs = self._apply(params, batch, None, constants)
-            kept = {name: outputs[name] for name in self._objective.outputs}
+            kept = {name: outputs[name] for name in self._objective.eval_outputs}
             return self._objective.sums(outputs, batch), kept
 
         shapes = self._objective.eval_shapes()
         return self._compile(
-            eval_step, self.params, shapes, self._replicated, self.eval_batch_sharding
+            eval_step, self.param_shapes, shapes, self._replicated, self.eval_batch_sharding
         )
 
-    def predict(self, shapes: Shapes) -> jax.stages.Compiled:
+    def compile_predict_step(self, shapes: Shapes) -> jax.stages.Compiled:
         """(what `laid` gives, batch, constants) -> all outputs, for batches of these shapes."""
 
         def predict(params: Any, batch: Batch, constants: Any) -> dict[str, Any]:
@@ -279,10 +281,10 @@ class StepFunctions:
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=self._replicated)
 
         return self._compile(
-            predict, self._map_layout(self.params, place), shapes, self._replicated
+            predict, self._map_layout(self.param_shapes, place), shapes, self._replicated
         )
 
-    def laid(self, params: Any) -> Any:
+    def layout_params(self, params: Any) -> Any:
         """Parameters as `predict` takes them, in the memory that they have where it can be."""
 
         def place(leaf: Any, layer: int | None, transposed: bool) -> Any:
@@ -334,7 +336,7 @@ class StepFunctions:
         constants: Any = None,
         **options: Any,
     ) -> jax.stages.Compiled:
-        batch = with_shardings(dict(shapes), rows or self.rows)
+        batch = with_shardings(dict(shapes), rows or self.batch_sharding)
         arguments = (first, batch, self._constants if constants is None else constants)
         jitted = jax.jit(
             function,
@@ -346,13 +348,13 @@ class StepFunctions:
             lowered = jitted.lower(*arguments)
         chosen = _compiler_options(self.mesh.devices.flat[0])
         compiled = lowered.compile(compiler_options=chosen)
-        self.taken[function.__name__] = program_bytes(compiled)
+        self.memory_bytes[function.__name__] = program_bytes(compiled)
         return compiled
 
     @functools.cached_property
     def _optimizer(self) -> optax.GradientTransformation:
         optimizer = make_optimizer(self._optimizer_config())
-        if all(self._objective.trainable(name) for name, _ in named_leaves(self.params)):
+        if all(self._objective.trainable(name) for name, _ in named_leaves(self.param_shapes)):
             return optimizer
 
         def labels(params: Any) -> Any:
@@ -364,7 +366,7 @@ class StepFunctions:
 
     def _optimizer_config(self) -> OptimizerConfig:
         found = self._config.optimizer_config()
-        if self._config.budget is None:
+        if self._config.budget_seconds is None:
             return found
         # The rate comes with the plan.
         return dataclasses.replace(
@@ -388,10 +390,10 @@ class StepFunctions:
             return objective.sums(objective.apply(params, batch, None, constants), batch)
 
         batch, fixed = (
-            objective.batch_shapes(objective.num_sequences),
+            objective.batch_shapes(objective.batch_size),
             jax.eval_shape(objective.constants),
         )
-        return cast(Sums, jax.eval_shape(sums, self.given, batch, fixed))
+        return cast(Sums, jax.eval_shape(sums, self.init_shapes, batch, fixed))
 
 
 def _shardings(shapes: Any) -> Any:

@@ -147,7 +147,7 @@ class ParallelTrainer(Trainer):
         Args:
           original: the configuration that it would have alone.
         """
-        state = self.checkpoints.restore(self.programs.state)
+        state = self.checkpoints.restore(self.programs.state_shapes)
         assert state is not None
         params = self._gather(jax.tree.map(lambda array: array[number], state.params))
         config = _resolve_like(self.trials[number].config, self.config)
@@ -192,7 +192,7 @@ def sweep(
             "once: leave it out, or train one of them alone."
         )
     for trial in trials:
-        if trial.config.budget is not None:
+        if trial.config.budget_seconds is not None:
             raise InputError(
                 f"steps={trial.config.steps!r} is a time, and a sweep trains several runs at once: "
                 "count steps or epochs."
@@ -252,8 +252,8 @@ def _compiled(
     first = group[0].config
     config = dataclasses.replace(task.config, init=first.init).resolve(task.examples_per_epoch)
     prepared = [_prepare_task(task, _resolve_like(trial.config, config)) for trial in group]
-    rows = max(runs_per_device.objective.num_sequences for runs_per_device in prepared)
-    task.objective.num_sequences = rows
+    rows = max(runs_per_device.objective.batch_size for runs_per_device in prepared)
+    task.objective.batch_size = rows
     programs = ParallelStepFunctions([config] * together, task.objective)
     return programs, rows
 

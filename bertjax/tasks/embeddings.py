@@ -72,12 +72,12 @@ class Objective(finetuning.Objective):
     """
 
     heads = ()
-    outputs = ("embeddings",)
+    eval_outputs = ("embeddings",)
 
-    def __init__(self, config: Config, multiple: int, wanted: EmbeddingOptions) -> None:
+    def __init__(self, config: Config, batch_size_multiple: int, wanted: EmbeddingOptions) -> None:
         own = {name: getattr(BertConfig, name) for name in LAYER_MIX_FIELDS}
         model = dataclasses.replace(config.model, **own)
-        super().__init__(dataclasses.replace(config, model=model), multiple)
+        super().__init__(dataclasses.replace(config, model=model), batch_size_multiple)
         hidden_state_indices(wanted.layers, model.num_hidden_layers)
         self.wanted = wanted
 
@@ -158,7 +158,7 @@ def embed_texts(
         numbers = np.flatnonzero(sizes == size)
         row = objective.row._replace(tokens=min(int(size), wanted.max_seq_length))
         row = row._replace(examples=max(1, row.tokens // _MIN_TOKENS_PER_EXAMPLE))
-        rows = objective.multiple * max(1, together // row.tokens)
+        rows = objective.batch_size_multiple * max(1, together // row.tokens)
         laid = PackedEvalSet(_select_examples(examples, numbers), row, rows)
         outputs = [each["embeddings"] for each in encoder.run(laid.batches())]
         part = laid.split(outputs, "example" if wanted.level == "text" else "pieces")

@@ -46,10 +46,12 @@ class Objective(objective.Objective):
     UNUSED_FIELDS = frozenset({"eval_batches", "batch_size_rampup"})
     GROUPED: ClassVar[bool] = False
 
-    def __init__(self, config: Config, multiple: int = 1) -> None:
-        super().__init__(config, multiple)
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        super().__init__(config, batch_size_multiple)
         # As if no two examples shared a row; data tell better.
-        self.num_sequences = self.rounded(config.batch_size, config.gradient_accumulation_steps)
+        self.batch_size = self.round_up_batch_size(
+            config.batch_size, config.gradient_accumulation_steps
+        )
 
     def trainable(self, name: str) -> bool:
         return not (self.config.model.feature_layers and name.startswith("encoder/"))
@@ -65,18 +67,18 @@ class Objective(objective.Objective):
 
     @property
     def eval_batch_size(self) -> int:
-        usual = max(self.config.batch_size, _MIN_EVAL_SEQUENCES * self.multiple)
-        return self.config.eval_batch_size or self.rounded(usual)
+        usual = max(self.config.batch_size, _MIN_EVAL_SEQUENCES * self.batch_size_multiple)
+        return self.config.eval_batch_size or self.round_up_batch_size(usual)
 
-    def batch_shapes(self, num_sequences: int) -> dict[str, jax.ShapeDtypeStruct]:
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {
-            name: jax.ShapeDtypeStruct((num_sequences, *array.shape[1:]), array.dtype)
+            name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
             for name, array in empty(1, self.row, self.targets(), self.GROUPED).items()
         }
 
-    def forward_flops(self, num_sequences: int) -> float:
+    def forward_flops(self, batch_size: int) -> float:
         model, length = self.config.model, self.config.max_seq_length
-        return flops.forward_flops(model, num_sequences, length, read=self.num_head_positions)
+        return flops.forward_flops(model, batch_size, length, read=self.num_head_positions)
 
 
 def check_num_labels(config: Config) -> None:
@@ -131,9 +133,10 @@ class Task(task.Task):
             config.batch_size,
             self.objective.row,
             steps,
-            pad_to_multiple_of=self.objective.multiple * config.gradient_accumulation_steps,
+            pad_to_multiple_of=self.objective.batch_size_multiple
+            * config.gradient_accumulation_steps,
         )
-        self.objective.num_sequences = self._batches.num_sequences
+        self.objective.batch_size = self._batches.num_sequences
 
     @property
     def examples_per_epoch(self) -> int:

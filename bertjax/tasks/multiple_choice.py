@@ -52,11 +52,11 @@ class Objective(finetuning.Objective):
     """The encoder with a score for each answer; those of a question lie in one row."""
 
     heads = ("multiple_choice",)
-    outputs = ("multiple_choice_logits",)
+    eval_outputs = ("multiple_choice_logits",)
     GROUPED = True
 
-    def __init__(self, config: Config, multiple: int = 1) -> None:
-        super().__init__(config, multiple)
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        super().__init__(config, batch_size_multiple)
         task.check_type_vocab_size(config, "question and answer")
 
     @property

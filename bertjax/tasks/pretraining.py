@@ -50,8 +50,8 @@ _MIN_SENTENCES_PER_DOCUMENT = (
 class Objective(objective.Objective):
     """The encoder with the head that tells pieces, and for pairs the next-sentence head."""
 
-    def __init__(self, config: Config, multiple: int = 1) -> None:
-        super().__init__(config, multiple)
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        super().__init__(config, batch_size_multiple)
         fields = {name: value for name, value in config.data.items() if name != "dir"}
         shared = {name: getattr(config, name) for name in _CONFIG_FIELDS}
         self.options = PretrainingOptions(seed=config.data_order_seed, **shared, **fields)
@@ -65,7 +65,7 @@ class Objective(objective.Objective):
             )
 
         if "examples" in config.tensorboard_summaries:
-            self.outputs = ("masked_lm_predictions",)
+            self.eval_outputs = ("masked_lm_predictions",)
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         return _shapes(self.options, rows)
@@ -74,7 +74,7 @@ class Objective(objective.Objective):
         self, params: Any, batch: Batch, key: Array | None, constants: Any
     ) -> dict[str, Array]:
         outputs = super().apply(params, batch, key, constants)
-        if self.outputs:
+        if self.eval_outputs:
             outputs["masked_lm_predictions"] = outputs["mlm_logits"].argmax(axis=-1)
         return outputs
 

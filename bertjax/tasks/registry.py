@@ -35,9 +35,9 @@ def find(name: str) -> type[Task]:
     return task
 
 
-def objective(config: Config, multiple: int = 1) -> Objective:
+def objective(config: Config, batch_size_multiple: int = 1) -> Objective:
     """The objective of the configuration's task; see `Objective`."""
-    found: Objective = _module(config.task).Objective(config, multiple)
+    found: Objective = _module(config.task).Objective(config, batch_size_multiple)
     return found
 
 

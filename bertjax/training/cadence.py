@@ -18,7 +18,7 @@ class Cadence:
     """
 
     def __init__(self, config: Config, name: str) -> None:
-        self._every, self._seconds = getattr(config, name), config.seconds(name)
+        self._every, self._seconds = getattr(config, name), config.interval_seconds(name)
         self._log_every = int(config.log_every)
         self._start_time = time.monotonic()
 

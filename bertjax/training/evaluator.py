@@ -59,13 +59,13 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     programs.check_batch_sizes(train=False)
     for member in members:
         check_tokenizer(task, member.tokenizer, member.path)
-        if member.labels != task.labels and {*programs.params} <= {*member.parts}:
+        if member.labels != task.labels and {*programs.param_shapes} <= {*member.parts}:
             raise InputError(
                 f"{member.path} tells apart {_format_labels(member.labels)} and the data "
                 f"{_format_labels(task.labels)}: give the data that it was made for, or models of one order "
                 "of labels."
             )
-        member.check_complete(config.model, programs.params)
+        member.check_complete(config.model, programs.param_shapes)
         if made := member.training_config():
             _warn_config_differences(config, made, member.path)
     sets, rows = task.eval_sets(), task.objective.eval_batch_size
@@ -75,7 +75,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     )
     evaluator = make_evaluator(task, programs, _log_on_process_0)
     check_evaluation(programs, task.objective)
-    found = evaluator(member.load(programs.params) for member in members)
+    found = evaluator(member.load(programs.param_shapes) for member in members)
     assert found is not None
     return found
 
@@ -153,7 +153,7 @@ def make_parallel_evaluator(
 def _make_eval_loop(
     programs: StepFunctions, report_progress: Callable[[str], None] | None = None
 ) -> Callable[[Any, EvalSet], EvalOutputs]:
-    program, constants = programs.evaluate(), programs.constants()
+    program, constants = programs.compile_eval_step(), programs.constants()
 
     def run(params: Any, held_out: EvalSet) -> EvalOutputs:
         total: Sums = {}

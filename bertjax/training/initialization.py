@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.checkpointing.checkpointer import FILES, find_checkpoint
+from bertjax.checkpointing.checkpointer import MANIFEST_FILE, find_checkpoint
 from bertjax.checkpointing.parameters import check_params, load_params, read_param_shapes
 from bertjax.config.config import MODEL_FIELDS, Config, read_config, read_model_config
 from bertjax.formats.loading import find_format, read_labels, read_model
@@ -95,7 +95,7 @@ class PretrainedModel:
     def digest(self) -> str:
         """A hex digest that changes with the parameters."""
         if self._published is None:
-            return hashlib.sha256((self.path / FILES).read_bytes()).hexdigest()
+            return hashlib.sha256((self.path / MANIFEST_FILE).read_bytes()).hexdigest()
         return _digest(self._published.params)
 
     def config(self) -> Config:

@@ -79,13 +79,13 @@ class MemoryBudget:
         self._tries = _MAX_COMPILATIONS if runs == jax.process_count() == 1 else 0
         self._devices = list(programs.mesh.devices.flat)
         self._for_cpu = self._devices[0].platform == "cpu"
-        self._state_bytes = shard_bytes(programs.state)
+        self._state_bytes = shard_bytes(programs.state_shapes)
         self._copy_bytes = self._state_bytes if self._for_cpu else 0
 
     @property
     def step_bytes(self) -> int:
         """Bytes of a device that a step takes, once it is compiled."""
-        return self._step_functions.taken["train_step"] + self._copy_bytes
+        return self._step_functions.memory_bytes["train_step"] + self._copy_bytes
 
     def check_state(self) -> None:
         """Raises InputError where parameters and optimizer do not fit, or nothing would compile."""
@@ -120,7 +120,7 @@ class MemoryBudget:
 
     def check_evaluation(self) -> None:
         """Raises InputError where the evaluation that is compiled does not fit beside the state."""
-        reserved_bytes = shard_bytes(self._step_functions.state.opt_state) + self._copy_bytes
+        reserved_bytes = shard_bytes(self._step_functions.state_shapes.opt_state) + self._copy_bytes
         check_evaluation(
             self._step_functions, self._objective, reserved_bytes, self._device_limit()
         )
@@ -130,7 +130,7 @@ class MemoryBudget:
         wanted = failed_allocation_bytes(error)
         if wanted is None:
             return None
-        needed = self._step_functions.taken.get("train_step", wanted) + self._copy_bytes
+        needed = self._step_functions.memory_bytes.get("train_step", wanted) + self._copy_bytes
         limit = min(needed * _FRAGMENTATION_FACTOR, device_memory_limit(self._devices) or needed)
         return OutOfMemory(
             f"memory does not suffice, {format_bytes(wanted)} could not be had of a device: "
@@ -144,7 +144,7 @@ class MemoryBudget:
           needed: by a step now; None for what its program says.
         """
         fixed = self._state_bytes + self._copy_bytes
-        parameters = shard_bytes(self._step_functions.params)
+        parameters = shard_bytes(self._step_functions.param_shapes)
         activations = (self.step_bytes if needed is None else needed) - fixed
         before, tries = self._config.gradient_accumulation_steps, 0
         for text, config in smaller(
@@ -172,17 +172,17 @@ class MemoryBudget:
 
     def _step_bytes_with(self, config: Config) -> int | None:
         """Bytes of a device that a step takes with another configuration; None for too many."""
-        objective = registry.objective(config, self._objective.multiple)
+        objective = registry.objective(config, self._objective.batch_size_multiple)
         parts = num_batch_shards(self._step_functions.mesh) * config.gradient_accumulation_steps
-        objective.num_sequences = -(-self._objective.num_sequences // parts) * parts
+        objective.batch_size = -(-self._objective.batch_size // parts) * parts
         programs = StepFunctions(config, objective, self._devices)
         try:
-            programs.train()
+            programs.compile_train_step()
         except jax.errors.JaxRuntimeError as error:
             if failed_allocation_bytes(error) is None:
                 raise
             return None
-        return programs.taken["train_step"] + self._copy_bytes
+        return programs.memory_bytes["train_step"] + self._copy_bytes
 
     def _device_limit(self) -> int | None:
         """Bytes of a device for all there is, the state included, which the process has by now."""
@@ -201,7 +201,7 @@ def check_evaluation(
     Raises:
       InputError: naming rows that should fit.
     """
-    needed = programs.taken.get("eval_step", 0) + reserved_bytes
+    needed = programs.memory_bytes.get("eval_step", 0) + reserved_bytes
     limit = limit or device_memory_limit(list(programs.mesh.devices.flat))
     if limit is None or needed <= limit:
         return

@@ -37,7 +37,7 @@ def opening(
         "model": _model(config, task, programs, runs),
         "data": task.told + _epochs(config, task),
         "rows": _rows(config, task, programs, runs),
-        "memory": f"{format_bytes(shard_bytes(programs.state))} a device for parameters and optimizer",
+        "memory": f"{format_bytes(shard_bytes(programs.state_shapes))} a device for parameters and optimizer",
         "schedule": _schedule(config),
         "steps": _steps(config),
         "workdir": f"{workdir}, " + (f"which has step {step:,}" if step else "new"),
@@ -99,7 +99,7 @@ def _devices(programs: StepFunctions) -> str:
 
 def _model(config: Config, task: Task, programs: StepFunctions, runs: int) -> str:
     model = config.model
-    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(programs.params)) // runs
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(programs.param_shapes)) // runs
     heads = " and ".join(HEADS[name].part for name in task.objective.heads)
     said = f"{model.num_hidden_layers} layers of {model.hidden_size}, {count:,} parameters, {model.dtype}"
     begun = f", begins with {config.init}" if config.init else ""
@@ -115,7 +115,7 @@ def _epochs(config: Config, task: Task) -> str:
 
 
 def _rows(config: Config, task: Task, programs: StepFunctions, runs: int) -> str:
-    rows = task.objective.num_sequences
+    rows = task.objective.batch_size
     said = f"{rows:,} a step of {config.max_seq_length} pieces"
     if rows != config.batch_size:
         said = f"{config.batch_size:,} examples a step in {said.replace(' a step', ' rows')}"
@@ -130,7 +130,7 @@ def _rows(config: Config, task: Task, programs: StepFunctions, runs: int) -> str
 def _schedule(config: Config) -> str:
     optimizer, given = config.optimizer_config(), config.optimizer
     said = f"{optimizer.name} at {optimizer.learning_rate:g}, {optimizer.schedule}"
-    if config.budget is not None:
+    if config.budget_seconds is not None:
         shares = {"warm-up": optimizer.warmup_steps, "cool-down": optimizer.cooldown_steps}
         parts = [f"{name} {n / TICKS:.0%} of the time" for name, n in shares.items() if n]
         return ", ".join([said, *parts])
@@ -143,7 +143,7 @@ def _schedule(config: Config) -> str:
 
 
 def _steps(config: Config) -> str:
-    said = f"{config.steps:,}" if config.budget is None else str(config.steps)
+    said = f"{config.steps:,}" if config.budget_seconds is None else str(config.steps)
     every: list[Any] = [
         (name, getattr(config, f"{field}_every"))
         for name, field in (("metrics", "log"), ("checkpoint", "checkpoint"), ("score", "eval"))

@@ -40,7 +40,7 @@ class ThroughputMeter:
         self._step, self._feed, self._rampup = step, feed, config.rampup
         # Of a step that is as large as the last one.
         self._flops = runs * objective.step_flops()
-        self._tokens = runs * objective.num_sequences * config.max_seq_length
+        self._tokens = runs * objective.batch_size * config.max_seq_length
         self._sequences = runs * config.batch_size
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
         self._peak = None if peak is None else peak * mesh.size

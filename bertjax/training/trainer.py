@@ -26,7 +26,7 @@ from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, RunError
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
-from bertjax.steps.histograms import histograms
+from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.schedules import Plan
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState, means
@@ -106,12 +106,12 @@ class Trainer:
         if config.init and not begun:
             self._pretrained = begin(config.init, self._init_record_dir())
             check_tokenizer(self.task, self._pretrained.tokenizer, self._pretrained.path)
-            self._pretrained.check(config.model, self.programs.given, self.task.labels)
+            self._pretrained.check(config.model, self.programs.init_shapes, self.task.labels)
         check_workdir(self.workdir, config, self.task)
-        milestones = config.seconds("keep_period")
+        milestones = config.interval_seconds("keep_period")
         self.checkpoints = Checkpointer(
             self.workdir / "checkpoints",
-            config.keep,
+            config.max_to_keep,
             int(config.keep_period) if milestones is None else milestones,
             config.best_metric,
             float if milestones is None else self._elapsed_seconds,
@@ -146,7 +146,7 @@ class Trainer:
                 if self._pretrained:
                     write_init_record(self._pretrained, self._init_record_dir())
                 if distributed.is_process_0():
-                    self.checkpoints.clear()
+                    self.checkpoints.delete_unfinished()
                 self._train(lock)
         except jax.errors.JaxRuntimeError as error:
             if (short := self._memory_budget.explain(error)) is None:
@@ -158,7 +158,7 @@ class Trainer:
             self._log_on_process_0(self._summarize_run)
         state = self._restore_or_init()
         first = int(state.step)
-        seconds = self.config.budget
+        seconds = self.config.budget_seconds
         self._budget = TimeBudget(self.workdir, seconds) if seconds is not None else None
         if first and self._is_last(first):
             _log.info("%s is trained to its last step, %d.", self.workdir, first)
@@ -172,7 +172,7 @@ class Trainer:
                 active=distributed.is_process_0(),
                 tell=self._on_metrics,
             ) as writers,
-            contextlib.closing(Feed(self._batches(first), self.programs.rows)) as feed,
+            contextlib.closing(Feed(self._batches(first), self.programs.batch_sharding)) as feed,
             Profiler(self.config.profile_steps(), self.workdir / "profile") as profiler,
             contextlib.closing(self.checkpoints),
         ):
@@ -180,13 +180,13 @@ class Trainer:
         self._log_result()
 
     def _restore_or_init(self) -> TrainState:
-        state = self.checkpoints.restore(self.programs.state)
+        state = self.checkpoints.restore(self.programs.state_shapes)
         if state is not None:
             _log.info("going on from step %d in %s.", int(state.step), self.workdir)
             return state
         start, self._pretrained = self._pretrained, None  # whose arrays would stay in memory
         layers = self.config.reinit_layers
-        return self.programs.init(start.given(self.programs.given, layers) if start else None)
+        return self.programs.init(start.given(self.programs.init_shapes, layers) if start else None)
 
     def _loop(
         self,
@@ -278,9 +278,9 @@ class Trainer:
                 if advice := meter.advice():
                     writers.print_line(advice)
                 if stopping:
-                    self.checkpoints.wait()
+                    self.checkpoints.wait_until_finished()
                     raise Stopped(f"stopped at step {step}: run the same command to go on.")
-            self.checkpoints.wait()  # a signal that comes now must not end the last save
+            self.checkpoints.wait_until_finished()  # a signal that comes now must not end the last save
         self._report_saved(writers)
 
     def _is_best(
@@ -297,7 +297,7 @@ class Trainer:
             )
         except InputError:
             self._save(writers, state, evaluation)
-            self.checkpoints.wait()
+            self.checkpoints.wait_until_finished()
             raise
 
     def _save(
@@ -313,7 +313,7 @@ class Trainer:
             _log.info("%s", message())
 
     def _summarize_run(self) -> str:
-        step = max(self.checkpoints.steps(), default=0)
+        step = max(self.checkpoints.all_steps(), default=0)
         return run_summary.opening(
             self.config, self.task, self.programs, self.workdir, step, self.runs
         )
@@ -328,14 +328,16 @@ class Trainer:
 
     def _report_saved(self, writers: MetricWriters) -> None:
         """Says which checkpoints are new; raises CheckpointError where one has failed."""
-        for path in self.checkpoints.check():
+        for path in self.checkpoints.pop_finished():
             writers.print_line(f"saved {path}")
 
     def _compile_first_step(self, first: int) -> jax.stages.Compiled:
         """The program of the first step, and what there is to say of it."""
         known = self.programs.is_compiled
         if not known:
-            self._log_on_process_0(lambda: f"attention: {self.programs.attention()}; compiling ...")
+            self._log_on_process_0(
+                lambda: f"attention: {self.programs.attention_implementation()}; compiling ..."
+            )
         began = time.perf_counter()
         program = self._train_step(first)
         self._full_batch_step  # noqa: B018 - what fits is known of the largest batch
@@ -353,18 +355,20 @@ class Trainer:
         rampup = self.config.rampup
         rows = rampup.batch_size_at(step)
         return (
-            self._full_batch_step if rows == rampup.batch_sizes[-1] else self.programs.train(rows)
+            self._full_batch_step
+            if rows == rampup.batch_sizes[-1]
+            else self.programs.compile_train_step(rows)
         )
 
     @functools.cached_property
     def _full_batch_step(self) -> jax.stages.Compiled:
         """The program of the last step, which has the most rows."""
-        return self.programs.train()
+        return self.programs.compile_train_step()
 
     def _elapsed_seconds(self, step: int) -> float:
         """Of a run that the clock ends, after a step."""
-        assert self._budget and self.config.budget
-        return self._budget.share(step) * self.config.budget
+        assert self._budget and self.config.budget_seconds
+        return self._budget.share(step) * self.config.budget_seconds
 
     def _is_last(self, step: int) -> bool:
         return self._budget.is_over(step) if self._budget else step == self.steps
@@ -391,7 +395,7 @@ class Trainer:
     ) -> None:
         """Has TensorBoard show what the configuration asks for."""
         wanted = self.config.tensorboard_summaries
-        spread = histograms(state.params) if "parameters" in wanted else {}
+        spread = compute_histograms(state.params) if "parameters" in wanted else {}
         if wanted:
             examples = evaluation.examples if "examples" in wanted else ()
             writers.write_summaries(int(state.step), examples, spread)
@@ -403,8 +407,8 @@ class Trainer:
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
-                self.checkpoints.wait()
-                saved = self.checkpoints.steps()
+                self.checkpoints.wait_until_finished()
+                saved = self.checkpoints.all_steps()
                 good = f"step {saved[-1]} is the last good checkpoint" if saved else "none is saved"
                 raise Diverged(
                     f"{name} is {values[name]} at step {step}, {good}: lower "

@@ -28,7 +28,7 @@ RESUMABLE_FIELDS = {
     "eval_batch_size",
 }
 RESUMABLE_FIELDS |= {
-    "keep",
+    "max_to_keep",
     "best_metric",
     "keep_period",
     "log_every",

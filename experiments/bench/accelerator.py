@@ -56,8 +56,10 @@ def our_step(model: str, length: int, rows: int) -> Callable[[], object]:
 
     config = make_config(model, length, rows)
     programs = StepFunctions(config, registry.objective(config), our_devices())
-    train, constants = programs.train(), programs.constants()
-    batch = jax.device_put(make_batch(rows, length, MAX_PREDICTIONS[length]), programs.rows)
+    train, constants = programs.compile_train_step(), programs.constants()
+    batch = jax.device_put(
+        make_batch(rows, length, MAX_PREDICTIONS[length]), programs.batch_sharding
+    )
     state = programs.init()
 
     def step() -> object:

@@ -55,7 +55,7 @@ def main() -> None:
     state = make_state(args.megabytes)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e6
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        checkpoints = Checkpointer(epath.Path(directory), keep=1)
+        checkpoints = Checkpointer(epath.Path(directory), max_to_keep=1)
         found = []
         for number in range(args.rounds + 1):  # the first one warms up
             usual = []
@@ -67,11 +67,11 @@ def main() -> None:
             saved = time.perf_counter() - began
             state, seconds = timed_step(state)
             longer = seconds - statistics.median(usual)
-            checkpoints.wait()
+            checkpoints.wait_until_finished()
             written = time.perf_counter() - began
             began = time.perf_counter()
             checkpoints.save(state, lambda path: None)
-            checkpoints.wait()
+            checkpoints.wait_until_finished()
             found.append((saved, longer, saved + longer, written, time.perf_counter() - began))
             if number:
                 print(f"round {number} of {args.rounds}: {saved:.2f} + {longer:.2f} s", flush=True)

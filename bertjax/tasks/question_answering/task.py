@@ -52,10 +52,10 @@ class Objective(finetuning.Objective):
     """The encoder with the span head."""
 
     heads = ("question_answering",)
-    outputs = ("question_answering_logits",)
+    eval_outputs = ("question_answering_logits",)
 
-    def __init__(self, config: Config, multiple: int = 1) -> None:
-        super().__init__(config, multiple)
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        super().__init__(config, batch_size_multiple)
         check_type_vocab_size(config, "question and passage")
         self.version = int(config.data["version"])
         if self.version not in FILES:

@@ -58,16 +58,16 @@ class Objective(finetuning.Objective):
     """The encoder with a classifier on the pooled vector."""
 
     heads = ("sequence_classification",)
-    outputs = ("sequence_classification_logits",)
+    eval_outputs = ("sequence_classification_logits",)
 
-    def __init__(self, config: Config, multiple: int = 1) -> None:
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         columns, glue = columns_from_config(config), config.data["glue"]
         count = config.model.num_labels
         if not count and (glue or columns.target == "number"):
             count = len(find_glue_task(glue).labels) if glue else 0
             model = dataclasses.replace(config.model, num_labels=count or 1)
             config = dataclasses.replace(config, model=model)
-        super().__init__(config, multiple)
+        super().__init__(config, batch_size_multiple)
         check_truncation(config.data["truncation"], bool(columns.pair))
         if columns.pair:
             check_type_vocab_size(config, "the texts of a pair")

@@ -54,10 +54,10 @@ class Objective(finetuning.Objective):
     """The encoder with a score of each tag for each piece."""
 
     heads = ("token_classification",)
-    outputs = ("token_classification_logits",)
+    eval_outputs = ("token_classification_logits",)
 
-    def __init__(self, config: Config, multiple: int = 1) -> None:
-        super().__init__(config, multiple)
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        super().__init__(config, batch_size_multiple)
         finetuning.check_num_labels(config)
 
     @property
