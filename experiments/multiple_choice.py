@@ -8,7 +8,7 @@ init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or T
          begin with, its shape and its vocabulary
 data     the directory of train.csv and val.csv with SWAG's columns (sent1, sent2, ending0, ...,
          label), or of JSON lines with "context", "choices" (a list) and "label"
-train, dev  files of other names in it
+train_file, eval_file  files of other names in it
 smoke    shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
 
 The paper's settings (section 4.4): 16 questions a step, 2e-5, 3 epochs; with them BERT-Base chooses
@@ -22,13 +22,13 @@ from bertjax.config.presets import finetuning_config
 
 
 def get_config(
-    init: str = "", data: str = "", train: str = "", dev: str = "", smoke: bool = False
+    init: str = "", data: str = "", train_file: str = "", eval_file: str = "", smoke: bool = False
 ) -> ConfigDict:
     """The configuration for the options in the file's docstring."""
     return finetuning_config(
         "multiple_choice",
         init,
-        {"dir": data, "train": train, "dev": dev},
+        {"dir": data, "train_file": train_file, "eval_file": eval_file},
         smoke,
         batch_size=16,
         max_seq_length=512,

@@ -10,7 +10,7 @@ version  1: 32 windows a step, 3 epochs; 2: questions without an answer, 48 wind
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
          begin with, its shape and its vocabulary
 data     the directory of train-v1.1.json and dev-v1.1.json, or train-v2.0.json and dev-v2.0.json;
-         --config.data.train=FILE and --config.data.dev=FILE name others in it
+         --config.data.train_file=FILE and --config.data.eval_file=FILE name others in it
 smoke    shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
 """
 

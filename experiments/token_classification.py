@@ -1,16 +1,16 @@
 """Tags of words, such as named entities, fine-tuned on columns of words and tags.
 
     bertjax train --workdir runs/ner \
-      --config token_classification:init=DIR,data=DIR,train=train.conll,dev=dev.conll
+      --config token_classification:init=DIR,data=DIR,train_file=train.conll,eval_file=dev.conll
     bertjax evaluate --checkpoint runs/ner --output runs/ner/test \
-      --config token_classification:data=DIR,dev=test.conll
+      --config token_classification:data=DIR,eval_file=test.conll
     bertjax predict --checkpoint runs/ner --text 'Ada Lovelace wrote to Charles Babbage.'
 
 init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
          begin with, its shape and its vocabulary; a cased one where names begin with capitals
 data     the directory of the files: columns (.conll, .txt, .tsv) with the word first and its tag
          last, or JSON lines with "words" and "tags"; or tfds:NAME
-train, dev  the files in it; without names, those that are called train and dev (or valid)
+train_file, eval_file  the files in it; without names, those that are called train and dev (or valid)
 context  sentence, or document: what stands around it in its document is read with each sentence, as
          the paper did
 features leaves the encoder as it is and trains a BiLSTM on its layers (section 5.3): embeddings,
@@ -41,8 +41,8 @@ FEATURE_LAYERS = {
 def get_config(
     init: str = "",
     data: str = "",
-    train: str = "",
-    dev: str = "",
+    train_file: str = "",
+    eval_file: str = "",
     context: str = "sentence",
     features: str = "",
     smoke: bool = False,
@@ -60,5 +60,5 @@ def get_config(
             "model": {"feature_layers": layers, "feature_mix": mix, "bilstm": 768},
             "optimizer": {"learning_rate": 1e-3},
         }
-    data_fields = {"dir": data, "train": train, "dev": dev, "context": context}
+    data_fields = {"dir": data, "train_file": train_file, "eval_file": eval_file, "context": context}
     return finetuning_config("token_classification", init, data_fields, smoke, **fields)

@@ -15,7 +15,7 @@ init      a workdir or checkpoint of bertjax, or a directory of Hugging Face or 
           begin with, its shape and its vocabulary
 data      the directory in which both archives were unpacked, XNLI-1.0 and XNLI-MT-1.0, with GLUE's
           MNLI beside them; or, to evaluate alone, tfds:xnli
-train     another training file in it than MNLI/train.tsv, or than that of the translation
+train_file  another training file in it than MNLI/train.tsv, or than that of the translation
 test      evaluates on test. A run is to be without it: it chooses (best_metric, the best of a sweep)
           by dev, English alone, but for translate_train that of its language
 smoke     shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
@@ -23,7 +23,7 @@ smoke     shrinks all of it to a minute on a CPU; without init, --config.data.vo
 Each language has 2,490 examples in dev and 5,010 in test, so that their mean is that over all. Bad
 lines are refused by their numbers; --config.data.max_bad_fraction=0.001 leaves so many out and counts them.
 XNLI-MT-1.0/xnli/xnli.test.en.tsv is taken to name in its column `language` the one that was
-translated; of a file for each, --config.data.dev='xnli.test.*.tsv' --config.data.by= names all.
+translated; of a file for each, --config.data.eval_file='xnli.test.*.tsv' --config.data.eval_set_column= names all.
 
 The accuracies that BERT's authors give for multilingual BERT-Base on test, in percent:
 
@@ -54,7 +54,7 @@ def get_config(
     language: str = "",
     init: str = "",
     data: str = "",
-    train: str = "",
+    train_file: str = "",
     test: bool = False,
     smoke: bool = False,
 ) -> ConfigDict:
@@ -74,10 +74,10 @@ def get_config(
         {
             "dir": data,
             "glue": "mnli",
-            "train": train or (TRANSLATED.format(language) if translates else ENGLISH),
-            "dev": final if test else dev,
-            "by": "language",
-            "only": language if test or translates else "en",
+            "train_file": train_file or (TRANSLATED.format(language) if translates else ENGLISH),
+            "eval_file": final if test else dev,
+            "eval_set_column": "language",
+            "eval_sets": language if test or translates else "en",
         },
         smoke,
         steps="2 epochs",

@@ -129,7 +129,7 @@ class Task(task.Task):
         ((_, path),) = find_files(config, "train", "train.jsonl")
         self.train = self.read(path)[1]
         self.sets = []
-        for name, path in find_files(config, "dev", "dev.jsonl"):
+        for name, path in find_files(config, "eval", "dev.jsonl"):
             labels, examples = self.read(path)
             row, rows = self.objective.row, self.objective.eval_batch_size
             self.sets.append(Texts(name, labels, examples, row, rows, num_processes, process_id))

@@ -246,30 +246,30 @@ def test_halves_become_whole_numbers(dtype, name: str, tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("head", "target", "labels"),
+    ("head", "problem_type", "labels"),
     [
-        ("sequence_classification", "class", ("pos", "neg", "odd")),
+        ("sequence_classification", "single_label_classification", ("pos", "neg", "odd")),
         ("sequence_classification", "labels", ("pos", "neg", "odd")),
-        ("sequence_classification", "number", ()),
-        ("token_classification", "class", ("O", "B-x", "I-x")),
-        ("multiple_choice", "class", ()),
+        ("sequence_classification", "regression", ()),
+        ("token_classification", "single_label_classification", ("O", "B-x", "I-x")),
+        ("multiple_choice", "single_label_classification", ()),
     ],
 )
-def test_what_a_head_means_is_kept_on_every_way(head, target, labels, tmp_path) -> None:
+def test_what_a_head_means_is_kept_on_every_way(head, problem_type, labels, tmp_path) -> None:
     config = dataclasses.replace(
         CONFIG, num_labels=len(labels) or int(head == "sequence_classification")
     )
     drawn = draw_model(
         config, TOKENIZER, *([] if head == "token_classification" else ["pooler"]), head
     )
-    model = dataclasses.replace(drawn, target=target, labels=labels)
+    model = dataclasses.replace(drawn, problem_type=problem_type, labels=labels)
     path, before = write_hf(model, tmp_path / "start"), "hf"
     for number, format_name in enumerate(["tf1", "hf", "tf1", "bertjax", "tf1", "hf"]):
         convert(path, tmp_path / str(number), before, format_name)
         path, before = tmp_path / str(number), format_name
         found = read_model(path)
         assert found.params.keys() == model.params.keys(), format_name
-        assert (found.target, found.labels) == (target, labels), format_name
+        assert (found.problem_type, found.labels) == (problem_type, labels), format_name
 
 
 def test_a_vocabulary_that_is_not_whole_is_told(tmp_path, caplog) -> None:
@@ -299,20 +299,23 @@ def test_a_regression_of_several_numbers_is_refused(tmp_path) -> None:
 
 def test_what_a_task_of_glue_says_of_a_text_is_kept(tmp_path) -> None:
     model = dataclasses.replace(
-        draw("pooler", "sequence_classification"), target="number", labels=()
+        draw("pooler", "sequence_classification"), problem_type="regression", labels=()
     )
     write_hf(model, tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "own", "hf", "bertjax")
 
     def write_metadata(path: epath.Path) -> None:
         said = json.loads((path / "config.json").read_text())
-        said["data"] |= {"glue": "stsb", "target": "class"}  # as `experiments/glue.py` leaves it
+        said["data"] |= {
+            "glue": "stsb",
+            "problem_type": "single_label_classification",
+        }  # as `experiments/glue.py` leaves it
         (path / "config.json").write_text(json.dumps(said))
 
     (tmp_path / "own" / MANIFEST_FILE).unlink()
     finish(epath.Path(tmp_path / "own"), write_metadata)
     convert(tmp_path / "own", tmp_path / "again", "bertjax", "hf")
-    assert read_model(tmp_path / "again").target == "number"
+    assert read_model(tmp_path / "again").problem_type == "regression"
     said = json.loads((tmp_path / "again" / "config.json").read_text())
     assert said["problem_type"] == "regression"
 

@@ -154,7 +154,7 @@ def test_scores_are_those_by_which_glue_counts() -> None:
     primary_metrics = {name: task.metrics[0] for name, task in GLUE.items()}
     others = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
     assert primary_metrics == dict.fromkeys(GLUE, "accuracy") | others
-    assert {name for name, task in GLUE.items() if task.target == "number"} == {"stsb"}
+    assert {name for name, task in GLUE.items() if task.problem_type == "regression"} == {"stsb"}
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ def test_one_passage_serves_many_questions(opened) -> None:
 def test_words_are_tagged_and_columns_classified(opened) -> None:
     words = opened["tag"].tag({"words": ["ba", "do"]}, return_all_scores=True)
     assert words["words"] == ["ba", "do"] and len(words["tags"]) == len(words["probabilities"]) == 2
-    pair = opened["classify"].classify({"text": "ba", "pair": "do"}, return_all_scores=True)
-    assert pair["pair"] == "do" and [*pair["probabilities"]] == [*LABELS["classify"]]
+    pair = opened["classify"].classify({"text": "ba", "text_pair": "do"}, return_all_scores=True)
+    assert pair["text_pair"] == "do" and [*pair["probabilities"]] == [*LABELS["classify"]]
     assert opened["classify"].predict("ba do") == ask(opened["classify"], "classify")
 
 
@@ -276,7 +276,7 @@ def test_a_run_tells_its_metrics_and_is_scored(folder, tmp_path) -> None:
     assert scores["accuracy"] == lines[-1]["accuracy"] and type(scores["accuracy"]) is float
     assert bertjax.evaluate([tmp_path, tmp_path]) == scores
     assert bertjax.evaluate(tmp_path, spec, overrides) == scores
-    other = bertjax.evaluate(tmp_path, overrides={"data.dev": "train.csv"})
+    other = bertjax.evaluate(tmp_path, overrides={"data.eval_file": "train.csv"})
     assert other["loss"] != scores["loss"]
 
 

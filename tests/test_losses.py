@@ -150,7 +150,7 @@ def with_gradient(function, name, batch):
     return jax.jit(jax.value_and_grad(lambda logits: function(logits, batch)[name][0]))
 
 
-def draw_labels(target, seed=0, classes=CLASSES):
+def draw_labels(problem_type, seed=0, classes=CLASSES):
     """Logits and a batch; weights are 0 in some slots, and fractions where classes or windows
     weigh.
     """
@@ -158,23 +158,26 @@ def draw_labels(target, seed=0, classes=CLASSES):
     shape = (ROWS, SLOTS)
     weights = random.choice([0, 0.25, 1, 3.5], shape).astype(np.float32)
     targets = {
-        "class": random.integers(0, classes, shape).astype(np.int32),
-        "labels": random.integers(0, 2, (*shape, classes)).astype(np.float32),
-        "number": random.normal(0, 3, shape).astype(np.float32),
-    }[target]
-    logits = random.normal(0, 3, (*shape, 1 if target == "number" else classes))
+        "single_label_classification": random.integers(0, classes, shape).astype(np.int32),
+        "multi_label_classification": random.integers(0, 2, (*shape, classes)).astype(np.float32),
+        "regression": random.normal(0, 3, shape).astype(np.float32),
+    }[problem_type]
+    logits = random.normal(0, 3, (*shape, 1 if problem_type == "regression" else classes))
     return logits.astype(np.float32), {"label_targets": targets, "label_weights": weights}
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from(["class", "labels", "number"]), st.integers(0, 2**32 - 1))
-def test_what_a_classifier_minimises_follows_from_its_targets(target, seed):
-    logits, batch = draw_labels(target, seed)
+@given(
+    st.sampled_from(["single_label_classification", "multi_label_classification", "regression"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_what_a_classifier_minimises_follows_from_its_targets(problem_type, seed):
+    logits, batch = draw_labels(problem_type, seed)
     targets, weights = batch["label_targets"], batch["label_weights"].astype(np.float64)
     exact = logits.astype(np.float64)
-    if target == "class":
+    if problem_type == "single_label_classification":
         each = -np.take_along_axis(log_softmax(logits), targets[..., None], -1)[..., 0]
-    elif target == "labels":
+    elif problem_type == "multi_label_classification":
         chances = 1 / (1 + np.exp(-exact))
         each = -np.mean(targets * np.log(chances) + (1 - targets) * np.log(1 - chances), -1)
     else:
@@ -183,15 +186,17 @@ def test_what_a_classifier_minimises_follows_from_its_targets(target, seed):
     np.testing.assert_allclose(
         found["sequence_classification_loss"], [(each * weights).sum(), weights.sum()], 1e-5
     )
-    assert ("accuracy" in found) == (target == "class")
-    if target == "class":
+    assert ("accuracy" in found) == (problem_type == "single_label_classification")
+    if problem_type == "single_label_classification":
         right = ((logits.argmax(-1) == targets) * weights).sum(), weights.sum()
         np.testing.assert_allclose(found["accuracy"], right, 1e-6)
 
 
-@pytest.mark.parametrize("target", ["class", "labels", "number"])
-def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(target):
-    logits, batch = draw_labels(target)
+@pytest.mark.parametrize(
+    "problem_type", ["single_label_classification", "multi_label_classification", "regression"]
+)
+def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(problem_type):
+    logits, batch = draw_labels(problem_type)
     empty = batch["label_weights"] == 0
     whole = labels(logits, batch)
     wide = empty.reshape(*empty.shape, *[1] * (batch["label_targets"].ndim - 2))
@@ -205,9 +210,11 @@ def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(targ
         np.testing.assert_allclose(np.add(parts[0][name], parts[1][name]), value, rtol=1e-5)
 
 
-@pytest.mark.parametrize("target", ["class", "labels", "number"])
-def test_huge_logits_of_a_classifier_have_finite_gradients(target):
-    logits, batch = draw_labels(target)
+@pytest.mark.parametrize(
+    "problem_type", ["single_label_classification", "multi_label_classification", "regression"]
+)
+def test_huge_logits_of_a_classifier_have_finite_gradients(problem_type):
+    logits, batch = draw_labels(problem_type)
     for scale in (0, 1e4, -1e4):
         total, gradient = with_gradient(losses.labels, "sequence_classification_loss", batch)(
             scale * logits

@@ -200,13 +200,13 @@ def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys, c
     for name, count in (("xx.de", 8), ("xx.fr", 16)):
         (folder / f"{name}.json").write_text(json.dumps(questions(version, count)))
     given = ["--checkpoint", str(workdir), "--output", str(tmp_path)]
-    given += arguments(folder, version, data__dev="xx.*.json")
+    given += arguments(folder, version, data__eval_file="xx.*.json")
     assert main(["evaluate", *given]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert [line.split()[0] for line in lines] == ["data", "xx.de", "xx.fr", "mean"]
-    assert "was made: data.dev='xx.*.json' here, '' there." in caplog.text
+    assert "was made: data.eval_file='xx.*.json' here, '' there." in caplog.text
     assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
     assert scores["f1"] == pytest.approx((scores["xx.de/f1"] + scores["xx.fr/f1"]) / 2)
     assert len(json.loads((tmp_path / "xx.fr.predictions.json").read_text())) == 16
@@ -387,14 +387,14 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("version", "overrides", "complaint"),
     [
-        (1, {"data__dev": "dev-v2.0.json"}, "has questions that cannot be answered"),
-        (2, {"data__dev": "dev-v1.1.json"}, "has no questions that cannot be answered"),
-        (1, {"data__train": "none.json"}, "none.json: data="),
+        (1, {"data__eval_file": "dev-v2.0.json"}, "has questions that cannot be answered"),
+        (2, {"data__eval_file": "dev-v1.1.json"}, "has no questions that cannot be answered"),
+        (1, {"data__train_file": "none.json"}, "none.json: data="),
         (1, {"data__doc_stride": 100}, "stride=100 must be"),
         (1, {"init": ""}, "there is no vocabulary: name a model"),
         (1, {"init": "/nowhere"}, "there is no /nowhere"),
         (1, {"model.vocab_size": 40}, "69 pieces and model.vocab_size=40: raise it"),
-        (1, {"data__dev": "bare.json"}, "1 questions without a gold answer, '0' first"),
+        (1, {"data__eval_file": "bare.json"}, "1 questions without a gold answer, '0' first"),
     ],
     ids=str,
 )

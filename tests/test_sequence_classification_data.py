@@ -33,8 +33,8 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # a piece each
 CLASS = TableColumns(("text",), label="label")
-LABELS = dataclasses.replace(CLASS, target="labels")
-NUMBER = dataclasses.replace(CLASS, target="number")
+LABELS = dataclasses.replace(CLASS, problem_type="multi_label_classification")
+NUMBER = dataclasses.replace(CLASS, problem_type="regression")
 
 
 def read(
@@ -61,7 +61,7 @@ def test_columns_of_a_text_are_joined_and_a_pair_is_kept_apart() -> None:
 def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
     found = read([{"text": "a"}], labeled=False)
     assert found.values is None and found.pairs is None and found.ids is None
-    target = make_target(found, ["x", "y"], "class")
+    target = make_target(found, ["x", "y"], "single_label_classification")
     assert target.weights.tolist() == [0]
 
 
@@ -74,14 +74,22 @@ def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
         (CLASS, [{"text": "a", "label": " "}], "line 2: column 'label' is empty"),
         (CLASS, [{"text": "a", "label": None}], "line 2: column 'label' is empty"),
         (CLASS, [{"text": "a", "label": math.nan}], "line 2: column 'label' is empty"),
-        (CLASS, [{"text": "a", "label": ["x", "y"]}], "line 2: .* is .*: .* set target=labels"),
+        (
+            CLASS,
+            [{"text": "a", "label": ["x", "y"]}],
+            "line 2: .* is .*: .* set problem_type=multi_label_classification",
+        ),
         (CLASS, [{"text": "a", "label": {"x": 1}}], "line 2: column 'label' is .*: write its name"),
         (LABELS, [{"text": "a", "label": 3}], "line 2: column 'label' is 3: write labels with ','"),
         (LABELS, [{"text": "a", "label": [["x"]]}], "line 2: column 'label' is .*: write its name"),
         (NUMBER, [{"text": "a", "label": "nan"}], "line 2: .* 'nan', which is no finite number"),
         (NUMBER, [{"text": "a", "label": "-inf"}], "line 2: .* '-inf', which is no finite number"),
         (NUMBER, [{"text": "a", "label": "1e39"}], "line 2: .* '1e39', which is no finite number"),
-        (NUMBER, [{"text": "a", "label": "good"}], "line 2: .* 'good'.*: mend it, or set target="),
+        (
+            NUMBER,
+            [{"text": "a", "label": "good"}],
+            "line 2: .* 'good'.*: mend it, or set problem_type=",
+        ),
         (
             TableColumns(("text",), ("pair",), "label"),
             [{"text": "a", "label": 1}],
@@ -104,9 +112,12 @@ def test_a_row_that_does_not_say_what_it_should_is_refused(columns, rows, compla
     [
         ({"text": ()}, "data.text is empty: name the column"),
         ({"text": ("a",), "label": "a"}, "column 'a' is the text and the label: name different"),
-        ({"text": ("a",), "pair": ("a",)}, "column 'a' is the text and the pair"),
-        ({"text": ("a",), "pair": ("b",), "label": "b"}, "column 'b' is the .* and the label"),
-        ({"text": ("a",), "target": "klass"}, "data.target='klass' is unknown: choose one of"),
+        ({"text": ("a",), "text_pair": ("a",)}, "column 'a' is the text and the pair"),
+        ({"text": ("a",), "text_pair": ("b",), "label": "b"}, "column 'b' is the .* and the label"),
+        (
+            {"text": ("a",), "problem_type": "klass"},
+            "data.problem_type='klass' is unknown: choose one of",
+        ),
     ],
 )
 def test_columns_that_cannot_be_are_refused(arguments: dict, complaint: str) -> None:
@@ -229,16 +240,19 @@ def test_the_parts_are_those_that_runs_have_kept() -> None:
 
 
 def test_too_few_to_hold_out_are_refused() -> None:
-    with pytest.raises(InputError, match=r"t.csv has too few examples \(2\) .*data.dev=FILE"):
+    with pytest.raises(InputError, match=r"t.csv has too few examples \(2\) .*data.eval_file=FILE"):
         labeled("a", "b").split_by_text(0.001)
 
 
 def test_targets_are_by_name_whatever_the_order_of_the_rows() -> None:
     names = ("a", "b", "c")
-    assert make_target(labeled("c", "a"), names, "class").values.tolist() == [2, 0]
-    of_sets = make_target(labeled("c,a", "", columns=LABELS), names, "labels")
+    assert make_target(labeled("c", "a"), names, "single_label_classification").values.tolist() == [
+        2,
+        0,
+    ]
+    of_sets = make_target(labeled("c,a", "", columns=LABELS), names, "multi_label_classification")
     assert of_sets.values.tolist() == [[1, 0, 1], [0, 0, 0]]
-    number = make_target(labeled(3, "-0.5", columns=NUMBER), (), "number")
+    number = make_target(labeled(3, "-0.5", columns=NUMBER), (), "regression")
     assert number.values.tolist() == [3, -0.5] and number.weights.tolist() == [1, 1]
 
 
@@ -246,7 +260,7 @@ def test_a_label_that_was_not_trained_is_refused_at_its_row() -> None:
     complaint = r"^t.csv line 3: label 'z' is none that was trained \('a', 'b'\): mend it, or"
     for columns in (CLASS, LABELS):
         with pytest.raises(InputError, match=complaint):
-            make_target(labeled("a", "z", columns=columns), ("a", "b"), columns.target)
+            make_target(labeled("a", "z", columns=columns), ("a", "b"), columns.problem_type)
 
 
 def test_classes_weigh_as_they_are_told_to() -> None:
@@ -362,7 +376,7 @@ def test_windows_share_the_weight_of_their_text() -> None:
     texts = [words(3), words(50), words(20)]
     data = SequenceClassificationDataset("it", texts, texts, None, ["a", "b", "b"])
     encoded = encode(data, TOKENIZER, 10, "windows")
-    target = make_target(data, ("a", "b"), "class")
+    target = make_target(data, ("a", "b"), "single_label_classification")
     weighted = dataclasses.replace(target, weights=np.array([1, 0.5, 2], np.float32))
     for given_target, sums in ((target, [1, 1, 1]), (weighted, [1, 0.5, 2])):
         label = encoded.with_target("label", given_target).targets["label"]

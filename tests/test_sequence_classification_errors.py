@@ -72,43 +72,43 @@ def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[o
 T = "DIR/train"
 CASES = {
     "a column that is not there": (
-        {"train.csv": "body,label\na,b\n"}, "classify",
+        {"train.csv": "body,label\na,b\n"}, "sequence_classification",
         f"{T}.csv has no column 'text', but 'body', 'label': name one with data.text=COLUMN",
     ),
     "a label of dev that is not one of train": (
-        {"train.csv": CSV, "dev.csv": "text,label\nba,a\nki,c\n"}, "classify",
+        {"train.csv": CSV, "dev.csv": "text,label\nba,a\nki,c\n"}, "sequence_classification",
         r"DIR/dev.csv line 3: label 'c' is none that was trained \('a', 'b'\): mend it, or train",
     ),
     "a text that is empty": (
-        {"train.csv": CSV + ",a\n"}, "classify",
+        {"train.csv": CSV + ",a\n"}, "sequence_classification",
         f"{T}.csv line 6: column 'text' is empty: leave the row out, or write its text",
     ),
     "a label that is empty": (
-        {"train.csv": CSV + "ba,\n"}, "classify",
+        {"train.csv": CSV + "ba,\n"}, "sequence_classification",
         f"{T}.csv line 6: column 'label' is empty: leave the row out, or write its label",
     ),
     "a row of too many fields": (
-        {"train.csv": CSV + "ba,do,a\n"}, "classify",
+        {"train.csv": CSV + "ba,do,a\n"}, "sequence_classification",
         f"{T}.csv line 6 has 3 fields where the header has 2: mend the row, or allow bad rows with "
         "data.max_bad_fraction",
     ),
     "tabs in a file of commas": (
-        {"train.csv": CSV.replace(",", "\t")}, "classify",
+        {"train.csv": CSV.replace(",", "\t")}, "sequence_classification",
         f"{T}.csv has tabs .*: let it end in .tsv",
     ),
     "commas in a file of tabs": (
-        {"train.tsv": CSV}, "classify", f"{T}.tsv has commas .*: let it end in .csv",
+        {"train.tsv": CSV}, "sequence_classification", f"{T}.tsv has commas .*: let it end in .csv",
     ),
     "semicolons": (
-        {"train.csv": CSV.replace(",", ";")}, "classify",
+        {"train.csv": CSV.replace(",", ";")}, "sequence_classification",
         f"{T}.csv has semicolons .* save it with commas",
     ),
     "semicolons between quotes": (
-        {"train.csv": '"text";"label"\n"ba";"a"\n'}, "classify",
+        {"train.csv": '"text";"label"\n"ba";"a"\n'}, "sequence_classification",
         f"{T}.csv has semicolons .* save it with commas",
     ),
     "a label whose column has another name": (
-        {"train.csv": CSV.replace("label", "mood")}, "classify",
+        {"train.csv": CSV.replace("label", "mood")}, "sequence_classification",
         f"{T}.csv has no column 'label', but 'text', 'mood': name one with data.label=",
     ),
     "a column whose name has a plus": (
@@ -117,20 +117,20 @@ CASES = {
     ),
     "two examples of one id": (
         {"train.csv": "id,text,label\n1,ba,a\n2,ki,b\n1,me,a\n"},
-        "classify data.id=id",
+        "sequence_classification data.id=id",
         f"{T}.csv line 4: id '1' is that of {T}.csv line 2: name it apart",
     ),
     "a number that is none": (
         {"train.csv": "text,label\nba,1\nki,nan\n", "dev.csv": "text,label\nba,1\n"},
-        "sequence_classification:target=number",
+        "sequence_classification:problem_type=regression",
         f"{T}.csv line 3: column 'label' is 'nan', which is no finite number: mend it",
     ),
     "words where numbers should be": (
-        {"train.csv": CSV}, "sequence_classification:target=number",
-        f"{T}.csv line 2: column 'label' is 'a', which is no finite number: .*target=class",
+        {"train.csv": CSV}, "sequence_classification:problem_type=regression",
+        f"{T}.csv line 2: column 'label' is 'a', which is no finite number: .*problem_type=single_label_classification",
     ),
     "one class only": (
-        {"train.csv": "text,label\nba,a\nki,a\n", "dev.csv": DEV}, "classify",
+        {"train.csv": "text,label\nba,a\nki,a\n", "dev.csv": DEV}, "sequence_classification",
         rf"{T}.csv has nothing to tell apart \(all have 'a'\): give two labels",
     ),
     "a label that is the text": (
@@ -138,66 +138,66 @@ CASES = {
         "column 'text' is the text and the label: name different ones",
     ),
     "a pair that is missing in a row": (
-        {"train.csv": PAIRS + "me,,a\n", "dev.csv": PAIRS}, "sequence_classification:pair=other",
+        {"train.csv": PAIRS + "me,,a\n", "dev.csv": PAIRS}, "sequence_classification:text_pair=other",
         f"{T}.csv line 4: column 'other' is empty",
     ),
     "a pair that is missing in a line of JSON": (
         {"train.jsonl": jsonl({"text": "a", "other": "x", "label": 1}, {"text": "a", "label": 0})},
-        "sequence_classification:pair=other",
+        "sequence_classification:text_pair=other",
         f"{T}.jsonl line 2: there is no column 'other', but 'text', 'label'",
     ),
     "labels that are a list": (
-        {"train.jsonl": jsonl({"text": "ba", "label": ["x", "y"]})}, "classify",
-        rf"{T}.jsonl line 1: column 'label' is \['x', 'y'\]: write one label, or set target=labels",
+        {"train.jsonl": jsonl({"text": "ba", "label": ["x", "y"]})}, "sequence_classification",
+        rf"{T}.jsonl line 1: column 'label' is \['x', 'y'\]: write one label, or set problem_type=multi_label_classification",
     ),
     "quotes that never end": (
-        {"train.csv": CSV + '"ba,a\nki,b\n'}, "classify",
+        {"train.csv": CSV + '"ba,a\nki,b\n'}, "sequence_classification",
         f"{T}.csv line 6 is no CSV .*: mend its quotes",
     ),
     "JSON that is none": (
-        {"train.jsonl": '{"text": "ba", "label": 1}\n{"text"\n'}, "classify",
+        {"train.jsonl": '{"text": "ba", "label": 1}\n{"text"\n'}, "sequence_classification",
         f"{T}.jsonl line 2 is no JSON .*: write an object on it",
     ),
     "JSON that is no object": (
-        {"train.jsonl": '["ba", 1]\n'}, "classify",
+        {"train.jsonl": '["ba", 1]\n'}, "sequence_classification",
         f"{T}.jsonl line 1 is list and no JSON object: write one",
     ),
     "no rows": (
-        {"train.csv": "text,label\n"}, "classify", f"{T}.csv has no rows: give a file with exam",
+        {"train.csv": "text,label\n"}, "sequence_classification", f"{T}.csv has no rows: give a file with exam",
     ),
-    "no file": ({}, "classify", "DIR has no train.csv, .tsv, .txt, .json"),
+    "no file": ({}, "sequence_classification", "DIR has no train.csv, .tsv, .txt, .json"),
     "no such file": (
-        {"train.csv": CSV}, "sequence_classification:train=other.csv",
+        {"train.csv": CSV}, "sequence_classification:train_file=other.csv",
         "there is no file DIR/other.csv: data=DIR is to be",
     ),
     "a file of a kind that is not known": (
-        {"train.xlsx": "x"}, "sequence_classification:train=train.xlsx",
+        {"train.xlsx": "x"}, "sequence_classification:train_file=train.xlsx",
         f"{T}.xlsx is no table by its name: let it end in .csv",
     ),
     "two train files": (
-        {"train.csv": CSV, "train.jsonl": ""}, "classify",
-        "DIR has train.csv, train.jsonl: choose one with data.train=FILE",
+        {"train.csv": CSV, "train.jsonl": ""}, "sequence_classification",
+        "DIR has train.csv, train.jsonl: choose one with data.train_file=FILE",
     ),
     "no such target": (
-        {"train.csv": CSV}, "sequence_classification:target=klass",
-        "data.target='klass' is unknown: choose one of class, labels, number",
+        {"train.csv": CSV}, "sequence_classification:problem_type=klass",
+        "data.problem_type='klass' is unknown: choose one of single_label_classification",
     ),
     "no such way to shorten texts": (
         {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification:truncation=middle",
         "data.truncation='middle' is unknown: choose one of head, tail",
     ),
     "windows of pairs": (
-        {"train.csv": PAIRS, "dev.csv": PAIRS}, "sequence_classification:pair=other,truncation=windows",
+        {"train.csv": PAIRS, "dev.csv": PAIRS}, "sequence_classification:text_pair=other,truncation=windows",
         "data.truncation=windows is not for pairs: choose head or tail",
     ),
     "the weight of no class": (
-        {"train.csv": CSV, "dev.csv": DEV}, "classify data.class_weights=z=2",
+        {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification data.class_weights=z=2",
         "data.class_weights='z=2' must be LABEL=WEIGHT, of a, b, or balanced",
     ),
     "weights of numbers": (
         {"train.csv": "text,label\nba,1\nki,2\n", "dev.csv": "text,label\nba,1\n"},
-        "sequence_classification:target=number data.class_weights=balanced",
-        "data.class_weights='balanced' is for target=class: leave it out",
+        "sequence_classification:problem_type=regression data.class_weights=balanced",
+        "data.class_weights='balanced' is for problem_type=single_label_classification: leave it out",
     ),
     "no task of GLUE": (
         {"train.csv": CSV}, "glue:task=sst", "glue task 'sst' is unknown: choose one of cola, sst2",
@@ -210,35 +210,35 @@ CASES = {
         {}, "glue:task=rte", "there is no file DIR/RTE/dev.tsv: name one that exists",
     ),
     "text that is not UTF-8": (
-        {"train.csv": b"text,label\nba,a\n\xe9t\xe9,b\n"}, "classify",
+        {"train.csv": b"text,label\nba,a\n\xe9t\xe9,b\n"}, "sequence_classification",
         f"{T}.csv: byte 16 is not UTF-8; convert",
     ),
     "a Parquet file that is none": (
-        {"train.parquet": "text"}, "classify", f"{T}.parquet is damaged .*; fetch it again",
+        {"train.parquet": "text"}, "sequence_classification", f"{T}.parquet is damaged .*; fetch it again",
     ),
     "a share of everything": (
-        {"train.csv": CSV}, "classify data.eval_fraction=1.5",
+        {"train.csv": CSV}, "sequence_classification data.eval_fraction=1.5",
         "data.eval_fraction=1.5 must lie between 0 and 1",
     ),
     "too few to hold some out": (
-        {"train.csv": "text,label\nba,a\nki,b\n"}, "classify data.eval_fraction=0.001",
-        rf"{T}.csv has too few examples \(2\) to hold out .*: give a dev file with data.dev=FILE",
+        {"train.csv": "text,label\nba,a\nki,b\n"}, "sequence_classification data.eval_fraction=0.001",
+        rf"{T}.csv has too few examples \(2\) to hold out .*: give a dev file with data.eval_file=FILE",
     ),
     "a share of bad rows that is none": (
-        {"train.csv": CSV}, "classify data.max_bad_fraction=1.5",
+        {"train.csv": CSV}, "sequence_classification data.max_bad_fraction=1.5",
         "data.max_bad_fraction=1.5 must be from 0 to below 1",
     ),
     "a set whose name no file can have": (
-        {"train.csv": CSV, "dev.csv": "text,label,place\nba,a,N/A\n"}, "classify data.by=place",
+        {"train.csv": CSV, "dev.csv": "text,label,place\nba,a,N/A\n"}, "sequence_classification data.eval_set_column=place",
         "DIR/dev.csv has a set 'N/A', and files are called by sets' names: write it without",
     ),
     "pairs for a model that tells one part": (
         dict.fromkeys(["train.csv", "dev.csv"], "text,pair,label\nba,ki,a\nki,ba,b\n"),
-        "classify data.pair=pair model.type_vocab_size=1",
+        "sequence_classification data.text_pair=pair model.type_vocab_size=1",
         "model.type_vocab_size=1 tells one part of a row, and here are two, the texts of a pair",
     ),
     "a row too short for any text": (
-        {"train.csv": CSV, "dev.csv": DEV}, "classify max_seq_length=2",
+        {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification max_seq_length=2",
         "max_seq_length=2 leaves no room for text: raise it",
     ),
     "the number of no answer": (
@@ -279,32 +279,32 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
 @pytest.mark.parametrize(
     ("model", "files", "spec", "complaint"),
     [
-        ("other", {"train.csv": CSV, "dev.csv": DEV}, "classify", None),
+        ("other", {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification", None),
         (
             "question_answering",
             {"train.csv": CSV, "dev.csv": DEV},
-            "classify",
-            "span has no classifier, only",
+            "sequence_classification",
+            "question_answering has no classifier, only",
         ),
         (
             "multiple_choice",
             {"train.csv": CSV, "dev.csv": DEV},
-            "classify",
-            "choice has no classifier, only",
+            "sequence_classification",
+            "multiple_choice has no classifier, only",
         ),
         (
             "sequence_classification",
             {"train.csv": CSV.replace(",b", ",c"), "dev.csv": DEV.replace(",b", ",c")},
-            "classify",
-            "classifier tells apart a, b and the data a, c: give the data that it was made for",
+            "sequence_classification",
+            "sequence_classification tells apart a, b and the data a, c: give the data that it was made for",
         ),
         (
             "sequence_classification",
             {"train.csv": SWAG, "dev.csv": SWAG},
             "multiple_choice",
-            "classifier has no choice head, only",
+            "sequence_classification has no choice head, only",
         ),
-        ("nowhere", {"train.csv": CSV}, "classify", "there is no .*nowhere: give"),
+        ("nowhere", {"train.csv": CSV}, "sequence_classification", "there is no .*nowhere: give"),
     ],
 )
 def test_evaluating_another_model_is_refused(

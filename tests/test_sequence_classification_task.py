@@ -110,13 +110,17 @@ def test_what_is_exported_is_read_back_byte_for_byte(kind, trained, exported, tm
     assert leaves(own.params) == leaves(back.params)
     expected = {"class": LABELS, "labels": LABELS, "tags": TAGS}.get(kind, ())
     assert own.labels == back.labels == expected
-    assert own.target == back.target == (kind if kind in ("labels", "number") else "class")
+    assert (
+        own.problem_type
+        == back.problem_type
+        == toy_tasks.PROBLEM_TYPES.get(kind, "single_label_classification")
+    )
     huggingface.write(back, tmp_path)
     weights = [path / "model.safetensors" for path in (exported(kind), tmp_path)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     convert(exported(kind), tmp_path / "own", "hf", "bertjax")
     again = read_model(tmp_path / "own")
-    assert (again.labels, again.target) == (own.labels, own.target)
+    assert (again.labels, again.problem_type) == (own.labels, own.problem_type)
     assert leaves(again.params) == leaves(own.params)
 
 
@@ -237,7 +241,7 @@ def test_a_column_named_pair_or_a_missing_id_changes_nothing_of_ones_own_model(t
     opened = Predictor(trained("class"))
     data = {**opened.config.data, "id": "number"}
     opened.config = dataclasses.replace(opened.config, data=data)
-    asked = [Input("input 0", "do ki"), Input("input 1", {"text": "do ki", "pair": "ba ba"})]
+    asked = [Input("input 0", "do ki"), Input("input 1", {"text": "do ki", "text_pair": "ba ba"})]
     first, second = opened.answers(asked, together=2)
     assert first == second
 
@@ -287,7 +291,7 @@ def test_labels_are_compared_by_name_whatever_the_order_of_the_rows(folder, tmp_
     first, *rows = (folder / "train.csv").read_text().splitlines()
     (tmp_path / "train.csv").write_text("\n".join([first, *rows[::-1]]))
     other = task_of(
-        toy_tasks.configuration("class", folder, data__train=str(tmp_path / "train.csv"))
+        toy_tasks.configuration("class", folder, data__train_file=str(tmp_path / "train.csv"))
     )
     assert task.labels == other.labels == LABELS
     assert task.examples.targets["label"].values.tolist() == [
@@ -303,7 +307,7 @@ def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
     rows = [f"rare {i},do {i}\n" for i in range(40)]
     with open(tmp_path / "train.csv", "a") as file:
         file.writelines(rows)
-    task = task_of(toy_tasks.configuration("class", tmp_path, data__dev=""))
+    task = task_of(toy_tasks.configuration("class", tmp_path, data__eval_file=""))
     assert len(task.labels) == 3 + 40
     (held_out,) = task.eval_sets()
     only = {label for label in held_out.data.values if label.startswith("rare")}
@@ -313,7 +317,11 @@ def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
 
 def test_a_file_needs_no_directory(tmp_path) -> None:
     toy_tasks.write_data(tmp_path)
-    files = {"data__train": str(tmp_path / "train.csv"), "data__dev": "", "data__dir": ""}
+    files = {
+        "data__train_file": str(tmp_path / "train.csv"),
+        "data__eval_file": "",
+        "data__dir": "",
+    }
     task = task_of(toy_tasks.configuration("class", tmp_path, **files))
     assert 0 < len(task.eval_sets()[0].data) == 300 - len(task.examples)
 
@@ -326,7 +334,7 @@ def test_of_a_task_of_glue_nothing_is_held_out_of_a_file_of_another_name(tmp_pat
         (tmp_path / "QNLI" / f"{name}.tsv").write_text("\n".join(lines))
     toy_tasks.TOKENIZER.save(tmp_path)
     file = f"{toy_tasks.EXPERIMENTS / 'glue.py'}:task=qnli,data={tmp_path},smoke"
-    fields = {"data.vocab": tmp_path / "vocab.txt", "data.train": "QNLI/other.tsv"}
+    fields = {"data.vocab": tmp_path / "vocab.txt", "data.train_file": "QNLI/other.tsv"}
     fields["model.vocab_size"] = 128
     given = {name: str(value) for name, value in fields.items()}
     task = task_of(load_config(file, given, registry.data_fields()))
@@ -362,7 +370,7 @@ def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -
     for name, own in (("dev-a", rows[:20]), ("dev-b", rows[20:])):
         (tmp_path / f"{name}.csv").write_text("\n".join([first, *own]))
     config = toy_tasks.configuration(
-        "class", folder, trained("class"), data__dev=str(tmp_path / "dev-*.csv")
+        "class", folder, trained("class"), data__eval_file=str(tmp_path / "dev-*.csv")
     )
     found = evaluate(config, trained("class"))
     scores = found.scores
@@ -387,7 +395,7 @@ def test_a_tagger_of_documents_reads_no_other_input(trained) -> None:
 def test_nothing_to_train_on_is_needed_to_be_evaluated(trained, folder, tmp_path) -> None:
     (tmp_path / "test.csv").write_text((folder / "dev.csv").read_text())
     config = toy_tasks.configuration("class", folder, init=trained("class"))
-    data = {**config.data, "dir": str(tmp_path), "train": "", "dev": "test.csv"}
+    data = {**config.data, "dir": str(tmp_path), "train_file": "", "eval_file": "test.csv"}
     alone = evaluate(dataclasses.replace(config, data=data), trained("class"))
     assert alone.scores == evaluate(config, trained("class")).scores
 

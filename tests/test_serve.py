@@ -270,7 +270,7 @@ THINGS = st.recursive(
     lambda each: st.lists(each, max_size=3) | st.dictionaries(texts(8), each, max_size=3),
     max_leaves=6,
 )
-KEYS = ["text", "pair", "words", "question", "context", "choices", "id", "sent1", "ending0"]
+KEYS = ["text", "text_pair", "words", "question", "context", "choices", "id", "sent1", "ending0"]
 
 
 @pytest.mark.slow
@@ -352,7 +352,7 @@ def test_the_page_has_what_can_be_typed_and_needs_nothing_else(served, method: s
 @pytest.mark.slow
 def test_names_of_a_model_are_text_on_its_page(served, tmp_path) -> None:
     config = served("classify").opened.config
-    data = config.data | {"text": "<b>", "pair": '"><script>'}
+    data = config.data | {"text": "<b>", "text_pair": '"><script>'}
 
     class PredictorProtocol:
         task, path = served("classify").opened.task, tmp_path / "<i>"

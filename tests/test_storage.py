@@ -209,7 +209,7 @@ def test_questions_and_answers_may_lie_in_the_bucket(bucket) -> None:
     qa = {"id": "1", "question": "ki", "answers": [answer]}
     said = {"data": [{"paragraphs": [{"context": "ba do .", "qas": [qa]}]}]}
     bucket.write("squad.json", json.dumps(said).encode())
-    files = {"train": "squad.json", "dev": "squad.json", "vocab": "vocab.txt"}
+    files = {"train_file": "squad.json", "eval_file": "squad.json", "vocab": "vocab.txt"}
     flags = [f"--config.data.{field}={GS}/{name}" for field, name in files.items()]
     finish(start(bucket, "inspect", "--config", f"{SQUAD}:smoke", *flags))
 

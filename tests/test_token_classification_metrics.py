@@ -100,7 +100,7 @@ def test_errors_and_pages_are_strict_where_scores_are(tmp_path) -> None:
     assert not list(find_errors(entry))
     assert [each.kind for each in find_errors(entry, "BIO")] == ["missed"]
     for strict, rates in ((False, "1.000"), (True, "0.000")):
-        data = {"dir": "ner", "dev": "", "strict": strict}
+        data = {"dir": "ner", "eval_file": "", "strict": strict}
         about = {"checkpoints": ["runs/x"], "config": {"data": data}}
         files = {"predictions": [entry], "scores": {"f1": 0.0}, EVALUATION_FILE[:-5]: about}
         for name, content in files.items():
@@ -114,7 +114,7 @@ def test_a_page_has_every_type_and_the_words_around_an_error(tmp_path) -> None:
     entry |= {"tags": ["O", "B-per", "O"], "probabilities": [1.0, 0.75, 1.0]}
     about = {
         "checkpoints": ["runs/x"],
-        "config": {"data": {"dir": "ner", "dev": "", "strict": False}},
+        "config": {"data": {"dir": "ner", "eval_file": "", "strict": False}},
     }
     files = {"predictions": [entry], "scores": {"f1": 0.0}, EVALUATION_FILE[:-5]: about}
     for name, content in files.items():

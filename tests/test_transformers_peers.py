@@ -144,18 +144,33 @@ SMALL = BertConfig(128, 2, 64, 2, max_position_embeddings=64)
 SMALL_TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 TEXT = "ba doki lu menos ra ."
 NAMES = ("glad", "odd, or so", "ünzufrieden")
-# Class, labels, what is said, `problem_type`.
+# Class, labels, problem type, and the one in the written configuration.
 CLASSIFIERS = [
-    ("AutoModelForSequenceClassification", NAMES, "class", "single_label_classification"),
-    ("AutoModelForSequenceClassification", NAMES, "labels", "multi_label_classification"),
-    ("AutoModelForSequenceClassification", (), "number", "regression"),
-    ("AutoModelForMultipleChoice", (), "class", None),
-    ("AutoModelForTokenClassification", ("O", "B-creative-work", "I-creative-work"), "class", None),
+    (
+        "AutoModelForSequenceClassification",
+        NAMES,
+        "single_label_classification",
+        "single_label_classification",
+    ),
+    (
+        "AutoModelForSequenceClassification",
+        NAMES,
+        "multi_label_classification",
+        "multi_label_classification",
+    ),
+    ("AutoModelForSequenceClassification", (), "regression", "regression"),
+    ("AutoModelForMultipleChoice", (), "single_label_classification", None),
+    (
+        "AutoModelForTokenClassification",
+        ("O", "B-creative-work", "I-creative-work"),
+        "single_label_classification",
+        None,
+    ),
 ]
 
 
 def same_model(ours: NumpyModel, theirs: NumpyModel) -> None:
-    assert (ours.labels, ours.target) == (theirs.labels, theirs.target)
+    assert (ours.labels, ours.problem_type) == (theirs.labels, theirs.problem_type)
     for (name, one), (other, two) in zip(
         named_leaves(ours.params), named_leaves(theirs.params), strict=True
     ):
@@ -170,29 +185,34 @@ def same_outputs(model: NumpyModel, found: dict) -> None:
         np.testing.assert_allclose(values, found["outputs"][name], atol=1e-5, err_msg=name)
 
 
-# Class, fields of their configuration, labels, what is said.
+# Class, fields of their configuration, labels, problem type.
 THEIRS = [
-    ("BertForSequenceClassification", {}, ("LABEL_0", "LABEL_1"), "class"),
-    ("BertForSequenceClassification", {"num_labels": 1}, (), "number"),
+    ("BertForSequenceClassification", {}, ("LABEL_0", "LABEL_1"), "single_label_classification"),
+    ("BertForSequenceClassification", {"num_labels": 1}, (), "regression"),
     (
         "BertForSequenceClassification",
         {"num_labels": 3, "problem_type": "multi_label_classification"},
         ("LABEL_0", "LABEL_1", "LABEL_2"),
-        "labels",
+        "multi_label_classification",
     ),
     (
         "BertForSequenceClassification",
         {"id2label": {str(i): str(11 - i) for i in range(12)}},
         tuple(str(11 - i) for i in range(12)),
-        "class",
+        "single_label_classification",
     ),
-    ("BertForMultipleChoice", {}, (), "class"),
-    ("BertForTokenClassification", {"id2label": {"0": "O", "1": "I-X"}}, ("O", "I-X"), "class"),
-    ("BertForTokenClassification", {"num_labels": 1}, ("LABEL_0",), "class"),
+    ("BertForMultipleChoice", {}, (), "single_label_classification"),
+    (
+        "BertForTokenClassification",
+        {"id2label": {"0": "O", "1": "I-X"}},
+        ("O", "I-X"),
+        "single_label_classification",
+    ),
+    ("BertForTokenClassification", {"num_labels": 1}, ("LABEL_0",), "single_label_classification"),
 ]
 
 
-def ours_of(kind: str, labels: tuple, target: str) -> NumpyModel:
+def ours_of(kind: str, labels: tuple, problem_type: str) -> NumpyModel:
     head = (
         "multiple_choice"
         if "MultipleChoiceQuestion" in kind
@@ -204,16 +224,16 @@ def ours_of(kind: str, labels: tuple, target: str) -> NumpyModel:
     config = dataclasses.replace(SMALL, num_labels=count)
     heads = [head] if head == "token_classification" else ["pooler", head]
     drawn = draw_model(config, SMALL_TOKENIZER, *heads)
-    return dataclasses.replace(drawn, labels=labels, target=target)
+    return dataclasses.replace(drawn, labels=labels, problem_type=problem_type)
 
 
 @pytest.fixture(scope="module", params=PEERS)
 def asked(request, tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict]]:
     """Of each case the folder, and what the peer says of it, all in one process."""
     questions = {}
-    for number, (kind, labels, target, _) in enumerate(CLASSIFIERS):
+    for number, (kind, labels, problem_type, _) in enumerate(CLASSIFIERS):
         folder = tmp_path_factory.mktemp("ours")
-        huggingface.write(ours_of(kind, labels, target), folder)
+        huggingface.write(ours_of(kind, labels, problem_type), folder)
         questions[f"ours {number}"] = folder, kind, folder / "theirs"
     for number, (kind, fields, *_) in enumerate(THEIRS):
         folder = tmp_path_factory.mktemp("theirs")
@@ -230,8 +250,8 @@ def asked(request, tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(CLASSIFIERS)))
 def test_a_classifier_goes_there_and_back_with_its_labels(case: int, asked) -> None:
-    kind, labels, target, problem = CLASSIFIERS[case]
-    model, (theirs, found) = ours_of(kind, labels, target), asked[f"ours {case}"]
+    kind, labels, problem_type, problem = CLASSIFIERS[case]
+    model, (theirs, found) = ours_of(kind, labels, problem_type), asked[f"ours {case}"]
     assert (found["missing"], found["unexpected"]) == ([], [])
     assert found["class"] == kind.replace("AutoModel", "Bert")
     assert found["problem_type"] == problem
@@ -246,10 +266,10 @@ def test_a_classifier_goes_there_and_back_with_its_labels(case: int, asked) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(THEIRS)))
 def test_theirs_open_here_and_are_written_as_they_were(case: int, asked, tmp_path) -> None:
-    _, _, labels, target = THEIRS[case]
+    _, _, labels, problem_type = THEIRS[case]
     theirs, found = asked[f"theirs {case}"]
     model = read_model(theirs)
-    assert (model.labels, model.target, model.unexpected_keys) == (labels, target, ())
+    assert (model.labels, model.problem_type, model.unexpected_keys) == (labels, problem_type, ())
     same_outputs(model, found)
     huggingface.write(model, tmp_path)
     before, after = (load_file(path / "model.safetensors") for path in (theirs, tmp_path))

@@ -112,7 +112,7 @@ def configuration(folder: pathlib.Path, options: str, **fields: str) -> Config:
     return load_config(f"{EXPERIMENT}:data={folder},{options}", given, registry.data_fields())
 
 
-def sets(folder: pathlib.Path, options: str, split: str = "dev", **fields: str) -> dict:
+def sets(folder: pathlib.Path, options: str, split: str = "eval", **fields: str) -> dict:
     return dict(read_sets(configuration(folder, options, **fields), split))
 
 
@@ -122,7 +122,7 @@ def test_dev_and_test_are_read_as_they_are_published(tmp_path) -> None:
         published("zh", "neutral", "我", "家"),
     ]
     path = write(tmp_path / "xnli.dev.tsv", "\t".join(HEADER), *lines)
-    found = read_glue("mnli", path, True, by="language")
+    found = read_glue("mnli", path, True, eval_set_column="language")
     assert (found.texts, found.pairs) == (['He said: "Mum', "我"], ["''It's''", "家"])
     assert (found.values, found.sets) == (["neutral", "neutral"], ["en", "zh"])
 
@@ -152,7 +152,7 @@ def test_every_language_is_a_set_and_some_may_be_chosen(folder) -> None:
     found = sets(folder, "test")
     assert [*found] == ["de", "el", "en", "ur"] and {len(each) for each in found.values()} == {30}
     assert [*sets(folder, "test,language=ur+el")] == ["ur", "el"]
-    two = sets(folder, "test,language=ur", data__dev="XNLI-1.0/xnli.*.tsv")
+    two = sets(folder, "test,language=ur", data__eval_file="XNLI-1.0/xnli.*.tsv")
     assert [*two] == ["xnli.dev.ur", "xnli.test.ur"]
 
 
@@ -161,10 +161,10 @@ def test_any_table_falls_into_sets_by_a_column(tmp_path) -> None:
     head, *lines = ["text,label,of", *(f"ba {i},{i % 2},{'xyz'[i % 3]}" for i in range(60))]
     for name, own in (("train.csv", lines), ("dev.csv", lines[:9])):
         write(tmp_path / name, head, *own)
-        given = {"data.by": "of", "data.eval_fraction": "0.5"}
+        given = {"data.eval_set_column": "of", "data.eval_fraction": "0.5"}
         spec = f"{toy_tasks.EXPERIMENTS / 'sequence_classification.py'}:data={tmp_path}"
         config = load_config(spec, given, registry.data_fields())
-        found = dict(read_sets(config, "dev"))
+        found = dict(read_sets(config, "eval"))
         assert [*found] == ["x", "y", "z"]
         ((_, train),) = read_sets(config, "train")
         assert len(train) + sum(map(len, found.values())) == (60 if name == "train.csv" else 69)
@@ -184,7 +184,7 @@ def test_one_chooses_by_english_and_of_a_translation_by_its_language(folder) -> 
 def test_translations_may_be_a_file_for_each_language(folder, tmp_path) -> None:
     for name in ("de", "el"):
         write(tmp_path / f"test.{name}.tsv", TRANSLATED, "a\tb\tcontradictory", "a\tb\tneutral")
-    fields = {"data__dev": str(tmp_path / "test.*.tsv"), "data__eval_set_column": ""}
+    fields = {"data__eval_file": str(tmp_path / "test.*.tsv"), "data__eval_set_column": ""}
     found = sets(folder, "mode=translate_test,test", **fields)
     assert [*found] == ["test.de", "test.el"]
     assert all(each.values == ["contradiction", "neutral"] for each in found.values())
@@ -268,11 +268,11 @@ CASES = {
     ),
     "a language without a translation": (
         {}, "mode=translate_train,language=fr",
-        "DIR/XNLI-1.0/xnli.dev.tsv has nothing of 'fr', which data.only names, but de, en, ur",
+        "DIR/XNLI-1.0/xnli.dev.tsv has nothing of 'fr', which data.eval_sets names, but de, en, ur",
     ),
     "no English": (
         {DEV: ["\t".join(HEADER), published("zh", "neutral", "a", "b")]}, "mode=zero_shot",
-        "DIR/XNLI-1.0/xnli.dev.tsv has nothing of 'en', which data.only names, but zh: name",
+        "DIR/XNLI-1.0/xnli.dev.tsv has nothing of 'en', which data.eval_sets names, but zh: name",
     ),
     "a language that test has not": (
         {}, "test,language=en+sw", "DIR/XNLI-1.0/xnli.test.tsv has nothing of 'sw'",
@@ -310,11 +310,11 @@ CASES = {
     ),
     "an empty file": ({DEV: []}, "mode=zero_shot", f"DIR/{DEV} has no rows: give a file with"),
     "no such file": (
-        {}, "mode=zero_shot,train=MNLI/no.tsv",
+        {}, "mode=zero_shot,train_file=MNLI/no.tsv",
         "there is no file DIR/MNLI/no.tsv: data=DIR is to be",
     ),
     "sets that nothing names": (
-        {}, "mode=zero_shot data.by=", "data.only='en' chooses among sets that nothing names: set",
+        {}, "mode=zero_shot data.eval_set_column=", "data.eval_sets='en' chooses among sets that nothing names: set",
     ),
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ OTHER = ["me", "ra", "si", "tu", "ve"]
 NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma
 SCALE = [GLAD, SAD, ODD, "do", "lu"]  # of numbers, the word for each
 KINDS = ("class", "labels", "number", "choice", "tags")
+PROBLEM_TYPES = {"labels": "multi_label_classification", "number": "regression"}
 FIELDS = {
     "max_seq_length": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
     "checkpoint_every": "100%", "model.num_hidden_layers": 1, "model.hidden_size": 64,
@@ -28,11 +29,11 @@ FIELDS = {
     "optimizer.learning_rate": 4e-3, "optimizer.warmup": 20,
 }  # fmt: skip
 OPTIONS = {
-    "class": "label=mood,train=train.csv,dev=dev.csv",
-    "labels": "label=moods,target=labels,train=train.jsonl,dev=dev.jsonl",
-    "number": "text=first,pair=second,label=score,target=number,train=train.tsv,dev=dev.tsv",
-    "choice": "train=questions.jsonl,dev=questions-dev.jsonl",
-    "tags": "train=words.conll,dev=words-dev.conll",
+    "class": "label=mood,train_file=train.csv,eval_file=dev.csv",
+    "labels": "label=moods,problem_type=multi_label_classification,train_file=train.jsonl,eval_file=dev.jsonl",
+    "number": "text=first,text_pair=second,label=score,problem_type=regression,train_file=train.tsv,eval_file=dev.tsv",
+    "choice": "train_file=questions.jsonl,eval_file=questions-dev.jsonl",
+    "tags": "train_file=words.conll,eval_file=words-dev.conll",
 }
 
 
@@ -108,7 +109,7 @@ def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: o
     if kind in ("labels", "tags"):
         fields["steps"] = 160
     if kind == "choice":
-        fields |= {"max_seq_length": 64, "data.longest": 24}
+        fields |= {"max_seq_length": 64, "data.max_choice_length": 24}
     if init:
         fields = {name: value for name, value in fields.items() if name[:6] != "model."}
         fields |= {"model.dtype": "float32"}

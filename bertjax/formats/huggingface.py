@@ -16,6 +16,7 @@ from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
 from bertjax.model.encoder import BertConfig
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.sequence_classification import PROBLEM_TYPES
 from data_pipelines.parsing import parse_json
 from data_pipelines.vocabulary.special_tokens import CONFIG_FILE
 from data_pipelines.vocabulary.tokenization import TOKENIZER_FILES, load_tokenizer
@@ -38,9 +39,6 @@ FIELDS = {
 }
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu"}
-# What a classifier says of a text here, and the `problem_type` that says so there.
-_PROBLEM_TYPES = {"class": "single_label", "labels": "multi_label", "number": "regression"}
-_PROBLEM_TYPES |= {name: f"{_PROBLEM_TYPES[name]}_classification" for name in ("class", "labels")}
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -99,20 +97,21 @@ def labeled(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.Path)
         return model
     count = int(model.params[head]["bias"].shape[0])
     problem = config_dict.get("problem_type")
-    target = next((ours for ours, theirs in _PROBLEM_TYPES.items() if theirs == problem), None)
-    target = target or ("number" if count == 1 and head == "sequence_classification" else "class")
-    if target == "number" and count != 1:
+    if problem not in PROBLEM_TYPES:
+        regression = count == 1 and head == "sequence_classification"
+        problem = "regression" if regression else "single_label_classification"
+    if problem == "regression" and count != 1:
         raise InputError(
             f"{path} gives {count} numbers of a text, and bertjax one: nothing was converted."
         )
-    labels = () if target == "number" else read_labels(config_dict, count)
-    if target != "number" and len(labels) != count:
+    labels = () if problem == "regression" else read_labels(config_dict, count)
+    if problem != "regression" and len(labels) != count:
         raise InputError(
             f"{path} names {len(labels)} labels in its configuration and scores {count}: mend "
             "id2label."
         )
     config = dataclasses.replace(model.config, num_labels=count)
-    return dataclasses.replace(model, config=config, labels=labels, target=target)
+    return dataclasses.replace(model, config=config, labels=labels, problem_type=problem)
 
 
 def read_labels(config_dict: Mapping[str, Any], count: int = 2) -> tuple[str, ...]:
@@ -157,9 +156,7 @@ def _describe_labels(model: NumpyModel) -> dict[str, Any]:
         return {}
     labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
     problem = (
-        {"problem_type": _PROBLEM_TYPES[model.target]}
-        if model.labeled == "sequence_classification"
-        else {}
+        {"problem_type": model.problem_type} if model.labeled == "sequence_classification" else {}
     )
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},

@@ -140,7 +140,9 @@ def _read_bertjax(path: epath.Path) -> NumpyModel:
         load_params(path, params),
         load_tokenizer(path),
         labels=read_labels(path),
-        target=find_glue_task(glue).target if glue else data.get("target", "class"),
+        problem_type=find_glue_task(glue).problem_type
+        if glue
+        else data.get("problem_type", "single_label_classification"),
     )
 
 

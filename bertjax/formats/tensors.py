@@ -36,7 +36,7 @@ class NumpyModel:
       unexpected_keys: names of what was not read: heads that bertjax does not have.
       labels: names of the outputs of a classifier or tagger, in the order of their numbers; empty
         without one, or where it gives a number.
-      target: what a classifier says of a text: its "class", its "labels" or a "number".
+      problem_type: `single_label_classification`, `multi_label_classification` or `regression`.
     """
 
     config: BertConfig
@@ -44,7 +44,7 @@ class NumpyModel:
     tokenizer: Tokenizer | None
     unexpected_keys: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    target: str = "class"
+    problem_type: str = "single_label_classification"
 
     @property
     def head(self) -> Head | None:

@@ -95,7 +95,7 @@ class Model:
 
         Args:
           texts: each a text, or the columns that were trained by their names; of a published model
-            of pairs {"text", "pair"}.
+            of pairs {"text", "text_pair"}.
           everything: gives also the "probabilities" of all labels.
         Raises:
           InputError: the model has another head, or a text is empty.

@@ -67,7 +67,7 @@ def render_page(predictor: Predictor) -> str:
 def _column_fields(predictor: Predictor) -> list[_FormField]:
     """A box for each text that a classifier reads."""
     columns = columns_from_config(predictor.config)
-    names = (*columns.text, *columns.pair)
+    names = (*columns.text, *columns.text_pair)
     if len(names) == 1:
         return [_FormField("", "Text", lines=5)]
     return [_FormField(name, name) for name in names]

@@ -78,7 +78,7 @@ def _sample_input(predictor: PredictorProtocol, word: str, text: str) -> str | M
         return {"context": half, "choices": [word, word]}
     if config.task == "sequence_classification":
         columns = columns_from_config(config)
-        first, *others = (*columns.text, *columns.pair)
+        first, *others = (*columns.text, *columns.text_pair)
         return {first: text, **dict.fromkeys(others, word)}
     return text
 

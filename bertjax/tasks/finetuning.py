@@ -145,7 +145,7 @@ class Task(task.Task):
     @property
     def told(self) -> str:
         data, tokens = self.config.data, int(self.examples.sizes.sum())
-        name = data["dir"] or data["train"]
+        name = data["dir"] or data["train_file"]
         return f"{name} ({len(self.examples):,} examples, {tokens:,} pieces)"
 
     @property

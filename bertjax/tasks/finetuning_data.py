@@ -17,14 +17,14 @@ from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 # The fields of `data` that are read here.
 COMMON_DATA_FIELDS = {
     "dir": field("", 'directory of the files, or tfds:NAME/CONFIG; "" where each has its path'),
-    "train": field("", 'file in `data.dir`, or split; "" for the one that is called so'),
-    "dev": field("", "likewise, to evaluate on; with a * in it, several files"),
+    "train_file": field("", 'file in `data.dir`, or split; "" for the one that is called so'),
+    "eval_file": field("", "likewise, to evaluate on; with a * in it, several files"),
     "vocab": field("", 'a vocabulary; "" for that of `init`'),
 }
 
-TFDS_SPLITS = {"train": "train", "dev": "validation"}
+TFDS_SPLITS = {"train": "train", "eval": "validation"}
 # What tables are called without their suffix.
-_STEMS = {"train": ("train",), "dev": ("dev", "val", "valid", "validation")}
+_STEMS = {"train": ("train",), "eval": ("dev", "val", "valid", "validation")}
 
 
 def load_task_tokenizer(config: Config) -> Tokenizer:
@@ -47,7 +47,7 @@ def load_task_tokenizer(config: Config) -> Tokenizer:
 
 
 def find_files(config: Config, split: str, default_name: str) -> list[tuple[str, epath.Path]]:
-    """Name and path of each file of a split, "train" or "dev"; several are for evaluation alone.
+    """Name and path of each file of a split, "train" or "eval"; several are for evaluation alone.
 
     Args:
       usual: what the file is called where the configuration does not say.
@@ -55,21 +55,21 @@ def find_files(config: Config, split: str, default_name: str) -> list[tuple[str,
       InputError: no directory is named, or a pattern is that of no file.
     """
     data = config.data
-    if not data["dir"] and not data[split]:
+    if not data["dir"] and not data[f"{split}_file"]:
         raise InputError("data.dir is empty: name the directory that holds the task's files.")
-    name = data[split] or default_name
+    name = data[f"{split}_file"] or default_name
     # A remote path is absolute, which joining does not know.
     path = epath.Path(name) if is_remote(name) else epath.Path(data["dir"]) / name
     if "*" not in path.name:
         if not path.exists():
             raise InputError(
                 f"there is no file {path}: data={data['dir']} is to be the directory that holds "
-                f"it, or name another file with --config.data.{split}=FILE."
+                f"it, or name another file with --config.data.{split}_file=FILE."
             )
         return [(split, path)]
     paths = sorted(path.parent.glob(path.name))
     if split == "train" or not paths:
-        raise InputError(f"data.{split}={path} names {len(paths)} files: name one.")
+        raise InputError(f"data.{split}_file={path} names {len(paths)} files: name one.")
     return [(path.stem, path) for path in paths]
 
 
@@ -84,9 +84,9 @@ def find_tables(
       InputError: as `find_files`, there are several to choose from, or none to train on.
     """
     data = config.data
-    if data[split]:
+    if data[f"{split}_file"]:
         return find_files(config, split, "")
-    if split == "dev" and data["train"] and not data["dir"]:
+    if split == "eval" and data["train_file"] and not data["dir"]:
         return []
     if not data["dir"]:
         raise InputError("data.dir is empty: name the directory that holds the task's files.")
@@ -96,10 +96,10 @@ def find_tables(
     found = _matching_tables(directory, split, suffixes)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise InputError(f"{directory} has {names}: choose one with data.{split}=FILE.")
+        raise InputError(f"{directory} has {names}: choose one with data.{split}_file=FILE.")
     if split == "train" and not found:
         raise InputError(
-            f"{directory} has no train{', '.join(suffixes)}: name a file with data.train=FILE."
+            f"{directory} has no train{', '.join(suffixes)}: name a file with data.train_file=FILE."
         )
     return [(split, path) for path in found]
 
@@ -107,7 +107,7 @@ def find_tables(
 def has_training_table(config: Config, suffixes: Sequence[str] = SUFFIXES) -> bool:
     """Whether there is something to train on, and not to evaluate on alone."""
     data = config.data
-    if data["train"] or data["dir"].startswith(TFDS):
+    if data["train_file"] or data["dir"].startswith(TFDS):
         return True
     directory = epath.Path(data["dir"])
     return (

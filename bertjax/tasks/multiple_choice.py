@@ -75,7 +75,7 @@ class Task(finetuning.Task):
     """MultipleChoiceEvalSet with any number of answers, of which one is right."""
 
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
-        "longest": field(
+        "max_choice_length": field(
             128, "the most pieces of an answer with its question; the longer text loses them first"
         )
     }
@@ -87,7 +87,7 @@ class Task(finetuning.Task):
         super().__init__(config, num_processes, process_id, Objective)
         self.tokenizer = load_task_tokenizer(config)
         row, rows = self.objective.row, self.objective.eval_batch_size
-        found = read_sets(config, "dev")
+        found = read_sets(config, "eval")
         warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in found})
         self._sets = [
             MultipleChoiceEvalSet(
@@ -149,9 +149,9 @@ class Task(finetuning.Task):
                     for question in data.questions
                 ],
             )
-            for set_name, data in read_sets(config, "dev")
+            for set_name, data in read_sets(config, "eval")
         ]
-        return report.render(name, directory, texts, "choice")
+        return report.render(name, directory, texts, "multiple_choice")
 
 
 class MultipleChoiceEvalSet(PackedEvalSet):
@@ -213,13 +213,13 @@ class MultipleChoiceEvalSet(PackedEvalSet):
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDataset]]:
-    """Name and questions of each data set of a split, "train" or "dev".
+    """Name and questions of each data set of a split, "train" or "eval".
 
     Raises:
       InputError: a file is missing, or not of a layout that is known.
     """
     if config.data["dir"].startswith(TFDS):
-        source, part = config.data["dir"], config.data[split] or TFDS_SPLITS[split]
+        source, part = config.data["dir"], config.data[f"{split}_file"] or TFDS_SPLITS[split]
         return [(split, from_rows(source, read_tfds_table(source, part), True))]
     return [
         (name, from_rows(str(path), read_table(path), True))
@@ -253,11 +253,11 @@ def _format_prediction(
 def _encode(
     name: str, data: MultipleChoiceDataset, tokenizer: Tokenizer, config: Config, row: PackedShape
 ) -> Examples:
-    longest = config.data["longest"]
+    longest = config.data["max_choice_length"]
     examples, num_truncated = encode(data, tokenizer, longest, row.tokens, row.examples)
     if num_truncated:
         _log.warning(
-            "%s: %d of %d answers are longer with their question than data.longest=%d, or than "
+            "%s: %d of %d answers are longer with their question than data.max_choice_length=%d, or than "
             "their share of max_seq_length=%d, and were cut.",
             name,
             num_truncated,

@@ -45,7 +45,7 @@ class SavedEvaluation(NamedTuple):
         data = self.run_info["config"]["data"]
         said = [
             ("Model", ", ".join(self.run_info["checkpoints"])),
-            ("Data", " ".join(filter(None, (data["dir"], data["dev"])))),
+            ("Data", " ".join(filter(None, (data["dir"], data["eval_file"])))),
         ]
         return (
             f"<header><h1>{escape(name)}</h1>\n"

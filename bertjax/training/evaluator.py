@@ -29,7 +29,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 _PROGRESS_SECONDS = 10.0  # between two lines on how far an evaluation is
 # Fields that decide scores, besides those of the data and the model but for some.
 _COMPARED_FIELDS = {"task", "max_seq_length", "packing", "eval_batches"}
-_SCORE_NEUTRAL_FIELDS = {"data.workers", "data.train", "model.remat", "model.scan_layers"}
+_SCORE_NEUTRAL_FIELDS = {"data.workers", "data.train_file", "model.remat", "model.scan_layers"}
 _SCORE_NEUTRAL_FIELDS |= {"model.hidden_dropout_prob", "model.attention_probs_dropout_prob"}
 _VOCAB_FIX = "prepare the data with it, `bertjax prepare --vocab {}`."
 _log = logging.getLogger("bertjax")
@@ -52,8 +52,8 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
     config = task.config
     if not task.eval_sets():
         fix = "prepare it with --eval-fraction"
-        if "dev" in config.data:
-            fix = "name a file with --config.data.dev=FILE"
+        if "eval_file" in config.data:
+            fix = "name a file with --config.data.eval_file=FILE"
         raise InputError(f"{config.data['dir']} has no held-out data: {fix}.")
     programs = StepFunctions(config, task.objective)
     programs.check_batch_sizes(train=False)

@@ -55,9 +55,9 @@ class GlueTask:
     label_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
-    def target(self) -> str:
+    def problem_type(self) -> str:
         """As in `TableColumns`."""
-        return "class" if self.labels else "number"
+        return "single_label_classification" if self.labels else "regression"
 
 
 def _single_test_file(name: str) -> dict[str, tuple[str, str]]:
@@ -156,7 +156,11 @@ def find_glue_task(name: str) -> GlueTask:
 
 
 def read_glue(
-    name: str, source: epath.PathLike, labeled: bool, max_bad_fraction: float = 0.0, by: str = ""
+    name: str,
+    source: epath.PathLike,
+    labeled: bool,
+    max_bad_fraction: float = 0.0,
+    eval_set_column: str = "",
 ) -> SequenceClassificationDataset:
     """The examples of a file of a task.
 
@@ -165,7 +169,7 @@ def read_glue(
       labelled: False for test files, whose labels are left aside if there are any.
       max_bad_fraction: share of the rows that may be of too few or too many fields, and of those that
         may be without text; they are left out, and counted.
-      by: the column of the set that an example belongs to, if there are several.
+      eval_set_column: the column of the set that an example belongs to, if there are several.
     Raises:
       InputError: the file is not of the task's layout, or a label is none of its.
     """
@@ -177,11 +181,13 @@ def read_glue(
     columns, label = task.columns, task.label
     if task.translated_columns and rows[0].values.keys() >= {*task.translated_columns[0]}:
         columns, label = task.translated_columns
-    return _read_examples(task, str(source), rows, columns, label, labeled, max_bad_fraction, by)
+    return _read_examples(
+        task, str(source), rows, columns, label, labeled, max_bad_fraction, eval_set_column
+    )
 
 
 def read_glue_tfds(
-    name: str, source: str, split: str, labeled: bool, by: str = ""
+    name: str, source: str, split: str, labeled: bool, eval_set_column: str = ""
 ) -> SequenceClassificationDataset:
     """The same from TensorFlow Datasets, `tfds:glue/NAME` or what has its columns.
 
@@ -196,7 +202,7 @@ def read_glue_tfds(
     if not labeled:
         rows = _sort_by_idx(f"{source} {split}", rows)
     return _read_examples(
-        task, f"{source} {split}", rows, task.tfds_columns, "label", labeled, 0.0, by
+        task, f"{source} {split}", rows, task.tfds_columns, "label", labeled, 0.0, eval_set_column
     )
 
 
@@ -268,10 +274,12 @@ def _read_examples(
     label: str,
     labeled: bool,
     max_bad_fraction: float,
-    by: str,
+    eval_set_column: str,
 ) -> SequenceClassificationDataset:
     text, *pair = columns
-    read = TableColumns((text,), tuple(pair), label, target=task.target, by=by)
+    read = TableColumns(
+        (text,), tuple(pair), label, problem_type=task.problem_type, eval_set_column=eval_set_column
+    )
     found = from_rows(name, rows, read, labeled, max_bad_fraction)
     if found.values and task.label_aliases:
         values = [task.label_aliases.get(value, value) for value in found.values]

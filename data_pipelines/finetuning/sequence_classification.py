@@ -13,7 +13,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.packed_examples import Target
 from data_pipelines.finetuning.table import TableRow, check_bad_rows
 
-PROBLEM_TYPES = ("class", "labels", "number")
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -22,30 +22,30 @@ class TableColumns:
     """What of a table is read.
 
     Attributes:
-      text, pair: columns of the first and the second text, joined by spaces where several.
+      text, text_pair: columns of the first and the second text, joined by spaces where several.
       label: of what is to be said; "" where nothing is.
       id: of a name of its own for each example; "" for none.
-      by: of the set that each example belongs to, such as its language; "" for none.
-      target: "class" for one of several, "labels" for any number of several, or a "number".
+      eval_set_column: of the set that each example belongs to, such as its language; "" for none.
+      problem_type: one of `PROBLEM_TYPES`.
       separator: between labels where they are text.
     """
 
     text: tuple[str, ...]
-    pair: tuple[str, ...] = ()
+    text_pair: tuple[str, ...] = ()
     label: str = ""
     id: str = ""
-    target: str = "class"
+    problem_type: str = PROBLEM_TYPES[0]
     label_separator: str = ","
-    by: str = ""
+    eval_set_column: str = ""
 
     def __post_init__(self) -> None:
-        if self.target not in PROBLEM_TYPES:
+        if self.problem_type not in PROBLEM_TYPES:
             raise InputError(
-                f"data.target={self.target!r} is unknown: choose one of {', '.join(PROBLEM_TYPES)}."
+                f"data.problem_type={self.problem_type!r} is unknown: choose one of {', '.join(PROBLEM_TYPES)}."
             )
         if not self.text:
             raise InputError("data.text is empty: name the column of the text.")
-        twice = ({*self.text} & {*self.pair}) | ({self.label} & {*self.text, *self.pair})
+        twice = ({*self.text} & {*self.text_pair}) | ({self.label} & {*self.text, *self.text_pair})
         if twice:
             name = min(twice)
             role = "the label" if name == self.label else "the pair"
@@ -113,7 +113,7 @@ class SequenceClassificationDataset:
         for name in only:
             if name not in numbers:
                 raise InputError(
-                    f"{self.name} has nothing of {name!r}, which data.only names, but "
+                    f"{self.name} has nothing of {name!r}, which data.eval_sets names, but "
                     f"{', '.join(sorted(numbers))}: name some of these."
                 )
         return {name: self.part(numbers[name]) for name in only or sorted(numbers)}
@@ -137,7 +137,7 @@ class SequenceClassificationDataset:
         if not all(sides):
             raise InputError(
                 f"{self.name} has too few examples ({len(self)}) to hold out {share:.0%} of them: "
-                "give a dev file with data.dev=FILE."
+                "give a dev file with data.eval_file=FILE."
             )
         return self.part(sides[0]), self.part(sides[1])
 
@@ -162,16 +162,16 @@ def from_rows(
         name,
         [],
         [],
-        [] if columns.pair else None,
+        [] if columns.text_pair else None,
         [] if labeled else None,
         [] if columns.id else None,
-        [] if columns.by else None,
+        [] if columns.eval_set_column else None,
     )
     seen: dict[str, str] = {}
     bad: list[str] = []
     for row in rows:
         if max_bad_fraction is not None and (
-            column := row.first_blank_column((*columns.text, *columns.pair))
+            column := row.first_blank_column((*columns.text, *columns.text_pair))
         ):
             bad.append(
                 f"{row.place}: column {column!r} is empty: leave the row out, or write its text"
@@ -180,7 +180,7 @@ def from_rows(
         found.locations.append(row.place)
         found.texts.append(row.text(columns.text))
         if found.pairs is not None:
-            found.pairs.append(row.text(columns.pair))
+            found.pairs.append(row.text(columns.text_pair))
         if found.values is not None:
             found.values.append(_value(row, columns))
         if found.ids is not None:
@@ -190,7 +190,7 @@ def from_rows(
             seen[own] = row.place
             found.ids.append(own)
         if found.eval_set_names is not None:
-            found.eval_set_names.append(row.text((columns.by,)))
+            found.eval_set_names.append(row.text((columns.eval_set_column,)))
     if max_bad_fraction is not None:
         check_bad_rows(bad, len(bad) + len(found), max_bad_fraction)
     return found
@@ -198,7 +198,7 @@ def from_rows(
 
 def _value(row: TableRow, columns: TableColumns) -> Any:
     value = row.value(columns.label)
-    if columns.target == "labels":
+    if columns.problem_type == "multi_label_classification":
         parts = value.split(columns.label_separator) if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             raise InputError(
@@ -213,7 +213,7 @@ def _value(row: TableRow, columns: TableColumns) -> Any:
             f"{row.place}: column {columns.label!r} is empty: leave the row out, or write its "
             "label."
         )
-    if columns.target == "class":
+    if columns.problem_type == "single_label_classification":
         return text
     try:
         number = float(text)
@@ -222,7 +222,7 @@ def _value(row: TableRow, columns: TableColumns) -> Any:
     if not abs(number) <= _MAX_FLOAT32:
         raise InputError(
             f"{row.place}: column {columns.label!r} is {text!r}, which is no finite number: mend "
-            "it, or set target=class."
+            "it, or set problem_type=single_label_classification."
         )
     return number
 
@@ -231,8 +231,14 @@ def _name(row: TableRow, columns: TableColumns, value: Any) -> str:
     """The text of one label; several, or what is neither text nor number, are none."""
     if value is None or isinstance(value, str | int | float):
         return label_text(value)
-    several = isinstance(value, list | tuple) and columns.target != "labels"
-    fix = "write one label, or set target=labels" if several else "write its name or its number"
+    several = (
+        isinstance(value, list | tuple) and columns.problem_type != "multi_label_classification"
+    )
+    fix = (
+        "write one label, or set problem_type=multi_label_classification"
+        if several
+        else "write its name or its number"
+    )
     raise InputError(f"{row.place}: column {columns.label!r} is {value!r}: {fix}.")
 
 
@@ -269,7 +275,9 @@ def _is_whole(name: str) -> bool:
     return name.removeprefix("-").isascii() and name.removeprefix("-").isdigit()
 
 
-def make_target(data: SequenceClassificationDataset, labels: Sequence[str], target: str) -> Target:
+def make_target(
+    data: SequenceClassificationDataset, labels: Sequence[str], problem_type: str
+) -> Target:
     """What a model is to say of each example, of weight 1.
 
     Args:
@@ -277,14 +285,16 @@ def make_target(data: SequenceClassificationDataset, labels: Sequence[str], targ
     Raises:
       InputError: an example has a label that is not among them.
     """
-    shape = {"class": np.int32, "labels": np.float32, "number": np.float32}[target]
-    size = (len(data), len(labels)) if target == "labels" else (len(data),)
-    values = np.zeros(size, shape)
+    dtype = np.int32 if problem_type == "single_label_classification" else np.float32
+    size = (
+        (len(data), len(labels)) if problem_type == "multi_label_classification" else (len(data),)
+    )
+    values = np.zeros(size, dtype)
     if data.values is None:
         return Target("example", values, np.zeros(len(data), np.float32))
     numbers = {name: i for i, name in enumerate(labels)}
     for i, value in enumerate(data.values):
-        if target == "number":
+        if problem_type == "regression":
             values[i] = value
             continue
         for name in value if isinstance(value, tuple) else (value,):
@@ -294,7 +304,7 @@ def make_target(data: SequenceClassificationDataset, labels: Sequence[str], targ
                     f"{data.locations[i]}: label {name!r} is none that was trained ({some}): mend "
                     "it, or train with it."
                 )
-            if target == "labels":
+            if problem_type == "multi_label_classification":
                 values[i, numbers[name]] = 1
             else:
                 values[i] = numbers[name]

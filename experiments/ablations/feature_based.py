@@ -4,7 +4,7 @@
       [--seeds N] [--config.FIELD=VALUE ...]
 
 OPTIONS are those of `experiments/token_classification.py`, such as
-init=MODEL,data=DIR,train=a.conll,dev=b.conll.
+init=MODEL,data=DIR,train_file=a.conll,eval_file=b.conll.
 Six rows, each the layers that a two-layer BiLSTM of 768 units reads, and the whole model fine-tuned
 as the seventh. Every row is a `bertjax sweep`, printed before it runs; what is there is not
 repeated, so the same line again goes on after whatever ended it. DIR/features.json, .md and .html

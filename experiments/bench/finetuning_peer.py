@@ -74,12 +74,14 @@ def train_theirs(
     task = registry.find(config.task)(config)
     config = task.config.resolve(task.examples_per_epoch)
     head, steps = task.objective.heads[0], int(config.steps)
-    kind = getattr(task.objective, "target", head)
-    if kind == "labels":
-        sys.exit("target=labels: the peer knows a class, a number, a choice and tags.")
+    kind = getattr(task.objective, "problem_type", head)
+    if kind == "multi_label_classification":
+        sys.exit(
+            "problem_type=multi_label_classification: the peer has no such model. Choose another task."
+        )
     recipe = peer_recipe(config) | {
         "kind": kind,
-        "outputs": 1 if kind == "choice" else config.model.num_labels,
+        "outputs": 1 if kind == "multiple_choice" else config.model.num_labels,
         "log_every": int(config.log_every),
     }
     task.prepare(steps)

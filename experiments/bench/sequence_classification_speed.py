@@ -1,7 +1,7 @@
 """How fast a file of texts is classified, beside the pipeline of `transformers`, on the same CPU.
 
     bertjax train --workdir runs/banking --config.model.dtype=float32 --config \
-      experiments/sequence_classification.py:init=MODEL,data=banking77,train=train.csv,dev=test.csv,label=category
+      experiments/sequence_classification.py:init=MODEL,data=banking77,train_file=train.csv,eval_file=test.csv,label=category
     python -m experiments.bench.sequence_classification_speed --peer-python PYTHON --checkpoint runs/banking \
       --data banking77/test.csv
 

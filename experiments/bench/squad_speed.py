@@ -107,7 +107,11 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     from bertjax.training.evaluator import make_evaluator
 
     spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"
-    overrides = {"data.dev": data, "model.dtype": "float32", "batch_size": str(BATCH["bertjax"])}
+    overrides = {
+        "data.eval_file": data,
+        "model.dtype": "float32",
+        "batch_size": str(BATCH["bertjax"]),
+    }
     config = load_config(spec, overrides, registry.data_fields(), find_model)
     task = registry.find(config.task)(config)
     programs = StepFunctions(config, task.objective)

@@ -67,7 +67,7 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
     recipe = json.loads((directory / "recipe.json").read_text())
     torch.manual_seed(recipe["seed"])
     torch.set_num_threads(threads)
-    name = {"choice": "choice", "token_classification": "tag"}.get(recipe["kind"], "label")
+    name = {"multiple_choice": "choice", "token_classification": "tag"}.get(recipe["kind"], "label")
     options = {key: value for key, value in recipe.items() if key.endswith("_prob")}
     if name != "choice":
         options["num_labels"] = recipe["outputs"]
@@ -95,7 +95,7 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
         """Of each question, or of each piece."""
         if name == "tag":
             logits = logits.flatten(0, 1)
-        if recipe["kind"] == "number":
+        if recipe["kind"] == "regression":
             return functional.mse_loss(logits[:, 0], targets, reduction="none")
         if name == "choice":
             each = logits[:, 0].split(sizes)
@@ -121,7 +121,7 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
         for group in batched_by_length(questions, alike or len(questions), bool(alike)):
             targets = [arrays[f"{name}_targets"][e.place] for each in group for e in each]
             weights = [arrays[f"{name}_weights"][each[0].place] / whole for each in group]
-            dtype = torch.float32 if recipe["kind"] == "number" else torch.long
+            dtype = torch.float32 if recipe["kind"] == "regression" else torch.long
             wanted = torch.tensor(np.array(targets), dtype=dtype)
             sizes = [len(each) for each in group]
             group_ids.append((inputs_of(group), sizes, wanted, torch.tensor(np.array(weights))))

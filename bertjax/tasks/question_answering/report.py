@@ -121,7 +121,7 @@ def render(
         checkpoints = ", ".join(run_info["checkpoints"])
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InputError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
-    of_data = " ".join(run_info["config"]["data"][field] for field in ("dir", "dev"))
+    of_data = " ".join(run_info["config"]["data"][field] for field in ("dir", "eval_file"))
     sets_table = eval_set_table(scores, {"exact": "Exact match", "f1": "F1"})
     body = [
         _header(name, scores, len(judged), [("Model", checkpoints), ("Data", of_data)]),

@@ -42,8 +42,8 @@ _log = logging.getLogger("bertjax")
 
 MAX_WINDOWS_PER_SEQUENCE = 8  # to a row, at the most
 FILES = {
-    1: {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
-    2: {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
+    1: {"train": "train-v1.1.json", "eval": "dev-v1.1.json"},
+    2: {"train": "train-v2.0.json", "eval": "dev-v2.0.json"},
 }
 _SEQ_LEN = 384  # of the paper's; strides of 128, questions of 64
 
@@ -100,7 +100,7 @@ class Task(finetuning.Task):
         super().__init__(config, num_processes, process_id, Objective)
         self.tokenizer = load_task_tokenizer(config)
         options, row = self.objective.options, self.objective.row
-        found = read_sets(config, "dev")
+        found = read_sets(config, "eval")
         warn_of_coverage_loss(self.tokenizer, {name: data.passages for name, data in found})
         self._sets = [
             QuestionAnsweringEvalSet(
@@ -183,7 +183,7 @@ class Task(finetuning.Task):
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
-        return report.render(name, directory, read_sets(config, "dev"))
+        return report.render(name, directory, read_sets(config, "eval"))
 
 
 def _threshold(predictor: PredictorProtocol) -> float:
@@ -200,7 +200,7 @@ def read_sets(config: Config, split: str) -> list[tuple[str, QuestionAnsweringDa
     """Name and questions of each data set of a split; several are for evaluation alone."""
     data = config.data
     if data["dir"].startswith(TFDS):
-        found = read_squad_tfds(data["dir"], data[split] or TFDS_SPLITS[split])
+        found = read_squad_tfds(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
         return [(split, _check_version(config, split, data["dir"], found))]
     return [
         (name, _check_version(config, split, path, read_squad(path)))
@@ -218,7 +218,7 @@ def _check_version(
             f"data.version={config.data['version']}: set version={found.version}."
         )
     bare = [question.id for question in found.questions if not question.answers]
-    if split == "dev" and found.version == 1 and bare:
+    if split == "eval" and found.version == 1 and bare:
         raise InputError(
             f"{path} has {len(bare)} questions without a gold answer, {bare[0]!r} first, so it "
             "cannot be scored: leave them out; `bertjax predict` answers them."

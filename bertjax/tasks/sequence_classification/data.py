@@ -22,17 +22,20 @@ from data_pipelines.text.sources import TFDS
 FIELDS = COMMON_DATA_FIELDS | {
     "glue": field("", 'a task of GLUE, whose columns and labels are known; "" for what follows'),
     "text": field("text", 'column of the text, or several joined by "+"'),
-    "pair": field("", 'column of a second text, or several; "" for none'),
+    "text_pair": field("", 'column of a second text, or several; "" for none'),
     "label": field("label", "column of what is to be said"),
     "id": field("", 'a column that names the examples; "" for their numbers'),
-    "target": field(
-        "class", '"class" is one of several, "labels" any number of several, or a "number"'
+    "problem_type": field(
+        "single_label_classification",
+        "`single_label_classification`, `multi_label_classification` or `regression`",
     ),
     "label_separator": field(",", "between the labels of a text"),
-    "by": field(
+    "eval_set_column": field(
         "", 'column by which a table falls into sets to evaluate on, such as "language"; "" for one'
     ),
-    "only": field("", 'sets of `data.by` that are read, joined by "+"; "" for all'),
+    "eval_sets": field(
+        "", 'sets of `data.eval_set_column` that are read, joined by "+"; "" for all'
+    ),
     "class_weights": field("", '"balanced", or LABEL=WEIGHT,...; "" for the same of all'),
     "eval_fraction": field(
         0.1, "of the training file, held out where there is no file to evaluate on"
@@ -57,38 +60,39 @@ def columns_from_config(config: Config) -> TableColumns:
     if data["glue"]:
         task = find_glue_task(data["glue"])
         text, *pair = task.columns
-        return TableColumns((text,), tuple(pair), task.label, target=task.target)
+        return TableColumns((text,), tuple(pair), task.label, problem_type=task.problem_type)
     return TableColumns(
         split_column_names(data["text"]),
-        split_column_names(data["pair"]),
+        split_column_names(data["text_pair"]),
         data["label"],
         data["id"],
-        data["target"],
+        data["problem_type"],
         data["label_separator"],
     )
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, SequenceClassificationDataset]]:
-    """Name and sentences of each data set of a split, "train" or "dev"; MNLI has two of the latter.
+    """Name and sentences of each data set of a split, "train" or "eval"; MNLI has two of the latter.
 
     Without a file to evaluate on, a share of the training file is held out of it, by its text. Of
-    tables that `data.by` divides, each part is a set to evaluate on.
+    tables that `data.eval_set_column` divides, each part is a set to evaluate on.
 
     Raises:
       InputError: a file is missing, or not what the configuration says.
     """
     data = config.data
-    if data["only"] and not data["by"]:
+    if data["eval_sets"] and not data["eval_set_column"]:
         raise InputError(
-            f"data.only={data['only']!r} chooses among sets that nothing names: set data.by=COLUMN."
+            f"data.eval_sets={data['eval_sets']!r} chooses among sets that nothing names: set "
+            "data.eval_set_column=COLUMN."
         )
     found = _read_sets(config, split)
-    if split == "train" or not data["by"]:
+    if split == "train" or not data["eval_set_column"]:
         return found
     return [
         (part if len(found) == 1 else f"{name}.{part}", own)
         for name, whole in found
-        for part, own in whole.split_by_eval_set(split_column_names(data["only"])).items()
+        for part, own in whole.split_by_eval_set(split_column_names(data["eval_sets"])).items()
     ]
 
 
@@ -98,26 +102,26 @@ def _read_sets(config: Config, split: str) -> list[tuple[str, SequenceClassifica
         raise InputError(
             f"data.max_bad_fraction={data['max_bad_fraction']} must be from 0 to below 1."
         )
-    if data["glue"] and not data[split]:
+    if data["glue"] and not data[f"{split}_file"]:
         return _read_glue(config, split)
     if data["dir"].startswith(TFDS):
-        part = data[split] or TFDS_SPLITS[split]
+        part = data[f"{split}_file"] or TFDS_SPLITS[split]
         return [(split, _read(config, split, data["dir"], part))]
     if splits_training_file(config):
-        return [(split, _split_training_file(config)[split == "dev"])]
+        return [(split, _split_training_file(config)[split == "eval"])]
     return [(name, _read(config, split, str(path))) for name, path in find_tables(config, split)]
 
 
 def splits_training_file(config: Config) -> bool:
     """Whether the sets are parts of the training file, for want of a file to evaluate on."""
     data = config.data
-    named = data["dev"] or data["glue"] or data["dir"].startswith(TFDS)
-    return not named and not find_tables(config, "dev")
+    named = data["eval_file"] or data["glue"] or data["dir"].startswith(TFDS)
+    return not named and not find_tables(config, "eval")
 
 
 def _read_glue(config: Config, split: str) -> list[tuple[str, SequenceClassificationDataset]]:
     data, task = config.data, find_glue_task(config.data["glue"])
-    files = dict(task.dev) if split == "dev" else {"train": "train"}
+    files = dict(task.dev) if split == "eval" else {"train": "train"}
     found = []
     for stem, part in files.items():
         name = stem if len(files) > 1 else split
@@ -141,18 +145,19 @@ def _split_training_file(
     share = config.data["eval_fraction"]
     if not 0 < share < 1:
         raise InputError(f"data.eval_fraction={share} must lie between 0 and 1.")
-    return _read(config, "dev", str(path)).split_by_text(share)
+    return _read(config, "eval", str(path)).split_by_text(share)
 
 
 def _read(config: Config, split: str, source: str, part: str = "") -> SequenceClassificationDataset:
     """A file, or a part of a source of TensorFlow Datasets."""
-    data, by = config.data, config.data["by"] if split == "dev" else ""
+    data = config.data
+    eval_set_column = data["eval_set_column"] if split == "eval" else ""
     if data["glue"]:
         if part:
-            return read_glue_tfds(data["glue"], source, part, True, by)
-        return read_glue(data["glue"], source, True, data["max_bad_fraction"], by)
+            return read_glue_tfds(data["glue"], source, part, True, eval_set_column)
+        return read_glue(data["glue"], source, True, data["max_bad_fraction"], eval_set_column)
     rows = read_tfds_table(source, part) if part else read_table(source, data["max_bad_fraction"])
-    columns = dataclasses.replace(columns_from_config(config), by=by)
+    columns = dataclasses.replace(columns_from_config(config), eval_set_column=eval_set_column)
     name = f"{source} {part}".strip()
     _check_columns(name, rows, columns)
     return from_rows(name, rows, columns, True, data["max_bad_fraction"])
@@ -163,8 +168,10 @@ def _check_columns(source: str, rows: Sequence[TableRow], columns: TableColumns)
 
     Rows that lack one which others have are refused by their place, when they are read.
     """
-    wanted = [("text", name) for name in columns.text] + [("pair", name) for name in columns.pair]
-    wanted += [(one, getattr(columns, one)) for one in ("label", "id", "by")]
+    wanted = [("text", name) for name in columns.text] + [
+        ("text_pair", name) for name in columns.text_pair
+    ]
+    wanted += [(one, getattr(columns, one)) for one in ("label", "id", "eval_set_column")]
     for field_name, name in wanted:
         if name and not any(name in row.values for row in rows):
             known = dict.fromkeys(repr(other) for row in rows for other in row.values)

@@ -30,7 +30,7 @@ class SequenceClassificationEvalSet(PackedEvalSet):
 
     Args:
       labels: names of the classes, none for numbers.
-      target: "class", "labels" or "number".
+      problem_type: see `data.problem_type`.
       row, rows, hosts, host: see `PackedEvalSet`.
 
     Raises:
@@ -43,15 +43,15 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         data: SequenceClassificationDataset,
         encoded: EncodedTexts,
         labels: Sequence[str],
-        target: str,
+        problem_type: str,
         row: PackedShape,
         rows: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
     ) -> None:
         self.name, self.data, self.labels = name, data, labels
-        self._target, self._text_indices = target, encoded.text_indices
-        self._gold = make_target(data, labels, target)
+        self._problem_type, self._text_indices = problem_type, encoded.text_indices
+        self._gold = make_target(data, labels, problem_type)
         super().__init__(
             encoded.with_target("label", self._gold), row, rows, num_processes, process_id
         )
@@ -65,10 +65,10 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         total = np.zeros((len(self.data), each.shape[-1]))
         np.add.at(total, self._text_indices, each)
         found = total / np.bincount(self._text_indices, minlength=len(total))[:, None]
-        if self._target == "number":
+        if self._problem_type == "regression":
             numbers: np.ndarray = found[:, 0]
             return numbers
-        if self._target == "labels":
+        if self._problem_type == "multi_label_classification":
             return 1 / (1 + np.exp(-found))
         powers = np.exp(found - found.max(axis=-1, keepdims=True))
         probabilities: np.ndarray = powers / powers.sum(axis=-1, keepdims=True)
@@ -80,9 +80,9 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         """Scores between 0 and 1 (see `scoring`); the file is `predictions`."""
         predictions = self.predictions([each["sequence_classification_logits"] for each in outputs])
         gold = self._gold.values
-        if self._target == "number":
+        if self._problem_type == "regression":
             scores = regression_metrics(predictions, gold.astype(np.float64))
-        elif self._target == "labels":
+        elif self._problem_type == "multi_label_classification":
             scores = multi_label_metrics(predictions > 0.5, gold > 0.5)
         else:
             classes = predictions.argmax(axis=1)
@@ -90,7 +90,9 @@ class SequenceClassificationEvalSet(PackedEvalSet):
                 only = self.labels[classes[0]]
                 _log.warning("%s: every example is said to be %r.", self.name, only)
             scores = single_label_metrics(classes, gold, len(self.labels))
-        answers = [format_prediction(each, self.labels, self._target, True) for each in predictions]
+        answers = [
+            format_prediction(each, self.labels, self._problem_type, True) for each in predictions
+        ]
         names = self.data.ids or [str(number) for number in range(len(self.data))]
         entries = [
             {"id": name, "gold": value} | each
@@ -109,7 +111,7 @@ class SequenceClassificationEvalSet(PackedEvalSet):
 
 
 def format_prediction(
-    predictions: np.ndarray, labels: Sequence[str], target: str, return_all_scores: bool
+    predictions: np.ndarray, labels: Sequence[str], problem_type: str, return_all_scores: bool
 ) -> dict[str, Any]:
     """What is said of one text, for a file.
 
@@ -117,12 +119,12 @@ def format_prediction(
       said: its part of `Labelled.said`.
       everything: of classes and labels tells the probability of each.
     """
-    if target == "number":
+    if problem_type == "regression":
         return {"number": round(float(predictions), 6)}
     chances = {
         label: round(float(chance), 6) for label, chance in zip(labels, predictions, strict=True)
     }
-    if target == "labels":
+    if problem_type == "multi_label_classification":
         chosen = [label for label, chance in zip(labels, predictions, strict=True) if chance > 0.5]
         found: dict[str, Any] = {"labels": chosen}
     else:

@@ -29,14 +29,14 @@ TITLES = {
 
 
 def render(
-    name: str, directory: epath.Path, sets: Sequence[tuple[str, Sequence[str]]], target: str
+    name: str, directory: epath.Path, sets: Sequence[tuple[str, Sequence[str]]], problem_type: str
 ) -> str:
     """The page of an evaluation.
 
     Args:
       directory: where `bertjax evaluate` wrote it.
       sets: name and texts of each data set.
-      target: what was said: a "class", "labels", a "number", or a "choice".
+      problem_type: one of `PROBLEM_TYPES`, or "multiple_choice".
     Raises:
       InputError: the files are not those of an evaluation of these texts.
     """
@@ -49,14 +49,15 @@ def render(
     ]
     of_sets = eval_set_table(scores, TITLES)
     parts.append(section("Data sets", table(*of_sets) if of_sets.rows else ""))
-    parts += {"number": _render_regression, "labels": _render_multi_label}.get(
-        target, _render_single_label
-    )(entries, texts, target)
+    parts += {
+        "regression": _render_regression,
+        "multi_label_classification": _render_multi_label,
+    }.get(problem_type, _render_single_label)(entries, texts, problem_type)
     return page(name, parts)
 
 
 def _render_single_label(
-    entries: Sequence[PredictionEntry], texts: Sequence[str], target: str
+    entries: Sequence[PredictionEntry], texts: Sequence[str], problem_type: str
 ) -> list[str]:
     predictions, gold = ([each[key] for each in entries] for key in ("label", "gold"))
     names = list(dict.fromkeys(name for each in entries for name in each["probabilities"]))
@@ -65,7 +66,7 @@ def _render_single_label(
     chances = [each["probability"] for each in entries]
     curve = reliability_diagram(chances, [a == b for a, b in zip(predictions, gold, strict=True)])
     parts = [section("How sure, how right", f'<div class="pair">{curve}</div>')]
-    if target != "choice":
+    if problem_type != "multiple_choice":
         parts.append(section("Labels", _by_label(names, mine, right)))
         parts.append(section("Taken for one another", _confusions(names, mine, right)))
     wrong = [i for i, (a, b) in enumerate(zip(predictions, gold, strict=True)) if a != b]
@@ -101,7 +102,7 @@ def _confusions(names: Sequence[str], predictions: np.ndarray, gold: np.ndarray)
 
 
 def _render_multi_label(
-    entries: Sequence[PredictionEntry], texts: Sequence[str], target: str
+    entries: Sequence[PredictionEntry], texts: Sequence[str], problem_type: str
 ) -> list[str]:
     names = list(dict.fromkeys(name for each in entries for name in each["probabilities"]))
     gold = np.array([[name in each["gold"] for name in names] for each in entries])
@@ -136,7 +137,7 @@ def _render_multi_label(
 
 
 def _render_regression(
-    entries: Sequence[PredictionEntry], texts: Sequence[str], target: str
+    entries: Sequence[PredictionEntry], texts: Sequence[str], problem_type: str
 ) -> list[str]:
     pairs = [(float(each["gold"]), float(each["number"])) for each in entries]
     plot = scatter("Every example", pairs, ("gold", "said"), diagonal=True)

@@ -50,7 +50,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 _log = logging.getLogger("bertjax")
 
 _PAIR_FORMAT = "{} ‖ {}"  # a pair, for a person
-_PAIR_KEY = "pair"  # the key of a second text, where no other name is known
+_PAIR_KEY = "text_pair"  # the key of a second text, where no other name is known
 _MIN_TOKENS_PER_EXAMPLE = 8  # of an example, at least, by which a row has places for examples
 
 
@@ -63,15 +63,15 @@ class Objective(finetuning.Objective):
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         columns, glue = columns_from_config(config), config.data["glue"]
         count = config.model.num_labels
-        if not count and (glue or columns.target == "number"):
+        if not count and (glue or columns.problem_type == "regression"):
             count = len(find_glue_task(glue).labels) if glue else 0
             model = dataclasses.replace(config.model, num_labels=count or 1)
             config = dataclasses.replace(config, model=model)
         super().__init__(config, batch_size_multiple)
-        check_truncation(config.data["truncation"], bool(columns.pair))
-        if columns.pair:
+        check_truncation(config.data["truncation"], bool(columns.text_pair))
+        if columns.text_pair:
             check_type_vocab_size(config, "the texts of a pair")
-        self.target = columns.target
+        self.problem_type = columns.problem_type
         finetuning.check_num_labels(config)
 
     @property
@@ -83,7 +83,7 @@ class Objective(finetuning.Objective):
 
     def targets(self) -> Mapping[str, Target]:
         none = SequenceClassificationDataset("", [], [])
-        return {"label": make_target(none, [""] * self.config.model.num_labels, self.target)}
+        return {"label": make_target(none, [""] * self.config.model.num_labels, self.problem_type)}
 
 
 class Task(finetuning.Task):
@@ -116,7 +116,7 @@ class Task(finetuning.Task):
             first = find_glue_task(config.data["glue"]).metrics
             self.primary_metrics = tuple(dict.fromkeys((*first, *self.primary_metrics)))
         row, rows = self.objective.row, self.objective.eval_batch_size
-        found = read_sets(config, "dev")
+        found = read_sets(config, "eval")
         warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in found})
         self._sets = [
             SequenceClassificationEvalSet(
@@ -124,7 +124,7 @@ class Task(finetuning.Task):
                 data,
                 _encode(name, data, self.tokenizer, config),
                 self.labels,
-                self.objective.target,
+                self.objective.problem_type,
                 row,
                 rows,
                 num_processes,
@@ -135,15 +135,19 @@ class Task(finetuning.Task):
 
     @classmethod
     def describe_model(cls, config: Config) -> str:
-        said = {"class": "the class", "labels": "the labels", "number": "a number"}
-        return f"tells {said[columns_from_config(config).target]} of texts"
+        said = {
+            "single_label_classification": "the class",
+            "multi_label_classification": "the labels",
+            "regression": "a number",
+        }
+        return f"tells {said[columns_from_config(config).problem_type]} of texts"
 
     def _find_labels(self) -> tuple[str, ...]:
         """Those that training gives, in the order of the model that the run begins with, if that
         has the same; that model's where there is nothing to train on.
         """
         data, init = self.config.data, self.config.init
-        if columns_from_config(self.config).target == "number":
+        if columns_from_config(self.config).problem_type == "regression":
             return ()
         known = find_labels(init) if init else ()
         if data["glue"]:
@@ -152,7 +156,7 @@ class Task(finetuning.Task):
             own = known
         else:
             # Chance may hold out all examples of a rare label.
-            held_out = read_sets(self.config, "dev") if splits_training_file(self.config) else []
+            held_out = read_sets(self.config, "eval") if splits_training_file(self.config) else []
             own = label_names(self._train, *(each for _, each in held_out))
         return known if set(known) == set(own) else own
 
@@ -163,13 +167,15 @@ class Task(finetuning.Task):
 
     @functools.cached_property
     def examples(self) -> Examples:
-        data, target = self._train, self.objective.target
+        data, problem_type = self._train, self.objective.problem_type
         warn_of_coverage_loss(self.tokenizer, {"train": data.all_texts})
         encoded = _encode("train", data, self.tokenizer, self.config)
-        found = make_target(data, self.labels, target)
+        found = make_target(data, self.labels, problem_type)
         spec = self.config.data["class_weights"]
-        if spec and target != "class":
-            raise InputError(f"data.class_weights={spec!r} is for target=class: leave it out.")
+        if spec and problem_type != "single_label_classification":
+            raise InputError(
+                f"data.class_weights={spec!r} is for problem_type=single_label_classification: leave it out."
+            )
         if spec:
             weights = class_weights(spec, self.labels, found.values)
             found = dataclasses.replace(found, weights=weights[found.values])
@@ -184,9 +190,9 @@ class Task(finetuning.Task):
         return show_examples(batch, row, self.tokenizer, said)
 
     def _format_label(self, value: np.ndarray) -> str:
-        if self.objective.target == "number":
+        if self.objective.problem_type == "regression":
             return f"{value:g}"
-        if self.objective.target == "labels":
+        if self.objective.problem_type == "multi_label_classification":
             return ", ".join(itertools.compress(self.labels, value)) or "-"
         return self.labels[int(value)]
 
@@ -207,13 +213,13 @@ class Task(finetuning.Task):
             return None
         return {
             "max_seq_length": model.config.max_position_embeddings,
-            "data": {"target": model.target},
+            "data": {"problem_type": model.problem_type},
         }
 
     @staticmethod
     def sample_arguments(config: Config) -> str:
         columns = columns_from_config(config)
-        names = (*columns.text, *columns.pair)
+        names = (*columns.text, *columns.text_pair)
         if len(names) == 1:
             return "--text 'Where is my card?'"
         return f"--text {shlex.quote(json.dumps(dict.fromkeys(names, '...')))}"
@@ -229,14 +235,14 @@ class Task(finetuning.Task):
             model_label_names(predictor),
             [_to_table_row(each, columns) for each in inputs],
         )
-        published = not any(predictor.config.data[name] for name in ("dir", "train"))
+        published = not any(predictor.config.data[name] for name in ("dir", "train_file"))
         if published and any(_PAIR_KEY in row.values for row in rows):
             # It says not what its texts are.
-            columns = dataclasses.replace(columns, pair=(_PAIR_KEY,))
+            columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
         found = predict_texts(predictor, from_rows("input", rows, columns, False))
         for row, each in zip(rows, found, strict=True):
-            kept = {name: row.values[name] for name in (*columns.text, *columns.pair)}
-            yield kept | format_prediction(each, labels, columns.target, return_all_scores)
+            kept = {name: row.values[name] for name in (*columns.text, *columns.text_pair)}
+            yield kept | format_prediction(each, labels, columns.problem_type, return_all_scores)
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
@@ -247,9 +253,9 @@ class Task(finetuning.Task):
                 if data.pairs is None
                 else list(map(_PAIR_FORMAT.format, data.texts, data.pairs)),
             )
-            for each, data in read_sets(config, "dev")
+            for each, data in read_sets(config, "eval")
         ]
-        return report.render(name, directory, sets, columns_from_config(config).target)
+        return report.render(name, directory, sets, columns_from_config(config).problem_type)
 
 
 def model_label_names(predictor: PredictorProtocol) -> tuple[str, ...]:
@@ -262,7 +268,9 @@ def predict_texts(predictor: PredictorProtocol, data: SequenceClassificationData
     objective = Objective(predictor.config)
     encoded = _encode(data.name, data, predictor.tokenizer, predictor.config)
     labels, row = model_label_names(predictor), objective.row
-    item = SequenceClassificationEvalSet(data.name, data, encoded, labels, objective.target, row)
+    item = SequenceClassificationEvalSet(
+        data.name, data, encoded, labels, objective.problem_type, row
+    )
     return item.predictions(
         [found["sequence_classification_logits"] for found in predictor.run(item.batches())]
     )
@@ -273,8 +281,8 @@ def _to_table_row(item: Input, columns: TableColumns) -> TableRow:
     location, said = item
     if not isinstance(said, str):
         return TableRow(location, dict(said))
-    if columns.pair or len(columns.text) > 1:
-        names = (*columns.text, *columns.pair)
+    if columns.text_pair or len(columns.text) > 1:
+        names = (*columns.text, *columns.text_pair)
         keys = ", ".join(f'"{name}": "..."' for name in names)
         raise InputError(
             f"{location} is text, and there are {len(names)} to give: write {{{keys}}}."

@@ -97,7 +97,7 @@ class Task(finetuning.Task):
         super().__init__(config, num_processes, process_id, Objective)
         self.tokenizer = load_task_tokenizer(config)
         row, rows = self.objective.row, self.objective.eval_batch_size
-        found = read_sets(config, "dev")
+        found = read_sets(config, "eval")
         warn_of_coverage_loss(self.tokenizer, {name: data.words for name, data in found})
         self._sets = [
             TokenClassificationEvalSet(
@@ -208,19 +208,19 @@ class Task(finetuning.Task):
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
-        sets = {set_name: len(data.sentences) for set_name, data in read_sets(config, "dev")}
+        sets = {set_name: len(data.sentences) for set_name, data in read_sets(config, "eval")}
         return report.render(name, directory, sets)
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, TokenClassificationDataset]]:
-    """Name and sentences of each data set of a split, "train" or "dev".
+    """Name and sentences of each data set of a split, "train" or "eval".
 
     Raises:
       InputError: a file is missing, or not of a layout that is known.
     """
     source, fix_tags = config.data["dir"], config.data["fix_tags"]
     if source.startswith(TFDS):
-        part = config.data[split] or TFDS_SPLITS[split]
+        part = config.data[f"{split}_file"] or TFDS_SPLITS[split]
         rows = read_tfds_table(source, part)
         return [(split, make_tagged_dataset(f"{source} {part}", from_rows(rows), fix_tags))]
     return [
