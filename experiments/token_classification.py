@@ -60,5 +60,10 @@ def get_config(
             "model": {"feature_layers": layers, "feature_mix": mix, "bilstm": 768},
             "optimizer": {"learning_rate": 1e-3},
         }
-    data_fields = {"dir": data, "train_file": train_file, "eval_file": eval_file, "context": context}
+    data_fields = {
+        "dir": data,
+        "train_file": train_file,
+        "eval_file": eval_file,
+        "context": context,
+    }
     return finetuning_config("token_classification", init, data_fields, smoke, **fields)
