@@ -124,7 +124,7 @@ def test_dev_and_test_are_read_as_they_are_published(tmp_path) -> None:
     path = write(tmp_path / "xnli.dev.tsv", "\t".join(HEADER), *lines)
     found = read_glue("mnli", path, True, eval_set_column="language")
     assert (found.texts, found.pairs) == (['He said: "Mum', "我"], ["''It's''", "家"])
-    assert (found.values, found.sets) == (["neutral", "neutral"], ["en", "zh"])
+    assert (found.values, found.eval_set_names) == (["neutral", "neutral"], ["en", "zh"])
 
 
 def test_a_translation_has_its_own_columns_and_a_spelling_of_its_own(folder) -> None:
