@@ -34,7 +34,7 @@ LABELS = ("glad", "sad")
 
 
 def sums(logits, batch):
-    slots = logits, batch["mood_targets"], batch["mood_weights"]
+    slots = logits, batch["moods"], batch["moods_weights"]
     return {"mood_loss": losses.cross_entropy(*slots), "mood_accuracy": losses.accuracy(*slots)}
 
 
@@ -63,7 +63,7 @@ class Objective(objective.Objective):
         return PackedShape(self.config.max_seq_length, 4 if self.config.packing else 1)
 
     def batch_shapes(self, rows):
-        like = empty(1, self.row, {"mood": Target("example", np.zeros(0, np.int32))})
+        like = empty(1, self.row, {"moods": Target("example", np.zeros(0, np.int32))})
         return {
             name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
             for name, array in like.items()
@@ -82,7 +82,7 @@ def examples_of(texts, labels, tokenizer, max_seq_length):
     lengths = np.array([len(row) for row in rows])
     ids = np.concatenate(rows).astype(np.int32)
     numbers = np.array([LABELS.index(label) for label in labels], np.int32)
-    return Examples(ids, lengths, lengths, {"mood": Target("example", numbers)})
+    return Examples(ids, lengths, lengths, {"moods": Target("example", numbers)})
 
 
 @dataclasses.dataclass

@@ -77,7 +77,7 @@ def model_of(name: str, seed: int = 0) -> types.SimpleNamespace:
 
     def run(batches) -> Iterator[dict[str, np.ndarray]]:
         for batch in batches:
-            shape = (*batch["label_weights"].shape, max(len(labels), 1))
+            shape = (*batch["labels_weights"].shape, max(len(labels), 1))
             yield {"sequence_classification_logits": 9 * random.normal(size=shape)}
 
     return types.SimpleNamespace(

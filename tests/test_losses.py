@@ -163,7 +163,7 @@ def draw_labels(problem_type, seed=0, classes=CLASSES):
         "regression": random.normal(0, 3, shape).astype(np.float32),
     }[problem_type]
     logits = random.normal(0, 3, (*shape, 1 if problem_type == "regression" else classes))
-    return logits.astype(np.float32), {"label_targets": targets, "label_weights": weights}
+    return logits.astype(np.float32), {"labels": targets, "labels_weights": weights}
 
 
 @settings(deadline=None, max_examples=30)
@@ -173,7 +173,7 @@ def draw_labels(problem_type, seed=0, classes=CLASSES):
 )
 def test_what_a_classifier_minimises_follows_from_its_targets(problem_type, seed):
     logits, batch = draw_labels(problem_type, seed)
-    targets, weights = batch["label_targets"], batch["label_weights"].astype(np.float64)
+    targets, weights = batch["labels"], batch["labels_weights"].astype(np.float64)
     exact = logits.astype(np.float64)
     if problem_type == "single_label_classification":
         each = -np.take_along_axis(log_softmax(logits), targets[..., None], -1)[..., 0]
@@ -197,10 +197,10 @@ def test_what_a_classifier_minimises_follows_from_its_targets(problem_type, seed
 )
 def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(problem_type):
     logits, batch = draw_labels(problem_type)
-    empty = batch["label_weights"] == 0
+    empty = batch["labels_weights"] == 0
     whole = labels(logits, batch)
-    wide = empty.reshape(*empty.shape, *[1] * (batch["label_targets"].ndim - 2))
-    other = batch | {"label_targets": np.where(wide, 1, batch["label_targets"])}
+    wide = empty.reshape(*empty.shape, *[1] * (batch["labels"].ndim - 2))
+    other = batch | {"labels": np.where(wide, 1, batch["labels"])}
     assert labels(np.where(empty[..., None], 7, logits), other) == whole
     parts = [
         labels(logits[part], {name: array[part] for name, array in batch.items()})
@@ -220,23 +220,23 @@ def test_huge_logits_of_a_classifier_have_finite_gradients(problem_type):
             scale * logits
         )
         assert np.isfinite(total) and np.isfinite(gradient).all()
-        assert not np.asarray(gradient)[batch["label_weights"] == 0].any()
+        assert not np.asarray(gradient)[batch["labels_weights"] == 0].any()
 
 
 def draw_choices(seed=0, rows=ROWS, slots=12):
     """Questions of 2 to 5 answers that fill a row from its left; of some no answer is known."""
     random = np.random.default_rng(seed)
-    names = ("group_ids", "choice_targets")
+    names = ("group_ids", "choice_labels")
     batch = {name: np.zeros((rows, slots), np.int32) for name in names}
-    batch["choice_weights"] = np.zeros((rows, slots), np.float32)
+    batch["choice_labels_weights"] = np.zeros((rows, slots), np.float32)
     for row in range(rows):
         start, group = 0, 0
         while (count := int(random.integers(2, 6))) <= slots - start and random.random() < 0.9:
             group += 1
             own = row, slice(start, start + count)
             batch["group_ids"][own] = group
-            batch["choice_weights"][own] = random.choice([0, 1, 1, 0.5])
-            batch["choice_targets"][row, start + random.integers(count)] = 1
+            batch["choice_labels_weights"][own] = random.choice([0, 1, 1, 0.5])
+            batch["choice_labels"][row, start + random.integers(count)] = 1
             start += count
     logits = random.normal(0, 3, (rows, slots, 1)).astype(np.float32)
     return logits, batch
@@ -248,8 +248,8 @@ def expected_choices(logits, batch):
         for group in range(1, group_ids.max() + 1):
             own = np.flatnonzero(group_ids == group)
             scores = logits[row, own, 0]
-            gold = batch["choice_targets"][row, own].argmax()
-            known = float(batch["choice_weights"][row, own[0]])
+            gold = batch["choice_labels"][row, own].argmax()
+            known = float(batch["choice_labels_weights"][row, own[0]])
             loss -= known * log_softmax(scores)[gold]
             right += known * (scores.argmax() == gold)
             weight += known
@@ -271,8 +271,8 @@ def test_the_answers_of_a_question_are_the_classes_to_choose_from(seed):
 def test_equal_answers_cost_the_logarithm_of_their_number():
     batch = {
         "group_ids": np.array([[1, 1, 2, 2, 2, 0]]),
-        "choice_targets": np.array([[0, 1, 1, 0, 0, 0]]),
-        "choice_weights": np.array([[1, 1, 1, 1, 1, 0]], np.float32),
+        "choice_labels": np.array([[0, 1, 1, 0, 0, 0]]),
+        "choice_labels_weights": np.array([[1, 1, 1, 1, 1, 0]], np.float32),
     }
     loss, weight = choices(np.zeros((1, 6, 1), np.float32), batch)["multiple_choice_loss"]
     np.testing.assert_allclose([loss, weight], [np.log(2) + np.log(3), 2], rtol=1e-6)

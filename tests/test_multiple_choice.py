@@ -76,7 +76,7 @@ def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
     found = read({"context": "Which?", "choices": ["a", "b"]}, labeled=False)
     assert found.questions[0].right is None and found.most == 2
     examples, _ = encode(found, TOKENIZER, 32, *ROW)
-    assert examples.targets["choice"].weights.tolist() == [0, 0]
+    assert examples.targets["choice_labels"].weights.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_each_answer_stands_after_its_question_and_the_longer_is_cut(
         said = [*TOKENIZER.encode(texts[0])[:first], *sep, *TOKENIZER.encode(text)[:second], *sep]
         assert row.tolist() == [TOKENIZER.cls_id, *said]
     assert examples.prefix.tolist() == [first + 2] * count
-    assert examples.targets["choice"].values.tolist() == [0, 1] + [0] * (count - 2)
-    assert examples.targets["choice"].weights.tolist() == [1] * count
+    assert examples.targets["choice_labels"].values.tolist() == [0, 1] + [0] * (count - 2)
+    assert examples.targets["choice_labels"].weights.tolist() == [1] * count
     assert examples.group_sizes.tolist() == [count] and len(examples) == 1
     assert num_truncated == (count if context + answer > room else 0)
     assert examples.sizes.sum() <= 64
@@ -171,14 +171,14 @@ def questions_in(batch: dict[str, np.ndarray]) -> list[tuple]:
                         tuple(
                             batch["input_ids"][row][batch["example_ids"][row] == slot + 1].tolist()
                         ),
-                        int(batch["choice_targets"][row, slot]),
-                        float(batch["choice_weights"][row, slot]),
+                        int(batch["choice_labels"][row, slot]),
+                        float(batch["choice_labels_weights"][row, slot]),
                     )
                     for slot in slots
                 )
             )
         free = group_ids == 0
-        assert not batch["choice_weights"][row][free].any()
+        assert not batch["choice_labels_weights"][row][free].any()
     return found
 
 
@@ -232,7 +232,7 @@ def test_evaluation_finds_the_outputs_of_each_answer_of_each_question(count, see
     assert sorted(q for batch in batches for q in questions_in(batch)) == sorted(
         listed(data, examples)
     )
-    outputs = [batch["choice_targets"] for batch in batches]
+    outputs = [batch["choice_labels"] for batch in batches]
     values = np.array(split(examples, placed, outputs, "example"))
     for question, own in zip(data.questions, group_by_question(data, values), strict=True):
         assert own.tolist() == [int(i == question.right) for i in range(len(question.answers))]
@@ -243,9 +243,9 @@ def test_the_digest_knows_which_answers_belong_together() -> None:
     sizes = examples.group_sizes.copy()
     others = [dataclasses.replace(examples, group_sizes=None)]
     others.append(dataclasses.replace(examples, group_sizes=sizes[::-1].copy()))
-    target = examples.targets["choice"]
+    target = examples.targets["choice_labels"]
     other = dataclasses.replace(target, values=1 - target.values)
-    others.append(dataclasses.replace(examples, targets={"choice": other}))
+    others.append(dataclasses.replace(examples, targets={"choice_labels": other}))
     assert sizes.tolist() != sizes[::-1].tolist()
     assert len({each.digest() for each in (examples, *others)}) == 4
     again, _ = encode(draw(5), TOKENIZER, 32, *ROW)

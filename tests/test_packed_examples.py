@@ -45,8 +45,8 @@ def draw_examples(count: int, seed: int = 0) -> Examples:
         "class": Target("example", random.integers(0, 3, count, np.int32), some(count)),
         "score": Target("example", random.random(count, np.float32)),
         "labels": Target("example", some(3 * count).reshape(count, 3)),
-        "tag": Target("pieces", random.integers(0, 9, tokens, np.int32), some(tokens)),
-        "span": Target("position", position.astype(np.int32)),
+        "token_labels": Target("pieces", random.integers(0, 9, tokens, np.int32), some(tokens)),
+        "answer_positions": Target("position", position.astype(np.int32)),
     }
     ids = random.integers(5, 100, tokens, np.int32)
     return Examples(ids, lengths, random.integers(1, 6, count), targets)
@@ -81,7 +81,7 @@ def found_in(examples: Examples, *batches: dict[str, np.ndarray]) -> list[tuple]
             parts = [batch["input_ids"][cells], batch["token_type_ids"][cells]]
             for name, target in examples.targets.items():
                 at = cells if target.level == "pieces" else (row, slot)
-                values = batch[f"{name}_targets"][at]
+                values = batch[name][at]
                 parts += [
                     values - column if target.level == "position" else values,
                     batch[f"{name}_weights"][at],
@@ -190,7 +190,7 @@ def test_evaluation_reads_every_example_once_and_finds_its_outputs(
         assert found[:, 0].tolist() == examples.ids[start : start + length].tolist()
         assert found[:, 1].tolist() == list(range(length))
     for name in ("score", "labels"):
-        outputs = [batch[f"{name}_targets"] for batch in batches]
+        outputs = [batch[name] for batch in batches]
         found_again = np.stack(split(examples, placed, outputs, "example"))
         np.testing.assert_array_equal(found_again, examples.targets[name].values)
 
@@ -238,7 +238,10 @@ def test_the_digest_is_the_one_that_runs_have_kept() -> None:
     position = np.array([[1, 2], [0, 0]], np.int32)
     arrays = [np.arange(7, dtype=np.int32), np.array([4, 3]), np.array([1, 2])]
     kept = hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, position)))
-    assert Examples(*arrays, {"span": Target("position", position)}).digest() == kept.hexdigest()
+    assert (
+        Examples(*arrays, {"answer_positions": Target("position", position)}).digest()
+        == kept.hexdigest()
+    )
 
 
 @pytest.mark.slow

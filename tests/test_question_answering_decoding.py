@@ -170,7 +170,7 @@ def oracle(data: QuestionAnsweringDataset, tokenizer) -> dict[str, str]:
     answers: list[Answer | None] = [locate_answer(question)[0] for question in data.questions]
     windows = make_windows(data.questions, tokenizer, WindowOptions(), passages, answers)
     logits = flat(windows, -5)
-    for number, (start, end) in enumerate(windows.targets["span"].values):
+    for number, (start, end) in enumerate(windows.targets["answer_positions"].values):
         logits[number][start, 0] = logits[number][end, 1] = 5
     found = {}
     for prediction in decode(data.questions, windows, passages, logits):

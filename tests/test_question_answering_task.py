@@ -263,7 +263,7 @@ def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> 
     batches = [
         next(prepared(Task(configuration(folder, 1, batch_size=17), 3, host))) for host in range(3)
     ]
-    assert sum(batch["span_weights"].sum() for batch in batches) == 17
+    assert sum(batch["answer_positions_weights"].sum() for batch in batches) == 17
 
 
 @pytest.mark.parametrize(("packing", "most"), [(True, 8), (False, 1)])
@@ -272,9 +272,9 @@ def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) 
     (training,) = prepared(task)
     (held_out,) = task.eval_sets()
     for batch in (training, *held_out.batches()):
-        assert batch["span_weights"].shape[1] == most
-        assert (batch["span_weights"].sum(1).max() > 1) == packing
-    assert training["span_weights"].sum() == 16
+        assert batch["answer_positions_weights"].shape[1] == most
+        assert (batch["answer_positions_weights"].sum(1).max() > 1) == packing
+    assert training["answer_positions_weights"].sum() == 16
     shapes = task.objective.batch_shapes(task.objective.batch_size)
     assert {n: x.shape for n, x in shapes.items()} == {n: x.shape for n, x in training.items()}
 

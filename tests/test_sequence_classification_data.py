@@ -379,7 +379,7 @@ def test_windows_share_the_weight_of_their_text() -> None:
     target = make_target(data, ("a", "b"), "single_label_classification")
     weighted = dataclasses.replace(target, weights=np.array([1, 0.5, 2], np.float32))
     for given_target, sums in ((target, [1, 1, 1]), (weighted, [1, 0.5, 2])):
-        label = encoded.with_target("label", given_target).targets["label"]
+        label = encoded.with_target("labels", given_target).targets["labels"]
         np.testing.assert_allclose(
             np.bincount(encoded.text_indices, label.weights), sums, rtol=1e-6
         )

@@ -294,8 +294,8 @@ def test_labels_are_compared_by_name_whatever_the_order_of_the_rows(folder, tmp_
         toy_tasks.configuration("class", folder, data__train_file=str(tmp_path / "train.csv"))
     )
     assert task.labels == other.labels == LABELS
-    assert task.examples.targets["label"].values.tolist() == [
-        *reversed(other.examples.targets["label"].values.tolist())
+    assert task.examples.targets["labels"].values.tolist() == [
+        *reversed(other.examples.targets["labels"].values.tolist())
     ]
 
 
@@ -311,7 +311,7 @@ def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
     assert len(task.labels) == 3 + 40
     (held_out,) = task.eval_sets()
     only = {label for label in held_out.data.values if label.startswith("rare")}
-    assert only and not only & {task.labels[i] for i in task.examples.targets["label"].values}
+    assert only and not only & {task.labels[i] for i in task.examples.targets["labels"].values}
     assert len(held_out.data) + len(task.examples) == 340
 
 

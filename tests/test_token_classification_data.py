@@ -188,7 +188,7 @@ def test_every_word_is_said_something_once_at_its_first_piece(
         assert found.ids[at] == (TOKENIZER.encode(word) or [TOKENIZER.unk_id])[0]
     assert found.lengths.max() <= max_seq_length and found.lengths.sum() == len(found.ids)
     tagged = found.with_tags(np.arange(len(flat), dtype=np.int32) - 1)
-    target = tagged.targets["tag"]
+    target = tagged.targets["token_labels"]
     assert target.weights is not None and target.weights.sum() == len(flat) - 1
 
 

@@ -77,7 +77,7 @@ def test_targets_are_the_pieces_of_the_answer_or_the_first_piece() -> None:
     answer = Answer("k l m", 20)
     question = Question("q", "a?", passage, (answer,))
     windows = make_windows([question], TOKENIZER, OPTIONS, PassageCache(TOKENIZER), [answer])
-    target = windows.targets["span"]
+    target = windows.targets["answer_positions"]
     assert target.level == "position" and target.weights is None
     for number in range(len(windows)):
         first, part, prefix = (x[number] for x in (windows.first, windows.parts, windows.prefix))

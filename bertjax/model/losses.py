@@ -66,7 +66,7 @@ def labels(logits: Array, batch: Mapping[str, Array]) -> Sums:
     the C cross-entropies of sets of labels, float32 [B, K, C]; the squared error of numbers,
     float32 [B, K], of which C is 1.
     """
-    targets, weights = batch["label_targets"], batch["label_weights"]
+    targets, weights = batch["labels"], batch["labels_weights"]
     if jnp.issubdtype(targets.dtype, jnp.integer):
         slots = logits, targets, weights
         return {"sequence_classification_loss": cross_entropy(*slots), "accuracy": accuracy(*slots)}
@@ -79,7 +79,7 @@ def labels(logits: Array, batch: Mapping[str, Array]) -> Sums:
 
 def tags(logits: Array, batch: Mapping[str, Array]) -> Sums:
     """ "token_classification_loss" and "accuracy" of logits [B, T, C], of the pieces that have tags."""
-    slots = logits, batch["tag_targets"], batch["tag_weights"]
+    slots = logits, batch["token_labels"], batch["token_labels_weights"]
     return {"token_classification_loss": cross_entropy(*slots), "accuracy": accuracy(*slots)}
 
 
@@ -89,7 +89,7 @@ def choices(logits: Array, batch: Mapping[str, Array]) -> Sums:
     The answers of a question, those of one number in `group_ids`, are classes to choose from; the
     target of the right one is 1.
     """
-    group_ids, right = batch["group_ids"], batch["choice_targets"] * batch["choice_weights"]
+    group_ids, right = batch["group_ids"], batch["choice_labels"] * batch["choice_labels_weights"]
     same = group_ids[:, :, None] == group_ids[:, None, :]
     scores = logits[..., 0].astype(jnp.float32)
     among = jnp.where(same, scores[:, None, :], jnp.finfo(jnp.float32).min)
@@ -108,13 +108,13 @@ def question_answering_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
 
     `logits` are [B, T, 2]; each of the K windows of a row chooses among its own pieces.
     """
-    slots = jnp.arange(1, batch["span_weights"].shape[1] + 1)
+    slots = jnp.arange(1, batch["answer_positions_weights"].shape[1] + 1)
     own = batch["example_ids"][:, None, :] == slots[:, None]  # [B, K, T]
     least = jnp.finfo(jnp.float32).min
     sums, losses = {}, []
     for i, name in enumerate(("start", "end")):
         choices = jnp.where(own, logits[:, None, :, i].astype(jnp.float32), least)
-        slot = choices, batch["span_targets"][..., i], batch["span_weights"]
+        slot = choices, batch["answer_positions"][..., i], batch["answer_positions_weights"]
         losses.append(cross_entropy(*slot))
         sums[f"{name}_accuracy"] = accuracy(*slot)
     (start, weight), (end, _) = losses

@@ -68,7 +68,7 @@ class Objective(finetuning.Objective):
         )
 
     def targets(self) -> Mapping[str, Target]:
-        return {"choice": Target("example", np.zeros(0, np.int32))}
+        return {"choice_labels": Target("example", np.zeros(0, np.int32))}
 
 
 class Task(finetuning.Task):
@@ -107,7 +107,7 @@ class Task(finetuning.Task):
 
     def format_sequence(self, batch: HostBatch, row: int) -> str:
         """An answer a line, the number of its question before it, and a star at the right one."""
-        group_ids, right = batch["group_ids"][row], batch["choice_targets"][row]
+        group_ids, right = batch["group_ids"][row], batch["choice_labels"][row]
         marks = [f"{group}{' *' * int(mark)}" for group, mark in zip(group_ids, right, strict=True)]
         return show_examples(batch, row, self.tokenizer, marks)
 

@@ -130,7 +130,7 @@ def encode(
       row: pieces of a row, which holds all answers of a question: of very many each is shorter.
       most: answers of a question, at most.
     Returns:
-      The examples, with the target "choice", 1 where an answer is the right one; and how many of
+      The examples, with the target "choice_labels", 1 where an answer is the right one; and how many of
       them were cut.
     Raises:
       InputError: a question has too many answers for a row.
@@ -163,7 +163,7 @@ def encode(
     lengths = np.array([len(each) for each in rows], np.int64)
     ids = np.array([token for each in rows for token in each], np.int32)
     examples = Examples(
-        ids, lengths, np.array(prefix, np.int64), {"choice": target}, group_sizes=sizes
+        ids, lengths, np.array(prefix, np.int64), {"choice_labels": target}, group_sizes=sizes
     )
     return examples, num_truncated
 

@@ -160,7 +160,7 @@ def build_batch(
         values = target.values[found]
         if target.level == "position":
             values = values + rows.column[:, None]
-        batch[f"{name}_targets"][at] = values
+        batch[name][at] = values
         batch[f"{name}_weights"][at] = 1 if target.weights is None else target.weights[found]
     return batch
 
@@ -171,7 +171,7 @@ def empty(
     """R rows without examples, of T pieces and K slots for examples each.
 
     `input_ids`, `token_type_ids`, `example_ids` and `positions` are int32 [R, T], as in pre-training. A
-    target adds NAME`_targets`, of the type of its values, and NAME`_weights`, float32, 0 where
+    target adds NAME, of the type of its values, and NAME`_weights`, float32, 0 where
     there is nothing to say: of examples [R, K] or [R, K, C] and [R, K], of pieces [R, T] both, of
     places [R, K, n], which are columns of the row, and [R, K]. Where one is of examples,
     `cls_positions` int32 [R, K] are the columns of their first pieces. Where examples are
@@ -186,7 +186,7 @@ def empty(
     for name, target in targets.items():
         slots = shape.tokens if target.level == "pieces" else shape.examples
         _, *each = target.values.shape
-        batch[f"{name}_targets"] = np.zeros((rows, slots, *each), target.values.dtype)
+        batch[name] = np.zeros((rows, slots, *each), target.values.dtype)
         batch[f"{name}_weights"] = np.zeros((rows, slots), np.float32)
     return batch
 

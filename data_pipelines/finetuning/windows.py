@@ -53,7 +53,7 @@ class PassageWindows(Examples):
     """W windows of many questions, one question's one after the other.
 
     The prefix of each is what comes before the part of the passage: [CLS], the question, [SEP]. Its
-    target, "span", is first and last piece of the answer within the window; 0, the place of [CLS],
+    target, "answer_positions", is first and last piece of the answer within the window; 0, the place of [CLS],
     where the window does not hold the whole of it.
 
     Attributes:
@@ -122,13 +122,13 @@ def make_windows(
     table = np.array(rows, np.int64).reshape(-1, 6)
     lengths, prefix, question_of, firsts = (table[:, i].copy() for i in range(4))
     flat = np.concatenate(ids) if ids else np.zeros(0, np.int32)
-    targets = span_target(table[:, 4:].astype(np.int32))
+    targets = answer_position_target(table[:, 4:].astype(np.int32))
     return PassageWindows(flat, lengths, prefix, targets, question_of, firsts, num_truncated)
 
 
-def span_target(position: np.ndarray) -> dict[str, Target]:
+def answer_position_target(position: np.ndarray) -> dict[str, Target]:
     """The target of windows, from first and last piece of the answer in each, int32 [W, 2]."""
-    return {"span": Target("position", position)}
+    return {"answer_positions": Target("position", position)}
 
 
 def window_starts(num_tokens: int, room: int, doc_stride: int) -> list[int]:

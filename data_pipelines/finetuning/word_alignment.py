@@ -28,15 +28,17 @@ class WordExamples(Examples):
     num_windowed: int
 
     def with_tags(self, tags: np.ndarray) -> "WordExamples":
-        """With a target, "tag", from the number of each word's, int32 [N]; below 0 for none."""
-        return dataclasses.replace(self, targets=tag_target(len(self.ids), self.tokens, tags))
+        """With a target, "token_labels", from the number of each word's, int32 [N]; below 0 for none."""
+        return dataclasses.replace(
+            self, targets=token_label_target(len(self.ids), self.tokens, tags)
+        )
 
 
-def tag_target(count: int, tokens: np.ndarray, tags: np.ndarray) -> dict[str, Target]:
+def token_label_target(count: int, tokens: np.ndarray, tags: np.ndarray) -> dict[str, Target]:
     """The target of `count` pieces, of which some have tags; see `WordExamples`."""
     values, weights = np.zeros(count, np.int32), np.zeros(count, np.float32)
     values[tokens], weights[tokens] = np.maximum(tags, 0), tags >= 0
-    return {"tag": Target("pieces", values, weights)}
+    return {"token_labels": Target("pieces", values, weights)}
 
 
 def encode_tagged_words(

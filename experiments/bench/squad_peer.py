@@ -40,7 +40,7 @@ def list_windows(batch: dict[str, np.ndarray]) -> list[WindowLocation]:
     """The windows of a batch, by length."""
     found = [
         WindowLocation(row, slot, np.flatnonzero(batch["example_ids"][row] == slot + 1))
-        for row, slot in np.argwhere(batch["span_weights"] > 0)
+        for row, slot in np.argwhere(batch["answer_positions_weights"] > 0)
     ]
     return sorted(found, key=lambda cell: len(cell.columns))
 
@@ -80,7 +80,7 @@ def peer(directory: pathlib.Path, init: str, threads: int, size: int) -> None:
         cells = list_windows(batch)
         for first in range(0, len(cells), size):
             group = cells[first : first + size]
-            places = [batch["span_targets"][c.row, c.slot] - c.columns[0] for c in group]
+            places = [batch["answer_positions"][c.row, c.slot] - c.columns[0] for c in group]
             start, end = torch.from_numpy(np.array(places)).long().T
             out = model(**inputs_of(batch, group), start_positions=start, end_positions=end)
             loss = out.loss * (len(group) / len(cells))

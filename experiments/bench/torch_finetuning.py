@@ -67,14 +67,16 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
     recipe = json.loads((directory / "recipe.json").read_text())
     torch.manual_seed(recipe["seed"])
     torch.set_num_threads(threads)
-    name = {"multiple_choice": "choice", "token_classification": "tag"}.get(recipe["kind"], "label")
+    name = {"multiple_choice": "choice_labels", "token_classification": "token_labels"}.get(
+        recipe["kind"], "labels"
+    )
     options = {key: value for key, value in recipe.items() if key.endswith("_prob")}
-    if name != "choice":
+    if name != "choice_labels":
         options["num_labels"] = recipe["outputs"]
     kind = {
-        "choice": transformers.AutoModelForMultipleChoice,
-        "tag": transformers.AutoModelForTokenClassification,
-        "label": transformers.AutoModelForSequenceClassification,
+        "choice_labels": transformers.AutoModelForMultipleChoice,
+        "token_labels": transformers.AutoModelForTokenClassification,
+        "labels": transformers.AutoModelForSequenceClassification,
     }[name]
     model = kind.from_pretrained(init, **options).float().train()
     optimizer, rates = make_torch_optimizer(model, recipe)
@@ -88,16 +90,16 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
             for field, values in zip(fields, (ids, types, np.ones_like(ids)), strict=True):
                 inputs[field][row, : len(ids)] = torch.from_numpy(values)
         # A question of one answer each: not all have as many.
-        shape = (-1, 1, length) if name == "choice" else (-1, length)
+        shape = (-1, 1, length) if name == "choice_labels" else (-1, length)
         return {field: values.view(shape) for field, values in inputs.items()}
 
     def losses_of(logits: Any, sizes: list[int], targets: Any) -> Any:
         """Of each question, or of each piece."""
-        if name == "tag":
+        if name == "token_labels":
             logits = logits.flatten(0, 1)
         if recipe["kind"] == "regression":
             return functional.mse_loss(logits[:, 0], targets, reduction="none")
-        if name == "choice":
+        if name == "choice_labels":
             each = logits[:, 0].split(sizes)
             logits = torch.nn.utils.rnn.pad_sequence(each, True, -torch.inf)
             targets = torch.stack([own.argmax() for own in targets.split(sizes)])
@@ -106,20 +108,22 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
     def prepared(arrays: Mapping[str, np.ndarray], step: int) -> list[tuple[Any, ...]]:
         """Inputs, answers of each question, targets, and shares in the loss, of each group."""
         questions, group_ids = group_by_question(arrays, step), list[tuple[Any, ...]]()
-        if name == "tag":
-            whole = arrays["tag_weights"][step].sum()
+        if name == "token_labels":
+            whole = arrays["token_labels_weights"][step].sum()
             for group in batched_by_length(questions, alike or len(questions), bool(alike)):
                 inputs = inputs_of(group)
                 targets, weights = (torch.zeros(inputs["input_ids"].shape) for _ in range(2))
                 for row, (example,) in enumerate(group):
                     size, at = len(example.ids), example.tokens
-                    targets[row, :size] = torch.from_numpy(arrays["tag_targets"][at])
-                    weights[row, :size] = torch.from_numpy(arrays["tag_weights"][at] / whole)
+                    targets[row, :size] = torch.from_numpy(arrays["token_labels"][at])
+                    weights[row, :size] = torch.from_numpy(
+                        arrays["token_labels_weights"][at] / whole
+                    )
                 group_ids.append((inputs, [], targets.long().flatten(), weights.flatten()))
             return group_ids
         whole = sum(arrays[f"{name}_weights"][each[0].place] for each in questions)
         for group in batched_by_length(questions, alike or len(questions), bool(alike)):
-            targets = [arrays[f"{name}_targets"][e.place] for each in group for e in each]
+            targets = [arrays[name][e.place] for each in group for e in each]
             weights = [arrays[f"{name}_weights"][each[0].place] / whole for each in group]
             dtype = torch.float32 if recipe["kind"] == "regression" else torch.long
             wanted = torch.tensor(np.array(targets), dtype=dtype)
@@ -161,7 +165,9 @@ def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int
             examples = [example for question in group for example in question]
             for example, found in zip(examples, model(**inputs_of(group)).logits, strict=True):
                 at, size = (
-                    (example.tokens, len(example.ids)) if name == "tag" else (example.place, None)
+                    (example.tokens, len(example.ids))
+                    if name == "token_labels"
+                    else (example.place, None)
                 )
                 logits[at] = found[:size].numpy()
     np.savez(directory / "logits.npz", logits=logits)

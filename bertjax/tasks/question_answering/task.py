@@ -33,7 +33,7 @@ from data_pipelines.finetuning.windows import (
     PassageCache,
     PassageWindows,
     WindowOptions,
-    span_target,
+    answer_position_target,
 )
 from data_pipelines.text.sources import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
@@ -76,7 +76,7 @@ class Objective(finetuning.Objective):
         )
 
     def targets(self) -> Mapping[str, Target]:
-        return span_target(np.zeros((0, 2), np.int32))
+        return answer_position_target(np.zeros((0, 2), np.int32))
 
 
 class Task(finetuning.Task):
@@ -129,10 +129,10 @@ class Task(finetuning.Task):
     def format_sequence(self, batch: HostBatch, row: int) -> str:
         """A window a line, its answer in brackets."""
         lines = []
-        for slot in np.flatnonzero(batch["span_weights"][row]):
+        for slot in np.flatnonzero(batch["answer_positions_weights"][row]):
             ids = batch["input_ids"][row]
             own = np.flatnonzero(batch["example_ids"][row] == slot + 1)
-            start, end = batch["span_targets"][row, slot]
+            start, end = batch["answer_positions"][row, slot]
             parts = [ids[own[0] : start], ids[start : end + 1], ids[end + 1 : own[-1] + 1]]
             before, answer, after = (self.tokenizer.decode(part.tolist()) for part in parts)
             lines.append(f"{before} >>{answer}<< {after}".strip())

@@ -53,7 +53,7 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         self._problem_type, self._text_indices = problem_type, encoded.text_indices
         self._gold = make_target(data, labels, problem_type)
         super().__init__(
-            encoded.with_target("label", self._gold), row, rows, num_processes, process_id
+            encoded.with_target("labels", self._gold), row, rows, num_processes, process_id
         )
 
     def predictions(self, logits: Sequence[np.ndarray]) -> np.ndarray:

@@ -83,7 +83,7 @@ class Objective(finetuning.Objective):
 
     def targets(self) -> Mapping[str, Target]:
         none = SequenceClassificationDataset("", [], [])
-        return {"label": make_target(none, [""] * self.config.model.num_labels, self.problem_type)}
+        return {"labels": make_target(none, [""] * self.config.model.num_labels, self.problem_type)}
 
 
 class Task(finetuning.Task):
@@ -179,14 +179,14 @@ class Task(finetuning.Task):
         if spec:
             weights = class_weights(spec, self.labels, found.values)
             found = dataclasses.replace(found, weights=weights[found.values])
-        return encoded.with_target("label", found)
+        return encoded.with_target("labels", found)
 
     def eval_sets(self) -> Sequence[EvalSet]:
         return self._sets
 
     def format_sequence(self, batch: HostBatch, row: int) -> str:
         """An example a line, its label or number before it."""
-        said = [self._format_label(value) for value in batch["label_targets"][row]]
+        said = [self._format_label(value) for value in batch["labels"][row]]
         return show_examples(batch, row, self.tokenizer, said)
 
     def _format_label(self, value: np.ndarray) -> str:

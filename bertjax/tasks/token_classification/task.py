@@ -41,7 +41,7 @@ from data_pipelines.finetuning.token_classification import (
     make_tagged_dataset,
     read_tagged_file,
 )
-from data_pipelines.finetuning.word_alignment import WordExamples, tag_target
+from data_pipelines.finetuning.word_alignment import WordExamples, token_label_target
 from data_pipelines.text.sources import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
@@ -68,7 +68,7 @@ class Objective(finetuning.Objective):
         )
 
     def targets(self) -> Mapping[str, Target]:
-        return tag_target(0, np.zeros(0, np.int64), np.zeros(0, np.int32))
+        return token_label_target(0, np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 class Task(finetuning.Task):
@@ -140,7 +140,7 @@ class Task(finetuning.Task):
 
     def format_sequence(self, batch: HostBatch, row: int) -> str:
         """A sentence a line, the tag of a word before its first piece where it is not O."""
-        tags, weights = batch["tag_targets"][row], batch["tag_weights"][row]
+        tags, weights = batch["token_labels"][row], batch["token_labels_weights"][row]
         lines = []
         for slot in range(1, int(batch["example_ids"][row].max()) + 1):
             said = []
