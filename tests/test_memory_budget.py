@@ -134,7 +134,7 @@ def test_an_evaluation_that_does_not_fit_is_refused_with_its_rows() -> None:
 def test_devices_that_run_out_end_a_run_with_a_sentence(corpus, tmp_path, monkeypatch) -> None:
     def train(self, rows=None):
         monkeypatch.undo()  # what is tried is compiled
-        self.taken["train_step"] = 6 * MIB
+        self.memory_bytes["train_step"] = 6 * MIB
         raise jax.errors.JaxRuntimeError(CPU)
 
     monkeypatch.setattr(StepFunctions, "compile_train_step", train)

@@ -167,14 +167,14 @@ def swept(folder, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("sweep") / "grid"
     trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
     compiled = []
-    train = ParallelStepFunctions._make_train_step
+    train = ParallelStepFunctions._compile_train_step
 
     def counted(self: ParallelStepFunctions) -> jax.stages.Compiled:
         compiled.append(train(self))
         return compiled[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ParallelStepFunctions, "_make_train_step", counted)
+        patch.setattr(ParallelStepFunctions, "_compile_train_step", counted)
         found = sweep(trials, base_config(folder), workdir)
     return workdir, found, compiled
 

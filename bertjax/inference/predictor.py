@@ -37,7 +37,7 @@ class Runner:
         config = dataclasses.replace(objective.config, mesh=MeshConfig())
         self._step_functions = StepFunctions(config, objective)
         start.check_complete(config.model, self._step_functions.param_shapes)
-        self._params = self._step_functions.layout_params(
+        self._params = self._step_functions.predict_layout.place(
             start.load(self._step_functions.param_shapes)
         )
         self._constants = self._step_functions.constants()

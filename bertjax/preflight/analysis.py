@@ -23,7 +23,8 @@ from bertjax.preflight.hlo import Collective, Instruction, read_program
 from bertjax.preflight.memory_traffic import bytes_accessed
 from bertjax.preflight.report import PreflightReport, ProgramReport
 from bertjax.preflight.topology import Topology
-from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
+from bertjax.steps.batch_sizes import check_batch_sizes
+from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions, round_up_runs
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.training.memory_budget import smaller
@@ -64,7 +65,7 @@ def preflight(
         task = registry.find(config.task)(config)
         config, examples = task.config, task.examples_per_epoch
     config = config.resolve(examples)
-    programs: StepFunctions
+    programs: AnyStepFunctions
     if runs:
         config = dataclasses.replace(config, mesh=MeshConfig(1, 1, 1))
         objective, parts = registry.objective(config, 1), 1
@@ -75,7 +76,7 @@ def preflight(
         objective = registry.objective(config, _row_parts(config, topology))
         programs = StepFunctions(config, objective, devices)
         parts = num_batch_shards(programs.mesh)
-    programs.check_batch_sizes(train=True)
+    check_batch_sizes(config, objective, programs.mesh, train=True)
     times = max(runs, 1)
     optimizer = shard_bytes(programs.state_shapes.opt_state)
     judge = functools.partial(_analyze_program, topology, devices, parts)
@@ -95,7 +96,7 @@ def preflight(
     if train.fits and not train_only:
         forward = times * objective.forward_flops(rows)
         others["evaluation"] = judge(programs.compile_eval_step, rows, forward, optimizer + saved)
-        if not runs:
+        if isinstance(programs, StepFunctions):
             predict = functools.partial(programs.compile_predict_step, objective.batch_shapes(rows))
             others["prediction"] = judge(predict, rows, forward, 0)
     return PreflightReport(
@@ -108,7 +109,7 @@ def preflight(
         optimizer_bytes=optimizer,
         steps=_num_steps(config, train),
         remat=config.model.remat,
-        attention=str(programs.attention_implementation()),
+        attention=str(objective.attention_implementation(programs.mesh)),
         train=train,
         **others,
     )

@@ -1,4 +1,4 @@
-"""What is compiled: a model, its loss, and the shapes of its batches."""
+"""The objective of a task: a model, its loss, and the shapes of its batches."""
 
 import abc
 import functools
@@ -7,36 +7,38 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh
 
 from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
+from bertjax.model.attention.dispatch import AttentionImplementation, choose
 from bertjax.model.heads import BertWithHeads, head_sums, num_head_positions
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 
-MAX_EVAL_TOKENS = (
-    131_072  # of a batch of held-out data, at most, unless the configuration says more
-)
+# Upper bound for an eval batch, in tokens, unless the configuration sets `eval_batch_size`.
+MAX_EVAL_TOKENS = 131_072
 
 
 class Objective(abc.ABC):
-    """An encoder with heads, from the configuration alone, without data.
+    """An encoder with heads and its loss, from the configuration alone, without data.
 
-    A task derives its own, gives it the shapes of batches, and overrides what else is different.
+    A task derives its own class, defines the shapes of batches and overrides what differs.
 
     Args:
-      batch_size_multiple: of rows, which devices share; a task that chooses its rows gives some of it.
-
-    Class attributes:
-      UNREAD: fields of the configuration that the task does not read; they are refused.
+      config: the configuration of the run.
+      batch_size_multiple: number of devices that share a batch. A task that chooses its batch size
+        rounds it up to a multiple of this number.
 
     Attributes:
-      heads: names of `bertjax.model.heads.HEADS`.
-      outputs: which of what `apply` gives an evaluation needs of each batch, besides the sums.
+      UNUSED_FIELDS: configuration fields that the task does not read; other values than the
+        defaults are rejected.
+      heads: names of heads, keys of `bertjax.model.heads.HEADS`.
+      eval_outputs: outputs of `apply` that the evaluation reads from each batch, beside the sums.
       batch_size: sequences of a global training batch, over all processes and devices.
 
     Raises:
-      InputError: in one sentence, where the configuration makes no model.
+      InputError: the configuration does not define a model of the task.
     """
 
     UNUSED_FIELDS: ClassVar[frozenset[str]] = frozenset()
@@ -44,67 +46,89 @@ class Objective(abc.ABC):
     eval_outputs: tuple[str, ...] = ()
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
-        self.config, self.batch_size_multiple, self.batch_size = (
-            config,
-            batch_size_multiple,
-            config.batch_size,
-        )
+        self.config, self.batch_size_multiple = config, batch_size_multiple
+        self.batch_size = config.batch_size
         for name in sorted(self.UNUSED_FIELDS):
             if (value := getattr(config, name)) != getattr(Config, name):
-                raise InputError(f"task={config.task} does not read {name}={value}: leave it out.")
+                raise InputError(
+                    f"{name}={value!r}: task={config.task} does not read this field. Remove it."
+                )
 
     @functools.cached_property
     def model(self) -> BertWithHeads:
+        """The Flax module."""
         return BertWithHeads(self.config.model, self.heads)
 
     @property
     def eval_batch_size(self) -> int:
-        """Of a global batch of held-out data: those of a training step, where they are not many."""
-        most = max(1, MAX_EVAL_TOKENS // self.config.max_seq_length)
-        usual = self.config.batch_size
-        return self.config.eval_batch_size or (
-            usual if usual <= most else self.round_up_batch_size(most)
-        )
+        """Sequences of a global eval batch.
 
-    def round_up_batch_size(self, rows: int, parts: int = 1) -> int:
-        """So many rows, or as few more as devices need to share them in so many parts."""
+        By default the training batch size, or `MAX_EVAL_TOKENS` if that is less.
+        """
+        largest = max(1, MAX_EVAL_TOKENS // self.config.max_seq_length)
+        if self.config.eval_batch_size or self.config.batch_size <= largest:
+            return self.config.eval_batch_size or self.config.batch_size
+        return self.round_up_batch_size(largest)
+
+    def round_up_batch_size(self, batch_size: int, parts: int = 1) -> int:
+        """Return the batch size, rounded up so that devices share each of the equal parts."""
         multiple = self.batch_size_multiple * parts
-        return -(-rows // multiple) * multiple
+        return -(-batch_size // multiple) * multiple
 
     @abc.abstractmethod
-    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Name -> shape of the arrays of a global batch of so many rows."""
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape of each array of a global batch, by its name."""
 
     def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The same of a batch of held-out data."""
+        """Return the shape of each array of a global eval batch, by its name."""
         return self.batch_shapes(self.eval_batch_size)
 
     @abc.abstractmethod
-    def forward_flops(self, rows: int) -> float:
-        """Model operations of a forward pass over so many rows."""
+    def forward_flops(self, batch_size: int) -> float:
+        """Return the model FLOPs of a forward pass over a batch."""
 
     @property
     def num_head_positions(self) -> int:
-        """Of a row's positions those whose vectors the heads read; 0 for all of them."""
+        """Number of positions of a sequence that the heads read; 0 for all."""
         return num_head_positions(self.heads, self.batch_shapes(1))
 
     def step_flops(self) -> float:
-        """Model operations of a training step: a backward pass counts as two forward ones."""
+        """Return the model FLOPs of a train step; a backward pass counts as two forward passes."""
         return 3 * self.forward_flops(self.batch_size)
 
+    def attention_implementation(self, mesh: Mesh) -> AttentionImplementation:
+        """Return the attention implementation of the train step on a mesh, without tracing it."""
+        model = self.config.model
+        sequences, length = self.batch_shapes(self.batch_size)["example_ids"].shape
+        shape = (
+            sequences // self.config.gradient_accumulation_steps,
+            length,
+            model.num_attention_heads,
+            model.hidden_size // model.num_attention_heads,
+        )
+        with jax.set_mesh(mesh):
+            return choose(jax.ShapeDtypeStruct(shape, model.dtype))
+
     def init_params(self, key: Array) -> Any:
-        """Random parameters: a nested dictionary of float32 arrays."""
+        """Return random parameters: a nested dictionary of float32 arrays."""
         batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in self.batch_shapes(1).items()}
         return self.model.init(key, batch, deterministic=True)["params"]
 
     def constants(self) -> Any:
-        """A tree of arrays that the forward pass reads and that do not learn, such as a teacher."""
+        """Return a tree of arrays that `apply` reads and that are not trained, as a teacher's."""
         return {}
 
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
     ) -> dict[str, Array]:
-        """One forward pass, for loss, evaluation and prediction alike; a key turns dropout on."""
+        """Return the outputs of a forward pass, for loss, evaluation and prediction.
+
+        Args:
+          params: nested dictionary of parameters.
+          batch: arrays of the shapes of `batch_shapes`.
+          key: key of dropout; None to turn dropout off.
+          constants: as `constants` returns them.
+        """
         rngs = None if key is None else {"dropout": key}
         return cast(
             dict[str, Array],
@@ -112,14 +136,20 @@ class Objective(abc.ABC):
         )
 
     def sums(self, outputs: dict[str, Array], batch: Batch) -> Sums:
-        """What is minimised (names in `_loss`) and reported, summed over the batch.
+        """Return losses (names in `_loss`) and metrics, summed over the batch, with their weights.
 
-        `nonpad_fraction` is the share of cells that are no padding.
+        `nonpad_fraction` is the fraction of tokens that are not padding.
         """
-        real = batch["example_ids"] > 0
-        nonpad_fraction = jnp.sum(real, dtype=jnp.float32), jnp.float32(real.size)
+        is_token = batch["example_ids"] > 0
+        nonpad_fraction = jnp.sum(is_token, dtype=jnp.float32), jnp.float32(is_token.size)
         return {"nonpad_fraction": nonpad_fraction} | head_sums(outputs, batch)
 
+    def eval_results(
+        self, outputs: dict[str, Array], batch: Batch
+    ) -> tuple[Sums, dict[str, Array]]:
+        """Return what an eval step does: the sums and the outputs named in `eval_outputs`."""
+        return self.sums(outputs, batch), {name: outputs[name] for name in self.eval_outputs}
+
     def trainable(self, name: str) -> bool:
-        """Whether the parameter of this name learns."""
+        """Return whether the parameter of this name is trained."""
         return True

@@ -1,8 +1,8 @@
-"""Several runs as one program, each on a device of its own: no two of them ever exchange a byte.
+"""Step functions of several vmapped runs, each on one device; the runs exchange no data.
 
-What tells the runs apart, their rates and seeds, are arguments; all else is compiled once. Arrays
-have a leading axis of runs R, which the devices share, and a device that has several of them
-computes them as one batch. The losses of a run are those that it has alone.
+Runs differ in their learning rates and seeds, which are arguments, so one compiled function serves
+all. Arrays have a leading axis of runs R, sharded over the devices; a device with several runs
+computes them as one batch. The losses of a run are bit-identical to those it has alone.
 """
 
 import copy
@@ -17,12 +17,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config.config import Config
-from bertjax.config.optimizer_config import OptimizerConfig
 from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import AXES, with_shardings
+from bertjax.steps.compilation import Compiler, tree_shardings_of
+from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective
-from bertjax.steps.optimizer import with_learning_rate, stop_frozen_gradients
+from bertjax.steps.optimizer import stop_frozen_gradients, with_learning_rate
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState, make_train_step
 
@@ -30,13 +31,24 @@ RUNS = "runs"
 _PER_RUN, _REPLICATED = PartitionSpec(RUNS), PartitionSpec()
 
 
-class ParallelStepFunctions(StepFunctions):
-    """The programs of R runs that differ in nothing but `PER_RUN_FIELDS`.
+class ParallelStepFunctions:
+    """The compiled functions of R runs that differ only in `PER_RUN_FIELDS`.
+
+    They have the interface of `StepFunctions`, but for prediction and time budgets.
 
     Args:
-      configs: of the runs, as many on each device; resolved.
-      objective: of one run on one device.
-      devices: of this machine or of a topology that only the compiler knows; all by default.
+      configs: resolved configurations of the runs, the same number for each device.
+      objective: the objective of one run on one device.
+      devices: devices of this machine or of a compile-only topology; all by default.
+
+    Attributes:
+      configs: as given.
+      mesh: the devices along the axis `RUNS`, and axes of size 1 for those of `make_mesh`.
+      param_shapes: parameters [R, ...] as `jax.ShapeDtypeStruct` with shardings.
+      init_shapes: the parameters that `init` takes, without the axis R: all runs share them.
+      batch_sharding, eval_batch_sharding: shardings of training batches [R, B, ...] and of eval
+        batches [B, ...].
+      memory_bytes: bytes per device of each compiled function, by the function's name.
     """
 
     PER_RUN_FIELDS = ("seed", "data_seed", "optimizer.learning_rate")
@@ -50,86 +62,105 @@ class ParallelStepFunctions(StepFunctions):
         devices = jax.devices() if devices is None else devices
         if devices[0].platform == "cpu":
             keep_freed_memory()
-        self._config, self._objective, self.configs = configs[0], objective, configs
-        self._runs_per_device = len(configs) // len(devices)  # of a device
-        # The axes that split a run are there, of one device each.
+        self.configs, self._objective = configs, objective
+        self._runs_per_device = len(configs) // len(devices)
         ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.mesh = Mesh(np.asarray(ordered).reshape(-1, 1, 1, 1), (RUNS, *AXES))
+        self._replicated = NamedSharding(self.mesh, _REPLICATED)
         self.batch_sharding = NamedSharding(self.mesh, _PER_RUN)
-        self._replicated = self.eval_batch_sharding = NamedSharding(self.mesh, _REPLICATED)
-        self._compiled: dict[str, Any] = {}
-        self.memory_bytes = {}
-        fixed = jax.eval_shape(objective.constants)
+        self.eval_batch_sharding = self._replicated
         self._constants = {
-            "rates": self._shard_over_runs(jax.ShapeDtypeStruct((len(configs),), jnp.float32)),
-            "seeds": self._shard_over_runs(jax.ShapeDtypeStruct((len(configs),), jnp.uint32)),
-            "fixed": with_shardings(fixed, self._replicated),
+            "rates": jax.ShapeDtypeStruct(
+                (len(configs),), jnp.float32, sharding=self.batch_sharding
+            ),
+            "seeds": jax.ShapeDtypeStruct(
+                (len(configs),), jnp.uint32, sharding=self.batch_sharding
+            ),
+            "fixed": with_shardings(jax.eval_shape(objective.constants), self._replicated),
         }
-        self._single_run_shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
-        self.param_shapes = self._shard_over_runs(
-            jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((len(configs), *leaf.shape), leaf.dtype),
-                self._single_run_shapes,
-            )
+        shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
+        self.init_shapes = with_shardings(shapes, self._replicated)
+        self.param_shapes = with_shardings(self._stack_shapes(shapes), self.batch_sharding)
+        # The learning rate of each run is an argument: see `with_learning_rate`.
+        optimizer_config = dataclasses.replace(configs[0].optimizer_config(), learning_rate=1.0)
+        self._initializer = StateInitializer(
+            objective, optimizer_config, self.init_shapes, configs[0].reinit_layers
         )
+        self._compiler = Compiler(self.mesh)
+        self.memory_bytes = self._compiler.memory_bytes
+        self._compiled: dict[str, Any] = {}
 
     def with_configs(self, configs: Sequence[Config]) -> "ParallelStepFunctions":
-        """The same programs, compiled once for all, of as many other runs."""
+        """Return the same compiled functions for another set of as many runs."""
         other = copy.copy(self)
         other.configs = configs
         return other
 
     @property
     def is_compiled(self) -> bool:
-        return "train" in self._compiled
-
-    def _compile_once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._compiled:
-            self._compiled[name] = make()
-        return self._compiled[name]
+        """Whether the train step was compiled for an earlier set of runs."""
+        return "train_step" in self._compiled
 
     def constants(self) -> Any:
-        """Rates and seeds of the runs, and what does not learn, on the devices."""
-        rates = np.array([each.optimizer.learning_rate for each in self.configs], np.float32)
-        seeds = np.array([each.seed for each in self.configs], np.uint32)
-        found = {"rates": rates, "seeds": seeds, "fixed": self._objective.constants()}
-        return jax.tree.map(_make_global_array, found, self._constants)
+        """Return the runs' rates and seeds and the arrays that are not trained, on the devices."""
+        values = {
+            "rates": np.array([c.optimizer.learning_rate for c in self.configs], np.float32),
+            "seeds": np.array([c.seed for c in self.configs], np.uint32),
+            "fixed": self._objective.constants(),
+        }
+        return jax.tree.map(_make_global_array, values, self._constants)
 
     @functools.cached_property
     def state_shapes(self) -> TrainState:
         """The state of all runs: every leaf but `step` has a leading axis of runs."""
         shapes = jax.eval_shape(self._init_runs, self._constants["seeds"], {})
-        return shapes._replace(
-            step=with_shardings(shapes.step, self._replicated),
-            **{
-                name: self._shard_over_runs(getattr(shapes, name))
-                for name in ("params", "opt_state", "window")
-            },
+        return TrainState(
+            with_shardings(shapes.step, self._replicated),
+            *with_shardings(shapes[1:], self.batch_sharding),
         )
 
-    @property
-    def init_shapes(self) -> Any:
-        """All runs begin with the same, whole on every device."""
-        return with_shardings(self._single_run_shapes, self._replicated)
+    def init(self, init_params: Any = None) -> TrainState:
+        """Return the states before the first step; see `StepFunctions.init`."""
+        out_shardings = tree_shardings_of(self.state_shapes)
+        init = self._compile_once(
+            "init", lambda: jax.jit(self._init_runs, out_shardings=out_shardings)
+        )
+        state: TrainState = init(self.constants()["seeds"], init_params or {})
+        return state
 
-    def compile_train_step(self, rows: int | None = None) -> jax.stages.Compiled:
-        """The train step: (state, batch, constants) -> (state, window).
+    def compile_train_step(self, batch_size: int | None = None) -> jax.stages.Compiled:
+        """Compile the train step once: (state, batch, constants) -> (state, window).
 
-        The arrays of a batch are [R, B, ...], the window's [R].
+        The arrays of a batch are [R, B, ...], those of the window [R].
+
+        Args:
+          batch_size: sequences of a run's batch; None, or the size of the full batch.
         """
-        return self._compile_once("train", self._make_train_step)
+        assert batch_size in (None, self._objective.batch_size)
+        return self._compile_once("train_step", self._compile_train_step)
 
-    def _make_train_step(self) -> jax.stages.Compiled:
-        config, objective = self._config, self._objective
+    def compile_eval_step(self) -> jax.stages.Compiled:
+        """Compile the eval step once: (params, batch, constants) -> (sums [R], outputs [R, ...])."""
+        return self._compile_once("eval_step", self._compile_eval_step)
 
-        def one(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
+    def gather(self, tree: Any) -> Any:
+        """Return arrays of all runs, such as a window, replicated on every device."""
+        gather = self._compile_once(
+            "gather", lambda: jax.jit(lambda tree: tree, out_shardings=self._replicated)
+        )
+        return gather(tree)
+
+    def _compile_train_step(self) -> jax.stages.Compiled:
+        config, objective = self.configs[0], self._objective
+
+        def run_step(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 params = stop_frozen_gradients(params, config.optimizer_config())
                 return objective.sums(objective.apply(params, batch, key, fixed), batch)
 
             step = make_train_step(
                 loss,
-                with_learning_rate(self._optimizer, rate),
+                with_learning_rate(self._initializer.optimizer, rate),
                 seed_key=jax.random.key(seed),
                 gradient_accumulation_steps=config.gradient_accumulation_steps,
                 log_every=int(config.log_every),
@@ -139,93 +170,91 @@ class ParallelStepFunctions(StepFunctions):
         def train_step(state: TrainState, batch: Batch, constants: Any) -> Any:
             fixed = constants["fixed"]
 
-            def device(step: Any, rest: Any, batch: Batch, rates: Any, seeds: Any) -> Any:
-                def run(rest: Any, batch: Batch, rate: Any, seed: Any) -> Any:
-                    found, window = one(TrainState(step, *rest), batch, rate, seed, fixed)
-                    return found[1:], window
+            def device_step(step: Any, leaves: Any, batch: Batch, rates: Any, seeds: Any) -> Any:
+                def run(leaves: Any, batch: Batch, rate: Any, seed: Any) -> Any:
+                    new_state, window = run_step(
+                        TrainState(step, *leaves), batch, rate, seed, fixed
+                    )
+                    return new_state[1:], window
 
-                return self._over_runs(run, rest, batch, rates, seeds)
+                return self._over_runs(run, leaves, batch, rates, seeds)
 
-            rest, window = self._on_devices(
-                device, (_REPLICATED, _PER_RUN, _PER_RUN, _PER_RUN, _PER_RUN)
+            leaves, window = self._on_devices(
+                device_step, (_REPLICATED, _PER_RUN, _PER_RUN, _PER_RUN, _PER_RUN)
             )(state.step, state[1:], batch, constants["rates"], constants["seeds"])
-            return TrainState(state.step + 1, *rest), window
+            return TrainState(state.step + 1, *leaves), window
 
-        shapes = self._objective.batch_shapes(self._objective.batch_size)
-        batches = {
-            name: jax.ShapeDtypeStruct((len(self.configs), *each.shape), each.dtype)
-            for name, each in shapes.items()
-        }
-        out = jax.tree.map(lambda leaf: leaf.sharding, self.state_shapes), self.batch_sharding
-        return self._compile(train_step, self.state_shapes, batches, out, donate_argnums=0)
+        batches = self._stack_shapes(objective.batch_shapes(objective.batch_size))
+        return self._compiler.compile(
+            train_step,
+            self.state_shapes,
+            with_shardings(batches, self.batch_sharding),
+            self._constants,
+            out_shardings=(tree_shardings_of(self.state_shapes), self.batch_sharding),
+            donate=True,
+        )
 
-    def compile_eval_step(self) -> jax.stages.Compiled:
-        """(params, batch, constants) -> sums [R] and outputs [R, ...] of a batch, for each run."""
-        return self._compile_once("evaluate", self._make_eval_step)
-
-    def _make_eval_step(self) -> jax.stages.Compiled:
+    def _compile_eval_step(self) -> jax.stages.Compiled:
         objective = self._objective
 
         def eval_step(params: Any, batch: Batch, constants: Any) -> Any:
-            def device(params: Any, batch: Batch, fixed: Any) -> Any:
+            def device_step(params: Any, batch: Batch, fixed: Any) -> Any:
                 def run(params: Any) -> Any:
                     outputs = objective.apply(params, batch, None, fixed)
-                    kept = {name: outputs[name] for name in objective.eval_outputs}
-                    return objective.sums(outputs, batch), kept
+                    return objective.eval_results(outputs, batch)
 
                 return self._over_runs(run, params)
 
             specs = (_PER_RUN, _REPLICATED, _REPLICATED)
-            return self._on_devices(device, specs)(params, batch, constants["fixed"])
+            return self._on_devices(device_step, specs)(params, batch, constants["fixed"])
 
-        shapes = objective.eval_shapes()
-        return self._compile(
-            eval_step, self.param_shapes, shapes, self._replicated, self.eval_batch_sharding
+        return self._compiler.compile(
+            eval_step,
+            self.param_shapes,
+            with_shardings(objective.eval_shapes(), self.eval_batch_sharding),
+            self._constants,
+            out_shardings=self._replicated,
         )
 
-    @functools.cached_property
-    def gather(self) -> Callable[[Any], Any]:
-        """A function that gives every device what is of each run, such as a window."""
-        return jax.jit(lambda tree: tree, out_shardings=self._replicated)
-
-    def check_batch_sizes(self, train: bool) -> None:
-        """Every device has whole batches, so that none must divide."""
+    def _compile_once(self, name: str, compile_function: Callable[[], Any]) -> Any:
+        if name not in self._compiled:
+            self._compiled[name] = compile_function()
+        return self._compiled[name]
 
     def _on_devices(self, function: Callable[..., Any], specs: Any) -> Callable[..., Any]:
         return jax.shard_map(function, in_specs=specs, out_specs=_PER_RUN, check_vma=False)
 
     def _over_runs(self, run: Callable[..., Any], *arguments: Any) -> Any:
-        """What `run` gives for each of a device's runs; of one alone its very program."""
+        """Return the stacked results of `run` for each of a device's runs.
+
+        A single run is not vmapped: its program is the one it has alone.
+        """
         if self._runs_per_device > 1:
             return jax.vmap(run)(*arguments)
-        alone = run(*jax.tree.map(lambda leaf: leaf[0], arguments))
-        return jax.tree.map(lambda leaf: leaf[None], alone)
+        result = run(*jax.tree.map(lambda leaf: leaf[0], arguments))
+        return jax.tree.map(lambda leaf: leaf[None], result)
 
-    def init(self, given: Any = None) -> TrainState:
-        """The states before the first step; see `Programs.init`."""
-        out = jax.tree.map(lambda leaf: leaf.sharding, self.state_shapes)
-        init = self._compile_once("init", lambda: jax.jit(self._init_runs, out_shardings=out))
-        state: TrainState = init(self.constants()["seeds"], given or {})
-        return state
+    def _init_runs(self, seeds: Any, init_params: Any) -> TrainState:
+        def init_run(seed: Any) -> tuple[Any, ...]:
+            return tuple(self._initializer.from_seed(seed, init_params))
 
-    def _init_runs(self, seeds: Any, given: Any) -> TrainState:
-        def one(seed: Any) -> tuple[Any, ...]:
-            return tuple(self._init_with_seed(seed, given))
+        return TrainState(*jax.vmap(init_run, out_axes=(None, 0, 0, 0))(seeds))
 
-        return TrainState(*jax.vmap(one, out_axes=(None, 0, 0, 0))(seeds))
+    def _stack_shapes(self, tree: Any) -> Any:
+        """Return shapes with a leading axis of runs."""
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((len(self.configs), *leaf.shape), leaf.dtype), tree
+        )
 
-    def _optimizer_config(self) -> OptimizerConfig:
-        return dataclasses.replace(super()._optimizer_config(), learning_rate=1.0)
 
-    def _shard_over_runs(self, tree: Any) -> Any:
-        return with_shardings(tree, NamedSharding(self.mesh, _PER_RUN))
+AnyStepFunctions = StepFunctions | ParallelStepFunctions  # what a training loop runs
 
 
 def round_up_runs(runs: int, devices: int) -> int:
-    """So many runs, or as few more as give every device as many."""
+    """Return the number of runs, rounded up to a multiple of the devices."""
     return -(-runs // devices) * devices
 
 
 def _make_global_array(array: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
-    found = np.asarray(array)
-    return jax.make_array_from_callback(found.shape, target.sharding, lambda index: found[index])
+    values = np.asarray(array)
+    return jax.make_array_from_callback(values.shape, target.sharding, lambda index: values[index])

@@ -14,7 +14,8 @@ from bertjax.config.config import Config
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed, fetch_to_host
 from bertjax.model.losses import Sums
-from bertjax.steps.parallel_runs import ParallelStepFunctions
+from bertjax.steps.batch_sizes import check_batch_sizes
+from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means, total_loss
 from bertjax.tasks import registry
@@ -56,7 +57,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
             fix = "name a file with --config.data.eval_file=FILE"
         raise InputError(f"{config.data['dir']} has no held-out data: {fix}.")
     programs = StepFunctions(config, task.objective)
-    programs.check_batch_sizes(train=False)
+    check_batch_sizes(config, task.objective, programs.mesh, train=False)
     for member in members:
         check_tokenizer(task, member.tokenizer, member.path)
         if member.labels != task.labels and {*programs.param_shapes} <= {*member.parts}:
@@ -151,7 +152,7 @@ def make_parallel_evaluator(
 
 
 def _make_eval_loop(
-    programs: StepFunctions, report_progress: Callable[[str], None] | None = None
+    programs: AnyStepFunctions, report_progress: Callable[[str], None] | None = None
 ) -> Callable[[Any, EvalSet], EvalOutputs]:
     program, constants = programs.compile_eval_step(), programs.constants()
 

@@ -22,6 +22,7 @@ from bertjax.mesh.memory import (
 )
 from bertjax.mesh.sharding import num_batch_shards
 from bertjax.steps.objective import Objective
+from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from data_pipelines.errors import InputError
@@ -73,7 +74,7 @@ class MemoryBudget:
     """
 
     def __init__(
-        self, config: Config, objective: Objective, programs: StepFunctions, runs: int = 1
+        self, config: Config, objective: Objective, programs: AnyStepFunctions, runs: int = 1
     ) -> None:
         self._config, self._objective, self._step_functions = config, objective, programs
         self._tries = _MAX_COMPILATIONS if runs == jax.process_count() == 1 else 0
@@ -191,7 +192,10 @@ class MemoryBudget:
 
 
 def check_evaluation(
-    programs: StepFunctions, objective: Objective, reserved_bytes: int = 0, limit: int | None = None
+    programs: AnyStepFunctions,
+    objective: Objective,
+    reserved_bytes: int = 0,
+    limit: int | None = None,
 ) -> None:
     """Refuses an evaluation that is compiled and does not fit.
 

@@ -14,8 +14,8 @@ from bertjax.config.durations import TICKS
 from bertjax.mesh.memory import format_bytes, shard_bytes
 from bertjax.mesh.sharding import num_batch_shards
 from bertjax.model.heads import HEADS
+from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.schedules import learning_rate_schedule
-from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks.task import Task
 
 _MAX_EPOCHS = 200  # of which even small data need fewer
@@ -23,7 +23,12 @@ _MAX_FINAL_LR_FRACTION = 0.5  # of the peak, more of which a decay is not to lea
 
 
 def opening(
-    config: Config, task: Task, programs: StepFunctions, workdir: epath.Path, step: int, runs: int
+    config: Config,
+    task: Task,
+    programs: AnyStepFunctions,
+    workdir: epath.Path,
+    step: int,
+    runs: int,
 ) -> str:
     """The page that a run begins with, a line for each thing, what is odd at its end.
 
@@ -85,7 +90,7 @@ def closing(workdir: epath.Path, checkpoint: epath.Path, task: Task) -> str:
     return "\n".join([f"done; the model is in {checkpoint}. Next:", *wanted])
 
 
-def _devices(programs: StepFunctions) -> str:
+def _devices(programs: AnyStepFunctions) -> str:
     devices = programs.mesh.devices.flatten()
     kind = devices[0].device_kind
     said = f"{len(devices)} {kind}"
@@ -97,7 +102,7 @@ def _devices(programs: StepFunctions) -> str:
     return f"{said}, mesh {' '.join(axes)}" if axes else said
 
 
-def _model(config: Config, task: Task, programs: StepFunctions, runs: int) -> str:
+def _model(config: Config, task: Task, programs: AnyStepFunctions, runs: int) -> str:
     model = config.model
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(programs.param_shapes)) // runs
     heads = " and ".join(HEADS[name].part for name in task.objective.heads)
@@ -114,7 +119,7 @@ def _epochs(config: Config, task: Task) -> str:
     return f"; the run sees {epochs:,.{0 if epochs >= 10 else 2}f} epochs"
 
 
-def _rows(config: Config, task: Task, programs: StepFunctions, runs: int) -> str:
+def _rows(config: Config, task: Task, programs: AnyStepFunctions, runs: int) -> str:
     rows = task.objective.batch_size
     said = f"{rows:,} a step of {config.max_seq_length} pieces"
     if rows != config.batch_size:

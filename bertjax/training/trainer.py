@@ -26,8 +26,10 @@ from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, RunError
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
+from bertjax.steps.batch_sizes import check_batch_sizes
 from bertjax.steps.histograms import compute_histograms
-from bertjax.steps.schedules import Plan
+from bertjax.steps.parallel_runs import AnyStepFunctions
+from bertjax.steps.schedules import Plan, learning_rate_schedule
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState, means
 from bertjax.tasks import registry
@@ -94,7 +96,7 @@ class Trainer:
         self.config = config = config.resolve(self.task.examples_per_epoch)
         self.steps = config.total_steps
         self.programs = self._plan()
-        self.programs.check_batch_sizes(train=True)
+        check_batch_sizes(config, self.task.objective, self.programs.mesh, train=True)
         self._memory_budget = MemoryBudget(config, self.task.objective, self.programs, self.runs)
         self._memory_budget.check_state()
         if config.best_metric and not self.task.eval_sets():
@@ -125,7 +127,7 @@ class Trainer:
         """The task with its data, of which this host has its share."""
         return registry.find(config.task)(config, jax.process_count(), jax.process_index())
 
-    def _plan(self) -> StepFunctions:
+    def _plan(self) -> AnyStepFunctions:
         """What is to be compiled, once the number of steps is known."""
         self.task.prepare(self.steps)
         return StepFunctions(self.config, self.task.objective)
@@ -246,6 +248,7 @@ class Trainer:
                         train_step = self._train_step(step - 1)
                 if budget and plan != budget.plan(step - 1):
                     plan = budget.plan(step - 1)
+                    assert isinstance(self.programs, StepFunctions)
                     constants = self.programs.planned(fixed, plan)
                 state, window = train_step(state, batch, constants)
                 profiler.after(step, state)
@@ -336,7 +339,9 @@ class Trainer:
         known = self.programs.is_compiled
         if not known:
             self._log_on_process_0(
-                lambda: f"attention: {self.programs.attention_implementation()}; compiling ..."
+                lambda: (
+                    f"attention: {self.task.objective.attention_implementation(self.programs.mesh)}; compiling ..."
+                )
             )
         began = time.perf_counter()
         program = self._train_step(first)
@@ -376,7 +381,8 @@ class Trainer:
     def _progress(self, step: int) -> dict[str, float]:
         """How far the run is after a step, and the rate of that step."""
         budget, before = self._budget, step - 1
-        rate = self.programs.schedule(budget.plan(before).at(before) if budget else before)
+        schedule = learning_rate_schedule(self.config.optimizer_config())
+        rate = schedule(budget.plan(before).at(before) if budget else before)
         epoch = self.config.rampup.sequences_before(step) / self.task.examples_per_epoch
         share = {"budget": budget.share(step)} if budget else {}
         return {"learning_rate": float(rate), "epoch": epoch} | share
@@ -385,6 +391,7 @@ class Trainer:
         return means(jax.device_get(window))
 
     def _evaluator(self) -> Callable[[list[Any]], Evaluation | None]:
+        assert isinstance(self.programs, StepFunctions)
         return make_evaluator(self.task, self.programs)
 
     def _write(self, writers: MetricWriters, step: int, split: str, values: Metrics) -> None:

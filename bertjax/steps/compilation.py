@@ -1,0 +1,72 @@
+"""Compilation of step functions, with the compiler options of each kind of device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bertjax.mesh.memory import program_bytes
+
+
+def compiler_options(device: jax.Device) -> dict[str, str | bool]:
+    """Return XLA's options for a kind of device; empty for CPUs and GPUs."""
+    options: dict[str, str | bool] = {}
+    if device.platform == "tpu":
+        # By default XLA sums gradients in a ring, slice by slice, while it computes them. That runs
+        # at half the speed of the whole matrix product and copies its inputs to another layout.
+        options["xla_jf_spmd_threshold_for_windowed_einsum_mib"] = "1000000"
+        # By default XLA sums all gradients at the end, when no computation is left to overlap with.
+        # Smaller groups are summed one by one while the backward pass continues.
+        options["xla_jf_crs_combiner_threshold_in_bytes"] = "2000000"
+        options["xla_enable_async_all_reduce"] = True
+        options["xla_tpu_enable_async_collective_fusion_fuse_all_reduce"] = True
+    if device.device_kind.startswith(("TPU v5", "TPU v6")):
+        # By default a fusion may use 16 MiB of VMEM, all that older chips have. That is too little
+        # for the backward pass: its inputs would be read several times.
+        options["xla_tpu_scoped_vmem_limit_kib"] = "32768"
+    return options
+
+
+class Compiler:
+    """A compiler of functions for the devices of a mesh.
+
+    Attributes:
+      memory_bytes: bytes per device of each compiled function, by the function's name.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self.memory_bytes: dict[str, int] = {}
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        out_shardings: Any,
+        donate: bool = False,
+    ) -> jax.stages.Compiled:
+        """Compile a function ahead of time.
+
+        Args:
+          function: pure function of trees of arrays.
+          *arguments: trees of `jax.ShapeDtypeStruct` with shardings, one for each parameter.
+          out_shardings: as for `jax.jit`.
+          donate: whether the buffers of the first argument are donated.
+        """
+        jitted = jax.jit(
+            function,
+            in_shardings=tuple(map(tree_shardings_of, arguments)),
+            out_shardings=out_shardings,
+            donate_argnums=0 if donate else (),
+        )
+        with jax.set_mesh(self._mesh):
+            lowered = jitted.lower(*arguments)
+        compiled = lowered.compile(compiler_options=compiler_options(self._mesh.devices.flat[0]))
+        self.memory_bytes[function.__name__] = program_bytes(compiled)
+        return compiled
+
+
+def tree_shardings_of(shapes: Any) -> Any:
+    """Return the sharding of each leaf of a tree of `jax.ShapeDtypeStruct`."""
+    return jax.tree.map(lambda leaf: leaf.sharding, shapes)
