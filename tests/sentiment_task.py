@@ -18,17 +18,15 @@ from bertjax.tasks import task
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, find_files, load_task_tokenizer
 from bertjax.tasks.task import Evaluation
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
-    Examples,
     PackedShape,
-    Target,
-    TrainingBatches,
     build_batch,
-    empty,
+    empty_batch,
     pack_eval_batches,
-    process_batch,
-    split,
+    unpack_outputs,
 )
+from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
 
 LABELS = ("glad", "sad")
 
@@ -63,7 +61,7 @@ class Objective(objective.Objective):
         return PackedShape(self.config.max_seq_length, 4 if self.config.packing else 1)
 
     def batch_shapes(self, rows):
-        like = empty(1, self.row, {"moods": Target("example", np.zeros(0, np.int32))})
+        like = empty_batch(1, self.row, {"moods": Target("example", np.zeros(0, np.int32))})
         return {
             name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
             for name, array in like.items()
@@ -108,7 +106,8 @@ class Texts:
     def said(self, outputs):
         logits = [each["mood_logits"] for each in outputs]
         return [
-            LABELS[each.argmax()] for each in split(self.examples, self.placed, logits, "example")
+            LABELS[each.argmax()]
+            for each in unpack_outputs(self.examples, self.placed, logits, "example")
         ]
 
     def evaluation(self, means, outputs):
@@ -160,7 +159,7 @@ class Task(task.Task):
             one.batch_size_multiple * config.gradient_accumulation_steps,
         )
         self.batches = TrainingBatches(self.train, config.seed, size, one.row, steps, multiple)
-        one.rows = self.batches.rows
+        one.rows = self.batches.num_sequences
 
     def train_batches(self, start, stop):
         for step in range(start, stop):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import truncated_pair_lengths
+from data_pipelines.finetuning.examples import Examples
 from data_pipelines.finetuning.multiple_choice import (
     MultipleChoiceDataset,
     MultipleChoiceQuestion,
@@ -20,17 +21,15 @@ from data_pipelines.finetuning.multiple_choice import (
     group_by_question,
 )
 from data_pipelines.finetuning.packed_examples import (
-    Examples,
     PackedLayout,
     PackedShape,
-    TrainingBatches,
     build_batch,
     pack_eval_batches,
-    place,
-    process_batch,
-    split,
+    pack_examples,
+    unpack_outputs,
 )
 from data_pipelines.finetuning.table import TableRow, read_table
+from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
@@ -138,7 +137,7 @@ def test_each_answer_stands_after_its_question_and_the_longer_is_cut(
         sep = [TOKENIZER.sep_id]
         said = [*TOKENIZER.encode(texts[0])[:first], *sep, *TOKENIZER.encode(text)[:second], *sep]
         assert row.tolist() == [TOKENIZER.cls_id, *said]
-    assert examples.prefix.tolist() == [first + 2] * count
+    assert examples.prefix_lengths.tolist() == [first + 2] * count
     assert examples.targets["choice_labels"].values.tolist() == [0, 1] + [0] * (count - 2)
     assert examples.targets["choice_labels"].weights.tolist() == [1] * count
     assert examples.group_sizes.tolist() == [count] and len(examples) == 1
@@ -197,8 +196,8 @@ def listed(data: MultipleChoiceDataset, examples: Examples) -> list[tuple]:
 def test_all_answers_of_a_question_lie_in_one_row_once(count: int, seed: int, slots: int) -> None:
     data, row = draw(count, seed), PackedShape(96, slots)
     examples, _ = encode(data, TOKENIZER, 32, *row)
-    rows = place(examples, np.arange(count), row)
-    batch = build_batch(examples, rows, rows.count + 1, row)
+    rows = pack_examples(examples, np.arange(count), row)
+    batch = build_batch(examples, rows, rows.num_sequences + 1, row)
     assert sorted(questions_in(batch)) == sorted(listed(data, examples))
     assert (batch["example_ids"] > 0).sum() == len(examples.ids)
     assert (batch["cls_positions"][batch["group_ids"] > 0] < 96).all()
@@ -233,7 +232,7 @@ def test_evaluation_finds_the_outputs_of_each_answer_of_each_question(count, see
         listed(data, examples)
     )
     outputs = [batch["choice_labels"] for batch in batches]
-    values = np.array(split(examples, placed, outputs, "example"))
+    values = np.array(unpack_outputs(examples, placed, outputs, "example"))
     for question, own in zip(data.questions, group_by_question(data, values), strict=True):
         assert own.tolist() == [int(i == question.right) for i in range(len(question.answers))]
 

@@ -59,9 +59,9 @@ def test_the_best_span_of_all_windows_is_taken_where_it_stands() -> None:
     assert len(windows) > 2
     logits = flat(windows)
     for number in range(len(windows)):  # the same span in each window that shows it
-        first, prefix = windows.first[number], windows.prefix[number]
+        first, prefix = windows.passage_starts[number], windows.prefix_lengths[number]
         for place, kind in ((40, 0), (43, 1)):
-            if first <= place < first + windows.parts[number]:
+            if first <= place < first + windows.passage_lengths[number]:
                 logits[number][place - first + prefix, kind] = 5
     best = answer(QUESTION, logits, windows, passages).candidates[0]
     assert (best.start, best.end) == (80, 87)
@@ -81,7 +81,7 @@ def test_the_best_span_of_all_windows_is_taken_where_it_stands() -> None:
 def test_ends_lie_behind_starts_and_not_too_far(start: int, end: int, fits: bool) -> None:
     windows, passages = windows_of(QUESTION)
     logits = flat(windows, 0)
-    prefix = windows.prefix[0]
+    prefix = windows.prefix_lengths[0]
     logits[0][prefix + start, 0] = logits[0][prefix + end, 1] = 9
     best = answer(QUESTION, logits, windows, passages).candidates[0]
     assert (best.score == 18) is fits
@@ -90,8 +90,8 @@ def test_ends_lie_behind_starts_and_not_too_far(start: int, end: int, fits: bool
 def test_a_start_counts_only_in_its_window_of_maximum_context() -> None:
     windows, passages = windows_of(QUESTION)
     logits = flat(windows)
-    edge = windows.parts[0] - 1  # it has more context in the second window
-    logits[0][windows.prefix[0] + edge] = 20
+    edge = windows.passage_lengths[0] - 1  # it has more context in the second window
+    logits[0][windows.prefix_lengths[0] + edge] = 20
     prediction = answer(QUESTION, logits, windows, passages)
     assert all(candidate.start != 2 * edge for candidate in prediction.candidates)
 
@@ -100,7 +100,7 @@ def test_neither_question_nor_special_pieces_are_answers() -> None:
     windows, passages = windows_of(QUESTION)
     logits = flat(windows)
     for number in range(len(windows)):
-        logits[number][: windows.prefix[number]] = 50
+        logits[number][: windows.prefix_lengths[number]] = 50
         logits[number][-1] = 50
     prediction = answer(QUESTION, logits, windows, passages)
     assert all(candidate.score == -20 for candidate in prediction.candidates)
@@ -109,14 +109,14 @@ def test_neither_question_nor_special_pieces_are_answers() -> None:
 
 def test_a_piece_that_stands_for_no_character_is_no_answer() -> None:
     windows, passages = windows_of(QUESTION)
-    spans = passages[PASSAGE].spans.copy()
+    spans = passages[PASSAGE].offsets.copy()
     spans[40, 1] = spans[40, 0]  # as SentencePiece's mark of a word's start has it
     passages[PASSAGE] = TokenizedPassage(passages[PASSAGE].ids, spans)
     logits = flat(windows)
     for number in range(len(windows)):
-        at = 40 - windows.first[number]
-        if 0 <= at < windows.parts[number]:
-            logits[number][at + windows.prefix[number]] = 9
+        at = 40 - windows.passage_starts[number]
+        if 0 <= at < windows.passage_lengths[number]:
+            logits[number][at + windows.prefix_lengths[number]] = 9
     prediction = answer(QUESTION, logits, windows, passages)
     assert prediction.candidates and all(each.text for each in prediction.candidates)
 
@@ -167,7 +167,7 @@ def vocabulary(path: pathlib.Path):
 def oracle(data: QuestionAnsweringDataset, tokenizer) -> dict[str, str]:
     """What is answered when the logits point at the first gold answer."""
     passages = PassageCache(tokenizer)
-    answers: list[Answer | None] = [locate_answer(question)[0] for question in data.questions]
+    answers: list[Answer | None] = [locate_answer(question).answer for question in data.questions]
     windows = make_windows(data.questions, tokenizer, WindowOptions(), passages, answers)
     logits = flat(windows, -5)
     for number, (start, end) in enumerate(windows.targets["answer_positions"].values):

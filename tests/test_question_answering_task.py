@@ -390,7 +390,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
         (1, {"data__eval_file": "dev-v2.0.json"}, "has questions that cannot be answered"),
         (2, {"data__eval_file": "dev-v1.1.json"}, "has no questions that cannot be answered"),
         (1, {"data__train_file": "none.json"}, "none.json: data="),
-        (1, {"data__doc_stride": 100}, "stride=100 must be"),
+        (1, {"data__doc_stride": 100}, "doc_stride=100: windows would skip tokens"),
         (1, {"init": ""}, "there is no vocabulary: name a model"),
         (1, {"init": "/nowhere"}, "there is no /nowhere"),
         (1, {"model.vocab_size": 40}, "69 pieces and model.vocab_size=40: raise it"),

@@ -324,7 +324,7 @@ def test_of_a_long_text_is_kept_what_was_asked_for(
     for row in rows:
         assert len(row) <= max_seq_length
         assert (row[0], row[-1]) == (TOKENIZER.cls_id, TOKENIZER.sep_id)
-    assert found.examples.prefix.tolist() == [len(row) for row in rows]
+    assert found.examples.prefix_lengths.tolist() == [len(row) for row in rows]
     assert found.text_indices.tolist() == [0] * len(rows)
     bare = [row[1:-1] for row in rows]
     assert found.num_truncated == (count > room and how != "windows")
@@ -368,7 +368,7 @@ def test_pairs_are_cut_by_the_rule(a: int, b: int, max_seq_length: int, how: str
     ]
     sep = [TOKENIZER.sep_id]
     assert rows_of(found) == [[TOKENIZER.cls_id, *parts[0], *sep, *parts[1], *sep]]
-    assert found.examples.prefix.tolist() == [sizes[0] + 2]
+    assert found.examples.prefix_lengths.tolist() == [sizes[0] + 2]
     assert found.num_truncated == (a + b > max_seq_length - 3)
 
 

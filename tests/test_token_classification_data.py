@@ -145,7 +145,7 @@ def test_a_word_between_tabs_may_be_empty() -> None:
     (found,) = read("a\tO\n\tO\n")
     assert found.words == ["a", ""]
     encoded = encode_tagged_words([found], TOKENIZER, 16)
-    assert encoded.ids[encoded.tokens[1]] == TOKENIZER.unk_id
+    assert encoded.ids[encoded.first_tokens[1]] == TOKENIZER.unk_id
 
 
 def test_json_lines_are_read(tmp_path) -> None:
@@ -183,8 +183,8 @@ def test_every_word_is_said_something_once_at_its_first_piece(
     rows = [TaggedSentence(each, None, each, i // 2) for i, each in enumerate(given)]
     found = encode_tagged_words(rows, TOKENIZER, max_seq_length, context)
     flat = [word for each in given for word in each]
-    assert len(found.tokens) == len(flat) == len({*found.tokens})
-    for word, at in zip(flat, found.tokens, strict=True):
+    assert len(found.first_tokens) == len(flat) == len({*found.first_tokens})
+    for word, at in zip(flat, found.first_tokens, strict=True):
         assert found.ids[at] == (TOKENIZER.encode(word) or [TOKENIZER.unk_id])[0]
     assert found.lengths.max() <= max_seq_length and found.lengths.sum() == len(found.ids)
     tagged = found.with_tags(np.arange(len(flat), dtype=np.int32) - 1)
@@ -196,7 +196,7 @@ def test_a_word_of_a_long_sentence_is_read_where_most_is_around_it() -> None:
     row = TaggedSentence(["ba"] * 20, None, [""] * 20)
     found = encode_tagged_words([row], TOKENIZER, 12)  # windows of 10 pieces, 5 apart
     assert found.lengths.tolist() == [12, 12, 12] and found.num_windowed == 1
-    assert (found.tokens // 12).tolist() == [0] * 8 + [1] * 5 + [2] * 7
+    assert (found.first_tokens // 12).tolist() == [0] * 8 + [1] * 5 + [2] * 7
 
 
 def test_the_document_around_a_sentence_fills_it_up_on_both_sides() -> None:

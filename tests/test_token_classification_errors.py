@@ -133,9 +133,9 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
         {"train.conll": b"ba\tB-x\n\xe9t\xe9\tO\n"}, "", f"{T}.conll: byte 7 is not UTF-8; convert",
     ),
     "a context that is none": (
-        FILES, "context=page", "data.context='page' must be one of sentence, document",
+        FILES, "context=page", "data.context='page': unknown context. Choose sentence or document.",
     ),
-    "a row too short for any word": (FILES, " max_seq_length=2", "max_seq_length=2 leaves no room for words"),
+    "a row too short for any word": (FILES, " max_seq_length=2", "max_seq_length=2: no room for words. Raise it."),
 }  # fmt: skip
 
 

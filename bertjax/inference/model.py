@@ -213,7 +213,7 @@ class Model:
         there = column < examples.lengths[:, None]
         ids = np.zeros(there.shape, np.int32)
         ids[there] = examples.ids
-        second_part = there & (column >= examples.prefix[:, None])
+        second_part = there & (column >= examples.prefix_lengths[:, None])
         return {
             "input_ids": ids,
             "token_type_ids": second_part.astype(np.int32),

@@ -25,7 +25,7 @@ _FORM_FIELDS: Mapping[str, list[_FormField]] = {
     "continue": [_FormField("", "Text", "The capital of France is")],
     "answer": [
         _FormField("question", "Question", "Where is Oslo?", 1),
-        _FormField("context", "TokenizedPassage", "Oslo lies in Norway.", 9),
+        _FormField("context", "Passage", "Oslo lies in Norway.", 9),
     ],
     "tag": [_FormField("", "Text", "Ada Lovelace wrote to Charles Babbage.", 5)],
     "choose": [

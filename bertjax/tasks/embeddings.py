@@ -20,7 +20,8 @@ from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.task import HostBatch, next_power_of_two
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode
-from data_pipelines.finetuning.packed_examples import Examples, PackedShape, Target
+from data_pipelines.finetuning.examples import Examples, Target
+from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
@@ -161,7 +162,7 @@ def embed_texts(
         rows = objective.batch_size_multiple * max(1, together // row.tokens)
         laid = PackedEvalSet(_select_examples(examples, numbers), row, rows)
         outputs = [each["embeddings"] for each in encoder.run(laid.batches())]
-        part = laid.split(outputs, "example" if wanted.level == "text" else "pieces")
+        part = laid.unpack_outputs(outputs, "example" if wanted.level == "text" else "token")
         for number, embeddings in zip(numbers, part, strict=True):
             found[number] = embeddings
     if wanted.level == "text":
@@ -184,7 +185,9 @@ def _select_examples(examples: Examples, numbers: np.ndarray) -> Examples:
     ]
     lengths = examples.lengths[numbers]
     target = Target("example", np.zeros(len(numbers), np.int32))
-    return Examples(np.concatenate(parts), lengths, examples.prefix[numbers], {"text": target})
+    return Examples(
+        np.concatenate(parts), lengths, examples.prefix_lengths[numbers], {"text": target}
+    )
 
 
 def _pool_words(

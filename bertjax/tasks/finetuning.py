@@ -16,17 +16,15 @@ from bertjax.steps import objective
 from bertjax.tasks import task
 from bertjax.tasks.task import HostBatch, next_power_of_two
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
-    Examples,
     PackedShape,
-    Target,
-    TrainingBatches,
     build_batch,
-    empty,
+    empty_batch,
     pack_eval_batches,
-    process_batch,
-    split,
+    unpack_outputs,
 )
+from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _MIN_EVAL_SEQUENCES = (
@@ -73,7 +71,7 @@ class Objective(objective.Objective):
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {
             name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
-            for name, array in empty(1, self.row, self.targets(), self.GROUPED).items()
+            for name, array in empty_batch(1, self.row, self.targets(), self.GROUPED).items()
         }
 
     def forward_flops(self, batch_size: int) -> float:
@@ -185,14 +183,16 @@ class PackedEvalSet:
     def batches(self) -> Iterator[HostBatch]:
         """This host's rows of each batch."""
         for placed in self._layout:
-            batch = build_batch(self._examples, placed, self._rows or placed.count, self._row)
+            batch = build_batch(
+                self._examples, placed, self._rows or placed.num_sequences, self._row
+            )
             yield process_batch(batch, self._hosts, self._host)
 
-    def split(
-        self, outputs: Sequence[np.ndarray], level: Literal["example", "pieces"]
+    def unpack_outputs(
+        self, outputs: Sequence[np.ndarray], level: Literal["example", "token"]
     ) -> list[np.ndarray]:
         """The part of each example of the outputs of all batches; see `rows.split`."""
-        return split(self._examples, self._layout, outputs, level)
+        return unpack_outputs(self._examples, self._layout, outputs, level)
 
 
 def show_examples(batch: HostBatch, row: int, tokenizer: Tokenizer, labels: Sequence[Any]) -> str:

@@ -31,13 +31,14 @@ from bertjax.tasks.task import (
 )
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.multiple_choice import (
     MultipleChoiceDataset,
     encode,
     from_rows,
     group_by_question,
 )
-from data_pipelines.finetuning.packed_examples import Examples, PackedShape, Target
+from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
 from data_pipelines.text.sources import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
@@ -175,7 +176,7 @@ class MultipleChoiceEvalSet(PackedEvalSet):
 
     def said(self, logits: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The probability of each answer of each question, float64, from the logits [R, K, 1]."""
-        each = np.asarray(self.split(logits, "example"), np.float64)[:, 0]
+        each = np.asarray(self.unpack_outputs(logits, "example"), np.float64)[:, 0]
         found = []
         for scores in group_by_question(self.data, each):
             powers = np.exp(scores - scores.max())

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.packed_examples import Examples, Target
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

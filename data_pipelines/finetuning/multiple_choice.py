@@ -9,7 +9,7 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import truncated_pair_lengths
-from data_pipelines.finetuning.packed_examples import Examples, Target
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.sequence_classification import label_text
 from data_pipelines.finetuning.table import TableRow
 from data_pipelines.vocabulary.tokenization import Tokenizer

@@ -1,95 +1,23 @@
-"""Examples to rows and batches, for every task, with a data position that is one integer.
+"""Packing of examples into sequences, batches of packed sequences, and unpacking of outputs.
 
-Examples lie several to a row, as pairs do in pre-training, so that short ones do not cost a whole
-row. Each step has `batch_size` examples, in rows of which there are as many as the fullest step
-needs. An epoch is shuffled so that each step has its share of every length, and the fullest step is
-hardly fuller than the others. Neither hosts nor devices change a byte of it.
+A packed sequence holds several examples, as in pre-training, so that short examples do not each
+cost a whole sequence.
 """
 
 import dataclasses
-import functools
-import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.pretraining.packing import SequenceLimits, pack
 from data_pipelines.ranges import concatenate_ranges
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What a model is to say of E examples of P pieces in all; of none, it gives but the shapes.
-
-    Attributes:
-      of: what has a value: the "example", each of its "pieces", or "places" within it.
-      values: of examples a class int32 [E], a number float32 [E] or a set of labels float32 [E, C];
-        of pieces a tag int32 [P]; of places n positions within the example int32 [E, n], such as
-        the first and the last piece of a span.
-      weights: float32 [E], of pieces [P]: 0 where there is nothing to say; None for 1 everywhere.
-    """
-
-    level: Literal["example", "pieces", "position"]
-    values: np.ndarray
-    weights: np.ndarray | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """E examples.
-
-    Attributes:
-      ids: int32 [P], the pieces of all examples, one after the other.
-      lengths: int64 [E], pieces of each.
-      prefix: int64 [E], pieces of type 0, which come first; the others are of type 1.
-      targets: by name; empty where nothing is known.
-      group_sizes: int64 [G], how many follow one another that lie in one row and are told apart,
-        such as the choices of a question; None where each is for itself.
-    """
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    prefix: np.ndarray
-    targets: Mapping[str, Target]
-    group_sizes: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
-
-    def __len__(self) -> int:
-        """What is shuffled and counted: groups, or examples that are for themselves."""
-        return len(self.lengths if self.group_sizes is None else self.group_sizes)
-
-    @functools.cached_property
-    def starts(self) -> np.ndarray:
-        """int64 [E], the first piece of each among those of all."""
-        return np.cumsum(self.lengths) - self.lengths
-
-    @functools.cached_property
-    def group_starts(self) -> np.ndarray:
-        """int64 [G], the first example of each group."""
-        assert self.group_sizes is not None
-        return np.cumsum(self.group_sizes) - self.group_sizes
-
-    @functools.cached_property
-    def sizes(self) -> np.ndarray:
-        """int64, pieces of each of what is shuffled."""
-        if self.group_sizes is None:
-            return self.lengths
-        return np.add.reduceat(self.lengths, self.group_starts)
-
-    def digest(self) -> str:
-        """A hex digest of all that training reads."""
-        digest = hashlib.sha256()
-        learned = [(target.values, target.weights) for target in self.targets.values()]
-        arrays = (self.ids, self.lengths, self.prefix, *itertools.chain(*learned))
-        for array in (*arrays, self.group_sizes):
-            if array is not None:
-                digest.update(array.tobytes())
-        return digest.hexdigest()
-
-
 class PackedShape(NamedTuple):
-    """What one row holds at most: `tokens` (T) and `examples` (K, 1 without packing)."""
+    """Capacity of a sequence: `tokens` (T) and `examples` (K, 1 without packing)."""
 
     tokens: int
     examples: int
@@ -97,208 +25,157 @@ class PackedShape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PackedLayout:
-    """Where N examples lie.
+    """Positions of N examples in packed sequences.
 
     Attributes:
-      numbers: int64 [N], those of the examples.
-      row: int64 [N], never falling.
-      column: int64 [N], of the first piece.
-      slot: int64 [N], place among the examples of the row.
+      indices: int64 [N], indices of the examples.
+      sequence: int64 [N], index of the example's sequence, ascending.
+      token_offset: int64 [N], position of the example's first token in its sequence.
+      slot: int64 [N], index of the example among the examples of its sequence.
     """
 
-    numbers: np.ndarray
-    row: np.ndarray
-    column: np.ndarray
+    indices: np.ndarray
+    sequence: np.ndarray
+    token_offset: np.ndarray
     slot: np.ndarray
 
     @property
-    def count(self) -> int:
-        """PackedLayout in use."""
-        return int(self.row[-1]) + 1 if len(self.row) else 0
+    def num_sequences(self) -> int:
+        """Number of sequences that hold an example."""
+        return int(self.sequence[-1]) + 1 if len(self.sequence) else 0
 
 
-def place(examples: Examples, numbers: np.ndarray, shape: PackedShape) -> PackedLayout:
-    """Packs some examples, int64 [N], or groups of them, into as few rows as best fit finds."""
-    sizes = examples.group_sizes
-    counts = np.ones(len(numbers), np.int64) if sizes is None else sizes[numbers]
-    most = SequenceLimits(shape.tokens, shape.examples, shape.examples)
-    row = pack(examples.sizes[numbers], counts, most)
-    order = np.argsort(row, kind="stable")
-    numbers, row = numbers[order], row[order]
-    if sizes is not None:
-        row = np.repeat(row, counts[order])
-        numbers = concatenate_ranges(examples.group_starts[numbers], sizes[numbers])
-    lengths = examples.lengths[numbers]
-    first = np.searchsorted(row, row)
+def pack_examples(examples: Examples, indices: np.ndarray, shape: PackedShape) -> PackedLayout:
+    """Pack examples, or groups of examples, into sequences by best fit.
+
+    Args:
+      examples: all examples.
+      indices: int64 [n], the examples (or groups, where there are any) to pack.
+      shape: capacity of a sequence.
+    """
+    group_sizes = examples.group_sizes
+    counts = np.ones(len(indices), np.int64) if group_sizes is None else group_sizes[indices]
+    limits = SequenceLimits(shape.tokens, shape.examples, shape.examples)
+    sequence = pack(examples.sizes[indices], counts, limits)
+    order = np.argsort(sequence, kind="stable")
+    indices, sequence = indices[order], sequence[order]
+    if group_sizes is not None:
+        sequence = np.repeat(sequence, counts[order])
+        indices = concatenate_ranges(examples.group_starts[indices], group_sizes[indices])
+    lengths = examples.lengths[indices]
+    first = np.searchsorted(sequence, sequence)
     before = np.cumsum(lengths) - lengths
-    return PackedLayout(numbers, row, before - before[first], np.arange(len(row)) - first)
+    return PackedLayout(indices, sequence, before - before[first], np.arange(len(sequence)) - first)
 
 
 def build_batch(
-    examples: Examples, rows: PackedLayout, count: int, shape: PackedShape
+    examples: Examples, layout: PackedLayout, num_sequences: int, shape: PackedShape
 ) -> dict[str, np.ndarray]:
-    """The batch of rows placed by `place`, filled up to `count` rows; see `empty`."""
-    batch = empty(count, shape, examples.targets, examples.group_sizes is not None)
-    numbers, slots = rows.numbers, (rows.row, rows.slot)
-    lengths = examples.lengths[numbers]
-    sources = concatenate_ranges(examples.starts[numbers], lengths)
-    positions = concatenate_ranges(np.zeros_like(lengths), lengths)
-    cells = np.repeat(rows.row, lengths), np.repeat(rows.column, lengths) + positions
+    """Build the batch of a layout, padded to `num_sequences` sequences; see `empty_batch`."""
+    batch = empty_batch(num_sequences, shape, examples.targets, examples.group_sizes is not None)
+    indices, slots = layout.indices, (layout.sequence, layout.slot)
+    lengths = examples.lengths[indices]
+    sources = concatenate_ranges(examples.starts[indices], lengths)
+    position_ids = concatenate_ranges(np.zeros_like(lengths), lengths)
+    columns = np.repeat(layout.token_offset, lengths) + position_ids
+    cells = np.repeat(layout.sequence, lengths), columns
+    prefix_lengths = np.repeat(examples.prefix_lengths[indices], lengths)
     batch["input_ids"][cells] = examples.ids[sources]
-    batch["token_type_ids"][cells] = positions >= np.repeat(examples.prefix[numbers], lengths)
-    batch["example_ids"][cells] = np.repeat(rows.slot + 1, lengths)
-    batch["position_ids"][cells] = positions
+    batch["token_type_ids"][cells] = position_ids >= prefix_lengths
+    batch["example_ids"][cells] = np.repeat(layout.slot + 1, lengths)
+    batch["position_ids"][cells] = position_ids
     if "cls_positions" in batch:
-        batch["cls_positions"][slots] = rows.column
+        batch["cls_positions"][slots] = layout.token_offset
     if examples.group_sizes is not None:
-        # Numbers within a row, as those of what is in it. A row may have one group twice.
-        first = np.searchsorted(rows.row, rows.row)
-        of_batch = np.cumsum(np.isin(numbers, examples.group_starts))
-        batch["group_ids"][slots] = of_batch - of_batch[first] + 1
+        # Numbered by position, not by group: a sequence may hold the same group twice.
+        first = np.searchsorted(layout.sequence, layout.sequence)
+        group_numbers = np.cumsum(np.isin(indices, examples.group_starts))
+        batch["group_ids"][slots] = group_numbers - group_numbers[first] + 1
     for name, target in examples.targets.items():
-        at, found = (cells, sources) if target.level == "pieces" else (slots, numbers)
-        values = target.values[found]
+        at, value_indices = (cells, sources) if target.level == "token" else (slots, indices)
+        values = target.values[value_indices]
         if target.level == "position":
-            values = values + rows.column[:, None]
+            values = values + layout.token_offset[:, None]
         batch[name][at] = values
-        batch[f"{name}_weights"][at] = 1 if target.weights is None else target.weights[found]
+        batch[f"{name}_weights"][at] = (
+            1 if target.weights is None else target.weights[value_indices]
+        )
     return batch
 
 
-def empty(
-    rows: int, shape: PackedShape, targets: Mapping[str, Target], grouped: bool = False
+def empty_batch(
+    num_sequences: int, shape: PackedShape, targets: Mapping[str, Target], grouped: bool = False
 ) -> dict[str, np.ndarray]:
-    """R rows without examples, of T pieces and K slots for examples each.
+    """Return a batch of B empty sequences of T tokens and K example slots.
 
-    `input_ids`, `token_type_ids`, `example_ids` and `positions` are int32 [R, T], as in pre-training. A
-    target adds NAME, of the type of its values, and NAME`_weights`, float32, 0 where
-    there is nothing to say: of examples [R, K] or [R, K, C] and [R, K], of pieces [R, T] both, of
-    places [R, K, n], which are columns of the row, and [R, K]. Where one is of examples,
-    `cls_positions` int32 [R, K] are the columns of their first pieces. Where examples are
-    `grouped`, `group_ids` int32 [R, K] number the groups of a row from 1; 0 is an empty slot.
+    Returns:
+      - `input_ids`, `token_type_ids`, `example_ids` and `position_ids`: int32 [B, T], as in
+        pre-training.
+      - For each target NAME, with the dtype of its values, and NAME`_weights`, float32,
+        0 where no value is known. Level "example": [B, K] or [B, K, C], and [B, K]. Level "token":
+        [B, T] both. Level "position": [B, K, n], positions in the sequence, and [B, K].
+      - With a target of level "example", `cls_positions`: int32 [B, K], positions of the examples'
+        first tokens.
+      - With `grouped`, `group_ids`: int32 [B, K], the groups of a sequence numbered from 1, 0 for
+        an empty slot.
     """
     tokens = ("input_ids", "token_type_ids", "example_ids", "position_ids")
-    batch = {name: np.zeros((rows, shape.tokens), np.int32) for name in tokens}
+    batch = {name: np.zeros((num_sequences, shape.tokens), np.int32) for name in tokens}
     if any(target.level == "example" for target in targets.values()):
-        batch["cls_positions"] = np.zeros((rows, shape.examples), np.int32)
+        batch["cls_positions"] = np.zeros((num_sequences, shape.examples), np.int32)
     if grouped:
-        batch["group_ids"] = np.zeros((rows, shape.examples), np.int32)
+        batch["group_ids"] = np.zeros((num_sequences, shape.examples), np.int32)
     for name, target in targets.items():
-        slots = shape.tokens if target.level == "pieces" else shape.examples
-        _, *each = target.values.shape
-        batch[name] = np.zeros((rows, slots, *each), target.values.dtype)
-        batch[f"{name}_weights"] = np.zeros((rows, slots), np.float32)
+        slots = shape.tokens if target.level == "token" else shape.examples
+        _, *value_shape = target.values.shape
+        batch[name] = np.zeros((num_sequences, slots, *value_shape), target.values.dtype)
+        batch[f"{name}_weights"] = np.zeros((num_sequences, slots), np.float32)
     return batch
 
 
-class TrainingBatches:
-    """Endless batches of shuffled examples.
-
-    Args:
-      batch_size: examples of a step.
-      steps: those of the run, which decide how many rows are enough.
-      multiple: the number of rows is one of it, so that devices can share them.
-
-    Attributes:
-      num_sequences: sequences of each batch.
-    """
-
-    def __init__(
-        self,
-        examples: Examples,
-        seed: int,
-        batch_size: int,
-        shape: PackedShape,
-        steps: int,
-        pad_to_multiple_of: int,
-    ) -> None:
-        self._examples, self._seed = examples, seed
-        self._batch_size, self._shape = batch_size, shape
-        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
-        most = max(self._layout(step).count for step in range(steps))
-        self.num_sequences = -(-most // pad_to_multiple_of) * pad_to_multiple_of
-
-    def batch(self, step: int) -> dict[str, np.ndarray]:
-        """All rows of a step."""
-        return build_batch(self._examples, self._layout(step), self.num_sequences, self._shape)
-
-    def _layout(self, step: int) -> PackedLayout:
-        start = step * self._batch_size
-        return place(
-            self._examples, self._example_indices(start, start + self._batch_size), self._shape
-        )
-
-    def _example_indices(self, start: int, stop: int) -> np.ndarray:
-        """Those of the examples read at some places of the endless order."""
-        total, found = len(self._examples), []
-        while start < stop:
-            epoch, first = divmod(start, total)
-            last = min(total, first + stop - start)
-            found.append(self._epoch_order(epoch)[first:last])
-            start += last - first
-        return np.concatenate(found)
-
-    def _epoch_order(self, epoch: int) -> np.ndarray:
-        if self._order[0] != epoch:
-            random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
-            steps = -(-len(self._examples) // self._batch_size)
-            self._order = epoch, _shuffle_by_length(self._examples.sizes, steps, random)
-        return self._order[1]
-
-
-def _shuffle_by_length(lengths: np.ndarray, steps: int, random: np.random.Generator) -> np.ndarray:
-    """A random order in which examples of like length, `steps` of them, lie evenly spread."""
-    by_length = np.lexsort((random.random(len(lengths)), lengths))
-    place = np.empty(len(lengths))
-    for first in range(0, len(lengths), steps):
-        alike = by_length[first : first + steps]
-        place[alike] = (random.permutation(len(alike)) + random.random()) / len(alike)
-    return np.argsort(place, kind="stable")
-
-
-def pack_eval_batches(examples: Examples, shape: PackedShape, rows: int) -> list[PackedLayout]:
-    """Every example once, in batches of at most `rows` rows."""
-    placed = place(examples, np.arange(len(examples)), shape)
-    bounds = np.searchsorted(placed.row, np.arange(0, placed.count + rows, rows))
+def pack_eval_batches(
+    examples: Examples, shape: PackedShape, num_sequences: int
+) -> list[PackedLayout]:
+    """Return the layouts of batches of at most `num_sequences` sequences, each example once."""
+    layout = pack_examples(examples, np.arange(len(examples)), shape)
+    bounds = np.searchsorted(
+        layout.sequence, np.arange(0, layout.num_sequences + num_sequences, num_sequences)
+    )
     return [
         PackedLayout(
-            placed.numbers[first:last],
-            placed.row[first:last] - batch * rows,
-            placed.column[first:last],
-            placed.slot[first:last],
+            layout.indices[first:last],
+            layout.sequence[first:last] - batch * num_sequences,
+            layout.token_offset[first:last],
+            layout.slot[first:last],
         )
         for batch, (first, last) in enumerate(itertools.pairwise(bounds))
         if last > first
     ]
 
 
-def process_batch(
-    batch: dict[str, np.ndarray], num_processes: int, host: int
-) -> dict[str, np.ndarray]:
-    """The rows of one host."""
-    rows = len(batch["input_ids"]) // num_processes
-    return {name: array[host * rows : (host + 1) * rows] for name, array in batch.items()}
-
-
-def split(
+def unpack_outputs(
     examples: Examples,
-    batches: Sequence[PackedLayout],
+    layouts: Sequence[PackedLayout],
     outputs: Sequence[np.ndarray],
-    level: Literal["example", "pieces"],
+    level: Literal["example", "token"],
 ) -> list[np.ndarray]:
-    """For each example its part of the outputs of all batches.
+    """Return each example's part of a model's outputs.
 
     Args:
-      batches: from `pack_eval_batches`.
-      outputs: of each batch, of "pieces" [R, T, ...] or of the "example" in each slot [R, K, ...].
+      examples: all examples.
+      layouts: the layout of each batch, from `pack_eval_batches`.
+      outputs: the outputs of each batch: [B, T, ...] for level "token", [B, K, ...] for "example".
+      level: what the outputs belong to.
+
     Returns:
-      Of pieces arrays [length, ...], of examples [...].
+      For each example an array, [length, ...] for level "token", [...] for "example".
     """
-    found: list[np.ndarray] = [np.zeros(0)] * len(examples.lengths)
-    for rows, values in zip(batches, outputs, strict=True):
-        for number, row, column, slot in zip(
-            rows.numbers, rows.row, rows.column, rows.slot, strict=True
+    unpacked: list[np.ndarray] = [np.zeros(0)] * len(examples.lengths)
+    for layout, values in zip(layouts, outputs, strict=True):
+        for index, sequence, offset, slot in zip(
+            layout.indices, layout.sequence, layout.token_offset, layout.slot, strict=True
         ):
-            cells = slice(column, column + examples.lengths[number]) if level == "pieces" else slot
-            found[number] = values[row, cells, ...]  # an array, even of one number
-    return found
+            tokens = slice(offset, offset + examples.lengths[index])
+            at = tokens if level == "token" else slot
+            unpacked[index] = values[sequence, at, ...]  # the ellipsis keeps scalars as arrays
+    return unpacked

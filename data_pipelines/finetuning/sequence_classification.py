@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.packed_examples import Target
+from data_pipelines.finetuning.examples import Target
 from data_pipelines.finetuning.table import TableRow, check_bad_rows
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")

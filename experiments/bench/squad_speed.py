@@ -129,7 +129,7 @@ def peer_evaluation(
     torch.set_num_threads(threads)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(init).float().eval()
     arrays = np.load(windows)
-    lengths, prefix = arrays["lengths"], arrays["prefix"]
+    lengths, prefix = arrays["lengths"], arrays["prefix_lengths"]
     ends = np.cumsum(lengths)
     by_length, rows = contestant == "PyTorch by length", BATCH[contestant]
     order = np.argsort(lengths, kind="stable") if by_length else np.arange(len(lengths))
@@ -217,7 +217,7 @@ def main() -> None:
                 paragraph["qas"] = [qa for qa in paragraph["qas"] if qa["id"] in ids]
         path.write_text(json.dumps(content))
         _, some, _ = bertjax_features(args.init, str(path))()
-        arrays = {"ids": some.ids, "lengths": some.lengths, "prefix": some.prefix}
+        arrays = {"ids": some.ids, "lengths": some.lengths, "prefix_lengths": some.prefix_lengths}
         np.savez(path.with_suffix(".npz"), allow_pickle=False, **arrays)
         work = ["--init", args.init, "--data", str(path)]
         compare("evaluation", EVALUATION, args, work, args.questions, args.rounds)

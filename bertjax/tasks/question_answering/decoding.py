@@ -81,18 +81,18 @@ def decode(
     Args:
       logits: for each window float32 [pieces, 2], of start and end.
     """
-    bounds = np.searchsorted(windows.question, np.arange(len(questions) + 1))
+    bounds = np.searchsorted(windows.question_indices, np.arange(len(questions) + 1))
     for number, question in enumerate(questions):
         own = range(bounds[number], bounds[number + 1])
-        spans = passages[question.passage].spans
-        firsts, parts = windows.first[own], windows.parts[own]
+        spans = passages[question.passage].offsets
+        firsts, parts = windows.passage_starts[own], windows.passage_lengths[own]
         context = max_context_windows(firsts.tolist(), parts.tolist(), len(spans))
         found = []
         nulls = []
         for place, window in enumerate(own):
             nulls.append(Candidate("", 0, 0, *logits[window][0].tolist()))
-            prefix, first = int(windows.prefix[window]), int(windows.first[window])
-            inside = logits[window][prefix : prefix + int(windows.parts[window])]
+            prefix, first = int(windows.prefix_lengths[window]), int(windows.passage_starts[window])
+            inside = logits[window][prefix : prefix + int(windows.passage_lengths[window])]
             start, end = _top_spans(inside, context[first : first + len(inside)] == place)
             places = spans[first + start, 0], spans[first + end, 1]
             found.append((*places, inside[start, 0], inside[end, 1]))

@@ -67,7 +67,7 @@ class QuestionAnsweringEvalSet:
 
     def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
         """What is answered to each question, from the span logits of each batch [R, T, 2]."""
-        of_windows = self._packed.split(logits, "pieces")
+        of_windows = self._packed.unpack_outputs(logits, "token")
         return decode(self.data.questions, self._windows, self._passages, of_windows)
 
     def evaluation(

@@ -27,7 +27,8 @@ from bertjax.tasks.question_answering.evaluation import (
 from bertjax.tasks.task import HostBatch, Input, PredictorProtocol, check_type_vocab_size
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
-from data_pipelines.finetuning.packed_examples import PackedShape, Target
+from data_pipelines.finetuning.examples import Target
+from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.squad import QuestionAnsweringDataset, read_squad, read_squad_tfds
 from data_pipelines.finetuning.windows import (
     PassageCache,

@@ -61,7 +61,7 @@ class SequenceClassificationEvalSet(PackedEvalSet):
 
         Of classes and labels probabilities float64 [N, C], of numbers float64 [N].
         """
-        each = np.asarray(self.split(logits, "example"), np.float64)
+        each = np.asarray(self.unpack_outputs(logits, "example"), np.float64)
         total = np.zeros((len(self.data), each.shape[-1]))
         np.add.at(total, self._text_indices, each)
         found = total / np.bincount(self._text_indices, minlength=len(total))[:, None]

@@ -33,8 +33,9 @@ from bertjax.tasks.task import EvalSet, HostBatch, Input, PredictorProtocol, che
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
 from data_pipelines.finetuning.encoding import EncodedTexts, check_truncation, encode
+from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.glue import find_glue_task
-from data_pipelines.finetuning.packed_examples import Examples, PackedShape, Target
+from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     TableColumns,

@@ -103,8 +103,8 @@ class TokenClassificationEvalSet(PackedEvalSet):
         """The tags of each sentence's words and the probability of each, float64 [N, C], from the
         logits [R, T, C] of each batch.
         """
-        tokens = np.concatenate(self.split(logits, "pieces"))
-        each = tokens[self._words.tokens].astype(np.float64)
+        tokens = np.concatenate(self.unpack_outputs(logits, "token"))
+        each = tokens[self._words.first_tokens].astype(np.float64)
         powers = np.exp(each - each.max(axis=-1, keepdims=True))
         chances = powers / powers.sum(axis=-1, keepdims=True)
         ends = itertools.accumulate(len(sentence.words) for sentence in self.sentences)

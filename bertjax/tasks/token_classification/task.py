@@ -29,7 +29,8 @@ from bertjax.tasks.token_classification.evaluation import (
 )
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
-from data_pipelines.finetuning.packed_examples import PackedShape, Target
+from data_pipelines.finetuning.examples import Target
+from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.table import TableRow, read_tfds_table
 from data_pipelines.finetuning.tag_schemes import entities, labels_to_tags
 from data_pipelines.finetuning.token_classification import (
