@@ -4,19 +4,22 @@ VENV ?= .venv
 EXTRAS ?= test
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
-# A file's tests share what they make; the order of the files is that of tests/conftest.py.
-SPREAD := -n auto --dist loadfile --no-loadscope-reorder
+# A worker that is done steals half of another's tests.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test check lint format docs clean
+.PHONY: demo test test-all check lint format docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(SPREAD)
+	$(PYTEST) -m "not minutes"
+
+test-all: $(INSTALLED)
+	$(PYTEST)
 
 check: $(INSTALLED)
-	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
+	$(PYTEST) -m "not slow and not minutes"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""What several test modules share: real data where there is some, and a small corpus of our own."""
+"""Fixtures that several test modules share: real data where there is some, and a small corpus."""
 
 import gc
 import json
@@ -8,7 +8,6 @@ import pathlib
 import socket
 import subprocess
 import sys
-import tempfile
 
 # Eight devices on one CPU, for the tests of meshes, and code that compiles in a third of the time:
 # most of it runs for a moment only. It must be set before JAX starts.
@@ -21,12 +20,14 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Many tests compile the same programs, most of them small. Workers of pytest find the folder in
-# their environment.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    compiled = tempfile.TemporaryDirectory()
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+
+import compile_cache
+
+# Workers of pytest find the directory in their environment.
+CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else compile_cache.open_cache()
+if CACHE:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.session
 
 import hypothesis
 import numpy as np
@@ -51,37 +52,15 @@ LONG = 1800  # seconds after which what a test waits for will not come, on any m
 # Interpreters, separated by colons, of environments with torch and a version of `transformers`.
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
 
-# Minutes each, most of them in processes of their own.
-LONGEST = [
-    "long_commands",
-    "train",
-    "distributed",
-    "resume",
-    "commands",
-    "preflight",
-    "gpu_topologies",
-    "sweep",
-    "storage",
-    "question_answering_task",
-    "meshes",
-    "initialize_from_checkpoint",
-]
-
-
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """More than there are cores: slow tests wait for what processes of their own wait for."""
-    return (os.cpu_count() or 1) + (0 if config.option.markexpr == "not slow" else 2)
+    """Return one worker a core, and two more where slow tests wait for other processes."""
+    return (os.cpu_count() or 1) + (0 if "not slow" in config.option.markexpr else 2)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, so that no worker is left alone with one at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-
-    def rank(item: pytest.Item) -> int:
-        name = item.path.stem.removeprefix("test_")
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST) + (item.path not in slow)
-
-    items.sort(key=rank)
+def pytest_sessionfinish() -> None:
+    """Keep what this session has compiled for the next one; the controller alone has a cache."""
+    if CACHE:
+        CACHE.close()
 
 
 @pytest.fixture(scope="session")
