@@ -52,6 +52,7 @@ LONG = 1800  # seconds after which what a test waits for will not come, on any m
 # Interpreters, separated by colons, of environments with torch and a version of `transformers`.
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
 
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return one worker a core, and two more where slow tests wait for other processes."""
     return (os.cpu_count() or 1) + (0 if "not slow" in config.option.markexpr else 2)

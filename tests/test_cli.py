@@ -23,7 +23,7 @@ import pytest
 from conftest import LONG, bertjax, process_environment, sample_pieces, sample_text
 
 from bertjax.cli import report, termination
-from bertjax.cli.files import check_directory, output, read_lines
+from bertjax.cli.files import check_directory, open_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from bertjax.cli.main import _parser, find_subcommands, main
 from bertjax.config.config import load_config
@@ -545,7 +545,7 @@ def test_lines_that_are_not_text_are_refused(tmp_path) -> None:
 def test_output_that_was_not_written_to_its_end_replaces_nothing(tmp_path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("before")
-    with pytest.raises(KeyError), output(str(path)) as sink:
+    with pytest.raises(KeyError), open_output(str(path)) as sink:
         sink.write("after")
         raise KeyError
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["file.txt"]

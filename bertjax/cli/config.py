@@ -1,4 +1,4 @@
-"""List the configurations that come with bertjax, print or copy one, or tell every field."""
+"""List the built-in configurations, print or copy one, or list every field."""
 
 import argparse
 import ast
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from bertjax.cli.files import output
+from bertjax.cli.files import open_output
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,35 +21,35 @@ EXAMPLE = "bertjax config pretraining --output mine.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="the one that is printed (a list of all)"
-    )
+    """Add the arguments of the subcommand."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="configuration to print (list all)")
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="a new file that it is copied to (printed)",
+        help="new file to copy it to (print it)",
     )
     parser.add_argument(
         "--fields",
         action="store_true",
-        help="every field that a configuration may have, with type, default and meaning, instead",
+        help="print every field with its type, default and description instead",
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.config.config_file import builtin_configs, find_config_file
 
     if args.fields:
         if args.name or args.output:
-            raise InputError(f"--fields is of all tasks: leave {args.name or '--output'} out.")
+            raise InputError(f"--fields: lists all tasks. Leave {args.name or '--output'} out.")
         print(fields_page(), end="")
         return
     if not args.name:
         if args.output:
-            raise InputError(f"--output={args.output} is for one configuration: give its NAME.")
-        own = builtin_configs()
-        width = max(map(len, own))
-        for name, file in own.items():
+            raise InputError(f"--output={args.output}: copies one configuration. Give its NAME.")
+        configs = builtin_configs()
+        width = max(map(len, configs))
+        for name, file in configs.items():
             print(f"{name:{width}}  {_first_line(file)}")
         return
     text = find_config_file(args.name).read_text()
@@ -58,12 +58,12 @@ def run(args: argparse.Namespace) -> None:
         return
     target = epath.Path(args.output)
     if target.suffix != ".py":
-        raise InputError(f"--output={target} is no Python file: a configuration ends in .py.")
+        raise InputError(f"--output={target}: not a Python file. Name one that ends in .py.")
     if target.is_file():
-        raise InputError(f"--output={target} exists: name another file, or remove it.")
-    with output(args.output) as sink:
+        raise InputError(f"--output={target}: exists. Name another file, or remove it.")
+    with open_output(args.output) as sink:
         sink.write(text)
-    print(f"{target}: train with it by --config {target}.")
+    print(f"{target}: use it by --config {target}.")
 
 
 def _first_line(file: epath.Path) -> str:
@@ -73,22 +73,23 @@ def _first_line(file: epath.Path) -> str:
 _HEAD = """\
 # Every field of a configuration
 
-`--config.FIELD=VALUE` sets a field, such as `--config.seed=1` or `--config.optimizer.warmup=5%`.
-Any other has the value that the configuration gives it, or else the default below. A duration is a
-number of steps or a text: "200 steps", "3 epochs", "5000 examples", "10%" of the run, which of what
-happens again and again is at least {least} steps; `steps`, `checkpoint_every` and `eval_every` may
-also be a time, "30 minutes" or "2 hours". This page is what `bertjax config --fields` prints.
+`--config.FIELD=VALUE` sets a field, for example `--config.seed=1` or
+`--config.optimizer.warmup=5%`. Other fields have the value of the configuration file, or else the
+default below. A duration is a number of steps or a text: "200 steps", "3 epochs", "5000 examples"
+or "10%" of the run. A percentage of an interval is at least {min_interval} steps. `steps`,
+`checkpoint_every` and `eval_every` may also be a time, "30 minutes" or "2 hours".
+`bertjax config --fields` prints this page.
 """
 
 
 def fields_page() -> str:
-    """Every field of a configuration, in tables of Markdown."""
+    """Return a Markdown page that lists every field of a configuration."""
     from bertjax.config.config import MIN_INTERVAL_STEPS, Config
     from bertjax.tasks import registry
 
     hints = typing.get_type_hints(Config)
     tables = [
-        _HEAD.format(least=MIN_INTERVAL_STEPS),
+        _HEAD.format(min_interval=MIN_INTERVAL_STEPS),
         _table("The run", "", _dataclass_fields(Config)),
     ]
     for name, section in hints.items():
@@ -104,17 +105,17 @@ def fields_page() -> str:
 
 
 def _dataclass_fields(section: Any) -> dict[str, "Field"]:
-    """The fields of a dataclass that are no sections themselves."""
-    return {each.name: each for each in dataclasses.fields(section) if each.metadata}
+    """Return the fields of a dataclass that are not sections themselves, by name."""
+    return {field.name: field for field in dataclasses.fields(section) if field.metadata}
 
 
-def _title(thing: Any) -> str:
-    title = thing.__doc__.partition("\n")[0].rstrip(".")
+def _title(section: Any) -> str:
+    title = section.__doc__.partition("\n")[0].rstrip(".")
     return title[0].lower() + title[1:]
 
 
 def _table(title: str, prefix: str, fields: Mapping[str, "Field"]) -> str:
-    lines = [f"## {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
+    lines = [f"## {title}", "", "| field | type | default | description |", "|---|---|---|---|"]
     for name, field in fields.items():
         default = json.dumps(field.default) if isinstance(field.default, str) else field.default
         kind, description = _type_name(field), field.metadata["description"].replace("|", r"\|")
@@ -125,7 +126,7 @@ def _table(title: str, prefix: str, fields: Mapping[str, "Field"]) -> str:
 def _type_name(field: "Field") -> str:
     from bertjax.config.durations import Duration
 
-    kind = field.type or type(field.default)  # a task's own fields have the type of their default
+    kind = field.type or type(field.default)  # fields of a task have the type of their default
     kinds = typing.get_args(kind) or (kind,)
-    names = ["None" if each is type(None) else each.__name__ for each in kinds]
+    names = ["None" if kind is type(None) else kind.__name__ for kind in kinds]
     return "duration" if kind == Duration else " or ".join(names)

@@ -1,4 +1,4 @@
-"""`--config NAME[:OPTIONS]` and the `--config.FIELD=VALUE` that come with it."""
+"""Arguments `--config NAME[:OPTIONS]` and `--config.FIELD=VALUE`."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,47 +15,49 @@ def add_config(
     group: argparse._MutuallyExclusiveGroup | None = None,
     default_text: str = "",
 ) -> None:
-    """To a parser, or to a group in which something else may be given instead.
+    """Add `--config` and its overrides.
 
     Args:
-      otherwise: what is taken where none is given; "" where one must be.
+      parser: parser of the subcommand.
+      group: group of alternatives to `--config`, if there are any.
+      default_text: description of the default; "" if `--config` is required.
     """
     (group or parser).add_argument(
         "--config",
         required=not (group or default_text),
         metavar="NAME[:OPTIONS]",
-        help="a configuration that `bertjax config` lists, or FILE.py with get_config(**options), "
-        "and KEY=VALUE,... for its options; --config.FIELD=VALUE overrides a field"
+        help="configuration that `bertjax config` lists, or FILE.py with get_config(**options); "
+        "OPTIONS are KEY=VALUE,...; --config.FIELD=VALUE overrides a field"
         + (f" ({default_text})" if default_text else ""),
     )
     parser.set_defaults(parse_extra_args=parse_overrides)
 
 
 def load(args: argparse.Namespace) -> "Config":
-    """The configuration that the arguments name; see `make_run_config`."""
+    """Return the configuration that the arguments name; see `make_run_config`."""
     from bertjax.workdir.run_config import make_run_config
 
     checkpoint = args.checkpoint[0] if "checkpoint" in args else None
-    return make_run_config(args.config, args.rest, vars(args).get("workdir"), checkpoint)
+    return make_run_config(args.config, args.overrides, vars(args).get("workdir"), checkpoint)
 
 
-def parse_overrides(rest: Sequence[str]) -> dict[str, str]:
-    """`--config.a.b=value` arguments as {"a.b": "value"}.
+def parse_overrides(extra: Sequence[str]) -> dict[str, str]:
+    """Return `--config.a.b=value` arguments as {"a.b": "value"}.
 
     Raises:
-      InputError: an argument is none of these.
+      InputError: an argument has another form.
     """
-    reject_unknown_arguments([item for item in rest if not item.startswith("--config.")])
+    reject_unknown_arguments([item for item in extra if not item.startswith("--config.")])
     overrides = {}
-    for item in rest:
+    for item in extra:
         name, equals, value = item.removeprefix("--config.").partition("=")
         if not equals:
-            raise InputError(f"{item} has no value: write {item}=VALUE.")
+            raise InputError(f"{item}: no value. Write {item}=VALUE.")
         overrides[name] = value
     return overrides
 
 
-def reject_unknown_arguments(rest: Sequence[str]) -> None:
-    """What a verb without `--config` does with arguments that its parser does not know."""
-    if rest:
-        raise InputError(f"{rest[0]} is no argument of this command: see --help.")
+def reject_unknown_arguments(extra: Sequence[str]) -> None:
+    """Raise InputError for the first of some arguments that the parser does not know."""
+    if extra:
+        raise InputError(f"{extra[0]}: unknown argument. See --help.")

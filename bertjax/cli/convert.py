@@ -1,4 +1,4 @@
-"""Turn a model of one format into one of another."""
+"""Convert a model from one format to another."""
 
 import argparse
 
@@ -13,15 +13,17 @@ FORMATS = ["hf", "tf1", "bertjax"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     parser.add_argument(
-        "--from", dest="style", choices=FORMATS, help="format of SRC (what it looks like)"
+        "--from", dest="format_name", choices=FORMATS, help="format of SRC (detected)"
     )
     parser.add_argument("--to", required=True, choices=FORMATS, help="format of DST")
-    parser.add_argument("source", metavar="SRC", help="a directory; a checkpoint or a workdir")
-    parser.add_argument("target", metavar="DST", help="a new directory")
+    parser.add_argument("source", metavar="SRC", help="model directory, checkpoint or workdir")
+    parser.add_argument("target", metavar="DST", help="new directory")
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.checkpointing.checkpointer import find_checkpoint
     from bertjax.formats.loading import find_format
     from bertjax.formats.sentence_transformers import MODULES
@@ -36,16 +38,13 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.target}: {', '.join(model.params)} of {shape}, from {format_name} to {args.to}.")
     if (epath.Path(args.source) / MODULES).exists():
         print(
-            f"{args.source} says how pieces become the vector of a text, and {args.target} does "
-            "not: give `bertjax features` the first, or --pooling and --normalize."
+            f"{args.target} has no pooling configuration: give `bertjax embed` {args.source}, or "
+            "--pooling and --normalize."
         )
-    leaves = format_name == "bertjax" and args.to != format_name
-    if leaves and "threshold" in read_calibration(find_checkpoint(args.source)):
-        print(
-            f"when to answer nothing stays behind: {args.target} answers every question, as its "
-            "format has no threshold."
-        )
+    exports = format_name == "bertjax" and args.to != format_name
+    if exports and "threshold" in read_calibration(find_checkpoint(args.source)):
+        print(f"{args.target} answers every question: its format has no null_score_diff_threshold.")
     if model.tokenizer is None:
-        print(f"{args.source} has no vocabulary: put vocab.txt beside it and convert again.")
+        print(f"{args.source} has no vocabulary: add vocab.txt and convert again.")
     if model.unexpected_keys:
-        print(f"left out, being of no head that bertjax has: {', '.join(model.unexpected_keys)}")
+        print(f"not converted, unknown heads: {', '.join(model.unexpected_keys)}")

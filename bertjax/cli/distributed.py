@@ -1,4 +1,4 @@
-"""The hosts that a command runs on: arguments that name them, and their coming together."""
+"""Arguments for multi-process runs, as of `jax.distributed.initialize`."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -8,22 +8,24 @@ if TYPE_CHECKING:
 
 
 def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "where Cloud TPU, GKE or Slurm do not tell the hosts of each other"
-    group = parser.add_argument_group("several hosts", text)
+    """Add the arguments that describe the processes of a run to `parser`."""
+    text = "needed only where Cloud TPU, GKE and Slurm do not provide them"
+    group = parser.add_argument_group("several processes", text)
     group.add_argument(
-        "--coordinator-address", metavar="HOST:PORT", help="address of host 0 (what they tell)"
+        "--coordinator-address", metavar="HOST:PORT", help="address of process 0 (detected)"
     )
-    group.add_argument("--num-processes", type=int, help="how many take part (what they tell)")
-    group.add_argument(
-        "--process-id", type=int, help="which of them this is, from 0 (what they tell)"
-    )
+    group.add_argument("--num-processes", type=int, help="number of processes (detected)")
+    group.add_argument("--process-id", type=int, help="index of this process, from 0 (detected)")
 
 
 def run_in_child(args: argparse.Namespace) -> int | None:
-    """Gives the command to a child of this process, if there are other hosts to join.
+    """Run the command in a child process if other processes take part.
 
-    The exit status of the child is returned once it has ended, and None in the child, or without
-    other hosts: the work is then to be done here. What is slow to import is to be imported after.
+    Call it before slow imports.
+
+    Returns:
+      The child's exit status once it has ended. None in the child, or for a single process: the
+      caller then does the work.
     """
     from bertjax.mesh import distributed
 
@@ -33,7 +35,12 @@ def run_in_child(args: argparse.Namespace) -> int | None:
 
 
 def join(args: argparse.Namespace, handles_preemption: bool) -> None:
-    """Joins the other hosts, if there are any; see `bertjax.mesh.distributed.join`."""
+    """Initialize `jax.distributed` if other processes take part.
+
+    Args:
+      args: parsed arguments of `add_distributed_arguments`.
+      handles_preemption: whether the command saves its state on SIGTERM.
+    """
     from bertjax.mesh import distributed
 
     distributed.join(_cluster(args), handles_preemption)

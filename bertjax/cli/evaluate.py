@@ -1,4 +1,4 @@
-"""Score a checkpoint."""
+"""Evaluate a checkpoint."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.cli.config_args import add_config, load
 from bertjax.cli.distributed import add_distributed_arguments, join, run_in_child
-from bertjax.cli.files import as_json, check_directory, output
+from bertjax.cli.files import as_json, check_directory, open_output
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from data_pipelines.errors import InputError
 
@@ -23,21 +23,23 @@ EXAMPLE = "bertjax evaluate --checkpoint runs/smoke --output runs/smoke/scores"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser, default_text="that of the run which made the checkpoint")
+    """Add the arguments of the subcommand."""
+    add_config(parser, default_text="that of the checkpoint")
     add_distributed_arguments(parser)
     parser.add_argument(
         "--checkpoint",
         required=True,
         nargs="+",
         metavar="DIR",
-        help="a checkpoint or a workdir; several are an ensemble",
+        help="checkpoint or workdir; several form an ensemble",
     )
     parser.add_argument(
-        "--output", required=True, metavar="DIR", help="a directory for scores and predictions"
+        "--output", required=True, metavar="DIR", help="directory for scores and predictions"
     )
 
 
 def run(args: argparse.Namespace) -> int | None:
+    """Run the subcommand."""
     if (status := run_in_child(args)) is not None:
         return status
     from bertjax.html.tables import align_columns, eval_set_table
@@ -52,47 +54,49 @@ def run(args: argparse.Namespace) -> int | None:
     _check_same_evaluation(directory / EVALUATION_FILE, args.checkpoint, config)
     join(args, handles_preemption=False)
     enable_compilation_cache()
-    found = evaluate(config, *args.checkpoint)
+    evaluation = evaluate(config, *args.checkpoint)
     if distributed.is_process_0():
-        table = eval_set_table(found.scores)  # of many sets, of which scores.json says all
+        table = eval_set_table(evaluation.scores)  # empty for a single eval set
         if table.rows:
             print(align_columns(*table), flush=True)
         else:
-            rows = [(name, f"{score:.4f}") for name, score in found.scores.items()]
+            rows = [(name, f"{score:.4f}") for name, score in evaluation.scores.items()]
             print(align_columns(("score", ""), rows), file=sys.stderr)
-            if not sys.stdout.isatty():  # for a program
-                print(json.dumps(found.scores, indent=1), flush=True)
+            if not sys.stdout.isatty():  # a program reads it
+                print(json.dumps(evaluation.scores, indent=1), flush=True)
         directory.mkdir(parents=True, exist_ok=True)
-        about = {"checkpoints": args.checkpoint, "config": config.to_dict()}
-        said = {"scores.json": found.scores, EVALUATION_FILE: about}
+        run_info = {"checkpoints": args.checkpoint, "config": config.to_dict()}
         contents = {
             name if isinstance(content, str) else f"{name}.json": content
-            for name, content in found.files.items()
+            for name, content in evaluation.files.items()
         }
-        for name, content in (contents | said).items():
-            with output(str(directory / name)) as sink:
+        contents |= {"scores.json": evaluation.scores, EVALUATION_FILE: run_info}
+        for name, content in contents.items():
+            with open_output(str(directory / name)) as sink:
                 sink.write(content if isinstance(content, str) else as_json(content, indent=1))
-        names = ", ".join(contents | said)
-        print(f"written to {directory}: {names}. bertjax report {directory}", file=sys.stderr)
+        names = ", ".join(contents)
+        print(f"wrote {names} to {directory}. Next: bertjax report {directory}", file=sys.stderr)
     return None
 
 
 def _check_same_evaluation(file: epath.Path, checkpoints: Sequence[str], config: "Config") -> None:
-    """Lets no evaluation be written over by that of other checkpoints or other data."""
+    """Raise InputError if the output holds an evaluation of other checkpoints or other data."""
     from bertjax.workdir.workdir import RESUMABLE_FIELDS, config_difference
 
     try:
         earlier = json.loads(file.read_text())
-        of, fields = earlier["checkpoints"], earlier["config"]
+        evaluated, fields = earlier["checkpoints"], earlier["config"]
     except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return  # there is none, or none that is whole
-    if [os.path.normpath(path) for path in of] != [os.path.normpath(path) for path in checkpoints]:
-        raise InputError(f"{file.parent} has the scores of {' '.join(of)}: give another --output.")
-    # Scores depend on the data; init is the checkpoint.
-    free = RESUMABLE_FIELDS - {"data.dir", "eval_batches"} | {"init"}
-    if found := config_difference(fields, config, free):
-        name, before, now = found
+        return  # none, or an incomplete one
+    if list(map(os.path.normpath, evaluated)) != list(map(os.path.normpath, checkpoints)):
         raise InputError(
-            f"{file.parent} has the scores by {name}={before!r}, and here it is {now!r}: give "
-            "another --output."
+            f"--output={file.parent}: holds the scores of {' '.join(evaluated)}. Name another."
+        )
+    # Scores depend on the data; init is the checkpoint.
+    ignored = RESUMABLE_FIELDS - {"data.dir", "eval_batches"} | {"init"}
+    if difference := config_difference(fields, config, ignored):
+        name, before, now = difference
+        raise InputError(
+            f"--output={file.parent}: holds scores for {name}={before!r}, not {now!r}. "
+            "Name another."
         )

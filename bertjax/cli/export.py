@@ -1,4 +1,4 @@
-"""Write a model as a program that runs without bertjax."""
+"""Export a model as a program that runs without bertjax."""
 
 import argparse
 
@@ -10,24 +10,26 @@ EXAMPLE = "bertjax export --checkpoint runs/smoke --to stablehlo --output smoke.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     add_checkpoint(parser)
-    parser.add_argument("--to", required=True, choices=["stablehlo"], help="what it is written in")
+    parser.add_argument("--to", required=True, choices=["stablehlo"], help="format")
     parser.add_argument(
         "--output",
         required=True,
         metavar="FILE",
-        help="a file for the program; what it takes and gives is written to FILE.json",
+        help="file of the program; FILE.json describes its inputs and outputs",
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.inference.stablehlo import write_stablehlo
 
     for path in (args.output, f"{args.output}.json"):
         check_output(path)
     skip_missing_tpu()
-    about = write_stablehlo(args.checkpoint, args.output)
+    metadata = write_stablehlo(args.checkpoint, args.output)
     for name in ("inputs", "outputs"):
-        said = (f"{each['name']} [{', '.join(map(str, each['shape']))}]" for each in about[name])
-        print(f"{name}: {', '.join(said)}")
-    print(f"{args.output}: from inputs to outputs on {', '.join(about['platforms'])}.")
+        arrays = (f"{a['name']} [{', '.join(map(str, a['shape']))}]" for a in metadata[name])
+        print(f"{name}: {', '.join(arrays)}")
+    print(f"{args.output}: runs on {', '.join(metadata['platforms'])}.")

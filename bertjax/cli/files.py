@@ -1,4 +1,4 @@
-"""Files and directories that a user names, to read from and to write to."""
+"""Checks of files and directories that a user names, and access to them."""
 
 import argparse
 import contextlib
@@ -17,25 +17,27 @@ from data_pipelines.text import lines
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """The option that names the model of a verb, ours or a published one."""
+    """Add the required argument `--checkpoint`."""
     parser.add_argument(
         "--checkpoint",
         required=True,
         metavar="DIR",
-        help="a checkpoint or a workdir, or a model of Hugging Face or TF1",
+        help="checkpoint or workdir, or a model directory of Hugging Face or TF1",
     )
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """The lines of a file as they come, with their ends; it may be compressed, and "-" is standard
-    input.
+    """Yield the lines of a file, with their ends.
+
+    Args:
+      path: file, which may be compressed; "-" for standard input.
 
     Raises:
-      InputError: there is no such file, or, once that is read, a line is not UTF-8.
+      InputError: the file does not exist, or a line that was read is not UTF-8.
     """
     if path == "-":
         return _standard_input()
-    return _with_ends(lines.read_lines(check_file(path), _refuse))
+    return _with_ends(lines.read_lines(check_file(path), _raise))
 
 
 def _standard_input() -> Iterator[str]:
@@ -43,26 +45,26 @@ def _standard_input() -> Iterator[str]:
         for number, line in enumerate(sys.stdin):
             yield line if number else line.removeprefix("\ufeff")  # a byte-order mark
     except UnicodeDecodeError as error:
-        raise InputError(f"- is not UTF-8 ({error}): convert it first.") from error
+        raise InputError(f"-: not UTF-8 ({error}). Convert it.") from error
 
 
 def _with_ends(parts: Iterator[str]) -> Iterator[str]:
-    """Lines, from what stands before, between and after their ends."""
-    before = next(parts)
+    """Yield lines with their ends from the texts before, between and after the ends."""
+    previous = next(parts)
     for part in parts:
-        yield f"{before}\n"
-        before = part
-    if before:
-        yield before
+        yield f"{previous}\n"
+        previous = part
+    if previous:
+        yield previous
 
 
-def _refuse(complaint: InputError) -> None:
-    raise complaint
+def _raise(error: InputError) -> None:
+    raise error
 
 
 @contextlib.contextmanager
-def output(path: str) -> Iterator[TextIO]:
-    """A file that replaces `path` once everything is written, "-" being standard output.
+def open_output(path: str) -> Iterator[TextIO]:
+    """Open a file that replaces `path` once everything is written; "-" is standard output.
 
     Raises:
       InputError: see `check_output`.
@@ -76,70 +78,74 @@ def output(path: str) -> Iterator[TextIO]:
 
 
 def check_output(path: epath.PathLike) -> None:
-    """Refuses a file that cannot be written where it is to lie, before the work that fills it.
+    """Check that a file can be written, before the work whose result it holds.
 
     Raises:
-      InputError: it is a directory, or is to lie in one that does not exist or in which the system
-        makes all files, or is something else that a file would replace, such as a device.
+      InputError: the path is a directory or a device, or its directory does not exist or belongs
+        to the system (/proc, /sys).
     """
     path = epath.Path(path)
     if path.is_dir():
-        raise InputError(f"{path} is a directory: name a file in it.")
+        raise InputError(f"{path}: is a directory. Name a file in it.")
     if not is_remote(path) and os.path.exists(path) and not os.path.isfile(path):
         raise InputError(
-            f"{path} is no file, and one would replace it: name another, or - to print."
+            f"{path}: not a regular file, and would be replaced. Name another, or - to print."
         )
     if not is_remote(path) and not path.parent.is_dir():
-        raise InputError(f"{path} is to lie in {path.parent}, which is no directory: make it.")
+        raise InputError(f"{path}: {path.parent} is not a directory. Create it.")
     _refuse_system_directory(path)
 
 
 def check_directory(path: epath.PathLike, name: str) -> None:
-    """Refuses a directory, which may still be to make, where it or what it lies in is a file.
+    """Check that a directory exists or can be created.
+
+    Args:
+      path: the directory.
+      name: argument that names it, for the error.
 
     Raises:
-      InputError: it says of which argument, by its `name`; or a link leads nowhere, or it lies
-        where the system makes all files.
+      InputError: the path or one of its parents is a file or a dangling link, or belongs to the
+        system (/proc, /sys).
     """
     path = epath.Path(path)
     _refuse_system_directory(path)
-    # A bucket has no directories, in which something could lie.
+    # A bucket has no directories that could be files.
     for place in [path] if is_remote(path) else [path, *path.parents]:
         if os.path.islink(place) and not place.exists():
-            raise InputError(f"{place} is a link to what does not exist: make that directory.")
+            raise InputError(f"{place}: dangling link. Create the directory that it names.")
         if place.exists():
             if not place.is_dir():
-                lies = "is" if place == path else f"lies in {place}, which is"
-                raise InputError(f"{name}={path} {lies} a file: name a directory.")
+                problem = "is a file" if place == path else f"{place} is a file"
+                raise InputError(f"{name}={path}: {problem}. Name a directory.")
             return
 
 
 def _refuse_system_directory(path: epath.Path) -> None:
-    """Refuses where even root is told, on writing, that the directory does not exist."""
+    """Raise InputError for a path in /proc or /sys, where not even root can create files."""
     place = "/" if is_remote(path) else "/".join(os.path.realpath(path).split("/")[:2])
     if place in ("/proc", "/sys"):
-        raise InputError(f"{path} lies in {place}, where no files can be made: name another place.")
+        raise InputError(f"{path}: no files can be created in {place}. Name another place.")
 
 
 def as_json(content: object, indent: int | None = None) -> str:
-    """In JSON, of which half of a surrogate pair is escaped, which UTF-8 cannot hold."""
+    """Return JSON in which lone surrogates, which UTF-8 cannot hold, are escaped."""
     text = json.dumps(content, indent=indent, ensure_ascii=False)
     return text.encode(errors="backslashreplace").decode()
 
 
 def check_buckets(argv: Sequence[str]) -> None:
-    """Refuses a bucket that does not exist: tensorflow would try for ever to write into it."""
+    """Raise InputError for a bucket that does not exist: tensorflow would retry for ever."""
     for bucket in sorted(set(re.findall(r"gs://[^/,\s]+", " ".join(argv)))):
         try:
             exists = epath.Path(bucket).exists()
-        except bucket_errors():  # who may use its objects may not always look at the bucket itself
+        except bucket_errors():  # access to objects does not imply access to the bucket itself
             continue
         if not exists:
-            raise InputError(f"there is no bucket {bucket}: name one that exists.")
+            raise InputError(f"{bucket}: no such bucket. Name one that exists.")
 
 
 def bucket_errors() -> tuple[type[Exception], ...]:
-    """What tensorflow raises where a bucket lets us do too little; they are no OSErrors."""
+    """Return tensorflow's exceptions for missing permissions in a bucket, which are no OSErrors."""
     if "tensorflow" not in sys.modules:
         return ()
     from tensorflow import errors

@@ -1,4 +1,4 @@
-"""Show what a model will see, masks marked, its parameters, or what a corpus holds."""
+"""Print sequences of a run with their masks, its parameters, or statistics of a corpus."""
 
 import argparse
 
@@ -12,35 +12,48 @@ EXAMPLE = "bertjax inspect --config pretraining:smoke,data=corpora/mine --steps 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_mutually_exclusive_group(required=True)
-    add_config(parser, what)
-    what.add_argument(
-        "--corpus", metavar="DIR", help="what `bertjax prepare` wrote, to be looked at instead"
+    """Add the arguments of the subcommand."""
+    subject = parser.add_mutually_exclusive_group(required=True)
+    add_config(parser, subject)
+    subject.add_argument(
+        "--corpus", metavar="DIR", help="corpus that `bertjax prepare` wrote, instead of a run"
     )
     run = [
-        parser.add_argument("--steps", type=int, help="steps that are shown (1)"),
-        parser.add_argument("--start", type=int, help="the first of them (0)"),
-        parser.add_argument("--rows", type=int, help="rows of each that are shown, at most (4)"),
-        parser.add_argument("--num-processes", type=int, help="hosts that share the batches (1)"),
-        parser.add_argument("--process-id", type=int, help="the host whose rows are shown (0)"),
+        parser.add_argument("--steps", type=int, help="number of steps to print (1)"),
+        parser.add_argument("--start", type=int, help="first step (0)"),
+        parser.add_argument(
+            "--sequences", type=int, help="largest number of sequences to print a step (4)"
+        ),
+        parser.add_argument("--num-processes", type=int, help="processes that share a batch (1)"),
+        parser.add_argument(
+            "--process-id", type=int, help="process whose sequences are printed (0)"
+        ),
         parser.add_argument(
             "--output",
             metavar="FILE.npz",
-            help="a file for the arrays, [steps, rows, ...], instead (none)",
+            help="write the arrays, [steps, sequences, ...], to this file instead (none)",
         ),
         parser.add_argument(
-            "--params", action="store_true", default=None, help="show a table of parameters instead"
+            "--params",
+            action="store_true",
+            default=None,
+            help="print a table of parameters instead",
         ),
     ]
     parser.set_defaults(run_options=[action.dest for action in run])
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     if args.corpus:
-        given = [f"--{name}" for name in args.run_options if getattr(args, name) is not None]
-        if args.rest or given:
-            what = given[0] if given else "--config.*"
-            raise InputError(f"{what} is of a run: leave it out where --corpus is looked at.")
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name in args.run_options
+            if getattr(args, name) is not None
+        ]
+        if args.overrides or given:
+            argument = given[0] if given else "--config.*"
+            raise InputError(f"{argument}: belongs to a run, not to --corpus. Leave it out.")
         from bertjax.reports.corpus import describe_corpus
 
         for line in describe_corpus(args.corpus):
@@ -48,29 +61,31 @@ def run(args: argparse.Namespace) -> None:
         return
     from bertjax.inference.inspection import parameter_table, save_batches, show_batches
 
-    start, steps, hosts, host, rows = (
-        default if given is None else given
-        for given, default in (
+    start, steps, num_processes, process_id, max_sequences = (
+        default if value is None else value
+        for value, default in (
             (args.start, 0),
             (args.steps, 1),
             (args.num_processes, 1),
             (args.process_id, 0),
-            (args.rows, 4),
+            (args.sequences, 4),
         )
     )
     if start < 0:
-        raise InputError(f"--start={start} is no step: count them from 0.")
-    if not 0 <= host < hosts:
-        raise InputError(f"--host={host} is none of --num-processes={hosts}: count them from 0.")
-    if rows < 1:
-        raise InputError(f"--rows={rows} must be at least 1.")
+        raise InputError(f"--start={start}: not a step. Steps count from 0.")
+    if not 0 <= process_id < num_processes:
+        raise InputError(
+            f"--process-id={process_id}: not below --num-processes={num_processes}. Count from 0."
+        )
+    if max_sequences < 1:
+        raise InputError(f"--sequences={max_sequences}: below 1. Give at least 1.")
     skip_missing_tpu()
     config = load(args)
     if args.params:
         print(parameter_table(config))
     elif args.output:
         check_output(args.output)
-        save_batches(config, start, steps, hosts, host, args.output)
+        save_batches(config, start, steps, num_processes, process_id, args.output)
     else:
-        for text in show_batches(config, start, steps, hosts, host, rows):
+        for text in show_batches(config, start, steps, num_processes, process_id, max_sequences):
             print(text)

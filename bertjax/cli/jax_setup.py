@@ -1,4 +1,4 @@
-"""What JAX is told before it looks for devices."""
+"""JAX settings that commands make before JAX looks for devices."""
 
 import importlib.metadata
 import importlib.util
@@ -14,31 +14,34 @@ _log = logging.getLogger("bertjax")
 
 
 def skip_missing_tpu() -> None:
-    """Keeps JAX from looking for TPUs where there are none.
+    """Keep JAX from looking for TPUs on a machine without one.
 
-    With the extra `tpu`, whose compiler `preflight` needs, it would look for them all the same, and
-    their library would complain at length.
+    The extra `tpu`, whose compiler `preflight` needs, makes JAX look for TPUs everywhere, and
+    libtpu then logs long warnings.
     """
     import jax
 
     from bertjax.mesh import distributed
 
-    told = jax.config.values["jax_platforms"]  # by the user, or by JAX where it has seen the chips
-    if told or distributed.on_tpu() or not importlib.util.find_spec("libtpu"):
+    platforms = jax.config.values["jax_platforms"]  # set by the user, or by JAX on a TPU machine
+    if platforms or distributed.on_tpu() or not importlib.util.find_spec("libtpu"):
         return
     plugins = [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
-    if all("cuda" in name for name in plugins):  # others are better left to JAX
+    if all("cuda" in name for name in plugins):  # JAX knows best about other plugins
         jax.config.update("jax_platforms", "cuda,cpu" if plugins else "cpu")
 
 
 def enable_compilation_cache(workdir: epath.PathLike | None = None) -> None:
-    """Keeps compiled programs for the next run: where JAX_COMPILATION_CACHE_DIR says, or the user's
-    cache, or the workdir where that is in a bucket or of several hosts.
+    """Keep compiled programs for the next run.
 
-    Machines of a pod come and go, and of several hosts JAX lets only the first one write, so that
-    the others find no program but in a place that all of them see. Where some hosts found one and
-    others had to compile it, GPUs, which measure kernels together, would wait for ever; so several
-    hosts without a common place keep none. To be called after the hosts have come together.
+    The cache lies in JAX_COMPILATION_CACHE_DIR, if that is set. Otherwise it lies in the workdir
+    for a bucket or several processes, and in the user's cache directory else. In a multi-process
+    run JAX lets only process 0 write, so the directory must be visible to all processes. Without
+    such a directory nothing is kept: GPUs, which autotune kernels together, would hang if only some
+    processes found a program. Call this after `jax.distributed` is initialized.
+
+    Args:
+      workdir: workdir of the run, if the command has one.
     """
     import jax
 
@@ -46,7 +49,7 @@ def enable_compilation_cache(workdir: epath.PathLike | None = None) -> None:
         return
     if workdir is not None and (is_remote(workdir) or jax.process_count() > 1):
         place = os.fspath(epath.Path(workdir) / "compiled")
-        if is_remote(workdir):  # XLA's own files beside ours can only be local
+        if is_remote(workdir):  # XLA writes its own caches only to local files
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     elif jax.process_count() > 1:
         return
@@ -54,17 +57,17 @@ def enable_compilation_cache(workdir: epath.PathLike | None = None) -> None:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         place = os.path.join(cache, "bertjax", "compiled")
         if not _is_writable(pathlib.Path(place)):
-            _log.info("%s cannot be written to, so compiled programs are not kept.", place)
+            _log.info("%s is not writable: compiled programs are not kept.", place)
             return
     jax.config.update("jax_compilation_cache_dir", place)
-    # By itself JAX keeps what took a second; of small models that is nothing, and what they are
-    # asked takes not much longer.
+    # JAX's default keeps programs that took a second to compile, which excludes all of a small
+    # model, whose predictions take not much longer.
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _is_writable(place: pathlib.Path) -> bool:
-    if not place.is_absolute():  # a user without a home
+    if not place.is_absolute():  # the user has no home directory
         return False
     try:
         place.mkdir(parents=True, exist_ok=True)

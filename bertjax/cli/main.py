@@ -1,14 +1,18 @@
-"""The command line: `bertjax VERB ...` parses, calls and says how it ended.
+"""Entry point of the command line, `bertjax SUBCOMMAND ...`.
 
-Exit status: 0 done; 2 a usage or input error, one sentence on standard error; 3 a run whose loss is
-no number any more; 75 a run that a signal or the loss of another host ended early, to be run again;
-1 anything else, in a sentence where the machine or the run is the cause, and with its traceback
-where we are.
+Exit status:
+  0: done.
+  1: any other failure. The error is one line if the machine or the run caused it; a fault of
+    bertjax keeps its traceback.
+  2: usage or input error, one line on standard error.
+  3: the loss of a run is not finite (`EXIT_DIVERGED`).
+  75: a signal or the loss of a process ended the run early: run the same command again
+    (`EXIT_RESTART`).
 
-A verb is a file of this folder with a docstring, whose first line says what the verb does, its
-place in the list of verbs, `ORDER`, a command that runs, `EXAMPLE`, `add_arguments(parser)`, and
-`run(args)`, which does the work and may return an exit status. What is slow to import, JAX above
-all, it imports in `run`, so that help and usage errors are quick.
+A subcommand is a module of this package. It defines a docstring (the first line is its help text),
+`ORDER` (its place in the list), `EXAMPLE` (a command that runs), `add_arguments(parser)`, and
+`run(args)`, which may return an exit status. Slow imports, JAX above all, belong in `run`, so that
+help and usage errors stay quick.
 """
 
 import argparse
@@ -37,108 +41,111 @@ from bertjax.version import __version__
 from data_pipelines.errors import InputError
 
 _MEMORY_FIX = (
-    "end what else runs on this machine, or take a smaller model, fewer rows or more devices."
+    "end other programs on this machine, or use a smaller model, a smaller batch or more devices."
 )
-_SIGPIPE_STATUS = 128 + 13  # as a shell says of a program that SIGPIPE ended
-# Of a path that was not checked before it was used: our fault, not the machine's.
+_SIGPIPE_STATUS = 128 + 13  # a shell's exit status for a program that SIGPIPE ended
+# A path that was used before it was checked is a fault of bertjax, not of the machine.
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit status. What is stopped ends the process, which is its own
-    unless arguments are given.
+    """Run one subcommand and return its exit status.
+
+    Args:
+      argv: arguments of the command; those of the process by default. A signal ends the process
+        itself only in the default case.
     """
     _open_streams()
     if not _device_files():
-        keep_freed_memory()  # what computes is this host, and there are no threads as yet
+        keep_freed_memory()  # this host computes, and no threads run yet
     end = exit_stopped if argv is None else report_stopped
     with handle_signals() as stopped:
         try:
             return _main(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
             return end()
-        except Exception:  # libraries may make another one of it
+        except Exception:  # a library may have converted the KeyboardInterrupt
             if not stopped.is_set():
                 raise
             return end()
 
 
 def _main(argv: Sequence[str]) -> int:
-    # Imports and tracing make many objects that stay, and Python would look through them for
-    # circles again and again: a tenth of the time that a command needs to start.
+    # Imports and tracing create many long-lived objects. Collecting garbage at the default
+    # threshold takes a tenth of a command's start-up time.
     gc.set_threshold(100_000)
-    # Before anything imports tensorflow, which serves data alone here and need not say more.
+    # Set before any import of tensorflow, which only reads data here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     for ours in ("bertjax", "data_pipelines"):
         logging.getLogger(ours).setLevel(logging.INFO)
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # absl's errors arrive as exceptions
     if not argv:
         _parser().print_help(sys.stderr)
         return 2
-    args, rest = _parser().parse_known_args(argv)
+    args, extra = _parser().parse_known_args(argv)
     args.argv = argv
     if not _may_have_accelerators():
         _silence_plugins(compiles_for_them="preflight" in argv)
     if CHILD_ENV not in os.environ:
-        return _run(args, rest)
+        return _run(args, extra)
     from bertjax.mesh import distributed
 
-    return distributed.run_child(functools.partial(_run, args, rest))
+    return distributed.run_child(functools.partial(_run, args, extra))
 
 
 class _ClosedStdout(io.TextIOBase):
-    """Standard output that is closed: what goes there is lost, and is not to be so in silence."""
+    """Stand-in for a closed standard output; writing raises instead of losing the result."""
 
     def write(self, text: str) -> int:
-        raise OSError("standard output is closed, and the result was to go there: open it.")
+        raise OSError("standard output is closed: open it, or name a file by --output.")
 
 
 def _open_streams() -> None:
-    """Lets no file take the number of a standard stream that is closed, and be written to as it."""
+    """Reserve the numbers of closed standard streams, so that no file is written to as one."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     sys.stdout = _ClosedStdout() if sys.stdout is None else sys.stdout
     sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115
 
 
 def _may_have_accelerators() -> bool:
-    """Whether a TPU or an NVIDIA GPU is here, or a plugin for other devices."""
+    """Return whether a TPU, an NVIDIA GPU or a plugin for other devices is present."""
     ours = {"xla_cuda12", "xla_cuda13"}
     others = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")} - ours
     return bool(others) or _device_files()
 
 
 def _device_files() -> bool:
-    """Whether the system has files of accelerators."""
+    """Return whether the system has device files of accelerators."""
     return any(glob.glob(f"/dev/{name}*") for name in ("accel", "vfio/", "nvidia", "dxg"))
 
 
 def _silence_plugins(compiles_for_them: bool) -> None:
-    """Keeps the plugins that JAX finds from complaining that their devices are not here."""
+    """Keep JAX's plugins from warning that their devices are absent."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if not compiles_for_them:  # the libraries themselves complain, as soon as they are loaded
+    if not compiles_for_them:  # loading the libraries already logs warnings
         sys.modules.setdefault("jax_cuda12_plugin", None)  # type: ignore[arg-type]
         idle = types.ModuleType("jax_plugins.xla_cuda12")
         idle.initialize = lambda: None  # type: ignore[attr-defined]
         sys.modules.setdefault(idle.__name__, idle)
 
 
-def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
+def _run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     try:
         check_buckets(args.argv)
-        args.rest = args.parse_extra_args(rest)
+        args.overrides = args.parse_extra_args(extra)
         return args.run(args) or 0
     except InputError as error:
         return _report_error(error, 2)
     except RunError as error:
         return _report_error(error, error.status)
-    except BrokenPipeError:  # whoever reads has enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # receives what is flushed later
         return _SIGPIPE_STATUS
     except _PATH_ERRORS:
         raise
@@ -147,25 +154,25 @@ def _run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     except bucket_errors() as error:
         return _report_error(error, 1)
     except _memory_errors() as error:
-        if (wanted := _missing_memory(error)) is None:
+        if (shortage := _missing_memory(error)) is None:
             raise
-        return _report_error(RunError(f"memory does not suffice{wanted}: {_MEMORY_FIX}"), 1)
+        return _report_error(RunError(f"out of memory{shortage}: {_MEMORY_FIX}"), 1)
 
 
 def _memory_errors() -> tuple[type[Exception], ...]:
-    """What is raised where memory is short; JAX raises the same where devices fail otherwise."""
+    """Return the exceptions of a lack of memory; JAX raises its one for other failures too."""
     errors = getattr(sys.modules.get("jax"), "errors", None)
     return (MemoryError, errors.JaxRuntimeError) if errors else (MemoryError,)
 
 
 def _missing_memory(error: BaseException) -> str | None:
-    """What an error tells of memory that there was not; None for another error."""
+    """Return what an error reports about missing memory, or None if it has another cause."""
     if isinstance(error, MemoryError):
         return f" ({error})" if str(error) else ""
     from bertjax.mesh.memory import failed_allocation_bytes, format_bytes
 
-    wanted = failed_allocation_bytes(error)
-    return None if wanted is None else f", {format_bytes(wanted)} could not be had"
+    size = failed_allocation_bytes(error)
+    return None if size is None else f", allocating {format_bytes(size)} failed"
 
 
 def _report_error(error: BaseException, status: int) -> int:
@@ -174,15 +181,15 @@ def _report_error(error: BaseException, status: int) -> int:
 
 
 def find_subcommands() -> dict[str, Any]:
-    """The files of this folder that are verbs by their names, in the order of a model's life."""
+    """Return the modules of the subcommands by name, in the order of a model's life."""
     names = [module.name for module in pkgutil.iter_modules(bertjax.cli.__path__)]
-    files = {name: importlib.import_module(f"bertjax.cli.{name}") for name in names}
-    verbs = {name: file for name, file in files.items() if hasattr(file, "ORDER")}
-    return dict(sorted(verbs.items(), key=lambda verb: verb[1].ORDER))
+    modules = {name: importlib.import_module(f"bertjax.cli.{name}") for name in names}
+    subcommands = {name: module for name, module in modules.items() if hasattr(module, "ORDER")}
+    return dict(sorted(subcommands.items(), key=lambda item: item[1].ORDER))
 
 
 class _Parser(argparse.ArgumentParser):
-    """Usage errors in one sentence; the nearest verb for a misspelt one."""
+    """Parser whose usage errors are one line and suggest the nearest subcommand."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         print(f"bertjax: {message}: see {self.prog} --help.", file=sys.stderr)
@@ -200,16 +207,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="bertjax", description="Pre-train, evaluate and use BERT with JAX.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"bertjax {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for name, verb in find_subcommands().items():
-        said = (verb.__doc__ or name).splitlines()[0].rstrip(".")
-        command = verbs.add_parser(
+    subparsers = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
+    for name, module in find_subcommands().items():
+        description = (module.__doc__ or name).splitlines()[0].rstrip(".")
+        command = subparsers.add_parser(
             name,
-            help=said[0].lower() + said[1:],
-            description=f"{said}.",
-            epilog=f"example: {verb.EXAMPLE}",
+            help=description[0].lower() + description[1:],
+            description=f"{description}.",
+            epilog=f"example: {module.EXAMPLE}",
             allow_abbrev=False,
         )
-        command.set_defaults(run=verb.run, parse_extra_args=reject_unknown_arguments)
-        verb.add_arguments(command)
+        command.set_defaults(run=module.run, parse_extra_args=reject_unknown_arguments)
+        module.add_arguments(command)
     return parser

@@ -1,4 +1,4 @@
-"""Fill [MASK]s, answer questions, say the class of texts or tag words, as JSON lines."""
+"""Predict with a model of any task, as JSON lines."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from bertjax.cli.files import add_checkpoint, as_json, output, read_lines
+from bertjax.cli.files import add_checkpoint, as_json, open_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
@@ -19,76 +19,80 @@ if TYPE_CHECKING:
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
-# Lines of a file that are answered at once: what is left over of each such part costs a program of
-# its own. Who looks on waits for fewer, and who writes to standard input for each.
+# Inputs of a file that are predicted together: the remainder of each part compiles a program of its
+# own. A reader of standard output waits for fewer, and a writer to standard input for one.
 _FILE_BATCH_SIZE, _STDOUT_BATCH_SIZE = 4096, 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     add_checkpoint(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",
         metavar="FILE",
-        help='lines of text, or JSON objects, such as {"question": ..., "context": ...}; a file in '
-        "SQuAD's layout; a table (.csv, .tsv, .parquet); words in columns (.conll, .bio, .iob); - "
-        "for standard input",
+        help='lines of text or JSON objects, such as {"question": ..., "context": ...}; a file in '
+        "SQuAD's layout; a table (.csv, .tsv, .parquet); words in CoNLL columns (.conll, .bio, "
+        ".iob); - for standard input",
     )
     source.add_argument(
-        "--text", action="append", metavar="LINE", help="one line instead; again for more of them"
+        "--text", action="append", metavar="LINE", help="one input; may be repeated"
     )
-    source.add_argument("--question", metavar="TEXT", help="one question, on --context")
-    parser.add_argument("--context", metavar="TEXT", help="the passage that has the answer (none)")
+    source.add_argument("--question", metavar="TEXT", help="question about --context")
+    parser.add_argument("--context", metavar="TEXT", help="passage with the answer (none)")
     parser.add_argument(
         "--return-all-scores",
         action="store_true",
-        help="tell the probability of every label or choice",
+        help="return the score of every label or choice",
     )
     parser.add_argument(
         "--output",
         default="-",
         metavar="FILE",
-        help="a file for the answers, - for standard output (%(default)s)",
+        help="file for the predictions, - for standard output (%(default)s)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.inference.predictor import Predictor
 
     if (args.question is None) != (args.context is None):
-        raise InputError("--question and --context go together: give both.")
+        raise InputError("--question, --context: one is missing. Give both.")
     if not all(text.strip() for text in args.text or ()):
-        raise InputError("--text is empty: write a text.")
+        raise InputError("--text: empty. Write a text.")
     if (
         args.output != "-"
         and args.input
         and _resolve_path(args.output) == _resolve_path(args.input)
     ):
-        raise InputError(f"--output={args.output} is the input, which would be lost: name another.")
+        raise InputError(
+            f"--output={args.output}: is the input, which would be lost. Name another."
+        )
     skip_missing_tpu()
     enable_compilation_cache()
-    inputs_of = _input_reader(args)
-    together = _STDOUT_BATCH_SIZE if args.output == "-" else _FILE_BATCH_SIZE
+    read_inputs = _input_reader(args)
+    batch_size = _STDOUT_BATCH_SIZE if args.output == "-" else _FILE_BATCH_SIZE
     if args.input == "-":
-        together = 1
-    with output(args.output) as sink:
+        batch_size = 1
+    with open_output(args.output) as sink:
         predictor, count = Predictor(args.checkpoint), 0
         try:
             for answer in predictor.answers(
-                inputs_of(predictor.task), together, args.return_all_scores
+                read_inputs(predictor.task), batch_size, args.return_all_scores
             ):
-                # A remote file that is flushed is written anew as a whole.
+                # Flushing a remote file would write it again as a whole.
                 print(as_json(answer), file=sink, flush=sink is sys.stdout)
                 count += 1
         except InputError as error:
-            if args.input is not None:  # where a line is named
+            if args.input is not None:  # the error names the line
                 raise
             sample_arguments = predictor.task.sample_arguments(predictor.config)
             raise InputError(
                 f"{error} This model {predictor.description}: {sample_arguments}"
             ) from error
     if args.output != "-":
-        print(f"{args.output}: {count:,} answers.", file=sys.stderr)
+        print(f"{args.output}: {count:,} predictions.", file=sys.stderr)
 
 
 def _resolve_path(path: str) -> str:
@@ -96,14 +100,14 @@ def _resolve_path(path: str) -> str:
 
 
 def _input_reader(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:
-    """What there is to answer, as a task reads it; what is no file is refused here."""
+    """Return a function that reads the inputs for a task; a missing file is an error here."""
     from bertjax.tasks.task import Input
     from data_pipelines.finetuning.table import is_table, read_table
     from data_pipelines.finetuning.token_classification import is_conll, parse_conll
 
     if args.question is not None:
-        asked = Input("line 1", {"question": args.question, "context": args.context})
-        return lambda task: [asked]
+        question = Input("line 1", {"question": args.question, "context": args.context})
+        return lambda task: [question]
     if args.input is not None and is_table(args.input):
         rows = read_table(args.input)
         return lambda task: map(_input_of_row, rows)
@@ -114,14 +118,14 @@ def _input_reader(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable
 
 
 def _input_of_sentence(sentence: "TaggedSentence") -> "Input":
-    """A sentence of words, whose place is the line of its first one."""
+    """Return a sentence of words as an input, whose location is the line of its first word."""
     from bertjax.tasks.task import Input
 
     return Input(f"line {sentence.locations[0].rpartition(' ')[2]}", {"words": [*sentence.words]})
 
 
 def _input_of_row(row: "TableRow") -> "Input":
-    """A row of a table, whose place is its line; of what JSON has no word for, a date, the text."""
+    """Return a row of a table as an input; values that JSON lacks, such as dates, become text."""
     from bertjax.tasks.task import Input
 
     values = json.loads(json.dumps(row.values, default=str))

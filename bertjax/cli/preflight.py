@@ -1,11 +1,11 @@
-"""Say whether a run fits a topology, and how fast it will be."""
+"""Report whether a run fits a topology, and its estimated speed."""
 
 import argparse
 import os
 from typing import TYPE_CHECKING
 
 from bertjax.cli.config_args import add_config, load
-from bertjax.cli.files import check_output, output
+from bertjax.cli.files import check_output, open_output
 from bertjax.errors import RunError
 from data_pipelines.errors import InputError
 
@@ -19,34 +19,34 @@ EXAMPLE = "bertjax preflight --config pretraining:model=base --topology v5e:4x4"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     add_config(parser)
     parser.add_argument(
         "--topology",
         required=True,
         metavar="KIND:SHAPE",
-        help="the devices, such as v5e:4x4, h100:2x8 or cpu:1",
+        help="devices, such as v5e:4x4, h100:2x8 or cpu:1",
     )
+    parser.add_argument("--json", metavar="FILE", help="file for the report as JSON (none)")
     parser.add_argument(
-        "--json", metavar="FILE", help="a file for what is printed, for a program (none)"
-    )
-    parser.add_argument(
-        "--runs",
+        "--parallel-runs",
         type=int,
         default=0,
         metavar="N",
-        help="those of a sweep, which are trained at once, as many on each device; 0 for a run by "
-        "itself (%(default)s)",
+        help="runs of a sweep that are trained in one program, spread over the devices; 0 for a "
+        "single run (%(default)s)",
     )
     parser.add_argument(
         "--search",
         choices=["batch"],
-        help="find the most rows a device that fit instead, to one in a hundred; compiles a "
-        "program for each try (none)",
+        help="find the largest batch size a device that fits, to one percent; compiles a program "
+        "for each try (none)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs, so no accelerator is taken
+    """Run the subcommand."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs: leave accelerators to others
     from bertjax.preflight.analysis import preflight, suggested_fixes
     from bertjax.preflight.report import format_report
     from bertjax.preflight.topology import Topology
@@ -54,36 +54,37 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         check_output(args.json)
     topology, config = Topology(args.topology), load(args)
-    if args.search and args.runs:
-        raise InputError("--search is for one run: leave --runs out.")
-    verdict = (
+    if args.search and args.parallel_runs:
+        raise InputError("--search: searches for a single run. Leave --parallel-runs out.")
+    report = (
         _search_batch_size(config, topology)
         if args.search
-        else preflight(config, topology, runs=args.runs)
+        else preflight(config, topology, runs=args.parallel_runs)
     )
-    print(format_report(verdict), flush=True)
+    print(format_report(report), flush=True)
     if args.json:
-        with output(args.json) as sink:
-            sink.write(verdict.to_json())
-    if not verdict.train.fits and not args.runs:
+        with open_output(args.json) as sink:
+            sink.write(report.to_json())
+    if not report.train.fits and not args.parallel_runs:
         for change, changed in suggested_fixes(config, topology):
             print(f"\nwith {change}: {format_report(changed).splitlines()[0]}", flush=True)
 
 
 def _search_batch_size(config: "Config", topology: "Topology") -> "PreflightReport":
-    """Prints the most rows a device that fit; returns the verdict on the most of all."""
+    """Print the largest batch sizes with and without remat; return the larger one's report."""
     from bertjax.preflight.analysis import largest_batch
 
-    found = []
+    reports = []
     for remat in (False, True):
-        verdict = largest_batch(config, topology, remat)
-        rows = "none fits" if verdict is None else f"{verdict.train.per_device_batch_size} fit"
-        print(f"rows a device {'with' if remat else 'without'} remat: {rows}", flush=True)
-        found += [verdict] if verdict else []
-    if not found:
+        report = largest_batch(config, topology, remat)
+        size = "none fits" if report is None else f"{report.train.per_device_batch_size} fit"
+        print(f"sequences a device {'with' if remat else 'without'} remat: {size}", flush=True)
+        reports += [report] if report else []
+    if not reports:
         raise RunError(
-            f"not even {config.gradient_accumulation_steps} rows a device, one in each part of the accumulation, "
-            f"fit {topology.name}: use more devices or a mesh that splits the model."
+            f"batch_size: not even {config.gradient_accumulation_steps} sequences a device, one an "
+            f"accumulation step, fit {topology.name}. Use more devices, or a mesh that splits the "
+            "model."
         )
     print()
-    return max(found, key=lambda verdict: verdict.train.per_device_batch_size)
+    return max(reports, key=lambda report: report.train.per_device_batch_size)

@@ -1,4 +1,4 @@
-"""Turn text into shards of token ids."""
+"""Tokenize text into the shards of a corpus."""
 
 import argparse
 import sys
@@ -12,58 +12,58 @@ EXAMPLE = "bertjax prepare --input 'text/*.txt' --vocab vocab.txt --output corpo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     parser.set_defaults(parse_extra_args=list)
-    add_text(parser, "a directory for the shards, a new one or one that was not finished")
+    add_text(parser, "directory of the corpus: new, or one that was not finished")
     parser.add_argument(
-        "--vocab", required=True, metavar="FILE", help="the vocabulary, or a directory that has one"
+        "--vocab", required=True, metavar="FILE", help="vocabulary, or a directory with one"
     )
-    parser.add_argument(
-        "--workers", type=nonnegative_int, help="processes that tokenize (one a core)"
-    )
+    parser.add_argument("--workers", type=nonnegative_int, help="tokenizing processes (one a core)")
     parser.add_argument(
         "--eval-fraction",
         type=float,
         default=0.01,
-        help="share of documents kept for evaluation (%(default)s)",
+        help="fraction of the documents in the eval split (%(default)s)",
     )
-    parser.add_argument("--dedup", action="store_true", help="drop documents seen before")
+    parser.add_argument("--dedup", action="store_true", help="drop exact duplicates of documents")
     parser.add_argument(
         "--min-document-tokens",
         type=int,
         default=1,
-        metavar="PIECES",
-        help="length of documents that are kept, at least (%(default)s)",
+        metavar="TOKENS",
+        help="shortest document that is kept (%(default)s)",
     )
     parser.add_argument(
         "--languages",
         default="",
         metavar="en+de",
-        help="languages of documents that are kept (all)",
+        help="languages that are kept (all)",
     )
     parser.add_argument(
-        "--near-dedup", action="store_true", help="drop documents nearly seen before"
+        "--near-dedup", action="store_true", help="drop near-duplicates of documents"
     )
-    parser.add_argument("--shards", type=int, help="files of training data (by its size)")
+    parser.add_argument("--shards", type=int, help="number of training shards (by size)")
     parser.add_argument(
         "--license",
         default="",
         metavar="TEXT",
-        help="that of the text; told where a model is exported (none)",
+        help="license of the text, for model cards (none)",
     )
     parser.add_argument(
         "--runner",
-        help="an Apache Beam runner that does it instead, such as DataflowRunner; "
-        "arguments that are none of the above go to it (processes of this machine)",
+        help="Apache Beam runner, such as DataflowRunner; it receives all unknown arguments "
+        "(processes of this machine)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from data_pipelines.corpus.filters import Filters
     from data_pipelines.corpus.prepare import prepare
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
     if not args.runner:
-        reject_unknown_arguments(args.rest)
+        reject_unknown_arguments(args.overrides)
     check_directory(args.output, "--output")
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)
     options = {
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     if args.runner:
         from data_pipelines.corpus.beam import prepare_with_beam
 
-        flags = [f"--runner={args.runner}", *args.rest]
+        flags = [f"--runner={args.runner}", *args.overrides]
         manifest = prepare_with_beam(args.input, tokenizer, args.output, flags, **options)
     else:
         manifest = prepare(
@@ -93,6 +93,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _format_total(name: str, number: float) -> str:
-    """("text_bytes", 1200) -> "1,200 bytes of text"; shares in percent."""
-    shown = f"{number:,}" if isinstance(number, int) else f"{number:.3%}"
-    return f"{shown} {name.replace('_', ' ')}"
+    """Return ("text_bytes", 1200) as "1,200 text bytes"; fractions in percent."""
+    text = f"{number:,}" if isinstance(number, int) else f"{number:.3%}"
+    return f"{text} {name.replace('_', ' ')}"

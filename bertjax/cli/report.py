@@ -1,4 +1,4 @@
-"""Write a run, the output of an evaluation or a corpus as one HTML page."""
+"""Write an HTML report of a run, an evaluation, a sweep or a corpus."""
 
 import argparse
 
@@ -7,12 +7,14 @@ EXAMPLE = "bertjax report runs/smoke"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     parser.add_argument(
-        "directory", metavar="DIR", help="a workdir, or what evaluate, sweep or prepare wrote"
+        "directory", metavar="DIR", help="workdir, or the output of evaluate, sweep or prepare"
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.reports.run import write_report
 
     print(write_report(args.directory))

@@ -1,4 +1,4 @@
-"""Score anybody's predictions as a benchmark's own script does."""
+"""Score predictions of any system as a benchmark's official script does."""
 
 import argparse
 import json
@@ -13,27 +13,31 @@ EXAMPLE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     parser.add_argument(
-        "benchmark", choices=["squad", "cmrc"], help="the one whose script is followed"
+        "benchmark", choices=["squad", "cmrc"], help="benchmark whose script is followed"
     )
     parser.add_argument(
-        "--data", required=True, metavar="FILE", help="the data set, with the gold answers"
+        "--data", required=True, metavar="FILE", help="data set with the gold answers"
     )
-    parser.add_argument("--predictions", required=True, metavar="FILE", help="JSON, id to text")
+    parser.add_argument(
+        "--predictions", required=True, metavar="FILE", help="JSON object from id to text"
+    )
     parser.add_argument(
         "--null-odds",
         metavar="FILE",
-        help="JSON, id to odds of no answer, for best thresholds (none)",
+        help="JSON object from id to null odds, for the best thresholds (none)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     if args.benchmark == "squad":
         from bertjax.tasks.question_answering import metrics as squad
 
         scores = squad.score_files(args.data, args.predictions, args.null_odds)
     elif args.null_odds:
-        raise InputError("every question of CMRC has an answer: leave --null-odds out.")
+        raise InputError("--null-odds: every question of CMRC has an answer. Leave it out.")
     else:
         from bertjax.tasks.question_answering import cmrc
 

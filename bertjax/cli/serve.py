@@ -1,4 +1,4 @@
-"""Answer requests over HTTP with a model, and show a page to try it."""
+"""Serve a model over HTTP, with a page to try it."""
 
 import argparse
 import importlib.util
@@ -13,21 +13,21 @@ EXAMPLE = "bertjax serve --checkpoint runs/smoke"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     add_checkpoint(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="an address of this machine (%(default)s)"
-    )
-    parser.add_argument(
-        "--port", type=int, default=8000, help="a port that is free, 0 for any (%(default)s)"
+        "--port", type=int, default=8000, help="port to listen on, 0 for a free one (%(default)s)"
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     if not 0 <= args.port < 2**16:
-        raise InputError(f"--port {args.port} is no port: name one from 0 to 65535.")
+        raise InputError(f"--port={args.port}: not a port. Name one from 0 to 65535.")
     for library in ("starlette", "uvicorn"):
         if importlib.util.find_spec(library) is None:
-            raise InputError(f"{library} is missing; pip install 'bertjax[serve]'.")
+            raise InputError(f"{library}: not installed. Run pip install 'bertjax[serve]'.")
     skip_missing_tpu()
     enable_compilation_cache()
     from bertjax.inference.predictor import Predictor
@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> None:
         predictor = Predictor(args.checkpoint)
         server = Server(listener, predictor)
         host, port = listener.getsockname()[:2]
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        print(f"http://{place}/ {predictor.description}: Ctrl-C ends it.", flush=True)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"http://{address}/ {predictor.description}: Ctrl-C ends it.", flush=True)
         try:
             server.wait()
-            raise RunError("the server has ended by itself: start it again.")
+            raise RunError("the server ended unexpectedly: start it again.")
         finally:
             server.close()

@@ -1,4 +1,4 @@
-"""Pack the answers of runs to GLUE's tests as its server takes them."""
+"""Write a GLUE submission from the test predictions of runs."""
 
 import argparse
 from collections.abc import Iterator
@@ -16,29 +16,31 @@ EXAMPLE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     parser.add_argument(
         "--checkpoint",
         required=True,
         nargs="+",
         metavar="DIR",
-        help="a workdir or checkpoint of each task; MNLI's answers AX too",
+        help="workdir or checkpoint of each task; MNLI's also predicts AX",
     )
     parser.add_argument(
-        "--data", required=True, metavar="DIR", help="the directory of GLUE's folders; or tfds:glue"
+        "--data", required=True, metavar="DIR", help="directory of GLUE's folders, or tfds:glue"
     )
     parser.add_argument(
         "--majority-class",
         nargs="+",
         default=[],
         metavar="TASK",
-        help="answered by what is most frequent in training, as the paper did wnli (none)",
+        help="tasks predicted by the most frequent training label, as the paper's WNLI (none)",
     )
     parser.add_argument(
-        "--output", required=True, metavar="FILE.zip", help="the archive, as the server takes it"
+        "--output", required=True, metavar="FILE.zip", help="archive for the GLUE server"
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from bertjax.tasks.sequence_classification.glue_submission import build_submission
 
     check_output(args.output)
@@ -46,16 +48,16 @@ def run(args: argparse.Namespace) -> None:
     enable_compilation_cache()
     files: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for source, answers in _answers(args):
-        for file, content in answers.items():
+    for source, predictions in _predictions(args):
+        for file, content in predictions.items():
             if file in files:
-                raise InputError(f"{sources[file]} and {source} both answer {file}: give one.")
+                raise InputError(f"{file}: predicted by {sources[file]} and {source}. Give one.")
             files[file], sources[file] = content, source
-            print(f"{file}: {len(content.splitlines()) - 1:,} answers by {source}", flush=True)
+            print(f"{file}: {len(content.splitlines()) - 1:,} predictions of {source}", flush=True)
     epath.Path(args.output).write_bytes(build_submission(files))
 
 
-def _answers(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
+def _predictions(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
     from bertjax.inference.predictor import Predictor
     from bertjax.tasks.sequence_classification.glue_submission import (
         predict_majority,

@@ -1,4 +1,4 @@
-"""Train and compare the runs of a grid, several at once."""
+"""Train and compare the runs of a grid, several in one program."""
 
 import argparse
 from collections.abc import Mapping
@@ -21,20 +21,21 @@ EXAMPLE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     add_config(parser)
     add_distributed_arguments(parser)
     parser.add_argument(
         "--workdir",
         required=True,
         metavar="DIR",
-        help="a new one, or that of a sweep to go on with, to which seeds and values may be added",
+        help="new directory, or one of a sweep to resume; seeds and values may be added",
     )
     parser.add_argument(
         "--grid",
         action="append",
         default=[],
         metavar="FIELD=V,V,...",
-        help="a field of the configuration with the values to try; several are combined (none)",
+        help="field of the configuration and its values; several fields are combined (none)",
     )
     parser.add_argument(
         "--seeds", type=int, default=1, metavar="N", help="runs of each combination (%(default)s)"
@@ -44,11 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="runs that a device has at once; a GPU may have room for several (%(default)s)",
+        help="runs that a device trains at once; a GPU may fit several (%(default)s)",
     )
 
 
 def run(args: argparse.Namespace) -> int | None:
+    """Run the subcommand."""
     if (status := run_in_child(args)) is not None:
         return status
     from bertjax.mesh import distributed
@@ -59,11 +61,11 @@ def run(args: argparse.Namespace) -> int | None:
     skip_missing_tpu()
     check_directory(args.workdir, "--workdir")
     if args.runs_per_device < 1:
-        raise InputError(f"--runs-per-device {args.runs_per_device} must be at least 1.")
-    overrides = dict(args.rest)
+        raise InputError(f"--runs-per-device={args.runs_per_device}: below 1. Give at least 1.")
+    overrides = dict(args.overrides)
 
     def load_with(point: Mapping[str, str]) -> "Config":
-        args.rest = {**overrides, **point}
+        args.overrides = {**overrides, **point}
         return load(args)
 
     base_config = load_with({})
@@ -78,8 +80,8 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def format_results(results: Mapping[str, Any]) -> str:
-    """The points of a grid, a line each."""
-    head = (results["score"], "n", "failed", "mean", "std", "min", "max")
+    """Return the points of a grid as a text table."""
+    header = (results["score"], "n", "failed", "mean", "std", "min", "max")
     rows = [
         (
             point["point"],
@@ -91,4 +93,4 @@ def format_results(results: Mapping[str, Any]) -> str:
         )
         for point in results["points"]
     ]
-    return align_columns(head, rows)
+    return align_columns(header, rows)

@@ -1,10 +1,10 @@
-"""SIGTERM and SIGINT to a command, whatever it is at; the train loop has its own way with them.
+"""Handling of SIGTERM and SIGINT in every command; the training loop has its own.
 
-Either raises KeyboardInterrupt, so that workers are stopped and drafts are deleted. But libraries
-do not stand one while they are imported, one that arrives in a callback of C is lost, and a
-compiler looks at none for minutes: a command is ended at once in the first case, and otherwise
-where it was told to stop and has not ended soon. A thread sees to that, since Python's main thread,
-which alone may handle signals, does so only when it comes back from C.
+Either signal raises KeyboardInterrupt, so that workers are stopped and drafts are deleted. That
+does not always work: libraries break if it arrives while they are imported, an exception in a C
+callback is lost, and a compiler checks no signals for minutes. So a command exits at once during
+an import, and otherwise `_GRACE_SECONDS` after the signal. A thread enforces this, because Python's
+main thread handles signals only after it returns from C.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from typing import NoReturn
 
 from bertjax.errors import CHILD_ENV, EXIT_RESTART
 
-_GRACE_SECONDS = 10.0  # to end by itself
+_GRACE_SECONDS = 10.0  # for an orderly end
 
-# What a signal to a process that was forked tells is not for the one that it comes from.
+# A forked process must not report its signals to the parent's thread.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 @contextlib.contextmanager
 def handle_signals() -> Iterator[threading.Event]:
-    """Gives whether the command was told to stop."""
+    """Handle signals; yields an event that is set once one has arrived."""
     stopped, ended = threading.Event(), threading.Event()
 
     def stop(number: int, frame: types.FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # another one would hang what is ending
+        for handled in before:
+            signal.signal(handled, signal.SIG_IGN)  # a second one would hang the orderly end
         stopped.set()
         if _is_importing(frame):
             exit_stopped()
@@ -43,10 +43,10 @@ def handle_signals() -> Iterator[threading.Event]:
                 exit_stopped()
         os.close(reader)
 
-    # Of several hosts JAX heeds SIGTERM. A signal that is ignored, as by nohup, stays so.
-    heeded = [signal.SIGINT] if CHILD_ENV in os.environ else [signal.SIGINT, signal.SIGTERM]
-    usual = signal.SIG_DFL, signal.default_int_handler
-    before = {each: signal.getsignal(each) for each in heeded if signal.getsignal(each) in usual}
+    # JAX handles SIGTERM in multi-process runs. An ignored signal, as under nohup, stays ignored.
+    handled = [signal.SIGINT] if CHILD_ENV in os.environ else [signal.SIGINT, signal.SIGTERM]
+    default = signal.SIG_DFL, signal.default_int_handler
+    before = {each: signal.getsignal(each) for each in handled if signal.getsignal(each) in default}
     if threading.current_thread() is not threading.main_thread():
         before = {}
     if not before:
@@ -55,21 +55,21 @@ def handle_signals() -> Iterator[threading.Event]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     threading.Thread(target=watch, daemon=True).start()
-    for each in before:
-        signal.signal(each, stop)
-    told = signal.set_wakeup_fd(writer)
+    for number in before:
+        signal.signal(number, stop)
+    previous = signal.set_wakeup_fd(writer)
     try:
         yield stopped
     finally:
         ended.set()
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        signal.set_wakeup_fd(told)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous)
         os.close(writer)
 
 
 def _is_importing(frame: types.FrameType | None) -> bool:
-    """Whether what a signal came upon is an import."""
+    """Return whether a signal interrupted an import."""
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -78,14 +78,15 @@ def _is_importing(frame: types.FrameType | None) -> bool:
 
 
 def report_stopped() -> int:
-    """Says that the command was stopped; its exit status."""
+    """Print that the command was stopped and return its exit status."""
     print("bertjax: stopped: run the same command again.", file=sys.stderr, flush=True)
     return EXIT_RESTART
 
 
 def exit_stopped() -> NoReturn:
-    """Ends the process there and then: what compilers and data pipelines still do in threads of
-    their own does not stand the end of Python.
+    """End the process at once.
+
+    Threads of compilers and data pipelines do not survive an orderly end of the interpreter.
     """
     status = report_stopped()
     with contextlib.suppress(OSError, ValueError):

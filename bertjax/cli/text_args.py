@@ -1,4 +1,4 @@
-"""Text that a verb reads, `--input`, and where what it makes of it goes, `--output`."""
+"""Arguments of subcommands that read text: `--input`, its format, and `--output`."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 
 def add_text(parser: argparse.ArgumentParser, output: str) -> None:
-    """To a parser; `output` says what `--output` is of this verb."""
+    """Add the arguments.
+
+    Args:
+      parser: parser of the subcommand.
+      output: help text of `--output`.
+    """
     parser.add_argument(
         "--input",
         nargs="+",
@@ -23,31 +28,35 @@ def add_text(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument(
         "--field",
         default="text",
-        help="field of JSON lines, column of tables, that holds text (%(default)s)",
+        help="field of JSON lines or column of tables with the text (%(default)s)",
     )
     parser.add_argument(
         "--documents",
         choices=["blocks", "lines"],
         default="blocks",
-        help="of plain text: blocks with a blank line between, or one on each line (%(default)s)",
+        help="documents of plain text: blocks between blank lines, or one a line (%(default)s)",
     )
     parser.add_argument(
         "--max-bad-fraction",
         default="0",
-        metavar="SHARE",
-        help="share of an input's records, such as 0.1%%, that may be damaged and are left out "
-        "(%(default)s)",
+        metavar="FRACTION",
+        help="largest fraction of damaged records of an input, such as 0.1%%; they are skipped "
+        "and counted (%(default)s)",
     )
     parser.add_argument(
         "--cased",
         action=argparse.BooleanOptionalAction,
-        help="keep case and accents (as the vocabulary does; a new one does not)",
+        help="keep case and accents (as the vocabulary; a new one is uncased)",
     )
     parser.add_argument("--output", required=True, help=output)
 
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":
-    """How the text is to be read; InputError if it cannot be so."""
+    """Return the options for reading text.
+
+    Raises:
+      InputError: `--max-bad-fraction` is not a fraction.
+    """
     from data_pipelines.text.sources import ReadOptions
 
     return ReadOptions(
@@ -56,16 +65,20 @@ def read_options(args: argparse.Namespace) -> "ReadOptions":
 
 
 def nonnegative_int(text: str) -> int:
-    """A number of something, for a parser of arguments."""
+    """Return an argument as an integer of at least 0, for argparse's `type`."""
     if (number := int(text)) < 0:
         raise argparse.ArgumentTypeError(f"{number} is less than 0")
     return number
 
 
 def parse_fraction(name: str, text: str) -> float:
-    """ "0.1%" or "0.001" as a number; InputError that names the argument for anything else."""
+    """Return "0.1%" or "0.001" as a number.
+
+    Raises:
+      InputError: the text is neither; `name` is the argument's.
+    """
     number, percent = text.removesuffix("%"), text.endswith("%")
     try:
         return float(number) / (100 if percent else 1)
     except ValueError:
-        raise InputError(f"{name}={text} is no share; give one as 0.1%.") from None
+        raise InputError(f"{name}={text}: not a fraction. Write it as 0.1%.") from None

@@ -1,4 +1,4 @@
-"""Train, or go on training, in a workdir."""
+"""Train a model in a workdir, or resume a run."""
 
 import argparse
 
@@ -12,20 +12,22 @@ EXAMPLE = "bertjax train --config pretraining:smoke,data=corpora/mine --workdir 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
     add_config(parser)
     add_distributed_arguments(parser)
     parser.add_argument(
-        "--workdir", required=True, metavar="DIR", help="a new one, or that of a run to go on with"
+        "--workdir", required=True, metavar="DIR", help="new directory, or one of a run to resume"
     )
     parser.add_argument(
         "--report-to",
-        metavar="WHOM",
-        help="gives the metrics to wandb too, or to what MODULE:FUNCTION makes of configuration "
-        "and workdir (nobody)",
+        metavar="TRACKER",
+        help="tracker that also receives the metrics: wandb, or MODULE:FUNCTION, which is called "
+        "with configuration and workdir (none)",
     )
 
 
 def run(args: argparse.Namespace) -> int | None:
+    """Run the subcommand."""
     if (status := run_in_child(args)) is not None:
         return status
     from bertjax.training.trackers import make_tracker

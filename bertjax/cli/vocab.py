@@ -13,50 +13,52 @@ EXAMPLE = "bertjax vocab --input 'text/*.txt' --vocab-size 30522 --output vocab.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_text(parser, "a new file")
+    """Add the arguments of the subcommand."""
+    add_text(parser, "new file of the vocabulary")
     parser.add_argument(
-        "--vocab-size", type=int, default=30522, help="pieces that it has, exactly (%(default)s)"
+        "--vocab-size", type=int, default=30522, help="exact number of tokens (%(default)s)"
     )
     parser.add_argument(
         "--kind",
         choices=["wordpiece", "bpe", "unigram"],
         default="wordpiece",
-        help="WordPiece as BERT has it, or one of SentencePiece's two (%(default)s)",
+        help="WordPiece as in BERT, or an algorithm of SentencePiece (%(default)s)",
     )
     parser.add_argument(
         "--sample",
         default="100%",
-        metavar="SHARE",
-        help="share of the documents to count (%(default)s)",
+        metavar="FRACTION",
+        help="fraction of the documents to count (%(default)s)",
     )
     parser.add_argument(
         "--sampling-alpha",
         type=float,
         default=1.0,
-        help="exponent of each --input's part in all words; 0.7 lifts small languages "
+        help="exponent of each --input's fraction of all words; 0.7 raises small languages "
         "(%(default)s)",
     )
-    parser.add_argument("--workers", type=nonnegative_int, help="processes that count (one a core)")
+    parser.add_argument("--workers", type=nonnegative_int, help="counting processes (one a core)")
 
 
 def run(args: argparse.Namespace) -> None:
+    """Run the subcommand."""
     from data_pipelines.text.sources import read_documents, resolve_inputs
     from data_pipelines.vocabulary.counting import sample_documents
     from data_pipelines.vocabulary.training import train_vocabulary
 
     check_directory(epath.Path(args.output).parent, "--output")
     if epath.Path(args.output).is_file():
-        raise InputError(f"--output={args.output} exists: name another file, or remove it.")
-    how, share = read_options(args), parse_fraction("--sample", args.sample)
-    if not 0 < share <= 1:
-        raise InputError(f"--sample={args.sample} is no share to count; give one up to 100%.")
-    resolve_inputs(args.input)  # all together: none may be named twice
-    # Without smoothing all inputs are one corpus.
-    groups = [[given] for given in args.input] if args.sampling_alpha != 1 else [args.input]
+        raise InputError(f"--output={args.output}: exists. Name another file, or remove it.")
+    options, fraction = read_options(args), parse_fraction("--sample", args.sample)
+    if not 0 < fraction <= 1:
+        raise InputError(f"--sample={args.sample}: not in (0%, 100%]. Give a fraction such as 10%.")
+    resolve_inputs(args.input)  # all at once: no input may be named twice
+    # With an exponent of 1 all inputs are one corpus.
+    groups = [[glob] for glob in args.input] if args.sampling_alpha != 1 else [args.input]
     corpora = [
         (
             line
-            for document in sample_documents(read_documents(group, how), share)
+            for document in sample_documents(read_documents(group, options), fraction)
             for line in document
         )
         for group in groups
@@ -70,4 +72,4 @@ def run(args: argparse.Namespace) -> None:
         sampling_alpha=args.sampling_alpha,
         workers=args.workers,
     )
-    print(f"{args.vocab_size:,} pieces in {path}")
+    print(f"{args.vocab_size:,} tokens in {path}")
