@@ -55,18 +55,18 @@ def vocab(tmp_path) -> pathlib.Path:
     return path
 
 
-@pytest.mark.parametrize("verb", find_subcommands())
-def test_the_example_of_a_verb_is_one(verb: str) -> None:
-    file = find_subcommands()[verb]
+@pytest.mark.parametrize("subcommand", find_subcommands())
+def test_example_parses(subcommand: str) -> None:
+    file = find_subcommands()[subcommand]
     program, *arguments = shlex.split(file.EXAMPLE)
     args, rest = _parser().parse_known_args(arguments)
-    assert (program, arguments[0], rest, args.run) == ("bertjax", verb, [], file.run)
+    assert (program, arguments[0], rest, args.run) == ("bertjax", subcommand, [], file.run)
 
 
-@pytest.mark.parametrize("verb", find_subcommands())
-def test_every_option_says_what_it_means_and_what_holds_without_it(verb: str) -> None:
-    (verbs,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
-    parser = verbs.choices[verb]
+@pytest.mark.parametrize("subcommand", find_subcommands())
+def test_options_have_help_and_default(subcommand: str) -> None:
+    (subcommands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    parser = subcommands.choices[subcommand]
     needed = [a for group in parser._mutually_exclusive_groups for a in group._group_actions]
     for action in parser._actions:
         said = (action.help or "").replace("%(default)s", str(action.default))
@@ -78,30 +78,32 @@ def test_every_option_says_what_it_means_and_what_holds_without_it(verb: str) ->
             assert action.default in (None, "", []) or default == str(action.default), name
 
 
-def test_what_is_given_again_is_added() -> None:
+def test_repeated_options_add_up() -> None:
     read = _parser().parse_args
     given = read(["prepare", "--input", "a", "b", "--input", "c", "--vocab", "v", "--output", "o"])
     assert given.input == ["a", "b", "c"]
     assert read(["predict", "--checkpoint", "x", "--text", "a", "--text", "b"]).text == ["a", "b"]
 
 
-def test_verbs_are_listed_in_the_order_of_a_model_s_life() -> None:
+def test_subcommands_are_listed_in_order() -> None:
     life = ["vocab", "prepare", "inspect", "preflight", "train", "evaluate", "predict", "convert"]
-    verbs = find_subcommands()
-    assert [verb for verb in verbs if verb in life] == life
-    assert len({file.ORDER for file in verbs.values()}) == len(verbs)
+    subcommands = find_subcommands()
+    assert [subcommand for subcommand in subcommands if subcommand in life] == life
+    assert len({file.ORDER for file in subcommands.values()}) == len(subcommands)
 
 
-def test_without_a_verb_all_of_them_are_told(capsys) -> None:
+def test_main_without_subcommand_prints_help(capsys) -> None:
     assert main([]) == 2
     told = capsys.readouterr().err
-    assert all(re.search(rf"^    {verb}\b", told, re.MULTILINE) for verb in find_subcommands())
+    assert all(
+        re.search(rf"^    {subcommand}\b", told, re.MULTILINE) for subcommand in find_subcommands()
+    )
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == "bertjax 0.1.0\n"
 
 
-def test_configurations_are_listed_printed_and_copied(capsys, tmp_path, monkeypatch) -> None:
+def test_config_lists_prints_and_copies(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["config"]) == 0
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -118,24 +120,24 @@ def test_configurations_are_listed_printed_and_copied(capsys, tmp_path, monkeypa
     ("arguments", "message"),
     [
         (["gleu"], "there is no configuration gleu: did you mean glue?"),
-        (["--output", "mine.py"], "--output=mine.py is for one configuration: give its NAME"),
-        (["glue", "--output", "mine.txt"], "--output=mine.txt is no Python file"),
-        (["glue", "--output", "here.py"], "--output=here.py exists: name another file"),
-        (["glue", "--fields"], "--fields is of all tasks: leave glue out"),
+        (["--output", "mine.py"], "--output=mine.py: copies one configuration. Give its NAME"),
+        (["glue", "--output", "mine.txt"], "--output=mine.txt: not a Python file"),
+        (["glue", "--output", "here.py"], "--output=here.py: exists. Name another file"),
+        (["glue", "--fields"], "--fields: lists all tasks. Leave glue out"),
     ],
 )
-def test_a_copy_that_cannot_be_is_refused(refused, tmp_path, monkeypatch, arguments, message):
+def test_config_rejects_invalid_copies(refused, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.py").write_text("before")
     assert message in refused("config", *arguments)
     assert os.listdir() == ["here.py"] and (tmp_path / "here.py").read_text() == "before"
 
 
-def test_a_reader_that_has_enough_ends_a_command_in_silence(tmp_path) -> None:
+def test_main_ends_silently_on_a_closed_pipe(tmp_path) -> None:
     given = "score", "squad", "--data", tmp_path / "no.json", "--predictions", tmp_path / "no.json"
     program = (
-        "import sys, bertjax.cli.score as verb; from bertjax.cli.main import main;"
-        "verb.run = lambda args: [print('x' * 999) for _ in range(9999)]; sys.exit(main())"
+        "import sys, bertjax.cli.score as subcommand; from bertjax.cli.main import main;"
+        "subcommand.run = lambda args: [print('x' * 999) for _ in range(9999)]; sys.exit(main())"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, *map(str, given)],
@@ -154,7 +156,7 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
-def test_help_is_given_before_anything_slow_is_imported() -> None:
+def test_help_imports_nothing_slow() -> None:
     done = python(
         "import sys; from bertjax.cli.main import main\n"
         "try: main(['train', '--help'])\n"
@@ -164,7 +166,7 @@ def test_help_is_given_before_anything_slow_is_imported() -> None:
 
 
 @pytest.mark.parametrize("error", ["ValueError", "KeyError", "FileNotFoundError", "TypeError"])
-def test_a_fault_of_ours_keeps_its_traceback(error: str) -> None:
+def test_main_keeps_tracebacks_of_faults(error: str) -> None:
     done = python(
         "import sys; from bertjax.cli import main, report\n"
         f"def run(args): raise {error}('by mistake')\n"
@@ -191,7 +193,7 @@ class _Interrupted(RunError):
     ],
     ids=repr,
 )
-def test_what_the_user_or_the_machine_caused_is_a_sentence(
+def test_main_reports_user_and_machine_errors_in_one_line(
     error: Exception, status: int, monkeypatch, capsys
 ) -> None:
     def run(args: object) -> None:
@@ -237,14 +239,16 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
         ({"max_seq_length": "long"}, r"max_seq_length='long' is a str: it must be int"),
     ],
 )
-def test_training_that_cannot_be_is_refused(corpus, tmp_path, refused, overrides, message) -> None:
+def test_train_rejects_invalid_configurations(
+    corpus, tmp_path, refused, overrides, message
+) -> None:
     workdir = tmp_path / "workdir"
     sentence = refused(*train(corpus, workdir, **overrides))
     assert re.search(message, sentence), sentence
     assert not workdir.exists()
 
 
-def test_another_model_or_corpus_in_a_workdir_is_refused(corpus, tmp_path, refused, text, vocab):
+def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, refused, text, vocab):
     workdir = tmp_path / "workdir"
     given = {"model.vocab_size": "128", "data.workers": "1"}
     config = load_config(f"{PRETRAIN}:smoke,data={corpus}", given, registry.data_fields())
@@ -261,7 +265,7 @@ def test_another_model_or_corpus_in_a_workdir_is_refused(corpus, tmp_path, refus
 
 
 @pytest.mark.parametrize("damage", ["bit", "length", "missing", "manifest"])
-def test_a_damaged_corpus_is_refused(corpus, tmp_path, refused, damage) -> None:
+def test_train_rejects_a_damaged_corpus(corpus, tmp_path, refused, damage) -> None:
     copy = tmp_path / "corpus"
     shutil.copytree(corpus, copy)
     shard = sorted(copy.glob("train-*"))[3]
@@ -295,7 +299,7 @@ def prepare(text: object, vocab: object, output: object, *flags: object) -> list
     ]
 
 
-def test_text_that_cannot_be_is_refused(tmp_path, refused, vocab) -> None:
+def test_prepare_rejects_invalid_text(tmp_path, refused, vocab) -> None:
     output = tmp_path / "corpus"
 
     def sentence(content: bytes) -> str:
@@ -311,14 +315,14 @@ def test_text_that_cannot_be_is_refused(tmp_path, refused, vocab) -> None:
     assert not output.exists()
 
 
-def test_case_is_kept_as_the_vocabulary_keeps_it(tmp_path, text) -> None:
+def test_prepare_keeps_case_as_the_vocabulary(tmp_path, text) -> None:
     upper = tmp_path / "upper.txt"
     upper.write_text("\n".join([*sample_pieces()[:-1], "Ba"]) + "\n")
     assert main([*map(str, prepare(text, upper, tmp_path / "corpus"))]) == 0
     assert load_tokenizer(tmp_path / "corpus").cased
 
 
-def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) -> None:
+def test_vocab_rejects_invalid_arguments(tmp_path, refused, text, vocab) -> None:
     output = tmp_path / "corpus"
     assert "nowhere.txt" in refused(*prepare(text, tmp_path / "nowhere.txt", output))
     assert "cased" in refused(*prepare(text, vocab, output, "--cased"))
@@ -336,17 +340,20 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
         (["report", "nowhere"], "nowhere"),
         (
             ["score", "cmrc", "--data", "d", "--predictions", "p", "--null-odds", "o"],
-            "leave --null-odds out",
+            "--null-odds: every question of CMRC has an answer",
         ),
         (["predict", "--checkpoint", "nowhere", "--input", "-", "--output", "-"], "nowhere"),
         (["train", "--workdir", "x"], "--config"),
-        (["report", "x", "--config.seed=1"], "--config.seed=1 is no argument"),
-        (["train", "--config", "x.py", "--workdir", "y", "--config.seed"], "has no value"),
-        (["train", "--config", "nowhere.py", "--workdir", "x"], "no file nowhere.py"),
-        (["inspect", "--config", f"{PRETRAIN}:smoke", "--start", "-1"], "--start=-1 is no step"),
+        (["report", "x", "--config.seed=1"], "--config.seed=1: unknown argument. See --help"),
         (
-            ["inspect", "--config", f"{PRETRAIN}:smoke", "--rows", "0"],
-            "--rows=0 must be at least 1",
+            ["train", "--config", "x.py", "--workdir", "y", "--config.seed"],
+            "--config.seed: no value. Write",
+        ),
+        (["train", "--config", "nowhere.py", "--workdir", "x"], "no file nowhere.py"),
+        (["inspect", "--config", f"{PRETRAIN}:smoke", "--start", "-1"], "--start=-1: not a step"),
+        (
+            ["inspect", "--config", f"{PRETRAIN}:smoke", "--sequences", "0"],
+            "--sequences=0: below 1",
         ),
         (
             [
@@ -358,16 +365,16 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, refused, text, vocab) 
                 "--process-id",
                 "2",
             ],
-            "--host=2 is none of --num-processes=2: count them from 0",
+            "--process-id=2: not below --num-processes=2. Count from 0",
         ),
-        (["predict", "--checkpoint", "x", "--text", " "], "--text is empty: write a text"),
+        (["predict", "--checkpoint", "x", "--text", " "], "--text: empty. Write a text"),
         (
             ["predict", "--checkpoint", "x", "--input", "a.txt", "--output", "./a.txt"],
-            "--output=./a.txt is the input, which would be lost: name another",
+            "--output=./a.txt: is the input, which would be lost. Name another",
         ),
     ],
 )
-def test_a_command_that_cannot_be_is_refused(refused, tmp_path, monkeypatch, arguments, message):
+def test_main_rejects_invalid_arguments(refused, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in refused(*arguments)
 
@@ -381,41 +388,59 @@ TEXT = ["--input", "text.txt"]
     [
         (["predict", "--checkpoint", "c", "--input", "lost"], "there is no file lost"),
         (["predict", "--checkpoint", "c", "--input", "folder"], "folder is a directory"),
-        (["predict", "--checkpoint", "c", *TEXT, "--output", "folder"], "folder is a directory"),
-        (["predict", "--checkpoint", "c", *TEXT, "--output", "lost/x"], "lie in lost, which is no"),
+        (["predict", "--checkpoint", "c", *TEXT, "--output", "folder"], "folder: is a directory"),
+        (
+            ["predict", "--checkpoint", "c", *TEXT, "--output", "lost/x"],
+            "lost/x: lost is not a directory",
+        ),
         (["predict", "--checkpoint", "text.txt", *TEXT], "text.txt is no model"),
         (["score", "squad", "--data", "lost", "--predictions", "p"], "there is no file lost"),
         (["score", "cmrc", "--data", "folder", "--predictions", "p"], "folder is a directory"),
-        (["train", *SMOKE, "--workdir", "text.txt"], "--workdir=text.txt is a file"),
-        (["train", *SMOKE, "--workdir", "text.txt/run"], "lies in text.txt, which is a file"),
+        (["train", *SMOKE, "--workdir", "text.txt"], "--workdir=text.txt: is a file"),
+        (
+            ["train", *SMOKE, "--workdir", "text.txt/run"],
+            "--workdir=text.txt/run: text.txt is a file",
+        ),
         (["train", "--config", "folder", "--workdir", "x"], "folder is a directory"),
-        (["evaluate", *SMOKE, "--checkpoint", "c", "--output", "text.txt"], "text.txt is a file"),
-        (["inspect", *SMOKE, "--output", "lost/x.npz"], "lie in lost, which is no directory"),
-        (["preflight", *SMOKE, "--topology", "cpu:1", "--json", "folder"], "is a directory"),
-        (["vocab", *TEXT, "--output", "text.txt"], "--output=text.txt exists: name another file"),
+        (
+            ["evaluate", *SMOKE, "--checkpoint", "c", "--output", "text.txt"],
+            "--output=text.txt: is a file",
+        ),
+        (["inspect", *SMOKE, "--output", "lost/x.npz"], "lost/x.npz: lost is not a directory"),
+        (
+            ["preflight", *SMOKE, "--topology", "cpu:1", "--json", "folder"],
+            "folder: is a directory",
+        ),
+        (["vocab", *TEXT, "--output", "text.txt"], "--output=text.txt: exists. Name another file"),
         (
             ["predict", "--checkpoint", "x", "--text", "a", "--output", "/dev/null"],
-            "/dev/null is no",
+            "/dev/null: not a regular file",
         ),
-        (["predict", "--checkpoint", "c", *TEXT, "--output", "/proc/x"], "/proc/x lies in /proc"),
-        (["convert", "--to", "hf", "folder", "/sys/x"], "lies in /sys, where no files can be made"),
-        (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "text.txt is a file"),
+        (
+            ["predict", "--checkpoint", "c", *TEXT, "--output", "/proc/x"],
+            "/proc/x: no files can be created in /proc",
+        ),
+        (["convert", "--to", "hf", "folder", "/sys/x"], "/sys: no files can be created in /sys"),
+        (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "--output=text.txt: is a file"),
         (
             ["vocab", *TEXT, "*.txt", "--sampling-alpha", "0.7", "--output", "vocab.txt"],
             "text.txt is an input 2 times",
         ),
-        (["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"], "lies in text.txt"),
+        (
+            ["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"],
+            "--output=text.txt/x: text.txt is a file",
+        ),
         (
             ["prepare", *TEXT, "--vocab", "v", "--output", "x", "--workers", "-3"],
             "-3 is less than 0",
         ),
         (["prepare", *TEXT, "--vocab", "lost", "--output", "x"], "there is no vocabulary at lost"),
-        (["convert", "--to", "hf", "folder", "text.txt/x"], "text.txt is a file"),
+        (["convert", "--to", "hf", "folder", "text.txt/x"], "DST=text.txt: is a file"),
         (["convert", "--to", "hf", "text.txt", "x"], "text.txt is no model"),
         (["report", "text.txt"], "text.txt/metrics.jsonl does not exist"),
     ],
 )
-def test_a_path_that_cannot_be_used_is_named(refused, tmp_path, monkeypatch, arguments, message):
+def test_main_names_unusable_paths(refused, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "text.txt").write_text("ba do .\n")
@@ -423,20 +448,20 @@ def test_a_path_that_cannot_be_used_is_named(refused, tmp_path, monkeypatch, arg
     assert sorted(os.listdir()) == ["folder", "text.txt"] and not os.listdir("folder")
 
 
-def test_an_evaluation_is_not_written_over_by_another(refused, tmp_path) -> None:
+def test_evaluate_keeps_scores_of_another_evaluation(refused, tmp_path) -> None:
     config = load_config(f"{PRETRAIN}:smoke", {}, registry.data_fields())
     command = ["evaluate", *SMOKE, "--output", tmp_path, "--checkpoint"]
     about = tmp_path / "evaluation.json"
     about.write_text(json.dumps({"checkpoints": ["a/"], "config": config.to_dict()}))
     for arguments, complaint in [
-        (["b"], f"{tmp_path} has the scores of a/: give another --output"),
-        (["a", "b"], "has the scores of a/"),
+        (["b"], f"--output={tmp_path}: holds the scores of a/. Name another"),
+        (["a", "b"], "holds the scores of a/"),
         (
             ["a", "--config.max_seq_length=24"],
-            "has the scores by max_seq_length=32, and here it is 24",
+            "holds scores for max_seq_length=32, not 24",
         ),
-        (["a", "--config.data.dir=other"], "has the scores by data.dir='', and here it is 'other'"),
-        (["a"], "there is no a"),  # the same again, which goes on
+        (["a", "--config.data.dir=other"], "holds scores for data.dir='', not 'other'"),
+        (["a"], "there is no a"),  # the same evaluation again
         (["a", "--config.log_every=7"], "there is no a"),
     ]:
         assert complaint in refused(*command, *arguments)
@@ -446,7 +471,7 @@ def test_an_evaluation_is_not_written_over_by_another(refused, tmp_path) -> None
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_byte_order_mark_is_no_part_of_the_first_line(mark: str, tmp_path) -> None:
+def test_read_lines_drops_a_byte_order_mark(mark: str, tmp_path) -> None:
     (tmp_path / "text.txt").write_text(f"{mark}ba\ndo\n")
     (tmp_path / "text.txt.gz").write_bytes(gzip.compress(f"{mark}ba\ndo\n".encode()))
     for name in ("text.txt", "text.txt.gz"):
@@ -454,7 +479,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(mark: str, tmp_path) -> 
     assert parse_json(f'{mark}{{"ba": 1}}') == {"ba": 1}
 
 
-def test_json_that_is_nested_too_deeply_is_refused_by_its_name(tmp_path, refused) -> None:
+def test_score_rejects_deeply_nested_json(tmp_path, refused) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     given = "--data", tmp_path / "deep.json", "--predictions", tmp_path / "deep.json"
     assert "deep.json is no JSON (line 1, column 1: it is nested" in refused(
@@ -462,10 +487,10 @@ def test_json_that_is_nested_too_deeply_is_refused_by_its_name(tmp_path, refused
     )
 
 
-def test_a_closed_standard_output_is_told(tmp_path) -> None:
+def test_main_reports_a_closed_stdout(tmp_path) -> None:
     program = (
-        "import os; os.close(1); import sys; sys.stdout = None; import bertjax.cli.report as verb;"
-        "from bertjax.cli.main import main; verb.run = lambda args: print('x');"
+        "import os; os.close(1); import sys; sys.stdout = None; import bertjax.cli.report as subcommand;"
+        "from bertjax.cli.main import main; subcommand.run = lambda args: print('x');"
         "status = main(['report', 'x']); os.fstat(1); sys.exit(status)"
     )
     done = python(program)
@@ -475,7 +500,7 @@ def test_a_closed_standard_output_is_told(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_command_begins_is_a_sentence_and_asks_for_another_try(number) -> None:
+def test_signal_during_start_exits_with_restart(number) -> None:
     command = [sys.executable, "-m", "bertjax", "inspect", "--params", *SMOKE]
     for seconds in (0.5, 1.0, 1.5):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, env=process_environment())
@@ -488,7 +513,7 @@ def test_a_signal_while_a_command_begins_is_a_sentence_and_asks_for_another_try(
         assert b"Traceback" not in said or not begun
 
 
-def test_a_command_that_does_not_heed_a_signal_is_ended(monkeypatch) -> None:
+def test_signal_ends_an_unresponsive_command(monkeypatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(termination, "_GRACE_SECONDS", 0.01)
     monkeypatch.setattr(termination, "exit_stopped", ended.set)
@@ -500,7 +525,7 @@ def test_a_command_that_does_not_heed_a_signal_is_ended(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_so_is_one_that_computes_and_looks_at_no_signal() -> None:
+def test_signal_ends_a_command_inside_c_code() -> None:
     program = (
         "import hashlib, sys; from bertjax.cli import stopping; termination._SECONDS = 0.1\n"
         "with termination.stoppable():\n"
@@ -519,7 +544,7 @@ def test_so_is_one_that_computes_and_looks_at_no_signal() -> None:
     assert process.returncode == 75 and b"run the same command again" in said
 
 
-def test_a_disk_that_is_full_costs_no_file_and_is_named(tmp_path) -> None:
+def test_full_disk_keeps_the_old_file_and_is_named(tmp_path) -> None:
     path = tmp_path / "page.html"
     path.write_text("before")
     with pytest.raises(OSError, match=r"No space left.*page\.html"), atomic_write(path) as draft:
@@ -528,21 +553,21 @@ def test_a_disk_that_is_full_costs_no_file_and_is_named(tmp_path) -> None:
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["page.html"]
 
 
-def test_a_link_to_a_directory_is_one_and_a_link_to_nothing_is_refused(tmp_path) -> None:
+def test_check_directory_follows_links_and_rejects_dangling_ones(tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    with pytest.raises(InputError, match="link is a link to what does not exist"):
+    with pytest.raises(InputError, match="link: dangling link"):
         check_directory(tmp_path / "link" / "run", "--workdir")
     (tmp_path / "there").mkdir()
     check_directory(tmp_path / "link" / "run", "--workdir")
 
 
-def test_lines_that_are_not_text_are_refused(tmp_path) -> None:
+def test_read_lines_rejects_binary_input(tmp_path) -> None:
     (tmp_path / "text.txt").write_bytes(b"ba\n\xff\n")
     with pytest.raises(InputError, match=r"text\.txt: byte 3 is not UTF-8; convert the file"):
         list(read_lines(str(tmp_path / "text.txt")))
 
 
-def test_output_that_was_not_written_to_its_end_replaces_nothing(tmp_path) -> None:
+def test_open_output_replaces_nothing_on_failure(tmp_path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("before")
     with pytest.raises(KeyError), open_output(str(path)) as sink:
@@ -553,7 +578,7 @@ def test_output_that_was_not_written_to_its_end_replaces_nothing(tmp_path) -> No
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `tpu`")
-def test_a_machine_without_tpus_is_not_complained_of() -> None:
+def test_missing_tpu_logs_nothing() -> None:
     done = bertjax("inspect", "--params", *SMOKE)
     assert done.returncode == 0 and done.stderr == ""
 
@@ -578,7 +603,7 @@ def unset():
         (None, 16, None),
     ],
 )
-def test_all_hosts_see_where_compiled_programs_are_kept(
+def test_compilation_cache_is_visible_to_all_processes(
     workdir: str | None, hosts: int, place: str | None, unset, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -590,7 +615,9 @@ def test_all_hosts_see_where_compiled_programs_are_kept(
     assert jax.config.values["jax_compilation_cache_dir"] == expected
 
 
-def test_a_place_that_cannot_be_written_to_keeps_nothing(unset, tmp_path, monkeypatch) -> None:
+def test_compilation_cache_is_off_without_a_writable_directory(
+    unset, tmp_path, monkeypatch
+) -> None:
     (tmp_path / "file").write_text("")
     for cache in (tmp_path / "file", pathlib.Path("relative")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -599,7 +626,7 @@ def test_a_place_that_cannot_be_written_to_keeps_nothing(unset, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_program_is_compiled_once_and_gives_the_same_when_it_is_found(corpus, tmp_path) -> None:
+def test_cached_program_gives_the_same_results(corpus, tmp_path) -> None:
     environment = process_environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # however busy the machine is
     del environment["JAX_COMPILATION_CACHE_DIR"]
@@ -616,7 +643,7 @@ def test_a_program_is_compiled_once_and_gives_the_same_when_it_is_found(corpus, 
 
 
 @pytest.mark.slow
-def test_inspect_shows_masks_and_saves_batches(corpus, tmp_path, capsys) -> None:
+def test_inspect_prints_masks_and_saves_batches(corpus, tmp_path, capsys) -> None:
     config = ["--config", f"{PRETRAIN}:smoke,data={corpus}", "--config.model.vocab_size=128"]
     assert main(["inspect", *config, "--steps", "1"]) == 0
     shown = capsys.readouterr().out
@@ -632,8 +659,8 @@ def test_inspect_shows_masks_and_saves_batches(corpus, tmp_path, capsys) -> None
 
 
 @pytest.mark.slow
-def test_the_whole_way_from_text_to_filled_masks(tmp_path, text) -> None:
-    """Every verb in a process of its own, as a user types them."""
+def test_text_to_filled_masks(tmp_path, text) -> None:
+    """Every subcommand in a process of its own, as a user types them."""
 
     def run(*arguments: object, **options: object) -> str:
         done = bertjax(*arguments, cwd=tmp_path, **options)

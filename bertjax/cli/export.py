@@ -12,7 +12,7 @@ EXAMPLE = "bertjax export --checkpoint runs/smoke --to stablehlo --output smoke.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_checkpoint(parser)
-    parser.add_argument("--to", required=True, choices=["stablehlo"], help="format")
+    parser.add_argument("--to", required=True, choices=["stablehlo"], help="format of the program")
     parser.add_argument(
         "--output",
         required=True,

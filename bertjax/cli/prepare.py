@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         "dedup": args.dedup,
         "shards": args.shards,
         "filters": Filters(args.min_document_tokens, args.languages, args.near_dedup),
-        "reading": read_options(args),
+        "read_options": read_options(args),
         "license": args.license,
     }
     if args.runner:
