@@ -23,7 +23,7 @@ from test_glue import PUBLISHED
 from test_xnli import write_archives
 
 from bertjax.formats import huggingface
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from data_pipelines.finetuning.glue import GLUE
 
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from bertjax.formats.tensors import NumpyModel
-from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import BertWithHeads
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.bilstm import BiLSTM, LayerMix
-from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import BertWithHeads
 from data_pipelines.errors import InputError
 
 UNITS, WIDTH = 3, 5

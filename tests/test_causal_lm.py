@@ -8,7 +8,7 @@ from run_outputs import answers_of
 from test_train import losses, make_run_config, metrics
 
 from bertjax.inference.convert import convert
-from bertjax.model.heads import last_positions
+from bertjax.model.bert import last_positions
 from bertjax.tasks.pretraining import Objective, Task
 from bertjax.training.trainer import Trainer
 from data_pipelines.errors import InputError

@@ -23,7 +23,7 @@ from bertjax.config.config import (
 )
 from bertjax.config.config_file import builtin_configs, run_config_file
 from bertjax.config.durations import TICKS
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.tasks import registry
 from data_pipelines.errors import InputError

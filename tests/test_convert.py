@@ -22,8 +22,10 @@ from bertjax.formats.parameter_names import parts, tensors
 from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
-from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.heads import BertWithHeads, Pooler
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.encoder import Encoder
+from bertjax.model.heads import Pooler
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import load_tokenizer

@@ -21,7 +21,7 @@ from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model import heads
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.reports.run import write_report

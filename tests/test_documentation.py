@@ -20,7 +20,7 @@ from documented_commands import (
 from bertjax.cli import main as cli
 from bertjax.config.config import Config, load_config
 from bertjax.formats.huggingface import FIELDS
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry

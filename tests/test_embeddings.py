@@ -22,7 +22,8 @@ from bertjax.formats import huggingface
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference import feature_extraction as module
 from bertjax.inference.feature_extraction import Features
-from bertjax.model.encoder import BertConfig, Encoder
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.encoder import Encoder
 from bertjax.model.pooling import POOLING_MODES, normalize, pool
 from bertjax.tasks.embeddings import EmbeddingOptions, Objective, TextEmbeddings, embed_texts
 from data_pipelines.errors import InputError

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bertjax.model.attention import cpu as cpu_attention
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert import BertWithHeads, num_head_positions
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.flops import PEAK_FLOPS, forward_flops, peak_flops
-from bertjax.model.heads import BertWithHeads, num_head_positions
 
 CONFIG = BertConfig(
     vocab_size=300,

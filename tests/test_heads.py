@@ -17,8 +17,10 @@ from goldens import make_pretraining as recipe
 
 from bertjax.mesh.sharding import make_mesh
 from bertjax.model import heads
-from bertjax.model.encoder import BertConfig, Encoder, computes_only_head_positions
-from bertjax.model.heads import BertWithHeads, head_sums
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.encoder import Encoder, computes_only_head_positions
+from bertjax.model.heads import head_sums
 from bertjax.model.layers import gather
 
 CONFIG = BertConfig(**recipe.MODEL)

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.model.encoder import BertConfig, Encoder
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.encoder import Encoder
 from bertjax.model.initialization import neighbours, normal, sinusoids
 
 SHAPES = [(32, 1), (64, 1), (96, 3), (128, 2), (256, 4), (384, 6), (768, 12), (1024, 16)]

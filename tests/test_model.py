@@ -12,12 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.encoder import (
-    BertConfig,
-    Encoder,
-    computes_only_head_positions,
-    hidden_state_indices,
-)
+from bertjax.model.bert_config import BertConfig, hidden_state_indices
+from bertjax.model.encoder import Encoder, computes_only_head_positions
 from bertjax.model.layers import gather
 
 CONFIG = BertConfig(

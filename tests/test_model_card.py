@@ -8,7 +8,7 @@ from random_models import draw_model
 
 from bertjax.config.config import Config
 from bertjax.formats.model_card import model_card
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
 
 CONFIG = BertConfig(40, 2, 64, 1, max_position_embeddings=128)

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.config.config import Config, MeshConfig, OptimizerSection
 from bertjax.mesh.sharding import make_mesh, named_leaves
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.steps.batch_sizes import accumulation_steps, check_batch_sizes
 from bertjax.steps.objective import MAX_EVAL_TOKENS
 from bertjax.steps.step_functions import StepFunctions

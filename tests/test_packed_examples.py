@@ -19,8 +19,8 @@ from packed_example_cases import (
 )
 
 from bertjax.model import losses
-from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import BertWithHeads
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
     PackedShape,

@@ -24,7 +24,7 @@ from bertjax.formats import huggingface
 from bertjax.formats.loading import find_model
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import AXES
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.reports.run import write_report

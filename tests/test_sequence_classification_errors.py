@@ -10,7 +10,7 @@ import toy_tasks
 from random_models import draw_model
 
 from bertjax.formats import huggingface
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 CSV = "text,label\nba do,a\nki lu,b\nme,a\nno,b\n"

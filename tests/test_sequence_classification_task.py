@@ -18,7 +18,7 @@ from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import named_leaves
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
 from bertjax.tasks.task import Input
 from bertjax.tasks.token_classification.task import _parse_input

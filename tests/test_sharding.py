@@ -21,8 +21,8 @@ from bertjax.mesh.sharding import (
     stack_layers,
     tree_shardings,
 )
-from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import BertWithHeads
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
 
 CONFIG = BertConfig(
     vocab_size=100,

@@ -15,7 +15,7 @@ from test_interface import HEADS, write_model
 
 import bertjax
 from bertjax.cli.main import main
-from bertjax.model.heads import BertWithHeads
+from bertjax.model.bert import BertWithHeads
 
 # What somebody runs who has JAX and the two files.
 PROGRAM = """

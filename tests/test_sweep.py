@@ -21,7 +21,7 @@ from bertjax.cli.sweep import format_results
 from bertjax.config.config import Config
 from bertjax.errors import RunError
 from bertjax.formats import huggingface
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.reports.run import write_report
 from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
 from bertjax.sweeps.grid import Trial, group_by_shape, make_trials

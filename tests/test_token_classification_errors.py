@@ -10,7 +10,7 @@ from random_models import draw_model
 from test_sequence_classification_errors import arguments, jsonl, publish, write
 
 from bertjax.formats import huggingface
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 
 T = "DIR/train"
 GOOD = "ba\tB-x\nki\tI-x\n\nme\tO\n"

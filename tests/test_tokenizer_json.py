@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as CompiledTokenizer
 
 from bertjax.formats import huggingface
 from bertjax.formats.tokenizer_json import to_tokenizer_json
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.counting import count_words, sentencepiece_splitters
 from data_pipelines.vocabulary.sentencepiece_tokenizer import SentencePieceTokenizer

@@ -12,8 +12,9 @@ import pytest
 from goldens import make_pretraining as recipe
 
 from bertjax.config.optimizer_config import OptimizerConfig
-from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import BertWithHeads, head_sums
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.heads import head_sums
 from bertjax.steps.optimizer import make_optimizer
 from bertjax.steps.train_step import Sums, init_state, make_train_step
 

@@ -21,8 +21,10 @@ from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
-from bertjax.model.encoder import BertConfig, Encoder
-from bertjax.model.heads import BertWithHeads, Pooler
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.encoder import Encoder
+from bertjax.model.heads import Pooler
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.training import train_vocabulary
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer

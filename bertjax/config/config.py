@@ -20,7 +20,7 @@ from bertjax.config.config_file import run_config_file
 from bertjax.config.durations import SECONDS_PER_UNIT, TICKS, Duration, is_percentage
 from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
-from bertjax.model.encoder import LAYER_MIX_FIELDS, BertConfig
+from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 from data_pipelines.paths import check_file

@@ -14,7 +14,7 @@ from safetensors.numpy import save as save_safetensors
 
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from bertjax.formats.tokenizer_json import to_tokenizer_json
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import PROBLEM_TYPES
 from data_pipelines.parsing import parse_json

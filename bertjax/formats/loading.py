@@ -17,8 +17,9 @@ from bertjax.config.config import read_model_config
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves
-from bertjax.model.encoder import BertConfig
-from bertjax.model.heads import check_modules_known, param_shapes
+from bertjax.model.bert import param_shapes
+from bertjax.model.bert_config import BertConfig
+from bertjax.model.heads import check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer

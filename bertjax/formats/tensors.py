@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.formats.parameter_names import ParameterMapping, parts, tensors
-from bertjax.model.encoder import LAYER_MIX_FIELDS, BertConfig
+from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.heads import HEADS, Head, check_modules_known
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer

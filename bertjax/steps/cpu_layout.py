@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.mesh.sharding import parameter_name, stack_layers
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.model.layers import transposed_kernels
 from bertjax.steps.optimizer import is_stacked
 

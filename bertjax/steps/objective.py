@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
 from bertjax.model.attention.dispatch import AttentionImplementation, choose
-from bertjax.model.heads import BertWithHeads, head_sums, num_head_positions
+from bertjax.model.bert import BertWithHeads, num_head_positions
+from bertjax.model.heads import head_sums
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 

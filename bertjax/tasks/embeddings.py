@@ -14,7 +14,8 @@ from jax import Array
 from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
 from bertjax.model import pooling
-from bertjax.model.encoder import LAYER_MIX_FIELDS, BertConfig, Encoder, hidden_state_indices
+from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
+from bertjax.model.encoder import Encoder
 from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.task import HostBatch, next_power_of_two
@@ -36,7 +37,7 @@ class EmbeddingOptions:
     """Which vectors.
 
     Attributes:
-      layers: see `bertjax.model.encoder.hidden_state_indices`; of texts their mean is taken.
+      layers: see `bertjax.model.bert_config.hidden_state_indices`; of texts their mean is taken.
       of: "text", or the "words" or "pieces" of it.
       pool: how a text's is made of those of its pieces; see `pooling`.
       normalize: whether a text's has length 1.

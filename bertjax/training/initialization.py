@@ -20,7 +20,7 @@ from bertjax.formats.loading import find_format, read_labels, read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh import distributed
 from bertjax.mesh.sharding import named_leaves, sharded_shapes
-from bertjax.model.encoder import LAYER_MIX_FIELDS, BertConfig
+from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.workdir.run_record import read_calibration

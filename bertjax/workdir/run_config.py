@@ -9,7 +9,7 @@ from etils import epath
 from bertjax.checkpointing.checkpointer import has_checkpoint
 from bertjax.config.config import Config, load_config
 from bertjax.formats.loading import find_model, read_run_config
-from bertjax.model.encoder import BertConfig
+from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
 
 ConfigSource: TypeAlias = str | Mapping[str, Any] | ml_collections.ConfigDict | Config

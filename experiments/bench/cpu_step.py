@@ -71,8 +71,9 @@ def bertjax_step() -> Callable[[], object]:
     import jax
 
     from bertjax.config.optimizer_config import OptimizerConfig
-    from bertjax.model.encoder import BertConfig
-    from bertjax.model.heads import BertWithHeads, head_sums
+    from bertjax.model.bert import BertWithHeads
+    from bertjax.model.bert_config import BertConfig
+    from bertjax.model.heads import head_sums
     from bertjax.steps.optimizer import make_optimizer
     from bertjax.steps.train_step import Sums, TrainState, init_state, make_train_step
 
