@@ -1,4 +1,4 @@
-"""Shards in memory, for tests of what is drawn from them."""
+"""Shards in memory, and hypothesis strategies for drawing pairs from them."""
 
 import itertools
 
@@ -11,7 +11,7 @@ Documents = list[list[int]]  # the length of each sentence of each document
 
 
 def make_shard(documents: Documents) -> Shard:
-    """A shard whose token i is i, so that a token tells where it stands."""
+    """Return a shard whose token i is i, so that a token identifies its position."""
     sentences = np.cumsum([0, *itertools.chain.from_iterable(documents)])
     return Shard(
         tokens=np.arange(sentences[-1], dtype=np.uint32),

@@ -53,11 +53,11 @@ def test_the_last_positions_are_those_of_each_example() -> None:
     [
         (
             {"max_predictions_per_seq": 20},
-            "max_predictions_per_seq=20 is of masks, which objective=clm",
+            "max_predictions_per_seq=20: objective=clm masks no tokens",
         ),
-        ({"mlm_probability": 0.3}, r"mlm_probability=0\.3 is of masks"),
-        ({"masking": "word"}, "masking=word is of masks"),
-        ({"full_sentences": True}, "full_sentences=True is of objective=mlm"),
+        ({"mlm_probability": 0.3}, r"mlm_probability=0\.3: objective=clm masks no tokens"),
+        ({"masking": "span"}, "masking=span: objective=clm masks no tokens"),
+        ({"full_sentences": True}, "full_sentences=True: needs objective=mlm and packing=True"),
     ],
 )
 def test_what_is_of_masks_is_refused(fields, message) -> None:

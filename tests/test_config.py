@@ -464,9 +464,9 @@ def test_a_name_that_is_none_is_refused(spec: str, message: str, tmp_path, monke
 
 
 def test_overrides_are_literals_or_text() -> None:
-    config = load("data=x", seed="5", packing="false", data__masking="word", steps="3 epochs")
+    config = load("data=x", seed="5", packing="false", data__masking="whole_word", steps="3 epochs")
     assert (config.seed, config.packing, config.steps) == (5, False, "3 epochs")
-    assert config.data["masking"] == "word"
+    assert config.data["masking"] == "whole_word"
 
 
 @pytest.mark.parametrize(("given", "warmup", "decay"), [(0, 10_000, 10**6), (9000, 100, 10**4)])

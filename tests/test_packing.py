@@ -1,4 +1,4 @@
-"""Rows hold what they can, never more, and each pair once."""
+"""Tests of the assignment of pairs to sequences and of the batch arrays."""
 
 import numpy as np
 import pytest
@@ -12,51 +12,51 @@ from data_pipelines.pretraining.pairs import Pairs
 
 @st.composite
 def loads(draw):
-    """A row shape, and pairs that fit into a row one by one: lengths [P], predictions [P]."""
-    shape = SequenceLimits(
+    """Draw limits, and pairs within them: lengths [P], predictions [P]."""
+    limits = SequenceLimits(
         draw(st.integers(8, 64)), draw(st.integers(1, 12)), draw(st.integers(1, 5))
     )
-    pairs = st.tuples(st.integers(5, shape.tokens), st.integers(1, shape.slots))
+    pairs = st.tuples(st.integers(5, limits.tokens), st.integers(1, limits.predictions))
     drawn = np.array(draw(st.lists(pairs, min_size=1, max_size=40)))
-    return shape, drawn[:, 0], drawn[:, 1]
+    return limits, drawn[:, 0], drawn[:, 1]
 
 
 @given(loads())
-def test_no_row_holds_more_than_it_can(load):
-    shape, lengths, predictions = load
-    row = pack(lengths, predictions, shape)
-    assert np.bincount(row, lengths).max() <= shape.tokens
-    assert np.bincount(row, predictions).max() <= shape.slots
-    assert np.bincount(row).max() <= shape.pairs
+def test_pack_respects_the_limits(load):
+    limits, lengths, predictions = load
+    sequence = pack(lengths, predictions, limits)
+    assert np.bincount(sequence, lengths).max() <= limits.tokens
+    assert np.bincount(sequence, predictions).max() <= limits.predictions
+    assert np.bincount(sequence).max() <= limits.examples
 
 
 @given(loads())
-def test_every_pair_has_a_row_and_no_row_is_empty(load):
-    shape, lengths, predictions = load
-    row = pack(lengths, predictions, shape)
-    assert len(row) == len(lengths)
-    assert np.bincount(row).min() >= 1
+def test_pack_leaves_no_sequence_empty(load):
+    limits, lengths, predictions = load
+    sequence = pack(lengths, predictions, limits)
+    assert len(sequence) == len(lengths)
+    assert np.bincount(sequence).min() >= 1
 
 
 @given(loads())
-def test_rows_are_numbered_from_the_fullest(load):
-    shape, lengths, predictions = load
-    assert (np.diff(np.bincount(pack(lengths, predictions, shape), lengths)) <= 0).all()
+def test_pack_numbers_sequences_from_the_fullest(load):
+    limits, lengths, predictions = load
+    assert (np.diff(np.bincount(pack(lengths, predictions, limits), lengths)) <= 0).all()
 
 
 @given(st.lists(st.integers(5, 64), min_size=1, max_size=60))
-def test_at_most_one_row_is_half_empty_when_only_length_counts(lengths):
-    row = pack(np.array(lengths), np.ones(len(lengths), int), SequenceLimits(64, 99, 99))
-    assert np.count_nonzero(np.bincount(row, lengths) <= 32) <= 1
+def test_pack_leaves_at_most_one_sequence_half_empty(lengths):
+    sequence = pack(np.array(lengths), np.ones(len(lengths), int), SequenceLimits(64, 99, 99))
+    assert np.count_nonzero(np.bincount(sequence, lengths) <= 32) <= 1
 
 
-def test_a_pair_goes_where_it_leaves_least_room():
+def test_pack_chooses_the_best_fit():
     lengths = np.array([60, 50, 14, 4])
-    row = pack(lengths, np.ones(4, int), SequenceLimits(64, 9, 9))
-    assert row.tolist() == [0, 1, 1, 0]
+    sequence = pack(lengths, np.ones(4, int), SequenceLimits(64, 9, 9))
+    assert sequence.tolist() == [0, 1, 1, 0]
 
 
-def test_each_of_the_three_limits_closes_a_row():
+def test_pack_closes_a_sequence_at_each_limit():
     lengths = np.array([10, 10, 10])
     assert pack(lengths, np.array([1, 1, 1]), SequenceLimits(30, 3, 3)).max() == 0
     assert pack(lengths, np.array([1, 1, 1]), SequenceLimits(29, 3, 3)).max() == 1
@@ -64,7 +64,7 @@ def test_each_of_the_three_limits_closes_a_row():
     assert pack(lengths, np.array([1, 1, 1]), SequenceLimits(30, 3, 2)).max() == 1
 
 
-def test_a_pair_passes_over_a_row_that_lacks_slots_but_not_the_next():
+def test_pack_skips_a_sequence_without_free_predictions():
     lengths, predictions = np.array([40, 39, 20]), np.array([5, 1, 2])
     assert pack(lengths, predictions, SequenceLimits(64, 6, 9)).tolist() == [1, 0, 0]
 
@@ -82,42 +82,44 @@ def make_pairs(rng: np.random.Generator, count: int, single: bool) -> Pairs:
 
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_are_laid_out_as_one_would_by_hand(seed, single):
-    """Against a plain loop over pairs and their pieces."""
+def test_write_pairs_equals_a_loop_over_tokens(seed, single):
     rng = np.random.Generator(np.random.Philox(key=seed))
-    tokens = (10 + rng.random(100) * 90).astype(np.uint16)
+    shard_tokens = (10 + rng.random(100) * 90).astype(np.uint16)
     pairs = make_pairs(rng, 30, single)
     options = PretrainingOptions(
         max_seq_length=48, batch_size=1, max_examples_per_seq=3, max_predictions_per_seq=40
     )
-    row = pack(pairs.lengths, np.ones(30, int), options.row)
-    order = np.argsort(row, kind="stable")
-    pairs, row = pairs.take(order), row[order]
-    batch = options.empty_batch(int(row.max()) + 2)  # the last row stays empty
-    cells, segments = write_pairs(tokens[pairs.sources], pairs, row, batch, CLS, SEP)
+    sequence = pack(pairs.lengths, np.ones(30, int), options.sequence_limits)
+    order = np.argsort(sequence, kind="stable")
+    pairs, sequence = pairs.take(order), sequence[order]
+    batch = options.empty_batch(int(sequence.max()) + 2)  # the last sequence stays empty
+    cells, segments = write_pairs(
+        shard_tokens[pairs.token_indices], pairs, sequence, batch, CLS, SEP
+    )
 
-    expected = options.empty_batch(int(row.max()) + 2)
-    expected_cells, expected_runs = [], []
+    expected = options.empty_batch(int(sequence.max()) + 2)
+    expected_cells, expected_segments = [], []
     columns, slots = np.zeros((2, len(expected["input_ids"])), int)
     for i in range(len(pairs)):
-        a = tokens[pairs.a_start[i] : pairs.a_start[i] + pairs.a_length[i]].tolist()
-        b = tokens[pairs.b_start[i] : pairs.b_start[i] + pairs.b_length[i]].tolist()
+        a = shard_tokens[pairs.a_start[i] :][: pairs.a_length[i]].tolist()
+        b = shard_tokens[pairs.b_start[i] :][: pairs.b_length[i]].tolist()
         tokens = [CLS, *a, SEP] + ([] if single else [*b, SEP])
-        r, column, slot = row[i], columns[row[i]], slots[row[i]]
+        index = sequence[i]
+        column, slot = columns[index], slots[index]
         at = slice(column, column + len(tokens))
-        expected["input_ids"][r, at] = tokens
-        expected["token_type_ids"][r, at] = [int(k > len(a) + 1) for k in range(len(tokens))]
-        expected["example_ids"][r, at] = slot + 1
-        expected["position_ids"][r, at] = range(len(tokens))
-        expected["cls_positions"][r, slot] = column
-        expected["next_sentence_labels"][r, slot] = pairs.is_random[i]
-        expected["next_sentence_weights"][r, slot] = not single
+        expected["input_ids"][index, at] = tokens
+        expected["token_type_ids"][index, at] = [int(k > len(a) + 1) for k in range(len(tokens))]
+        expected["example_ids"][index, at] = slot + 1
+        expected["position_ids"][index, at] = range(len(tokens))
+        expected["cls_positions"][index, slot] = column
+        expected["next_sentence_labels"][index, slot] = pairs.is_random[i]
+        expected["next_sentence_weights"][index, slot] = not single
         for k, token in enumerate(tokens):
             if token > SEP:
-                expected_cells.append(r * 48 + column + k)
-                expected_runs.append(2 * i + (k > len(a) + 1))
-        columns[r] += len(tokens)
-        slots[r] += 1
+                expected_cells.append(index * 48 + column + k)
+                expected_segments.append(2 * i + (k > len(a) + 1))
+        columns[index] += len(tokens)
+        slots[index] += 1
     for name, array in expected.items():
         np.testing.assert_array_equal(batch[name], array, err_msg=name)
-    assert cells.tolist() == expected_cells and segments.tolist() == expected_runs
+    assert cells.tolist() == expected_cells and segments.tolist() == expected_segments

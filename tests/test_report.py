@@ -25,7 +25,7 @@ CONFIG = {
         "intermediate_size": None,
     },
     "optimizer": {"name": "adamw", "learning_rate": 1e-4, "warmup": 10_000},
-    "data": {"dir": "corpora/<wiki> & more", "masking": "word"},
+    "data": {"dir": "corpora/<wiki> & more", "masking": "whole_word"},
 }
 
 
@@ -106,7 +106,7 @@ def test_a_report_is_written_into_the_workdir(workdir: pathlib.Path) -> None:
     ]
     assert read.texts["dd"] == [
         "4 layers · 256 wide · 4 heads",
-        "corpora/<wiki> & more · masking by word",
+        "corpora/<wiki> & more · masking by whole_word",
         "64 rows · 128 pieces a row · packed",
         "adamw · peak rate 0.0001 · warm-up 10,000 steps",
         "320.0 sequences per second · 8s in training steps",

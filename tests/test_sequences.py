@@ -1,4 +1,4 @@
-"""What options are refused, and what documents become."""
+"""Tests of the options of batches and of the sequences that documents become."""
 
 import dataclasses
 
@@ -12,21 +12,21 @@ from data_pipelines.errors import InputError
 from data_pipelines.pretraining.options import BATCH_ARRAYS, PretrainingOptions
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.pretraining.sequences import (
-    SAMPLING_VERSIONS,
+    TARGET_NONPAD_FRACTION,
     PackedPairs,
+    chunk_tokens,
     count_sequences_to_keep,
     draw_sequences,
     make_batch_arrays,
+    max_section_tokens,
     render_sequence,
 )
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-OLD, NEW = SAMPLING_VERSIONS[1], SAMPLING_VERSIONS[2]
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
 TOKENIZER = WordPieceTokenizer(
     SPECIAL_TOKENS + [f"w{i}" for i in range(60)] + [f"##c{i}" for i in range(30)], cased=False
 )
-CONTINUATION_PREFIX = TOKENIZER.is_continuation
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -34,7 +34,7 @@ def generator(seed: int) -> np.random.Generator:
 
 
 def make_shard(seed: int = 0, documents: int = 60) -> Shard:
-    """Documents of 1 to 12 sentences of 1 to 25 pieces, none of them special."""
+    """Documents of 1 to 12 sentences of 1 to 25 tokens, none of them special."""
     rng = generator(seed)
     counts = 1 + (rng.random(documents) * 12).astype(int)
     sizes = 1 + (rng.random(counts.sum()) * 25).astype(int)
@@ -47,15 +47,15 @@ SECTIONS = Sections.from_shard(SHARD, None)
 DOCUMENTS = np.arange(60)
 
 
-def rows_of(
+def make_batch(
     options: PretrainingOptions, seed: int = 0
 ) -> tuple[dict[str, np.ndarray], PackedPairs]:
-    """All rows of the documents, and what they were made from."""
-    pairs, row_of = draw_sequences(SECTIONS, DOCUMENTS, options, NEW, generator(seed))
-    order = np.argsort(row_of, kind="stable")
-    draws = generator(seed + 1).random((row_of.max() + 1, options.draws))
-    part = PackedPairs(SHARD.tokens, pairs.take(order), row_of[order], draws)
-    return make_batch_arrays([part], len(draws), options, NEW, TOKENIZER), part
+    """Return all sequences of the documents, and their packed pairs."""
+    pairs, sequence_of_pair = draw_sequences(SECTIONS, DOCUMENTS, options, generator(seed))
+    order = np.argsort(sequence_of_pair, kind="stable")
+    draws = generator(seed + 1).random((sequence_of_pair.max() + 1, options.draws_per_sequence))
+    packed = PackedPairs(SHARD.tokens, pairs.take(order), sequence_of_pair[order], draws)
+    return make_batch_arrays([packed], len(draws), options, TOKENIZER), packed
 
 
 # ---------------------------------------------------------------- options
@@ -64,33 +64,45 @@ def rows_of(
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"max_seq_length": 7}, "max_seq_length=7 is too small; give at least 8"),
-        ({"batch_size": 0}, "batch_size=0 is too small"),
-        ({"max_predictions_per_seq": 0}, "max_predictions_per_seq=0 is too small; give at least 1"),
+        ({"max_seq_length": 7}, "^max_seq_length=7: below the minimum. Use at least 8"),
+        ({"batch_size": 0}, "batch_size=0: below the minimum"),
+        (
+            {"max_predictions_per_seq": 0},
+            "max_predictions_per_seq=0: below the minimum. Use at least 1",
+        ),
         (
             {"max_predictions_per_seq": 65},
-            "max_predictions_per_seq=65 is more than the max_seq_length=64",
+            "max_predictions_per_seq=65: above max_seq_length=64. Use at most 64",
         ),
-        ({"max_examples_per_seq": 0}, "max_examples_per_seq=0 is too small"),
-        ({"max_examples_per_seq": 2, "packing": False}, "max_examples_per_seq=2 needs packing"),
-        ({"workers": 0}, "workers=0 is too small"),
-        ({"dupe_factor": -1}, "dupe_factor=-1 is too small"),
-        ({"objective": "nsp"}, "objective='nsp' is unknown; choose one of mlm_nsp, mlm"),
-        ({"masking": "whole"}, "masking='whole' is unknown; choose one of piece, word, span"),
-        ({"random_tokens": "any"}, "random_tokens='any' is unknown"),
-        ({"short_seq_prob": 1.5}, "short_seq_prob=1.5 is no probability"),
-        ({"mlm_probability": -0.1}, "mlm_probability=-0.1 is no probability"),
-        ({"mlm_probability": float("nan")}, "mlm_probability=nan is no probability"),
-        ({"mlm_probability": 0.0}, "mlm_probability=0 leaves nothing to predict"),
-        ({"full_sentences": True}, "full_sentences=True is of objective=mlm with packing"),
-        ({"mask_replace_prob": 0.7}, "sum to 0.9; make them sum to 1"),
+        ({"max_examples_per_seq": 0}, "max_examples_per_seq=0: below the minimum"),
+        (
+            {"max_examples_per_seq": 2, "packing": False},
+            "max_examples_per_seq=2: needs packing=True",
+        ),
+        ({"workers": 0}, "workers=0: below the minimum"),
+        ({"dupe_factor": -1}, "dupe_factor=-1: below the minimum"),
+        ({"objective": "nsp"}, "objective='nsp': unknown value. Choose one of mlm_nsp, mlm"),
+        (
+            {"masking": "whole"},
+            "masking='whole': unknown value. Choose one of token, whole_word, span",
+        ),
+        ({"random_tokens": "any"}, "random_tokens='any': unknown value"),
+        ({"short_seq_prob": 1.5}, "short_seq_prob=1.5: not a probability"),
+        ({"mlm_probability": -0.1}, "mlm_probability=-0.1: not a probability"),
+        ({"mlm_probability": float("nan")}, "mlm_probability=nan: not a probability"),
+        ({"mlm_probability": 0.0}, "mlm_probability=0: no token to predict"),
+        ({"full_sentences": True}, "full_sentences=True: needs objective=mlm and packing=True"),
+        (
+            {"mask_replace_prob": 0.95},
+            "mask_replace_prob=0.95, random_replace_prob=0.1: sum 1.05 above 1. Make the sum at",
+        ),
         (
             {"mask_replace_prob": 1.1, "random_replace_prob": -0.2},
-            "mask_replace_prob=1.1 is no probability",
+            "mask_replace_prob=1.1: not a probability",
         ),
     ],
 )
-def test_unusable_options_are_refused(field, message):
+def test_options_reject_invalid_values(field, message):
     with pytest.raises(InputError, match=message) as error:
         PretrainingOptions(**({"max_seq_length": 64, "batch_size": 8} | field))
     assert "\n" not in str(error.value) and str(error.value).endswith(".")
@@ -99,103 +111,93 @@ def test_unusable_options_are_refused(field, message):
 @pytest.mark.parametrize(
     ("max_seq_length", "expected"), [(8, (8, 4, 1)), (64, (64, 12, 4)), (128, (128, 20, 8))]
 )
-def test_a_row_has_slots_and_pairs_by_its_length(max_seq_length, expected):
-    assert dataclasses.astuple(PretrainingOptions(max_seq_length, 8).row) == expected
+def test_sequence_limits_depend_on_the_length(max_seq_length, expected):
+    assert dataclasses.astuple(PretrainingOptions(max_seq_length, 8).sequence_limits) == expected
 
 
-def test_a_row_of_512_has_the_80_slots_of_the_published_recipes():
-    assert PretrainingOptions(512, 8).row.slots == 80
+def test_sequence_limits_of_512_have_the_80_predictions_of_published_recipes():
+    assert PretrainingOptions(512, 8).sequence_limits.predictions == 80
 
 
-def test_slots_follow_the_masking_probability():
-    assert PretrainingOptions(128, 8, mlm_probability=0.3).row.slots == 40
-    assert PretrainingOptions(128, 8, mlm_probability=1.0).row.slots == 128
+def test_sequence_limits_depend_on_the_masking_probability():
+    assert PretrainingOptions(128, 8, mlm_probability=0.3).sequence_limits.predictions == 40
+    assert PretrainingOptions(128, 8, mlm_probability=1.0).sequence_limits.predictions == 128
 
 
-def test_without_packing_a_row_has_one_pair():
-    assert PretrainingOptions(512, 8, packing=False).row.pairs == 1
+def test_sequence_limits_without_packing_have_one_example():
+    assert PretrainingOptions(512, 8, packing=False).sequence_limits.examples == 1
 
 
 # ---------------------------------------------------------------- drawing
 
 
-@pytest.mark.parametrize("sampling_version", [OLD, NEW])
 @pytest.mark.parametrize("packing", [True, False])
-def test_as_many_rows_as_wanted_are_drawn(packing, sampling_version):
+def test_draw_sequences_draws_min_sequences(packing):
     options = PretrainingOptions(64, 8, packing=packing)
-    _, row_of = draw_sequences(SECTIONS, DOCUMENTS, options, sampling_version, generator(0))
-    natural = int(row_of.max()) + 1
-    for wanted in (1, natural, natural + 1, 2 * natural, 5 * natural):
-        pairs, row_of = draw_sequences(
-            SECTIONS, DOCUMENTS, options, sampling_version, generator(0), wanted
+    _, sequence_of_pair = draw_sequences(SECTIONS, DOCUMENTS, options, generator(0))
+    natural = int(sequence_of_pair.max()) + 1
+    for minimum in (1, natural, natural + 1, 2 * natural, 5 * natural):
+        pairs, sequence_of_pair = draw_sequences(
+            SECTIONS, DOCUMENTS, options, generator(0), minimum
         )
-        assert len(set(row_of.tolist())) == row_of.max() + 1 >= wanted
-        assert len(pairs) == len(row_of)
-        if sampling_version is OLD:
-            assert count_sequences_to_keep(pairs, row_of, options, sampling_version) >= wanted
+        assert len(set(sequence_of_pair.tolist())) == sequence_of_pair.max() + 1 >= minimum
+        assert len(pairs) == len(sequence_of_pair)
 
 
-@pytest.mark.parametrize("sampling_version", [OLD, NEW])
-def test_a_few_more_rows_take_a_few_more_documents_only(sampling_version):
+def test_draw_sequences_draws_only_a_few_documents_again():
     options = PretrainingOptions(64, 8)
-    pairs, row_of = draw_sequences(SECTIONS, DOCUMENTS, options, sampling_version, generator(0))
-    enough = (
-        count_sequences_to_keep(pairs, row_of, options, OLD)
-        if sampling_version is OLD
-        else row_of.max() + 1
-    )
-    more, row_of_more = draw_sequences(
-        SECTIONS, DOCUMENTS, options, sampling_version, generator(0), int(enough) + 2
+    pairs, sequence_of_pair = draw_sequences(SECTIONS, DOCUMENTS, options, generator(0))
+    more, sequence_of_more = draw_sequences(
+        SECTIONS, DOCUMENTS, options, generator(0), int(sequence_of_pair.max()) + 3
     )
     assert len(pairs) < len(more) < 1.2 * len(pairs)
     first = slice(len(pairs))
     np.testing.assert_array_equal(more.take(first).a_start, pairs.a_start)
-    if sampling_version is NEW:  # what is drawn twice puts nothing off
-        np.testing.assert_array_equal(row_of_more[first], row_of)
+    np.testing.assert_array_equal(sequence_of_more[first], sequence_of_pair)
 
 
-@pytest.mark.parametrize("sampling_version", [OLD, NEW])
-def test_rows_worth_keeping_are_full_on_average(sampling_version):
+def test_count_sequences_to_keep_reaches_the_target_on_average():
     sections, options = Sections.from_shard(make_shard(3, 3000), None), PretrainingOptions(128, 8)
-    pairs, row_of = draw_sequences(
-        sections, np.arange(3000), options, sampling_version, generator(0)
-    )
-    filled = np.bincount(row_of, pairs.lengths) / 128
-    kept = count_sequences_to_keep(pairs, row_of, options, sampling_version)
-    assert filled[:kept].mean() >= sampling_version.full or kept == np.ceil(0.9 * len(filled))
-    assert filled[: kept + 1].mean() < sampling_version.full or kept == len(filled)
+    pairs, sequence_of_pair = draw_sequences(sections, np.arange(3000), options, generator(0))
+    filled = np.bincount(sequence_of_pair, pairs.lengths) / 128
+    kept = count_sequences_to_keep(pairs, sequence_of_pair, options)
+    target = TARGET_NONPAD_FRACTION
+    assert filled[:kept].mean() >= target or kept == np.ceil(0.9 * len(filled))
+    assert filled[: kept + 1].mean() < target or kept == len(filled)
 
 
 @pytest.mark.parametrize("max_seq_length", [8, 32, 128, 512, 4096])
-def test_sections_are_of_many_rows_and_chunks_of_many_sections(max_seq_length):
-    section, chunk = NEW.section(max_seq_length), NEW.chunk(max_seq_length)
+def test_sections_hold_many_sequences_and_chunks_many_sections(max_seq_length):
+    section, chunk = max_section_tokens(max_seq_length), chunk_tokens(max_seq_length)
     assert section >= max(4096, 32 * max_seq_length) and section % max_seq_length == 0
     assert chunk >= max(8 * section, 1024 * max_seq_length)
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
-def test_rows_are_full_though_all_text_is_in_them(objective):
+def test_draw_sequences_packs_densely(objective):
     sections = Sections.from_shard(make_shard(3, 3000), None)
     options = PretrainingOptions(128, 8, objective=objective)
-    pairs, row_of = draw_sequences(sections, np.arange(3000), options, NEW, generator(0))
-    assert np.mean(np.bincount(row_of, pairs.lengths) / 128) > 0.97
+    pairs, sequence_of_pair = draw_sequences(sections, np.arange(3000), options, generator(0))
+    assert np.mean(np.bincount(sequence_of_pair, pairs.lengths) / 128) > 0.97
 
 
-def test_without_packing_no_row_is_better_than_another():
+def test_count_sequences_to_keep_without_packing_keeps_all():
     options = PretrainingOptions(64, 8, packing=False)
-    pairs, row_of = draw_sequences(SECTIONS, DOCUMENTS, options, NEW, generator(0))
-    assert row_of.tolist() == list(range(len(pairs)))
-    assert count_sequences_to_keep(pairs, row_of, options, NEW) == len(pairs)
+    pairs, sequence_of_pair = draw_sequences(SECTIONS, DOCUMENTS, options, generator(0))
+    assert sequence_of_pair.tolist() == list(range(len(pairs)))
+    assert count_sequences_to_keep(pairs, sequence_of_pair, options) == len(pairs)
 
 
-# ---------------------------------------------------------------- masked rows
+# ---------------------------------------------------------------- batch arrays
 
 
 def restored(batch: dict[str, np.ndarray]) -> np.ndarray:
-    """`input_ids` before masking."""
+    """Return `input_ids` before masking."""
     input_ids = batch["input_ids"].copy()
-    row, slot = np.nonzero(batch["masked_lm_weights"])
-    input_ids[row, batch["masked_lm_positions"][row, slot]] = batch["masked_lm_ids"][row, slot]
+    sequence, slot = np.nonzero(batch["masked_lm_weights"])
+    input_ids[sequence, batch["masked_lm_positions"][sequence, slot]] = batch["masked_lm_ids"][
+        sequence, slot
+    ]
     return input_ids
 
 
@@ -204,7 +206,7 @@ CASES = st.fixed_dictionaries(
         "max_seq_length": st.sampled_from([8, 33, 64, 128]),
         "packing": st.booleans(),
         "objective": st.sampled_from(["mlm_nsp", "mlm"]),
-        "masking": st.sampled_from(["token", "word", "span"]),
+        "masking": st.sampled_from(["token", "whole_word", "span"]),
         "mlm_probability": st.sampled_from([0.01, 0.15, 0.5, 1.0]),
         "max_predictions_per_seq": st.sampled_from([None, 1, 3, 8]),
         "short_seq_prob": st.sampled_from([0.0, 0.1, 1.0]),
@@ -213,63 +215,66 @@ CASES = st.fixed_dictionaries(
 
 
 @given(CASES, st.integers(0, 2**32))
-def test_every_row_is_well_formed(fields, seed):
+def test_make_batch_arrays_makes_valid_sequences(fields, seed):
     options = PretrainingOptions(batch_size=8, **fields)
-    batch, part = rows_of(options, seed)
-    for name, like in options.empty_batch(len(part.draws)).items():
+    batch, packed = make_batch(options, seed)
+    for name, like in options.empty_batch(len(packed.draws)).items():
         assert batch[name].dtype == like.dtype and batch[name].shape == like.shape
     assert list(batch) == list(BATCH_ARRAYS)
 
     input_ids, real = restored(batch), batch["example_ids"] > 0
     assert not input_ids[~real].any()
     assert np.isin(input_ids[real], [2, 3, *TOKENIZER.text_token_ids]).all()
-    assert real.sum() == part.pairs.lengths.sum()
-    assert (np.diff(real.astype(int), axis=1) <= 0).all()  # padding stands at the end
+    assert real.sum() == packed.pairs.lengths.sum()
+    assert (np.diff(real.astype(int), axis=1) <= 0).all()  # padding is at the end
 
     # Exactly n positions in each pair, ascending, none of them special.
     weights, positions = batch["masked_lm_weights"], batch["masked_lm_positions"]
-    row, slot = np.nonzero(weights)
+    sequence, slot = np.nonzero(weights)
     assert np.isin(weights, [0, 1]).all()
-    assert (input_ids[row, positions[row, slot]] > 5).all()
+    assert (input_ids[sequence, positions[sequence, slot]] > 5).all()
     ascending = np.diff(positions, axis=1)[(weights[:, 1:] > 0)]
     assert (ascending > 0).all()
-    pack_id = batch["example_ids"][row, positions[row, slot]]
-    found = np.zeros((len(weights), options.row.pairs), int)
-    np.add.at(found, (row, pack_id - 1), 1)
-    found = found[np.arange(options.row.pairs) < np.bincount(part.row)[:, None]]
+    example_ids = batch["example_ids"][sequence, positions[sequence, slot]]
+    max_examples = options.sequence_limits.examples
+    counts = np.zeros((len(weights), max_examples), int)
+    np.add.at(counts, (sequence, example_ids - 1), 1)
+    counts = counts[np.arange(max_examples) < np.bincount(packed.sequence)[:, None]]
     special = 3 if options.objective == "mlm_nsp" else 2
-    for n, length in zip(found.tolist(), part.pairs.lengths.tolist(), strict=True):
+    for n, length in zip(counts.tolist(), packed.pairs.lengths.tolist(), strict=True):
         limit = min(
-            options.row.slots, max(1, round(options.mlm_probability * length)), length - special
+            options.sequence_limits.predictions,
+            max(1, round(options.mlm_probability * length)),
+            length - special,
         )
         assert n == limit
 
 
 @given(CASES, st.integers(0, 2**32))
-def test_a_pair_can_be_read_back_from_its_row(fields, seed):
+def test_make_batch_arrays_writes_each_pair(fields, seed):
     options = PretrainingOptions(batch_size=8, **fields)
-    batch, part = rows_of(options, seed)
+    batch, packed = make_batch(options, seed)
     input_ids = restored(batch)
-    slots = np.arange(len(part.row)) - np.searchsorted(part.row, part.row)
-    for i in range(0, len(part.pairs), 7):
-        row, slot = part.row[i], slots[i]
-        here = batch["example_ids"][row] == slot + 1
-        a = SHARD.tokens[part.pairs.a_start[i] :][: part.pairs.a_length[i]]
-        b = SHARD.tokens[part.pairs.b_start[i] :][: part.pairs.b_length[i]]
+    slots = np.arange(len(packed.sequence)) - np.searchsorted(packed.sequence, packed.sequence)
+    for i in range(0, len(packed.pairs), 7):
+        sequence, slot = packed.sequence[i], slots[i]
+        here = batch["example_ids"][sequence] == slot + 1
+        a = SHARD.tokens[packed.pairs.a_start[i] :][: packed.pairs.a_length[i]]
+        b = SHARD.tokens[packed.pairs.b_start[i] :][: packed.pairs.b_length[i]]
         expected = [2, *a, 3, *b, 3] if len(b) else [2, *a, 3]
-        assert input_ids[row][here].tolist() == expected
-        assert batch["position_ids"][row][here].tolist() == list(range(len(expected)))
-        assert batch["token_type_ids"][row][here].sum() == (len(b) + 1 if len(b) else 0)
-        assert input_ids[row, batch["cls_positions"][row, slot]] == 2
-        assert batch["next_sentence_labels"][row, slot] == part.pairs.is_random[i]
-        assert batch["next_sentence_weights"][row, slot] == (options.objective == "mlm_nsp")
+        assert input_ids[sequence][here].tolist() == expected
+        assert batch["position_ids"][sequence][here].tolist() == list(range(len(expected)))
+        assert batch["token_type_ids"][sequence][here].sum() == (len(b) + 1 if len(b) else 0)
+        assert input_ids[sequence, batch["cls_positions"][sequence, slot]] == 2
+        assert batch["next_sentence_labels"][sequence, slot] == packed.pairs.is_random[i]
+        assert batch["next_sentence_weights"][sequence, slot] == (options.objective == "mlm_nsp")
 
 
-def test_across_documents_a_row_is_one_text():
+def test_make_batch_arrays_with_full_sentences_makes_one_text():
     options = PretrainingOptions(64, 8, objective="mlm")
-    apart, part = rows_of(options)
+    apart, packed = make_batch(options)
     across = make_batch_arrays(
-        [part], len(part.draws), dataclasses.replace(options, full_sentences=True), NEW, TOKENIZER
+        [packed], len(packed.draws), dataclasses.replace(options, full_sentences=True), TOKENIZER
     )
     assert apart["example_ids"].max() > 1
     real = apart["example_ids"] > 0
@@ -281,60 +286,65 @@ def test_across_documents_a_row_is_one_text():
             np.testing.assert_array_equal(across[name], apart[name])
 
 
-def test_rows_beyond_the_parts_are_padding_of_no_weight():
+def test_make_batch_arrays_pads_with_weight_zero():
     options = PretrainingOptions(64, 8)
-    batch, part = rows_of(options)
-    longer = make_batch_arrays([part], len(part.draws) + 3, options, NEW, TOKENIZER)
+    batch, packed = make_batch(options)
+    longer = make_batch_arrays([packed], len(packed.draws) + 3, options, TOKENIZER)
     for name, array in batch.items():
         np.testing.assert_array_equal(longer[name][:-3], array)
         assert not longer[name][-3:].any()
-    for array in make_batch_arrays([], 4, options, NEW, TOKENIZER).values():
+    for array in make_batch_arrays([], 4, options, TOKENIZER).values():
         assert len(array) == 4 and not array.any()
 
 
-def test_rows_do_not_depend_on_those_beside_them():
-    """Any cut of a chunk into parts gives the same rows."""
+def test_make_batch_arrays_does_not_depend_on_the_parts():
+    """Any split of a chunk into parts gives the same sequences."""
     options = PretrainingOptions(64, 8)
-    whole, part = rows_of(options)
+    whole, packed = make_batch(options)
     parts = []
-    for first, last in ((0, 1), (1, 6), (6, len(part.draws))):
-        at = slice(*np.searchsorted(part.row, (first, last)))
+    for first, last in ((0, 1), (1, 6), (6, len(packed.draws))):
+        at = slice(*np.searchsorted(packed.sequence, (first, last)))
         parts.append(
             PackedPairs(
-                part.tokens, part.pairs.take(at), part.row[at] - first, part.draws[first:last]
+                packed.tokens,
+                packed.pairs.take(at),
+                packed.sequence[at] - first,
+                packed.draws[first:last],
             )
         )
-    cut = make_batch_arrays(parts, len(part.draws), options, NEW, TOKENIZER)
+    cut = make_batch_arrays(parts, len(packed.draws), options, TOKENIZER)
     for name, array in whole.items():
         np.testing.assert_array_equal(cut[name], array, err_msg=name)
 
 
-def test_whole_words_are_masked_whole():
-    batch, _ = rows_of(PretrainingOptions(128, 8, masking="word"))
+def test_make_batch_arrays_masks_whole_words():
+    batch, _ = make_batch(PretrainingOptions(128, 8, masking="whole_word"))
     input_ids = restored(batch)
     chosen = np.zeros(input_ids.shape, bool)
-    row, slot = np.nonzero(batch["masked_lm_weights"])
-    chosen[row, batch["masked_lm_positions"][row, slot]] = True
-    is_continuation = CONTINUATION_PREFIX[input_ids[:, 1:]]
+    sequence, slot = np.nonzero(batch["masked_lm_weights"])
+    chosen[sequence, batch["masked_lm_positions"][sequence, slot]] = True
+    is_continuation = TOKENIZER.is_continuation[input_ids[:, 1:]]
     after_text = input_ids[:, :-1] > 5
     joined = is_continuation & after_text
     assert joined.any()
-    assert (chosen[:, 1:] == chosen[:, :-1])[joined].mean() > 0.99  # none was left that fits
+    assert (chosen[:, 1:] == chosen[:, :-1])[
+        joined
+    ].mean() > 0.99  # except where no whole word fits
 
 
 @pytest.mark.parametrize(
     ("fields", "allowed"),
     [
-        ({"mask_replace_prob": 1.0, "keep_share": 0.0, "random_replace_prob": 0.0}, "mask"),
-        ({"mask_replace_prob": 0.0, "keep_share": 1.0, "random_replace_prob": 0.0}, "same"),
-        ({"mask_replace_prob": 0.0, "keep_share": 0.0, "random_replace_prob": 1.0}, "random"),
+        ({"mask_replace_prob": 1.0, "random_replace_prob": 0.0}, "mask"),
+        ({"mask_replace_prob": 0.0, "random_replace_prob": 0.0}, "same"),
+        ({"mask_replace_prob": 0.0, "random_replace_prob": 1.0}, "random"),
     ],
 )
-def test_a_share_of_one_leaves_nothing_else(fields, allowed):
-    batch, _ = rows_of(PretrainingOptions(128, 8, **fields))
-    row, slot = np.nonzero(batch["masked_lm_weights"])
-    seen = batch["input_ids"][row, batch["masked_lm_positions"][row, slot]]
-    targets = batch["masked_lm_ids"][row, slot]
+def test_make_batch_arrays_with_replacement_probability_one(fields, allowed):
+    batch, _ = make_batch(PretrainingOptions(128, 8, **fields))
+    sequence, slot = np.nonzero(batch["masked_lm_weights"])
+    seen = batch["input_ids"][sequence, batch["masked_lm_positions"][sequence, slot]]
+    targets = batch["masked_lm_ids"][sequence, slot]
     if allowed == "mask":
         assert (seen == TOKENIZER.mask_id).all()
     elif allowed == "same":
@@ -345,7 +355,7 @@ def test_a_share_of_one_leaves_nothing_else(fields, allowed):
 
 
 def test_which_piece_replaces_another_does_not_depend_on_whether_it_does():
-    batches = [rows_of(PretrainingOptions(128, 8), seed)[0] for seed in range(20)]
+    batches = [make_batch(PretrainingOptions(128, 8), seed)[0] for seed in range(20)]
     seen, targets = (
         np.concatenate([pick(batch) for batch in batches])
         for pick in (
@@ -359,23 +369,22 @@ def test_which_piece_replaces_another_does_not_depend_on_whether_it_does():
     assert set(random) == set(TOKENIZER.text_token_ids.tolist())
 
 
-def test_random_pieces_can_come_from_the_whole_vocabulary():
+def test_random_tokens_all_draws_from_the_whole_vocabulary():
     fields = {
         "mask_replace_prob": 0.0,
-        "keep_share": 0.0,
         "random_replace_prob": 1.0,
         "random_tokens": "all",
     }
-    batch, _ = rows_of(PretrainingOptions(128, 8, **fields))
-    row, slot = np.nonzero(batch["masked_lm_weights"])
-    seen = batch["input_ids"][row, batch["masked_lm_positions"][row, slot]]
+    batch, _ = make_batch(PretrainingOptions(128, 8, **fields))
+    sequence, slot = np.nonzero(batch["masked_lm_weights"])
+    seen = batch["input_ids"][sequence, batch["masked_lm_positions"][sequence, slot]]
     assert set(seen) == set(range(len(TOKENIZER.tokens)))
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- rendering
 
 
-def test_a_row_can_be_read():
+def test_render_sequence_shows_labels_and_masks():
     options = PretrainingOptions(16, 1, max_examples_per_seq=2, max_predictions_per_seq=2)
     batch = options.empty_batch(1)
     batch["input_ids"][0, :14] = [2, 6, 4, 3, 7, 66, 3, 2, 8, 3, 9, 10, 11, 3]

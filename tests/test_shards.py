@@ -183,7 +183,7 @@ def test_a_missing_directory_is_named(tmp_path: pathlib.Path) -> None:
         read_manifest(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "x": 2}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 3}', '{"version": 3, "x": 2}'])
 def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path, content: str) -> None:
     (tmp_path / MANIFEST).write_text(content)
     with pytest.raises(InputError, match=r"manifest.json is damaged.*prepare the corpus again"):
@@ -191,6 +191,6 @@ def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path, content: str) -> 
 
 
 def test_a_manifest_of_another_version_is_refused(tmp_path: pathlib.Path) -> None:
-    (tmp_path / MANIFEST).write_text('{"version": 3}')
-    with pytest.raises(InputError, match="has version 3 where this program reads those up to 2"):
+    (tmp_path / MANIFEST).write_text('{"version": 2}')
+    with pytest.raises(InputError, match="version=2, but this program reads version 3. Prepare"):
         read_manifest(tmp_path)

@@ -193,7 +193,7 @@ def newer_library(source: str, monkeypatch) -> None:
 
 
 def newer_program(source: str, monkeypatch) -> None:
-    monkeypatch.setattr(corpus, "CORPUS_VERSION", 3)
+    monkeypatch.setattr(corpus, "CORPUS_VERSION", 4)
 
 
 def other_sentences(source: str, monkeypatch) -> None:

@@ -361,7 +361,7 @@ def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
         ({"model__num_hidden_layers": 3}, "model.num_hidden_layers=2 and this configuration has 3"),
         ({"seed": 1}, "seed=0 and this configuration has 1"),
         ({"optimizer__learning_rate": 0.5}, "optimizer.learning_rate=0.001"),
-        ({"data__masking": "word"}, "data.masking='piece'"),
+        ({"data__masking": "whole_word"}, "data.masking='token'"),
         ({"steps": 13}, "steps=12 and this configuration has 13"),
     ],
 )

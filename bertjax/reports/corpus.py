@@ -42,7 +42,7 @@ def describe_corpus(directory: epath.PathLike) -> Iterator[str]:
             yield "  " + "  ".join([f"{line[0]:{len(first)}}", *others])
     for warning in _warnings(statistics):
         yield f"\nwarning: {warning}"
-    for text in statistics.texts:
+    for text in statistics.sample_texts:
         yield f"\n{text}"
 
 
@@ -66,7 +66,8 @@ def render_corpus(directory: epath.Path, name: str) -> str:
             for title, columns, lines in _tables(statistics)
         ),
         section(
-            "How documents begin", "".join(f"<p>{escape(text)}</p>\n" for text in statistics.texts)
+            "How documents begin",
+            "".join(f"<p>{escape(text)}</p>\n" for text in statistics.sample_texts),
         ),
     ]
     return page(name, body)
@@ -126,7 +127,7 @@ def _tables(statistics: CorpusStatistics) -> Iterator[TextTable]:
         ["", "tokens"],
         [[name, f"{share:.2%}"] for name, share in scripts],
     )
-    passes = range(1, len(statistics.rows[0].seen) + 1)
+    passes = range(1, len(statistics.packing[0].seen_fractions) + 1)
     yield (
         f"In rows, {sample}",
         ["pieces a row", "rows a pass", "filled", "pairs a row", "random B"]
@@ -134,13 +135,13 @@ def _tables(statistics: CorpusStatistics) -> Iterator[TextTable]:
         [
             [
                 f"{r.max_seq_length}",
-                f"{r.rows:,}",
+                f"{r.sequences_per_epoch:,}",
                 f"{r.nonpad_fraction:.1%}",
-                f"{r.pairs:.2f}",
+                f"{r.pairs_per_sequence:.2f}",
                 f"{r.random_fraction:.1%}",
             ]
-            + [f"{share:.2%}" for share in r.seen]
-            for r in statistics.rows
+            + [f"{share:.2%}" for share in r.seen_fractions]
+            for r in statistics.packing
         ],
     )
 

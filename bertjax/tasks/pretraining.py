@@ -99,10 +99,10 @@ class Objective(objective.Objective):
         return _shapes(self.eval_options, self.eval_batch_size)
 
     def forward_flops(self, rows: int) -> float:
-        row, model = self.options.row, self.config.model
-        pairs = row.pairs if "nsp" in self.heads else 0
+        limits, model = self.options.sequence_limits, self.config.model
+        pairs = limits.examples if "nsp" in self.heads else 0
         return flops.forward_flops(
-            model, rows, row.tokens, row.slots, pairs, self.num_head_positions
+            model, rows, limits.tokens, limits.predictions, pairs, self.num_head_positions
         )
 
 

@@ -35,10 +35,7 @@ from data_pipelines.parsing import parse_json
 from data_pipelines.paths import is_remote
 
 MANIFEST = "manifest.json"
-# What is drawn from a corpus never changes: rows of version 1, which was prepared otherwise, are
-# drawn as they were (see `pretraining.truncation`). All have the same layout.
-CORPUS_VERSION = 2
-_READABLE_VERSIONS = (1, 2)
+CORPUS_VERSION = 3
 _LAYOUT = 1
 _MAGIC = b"BERTJAXS"
 _HEADER = struct.Struct("<8sIIqqq")
@@ -251,7 +248,7 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
     try:
         content = parse_json(path.read_text())
         version = content["version"]
-        if version in _READABLE_VERSIONS:
+        if version == CORPUS_VERSION:
             train_shards, eval_shards = (
                 [ShardInfo(**info) for info in content.pop(name)]
                 for name in ("train_shards", "eval_shards")
@@ -260,5 +257,5 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}); {_FIX}.") from error
     raise InputError(
-        f"{path} has version {version} where this program reads those up to {CORPUS_VERSION}; {_FIX}."
+        f"{path}: version={version}, but this program reads version {CORPUS_VERSION}. Prepare the corpus again."
     )

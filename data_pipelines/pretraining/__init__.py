@@ -1,1 +1,1 @@
-"""Token shards to pre-training batches: pairs, masks, packed rows, streams."""
+"""Token shards to pre-training batches: pairs, masks, packed sequences, streams."""

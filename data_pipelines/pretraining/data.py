@@ -1,20 +1,21 @@
-"""Token shards to pre-training batches, with a data position that is one integer.
+"""Token shards to pre-training batches, with a step number as the data position.
 
-`PretrainingData.batch(step)` is a pure function of the corpora, the options and the step: neither
-the number of hosts or workers nor where a run was resumed changes a byte of a global batch.
-`corpus_rows` finds and draws a corpus's rows, `mixture` says which corpus is next, `rows` lays them
-out, and `dataset` does it all ahead of time, in threads under tf.data.
+`PretrainingData.batch(step)` is a pure function of the corpora, the options and the step. A global
+batch does not depend on the number of processes or workers, nor on where a run was resumed.
+`corpus_sequences` locates and draws the sequences of a corpus, `mixture` selects the corpus of each
+sequence, `sequences` writes the arrays, and `dataset` does all of it ahead of time, in threads of
+tf.data.
 """
 
 import contextlib
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.pretraining import sequences
 from data_pipelines.pretraining.corpus_sequences import Broadcast, Corpus, CorpusSequences
 from data_pipelines.pretraining.mixture import Mixture, mixture_proportions
 from data_pipelines.pretraining.options import PretrainingOptions
@@ -29,37 +30,42 @@ _DEFAULT_MAX_STREAMS, _MIN_SEQUENCES_PER_STREAM = 16, 16
 
 
 class PretrainingData:
-    """The batches of one split of a corpus, or of several corpora, as one host sees them.
+    """The batches of one split of a corpus, or of several corpora, for one process.
 
-    Training data is endless. Its rows come from S streams, each of which fills an equal block of
-    every global batch. S divides the batch: it is the largest divisor up to 16, or that leaves each
-    stream at least 16 rows. A stream reads shards of its own from each corpus, or, of a corpus that
-    has fewer, a part of its own of what its neighbours read too. So a host opens only the shards
-    whose rows it has.
-    Held-out data is a finite set of rows of one corpus, the same whatever the seed, the batch size
-    and the hosts: each pair once, and a last batch that is filled up with rows of weight 0.
+    The train split is endless. Its sequences come from S streams; each fills an equal block of every
+    global batch. S is the largest divisor of the batch size that is at most 16 or leaves each stream
+    at least 16 sequences. A stream reads its own shards of each corpus. If a corpus has fewer shards
+    than streams, several streams read different parts of the same shards. A process therefore opens
+    only the shards of its own sequences.
+
+    The eval split is a finite set of sequences of one corpus. It does not depend on the seed, the
+    batch size or the processes. It has each pair once; padding of weight 0 fills the last batch.
 
     Args:
-      directory: a corpus that `bertjax prepare` wrote, or several, "+" between them, which have one
+      directory: a corpus written by `bertjax prepare`, or several joined by "+", with one
         tokenizer.
-      split: "train" or "heldout".
-      hosts, host: how many hosts share the global batch, and which of them this is. Host h has
-        rows h * batch_size / hosts and on.
-      share: gives all hosts the `size` integers that a function gives on the first one. Without
-        it each host calls the function, which opens shards of the first stream.
-      growth: of batches that grow to `options.batch_size`; those of hosts do likewise.
+      options: the options of the batches.
+      split: "train" or "eval".
+      num_processes: number of processes that share the global batch.
+      process_id: index of this process; it has sequences process_id * batch_size / num_processes
+        and following.
+      broadcast: takes a function of `size` integers and `size`; returns, on every process, its
+        result on process 0. By default each process calls the function, which opens shards of the
+        first stream.
+      rampup: ramp-up of the global batch size to `options.batch_size`.
 
     Attributes:
-      growth: as given; the steps of the run may be told later.
-      corpora: by name, which is the last part of the directory's.
-      tokenizer: the one that the corpora were prepared with.
-      shares: of the rows, that each corpus has, by name.
-      sequences_per_epoch: rows of one pass over all text, all hosts together.
-      steps: batches in all; None for training data.
+      rampup: may be replaced once the number of steps is known.
+      corpora: corpora by name, the last part of their directory.
+      tokenizer: the tokenizer of the corpora.
+      num_streams: S.
+      mixture_proportions: proportion of the sequences of each corpus, by name.
+      sequences_per_epoch: sequences of one pass over all text, of all processes together.
+      steps: number of batches; None for the train split.
 
     Raises:
-      InputError: a corpus is unfinished, damaged or too small, they do not go together, or the
-        hosts cannot share the batch.
+      InputError: a corpus is unfinished, damaged or too small, the corpora have different
+        tokenizers, or the processes cannot share the batch.
     """
 
     def __init__(
@@ -68,38 +74,39 @@ class PretrainingData:
         options: PretrainingOptions,
         split: str = "train",
         num_processes: int = 1,
-        host: int = 0,
-        share: Broadcast | None = None,
+        process_id: int = 0,
+        broadcast: Broadcast | None = None,
         rampup: BatchSizeRampup | None = None,
     ) -> None:
         if split not in ("train", "eval"):
-            raise ValueError(f"split={split!r} is unknown; choose train or heldout.")
-        if not 0 <= host < num_processes:
-            raise InputError(f"host={host} is none of {num_processes} hosts; count them from 0.")
-        self.rampup = rampup or BatchSizeRampup(options.batch_size)
-        if (smallest := self.rampup.batch_sizes[0]) % num_processes:
+            raise ValueError(f"split={split!r}: unknown split. Choose train or eval.")
+        if not 0 <= process_id < num_processes:
             raise InputError(
-                f"batch_size={smallest} cannot be shared by {num_processes} hosts; make it a multiple of "
-                f"{num_processes}."
+                f"process_id={process_id}: not in 0..{num_processes - 1} with "
+                f"num_processes={num_processes}. Count processes from 0."
+            )
+        self.rampup = rampup or BatchSizeRampup(options.batch_size)
+        if (batch_size := self.rampup.batch_sizes[0]) % num_processes:
+            raise InputError(
+                f"batch_size={batch_size}: not divisible by num_processes={num_processes}. Use a "
+                f"multiple of {num_processes}."
             )
         self.options, self.split = options, split
-        self.num_processes, self.host = num_processes, host
+        self.num_processes, self.process_id = num_processes, process_id
         self.corpora = open_corpora(directory, split)
         self._training = split == "train"
         corpora = list(self.corpora.values())
         if len(corpora) > 1 and not self._training:
-            raise ValueError("held-out data is of one corpus; open each by itself")
+            raise ValueError(
+                f"directory={directory}: an eval split is of one corpus. Open each corpus by itself."
+            )
         self.tokenizer = corpora[0].tokenizer
-        self._sampling_version = max(
-            (corpus.sampling_version for corpus in corpora), key=lambda d: d.version
-        )
-        self.streams = self._count_streams(corpora)
-        rows = options.batch_size // num_processes
-        share = share or (lambda make, size: make())
-        in_flight = options.threads * rows
-        own = self._local_streams()
+        self.num_streams = self._count_streams()
+        broadcast = broadcast or (lambda make, size: make())
+        in_flight = options.threads * options.batch_size // num_processes
+        stream_ids = self._local_streams()
         self._sources = [
-            CorpusSequences(corpus, options, self.streams, own, in_flight, share)
+            CorpusSequences(corpus, options, self.num_streams, stream_ids, in_flight, broadcast)
             for corpus in corpora
         ]
         sizes = [source.sequences_per_epoch for source in self._sources]
@@ -107,57 +114,60 @@ class PretrainingData:
         self._mixture = Mixture(
             mixture_proportions(sizes, options.sampling_alpha, options.mixture_weights),
             options.seed,
-            self.streams,
+            self.num_streams,
         )
-        parts = (self._mixture.rows / self._mixture.rows.sum()).tolist()
-        self.mixture_proportions = dict(zip(self.corpora, parts, strict=True))
+        per_block = self._mixture.sequences_per_block
+        self.mixture_proportions = dict(
+            zip(self.corpora, (per_block / per_block.sum()).tolist(), strict=True)
+        )
         self.steps = None if self._training else -(-self.sequences_per_epoch // options.batch_size)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        """This host's rows of global batch `step`: the arrays of `options.BATCH`.
+        """Return this process's sequences of global batch `step`.
+
+        Returns:
+          The arrays of `options.BATCH_ARRAYS`.
 
         Raises:
-          IndexError: there is no such step.
+          IndexError: the split has no such step.
         """
         if step < 0 or (self.steps is not None and step >= self.steps):
-            raise IndexError(f"step {step} is none of the {self.steps} steps of {self.split} data")
-        rows = self.rampup.batch_size_at(step) // self.num_processes
+            raise IndexError(f"step={step}: the {self.split} split has {self.steps} steps.")
+        batch_size = self.rampup.batch_size_at(step) // self.num_processes
         if self._training:
             spans: Iterable[tuple[int, int, int, int]] = self._spans(step)
         else:
-            start = step * self.options.batch_size + self.host * rows
-            spans = [(0, 0, start, min(rows, max(0, self.sequences_per_epoch - start)))]
+            start = step * self.options.batch_size + self.process_id * batch_size
+            spans = [(0, 0, start, min(batch_size, max(0, self.sequences_per_epoch - start)))]
         parts: list[PackedPairs] = []
         for corpus, stream, start, count in spans:
-            parts += self._sources[corpus].parts(stream, start, count)
+            parts += self._sources[corpus].packed_pairs(stream, start, count)
         if self._training:
             self._prefetch_chunks(step)
-        return make_batch_arrays(parts, rows, self.options, self._sampling_version, self.tokenizer)
+        return make_batch_arrays(parts, batch_size, self.options, self.tokenizer)
 
     def dataset(self, start: int = 0, stop: int | None = None) -> "tf.data.Dataset":
-        """Batches of steps start .. stop - 1 in order, made ahead in `workers` threads.
+        """Return the batches of steps start .. stop - 1, made ahead of time in `workers` threads.
 
         Args:
-          stop: None for no end, or for that of held-out data.
+          start: first step.
+          stop: None for no end, or for the end of the eval split.
         """
-        import tensorflow as tf  # takes seconds, and not all who read batches need it
+        import tensorflow as tf  # takes seconds to import
 
-        with contextlib.suppress(RuntimeError):  # TensorFlow is in use: it has what it has
+        with contextlib.suppress(RuntimeError):  # raised if TensorFlow is already initialized
             tf.config.set_visible_devices([], "GPU")
-        like = self.options.empty_batch(self.options.batch_size // self.num_processes)
-        dtypes = [array.dtype for array in like.values()]
-        # Batches that grow have no one number of rows.
-        rows = (
-            None
-            if len(self.rampup.batch_sizes) > 1
-            else self.options.batch_size // self.num_processes
-        )
+        batch_size = self.options.batch_size // self.num_processes
+        empty = self.options.empty_batch(batch_size)
+        dtypes = [array.dtype for array in empty.values()]
+        # The first dimension is unknown if the batch size ramps up.
+        static_size = None if len(self.rampup.batch_sizes) > 1 else batch_size
 
         def make(step: Any) -> dict[str, Any]:
             arrays = tf.numpy_function(lambda s: list(self.batch(int(s)).values()), [step], dtypes)
             return {
-                name: tf.ensure_shape(array, (rows, *like[name].shape[1:]))
-                for name, array in zip(like, arrays, strict=True)
+                name: tf.ensure_shape(array, (static_size, *empty[name].shape[1:]))
+                for name, array in zip(empty, arrays, strict=True)
             }
 
         if stop is None:
@@ -168,71 +178,70 @@ class PretrainingData:
         threads.threading.private_threadpool_size = self.options.threads
         return dataset.with_options(threads).prefetch(tf.data.AUTOTUNE)
 
-    def _count_streams(self, corpora: Sequence[Corpus]) -> int:
-        """S: hosts share the streams of a batch, but each stream takes time in every batch."""
-        batch = self.rampup.batch_sizes[0]
+    def _count_streams(self) -> int:
+        """Return S: more streams mean fewer shards per process, but each costs time per batch."""
         if not self._training:
             return 1
-        if self._sampling_version.version == 1 and len(corpora) == 1:
-            return math.gcd(batch, len(corpora[0].shard_infos))
-        most = max(_DEFAULT_MAX_STREAMS, batch // _MIN_SEQUENCES_PER_STREAM)
-        return max(n for n in range(1, min(batch, most) + 1) if batch % n == 0)
+        batch_size = self.rampup.batch_sizes[0]
+        max_streams = max(_DEFAULT_MAX_STREAMS, batch_size // _MIN_SEQUENCES_PER_STREAM)
+        return max(n for n in range(1, min(batch_size, max_streams) + 1) if batch_size % n == 0)
 
     def _local_streams(self) -> range:
+        """Return the streams of this process's sequences."""
         if not self._training:
             return range(1)
-        first, last = self.host * self.streams, (self.host + 1) * self.streams
+        first, last = self.process_id * self.num_streams, (self.process_id + 1) * self.num_streams
         return range(first // self.num_processes, -(-last // self.num_processes))
 
+    def _stream_position(self, step: int) -> tuple[int, int]:
+        """Return a stream's sequences in batch `step`, and in all batches before it."""
+        batch_size, before = self.rampup.batch_size_at(step), self.rampup.sequences_before(step)
+        return batch_size // self.num_streams, before // self.num_streams
+
     def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
-        """This host's rows of a step: corpus, stream, first row of it there, and how many."""
-        size, position = (
-            rows // self.streams
-            for rows in (self.rampup.batch_size_at(step), self.rampup.sequences_before(step))
-        )
+        """Yield this process's sequences of a step: corpus, stream, start in the stream, count."""
+        size, position = self._stream_position(step)
+        batch_size = self.rampup.batch_size_at(step)
         first, last = (
-            host * self.rampup.batch_size_at(step) // self.num_processes
-            for host in (self.host, self.host + 1)
+            process * batch_size // self.num_processes
+            for process in (self.process_id, self.process_id + 1)
         )
         for stream in self._local_streams():
-            counts = zip(*self._mixture.count(stream, position, size), strict=True)
-            row = stream * size  # of the global batch; corpora follow one another within a stream
+            counts = zip(*self._mixture.count_by_corpus(stream, position, size), strict=True)
+            sequence = stream * size  # of the global batch; a stream has one run per corpus
             for corpus, (before, count) in enumerate(counts):
-                skipped = max(0, first - row)
-                left = int(min(count, last - row)) - skipped
-                row += int(count)
-                if left > 0:
-                    yield corpus, stream, int(before) + skipped, left
+                skipped = max(0, first - sequence)
+                remaining = int(min(count, last - sequence)) - skipped
+                sequence += int(count)
+                if remaining > 0:
+                    yield corpus, stream, int(before) + skipped, remaining
 
     def _prefetch_chunks(self, step: int) -> None:
-        """Makes chunks that later steps need, of some streams in each step.
+        """Compute chunks of later steps, for some of the streams in each step.
 
-        Streams begin their passes, and most of their chunks, in the same step, which would take as
-        long as many others.
+        All streams start a pass, and most start a chunk, in the same step. Without prefetching,
+        that step would take as long as many others.
         """
-        own, max_seq_length = self._local_streams(), self.options.max_seq_length
-        size, position = (
-            rows // self.streams
-            for rows in (
-                self.rampup.batch_size_at(step + 1),
-                self.rampup.sequences_before(step + 1),
-            )
-        )
-        lasts = self._sampling_version.chunk(max_seq_length) // (
-            2 * size * max_seq_length
-        )  # the smallest, about
-        turns = max(1, min(len(own), lasts))
-        for stream in own[step % turns :: turns]:
-            counts = zip(*self._mixture.count(stream, position, turns * size), strict=True)
-            for source, (before, count) in zip(self._sources, counts, strict=True):
+        stream_ids, max_seq_length = self._local_streams(), self.options.max_seq_length
+        size, position = self._stream_position(step + 1)
+        # Steps that the smallest chunk lasts, about.
+        chunk_steps = sequences.chunk_tokens(max_seq_length) // (2 * size * max_seq_length)
+        turns = max(1, min(len(stream_ids), chunk_steps))
+        for stream in stream_ids[step % turns :: turns]:
+            counts = self._mixture.count_by_corpus(stream, position, turns * size)
+            for source, before, count in zip(self._sources, *counts, strict=True):
                 source.prefetch(stream, int(before), int(before + count))
 
 
 def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:
-    """The corpora of one directory, or of several with "+" between them, by name.
+    """Open the corpora of one directory, or of several joined by "+".
+
+    Returns:
+      Corpora by name, the last part of their directory.
 
     Raises:
-      InputError: one is unfinished or damaged, or they do not go together.
+      InputError: a corpus is unfinished or damaged, or two have the same name or different
+        tokenizers.
     """
     paths = [epath.Path(path) for path in str(directory).split(CORPUS_SEPARATOR)]
     if len(paths) == 1:
@@ -241,13 +250,12 @@ def open_corpora(directory: epath.PathLike, split: str) -> Mapping[str, Corpus]:
     for path in paths:
         if path.name in corpora:
             raise InputError(
-                f"two corpora are called {path.name}; rename a directory, since names tell them "
-                "apart."
+                f"{path}: another corpus has the name {path.name}. Rename one of the directories."
             )
         corpora[path.name] = corpus = Corpus(path, split, path.name)
         if corpus.tokenizer.fingerprint() != corpora[paths[0].name].tokenizer.fingerprint():
             raise InputError(
-                f"{path} was prepared with another tokenizer than {paths[0]}; prepare one again "
-                "with the vocabulary of the other."
+                f"{path}: prepared with another tokenizer than {paths[0]}. Prepare both with one "
+                "vocabulary."
             )
     return corpora

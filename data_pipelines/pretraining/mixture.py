@@ -1,7 +1,7 @@
-"""Several corpora in one run: which row of a stream is from which corpus.
+"""Mixtures of corpora: the corpus of each training sequence.
 
-The shares are exact: of each `BLOCK` rows of a stream as many are from a corpus as its share says,
-rounded to whole rows and at least one, in an order drawn anew for each block.
+Proportions are exact. Each `BLOCK` consecutive sequences of a stream have a fixed number from each
+corpus: its proportion, rounded to whole sequences, at least one. Each block has its own order.
 """
 
 from collections.abc import Sequence
@@ -11,87 +11,92 @@ import numpy as np
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import streams
 
-BLOCK = 1 << 12  # rows
+BLOCK = 1 << 12  # sequences
 
 
 def mixture_proportions(
-    sizes: Sequence[int], sampling_alpha: float, weights: str = ""
+    sizes: Sequence[int], sampling_alpha: float, mixture_weights: str = ""
 ) -> np.ndarray:
-    """The share of each corpus, float64 [C], summing to 1.
+    """Return the proportion of each corpus, float64 [C], with sum 1.
 
     Args:
-      sizes: rows of one pass over each corpus [C].
-      smoothing: exponent of a corpus's part in them: 1 passes over all text equally often, 0 makes
-        all corpora equal; BERT's multilingual models took 0.7.
-      weights: C numbers with "+" between them, which alone count if they are given.
+      sizes: sequences of one pass over each corpus [C].
+      sampling_alpha: a corpus with natural proportion p gets p^sampling_alpha, normalized. 1 is
+        natural, 0 is uniform; BERT's multilingual models used 0.7.
+      mixture_weights: C numbers joined by "+", which replace the sizes.
 
     Raises:
-      InputError: values that cannot be so.
+      InputError: a value is out of range, or the number of weights is not C.
     """
     if not 0 <= sampling_alpha <= 1:
         raise InputError(
-            f"smoothing={sampling_alpha} is no exponent; give one from 0 (equal) to 1 (natural)."
+            f"sampling_alpha={sampling_alpha}: not in [0, 1]. Use 1 for natural proportions, 0 for "
+            "uniform ones, or a value between."
         )
     if len(sizes) > BLOCK // 4:
-        raise InputError(f"{len(sizes)} corpora are too many; join them to {BLOCK // 4} or fewer.")
-    parts = (np.asarray(sizes, np.float64) / sum(sizes)) ** sampling_alpha
-    if weights:
+        raise InputError(f"{len(sizes)} corpora: too many. Merge them to {BLOCK // 4} or fewer.")
+    powers = (np.asarray(sizes, np.float64) / sum(sizes)) ** sampling_alpha
+    if mixture_weights:
+        prefix = f"mixture_weights={mixture_weights}"
         try:
-            parts = np.array([float(weight) for weight in weights.split("+")])
+            powers = np.array([float(weight) for weight in mixture_weights.split("+")])
         except ValueError:
-            raise InputError(f"weights={weights} are no numbers; write them as 3+1.") from None
-        if len(parts) != len(sizes):
+            raise InputError(f"{prefix}: not numbers. Write them as 3+1.") from None
+        if len(powers) != len(sizes):
             raise InputError(
-                f"weights={weights} are {len(parts)} for {len(sizes)} corpora; give one for each."
+                f"{prefix}: {len(powers)} weights for {len(sizes)} corpora. Give one per corpus."
             )
-        if not (np.isfinite(parts).all() and (parts > 0).all()):
-            raise InputError(f"weights={weights} are not all above 0; mend them.")
-    return parts / parts.sum()
+        if not (np.isfinite(powers).all() and (powers > 0).all()):
+            raise InputError(f"{prefix}: not all positive and finite. Give positive numbers.")
+    return powers / powers.sum()
 
 
 class Mixture:
-    """Which corpus each row of a stream is from.
+    """The corpus of each sequence of a stream.
 
     Args:
-      shares: of the corpora [C], summing to 1.
-      seed: of the order.
+      proportions: float64 [C], with sum 1.
+      seed: seed of the order.
+      max_streams: number of streams whose blocks are cached.
 
     Attributes:
-      rows: of each corpus in a block, int64 [C], at least 1.
+      sequences_per_block: sequences of each corpus in a block, int64 [C], at least 1.
     """
 
-    def __init__(self, mixture_proportions: np.ndarray, seed: int, max_streams: int) -> None:
-        exact = mixture_proportions * BLOCK
-        self.rows = np.maximum(1, np.floor(exact)).astype(np.int64)
-        while (missing := BLOCK - self.rows.sum()) != 0:
-            # Largest remainders first; what was raised to 1 is made up for by the largest.
-            gaps = exact - self.rows
-            at = (
-                np.argmax(gaps)
-                if missing > 0
-                else np.argmax(np.where(self.rows > 1, -gaps, -BLOCK))
+    def __init__(self, proportions: np.ndarray, seed: int, max_streams: int) -> None:
+        exact = proportions * BLOCK
+        counts = np.maximum(1, np.floor(exact)).astype(np.int64)
+        while (missing := BLOCK - counts.sum()) != 0:
+            # Largest remainders first; the largest corpora compensate counts raised to 1.
+            gaps = exact - counts
+            index = (
+                np.argmax(gaps) if missing > 0 else np.argmax(np.where(counts > 1, -gaps, -BLOCK))
             )
-            self.rows[at] += np.sign(missing)
+            counts[index] += np.sign(missing)
+        self.sequences_per_block = counts
         self._seed = seed
         self._block = streams.ThreadSafeLRUCache(self._make_block, 2 * max_streams)
 
-    def count(self, stream: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows are from each corpus, before row `start` of a stream and in `count` on."""
-        if len(self.rows) == 1:
+    def count_by_corpus(self, stream: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Count sequences by corpus: before sequence `start`, and in the next `count`; int64 [C]."""
+        per_block = self.sequences_per_block
+        if len(per_block) == 1:
             return np.array([start]), np.array([count])
-        before = np.zeros(len(self.rows), np.int64)
-        within = before.copy()
-        block, row = divmod(start, BLOCK)
-        before += block * self.rows + self._count_in_block(stream, block, 0, row)
+        block, sequence = divmod(start, BLOCK)
+        before = block * per_block + self._count_in_block(stream, block, 0, sequence)
+        within = np.zeros_like(before)
         while count:
-            size = min(count, BLOCK - row)
-            within += self._count_in_block(stream, block, row, row + size)
-            block, row, count = block + 1, 0, count - size
+            size = min(count, BLOCK - sequence)
+            within += self._count_in_block(stream, block, sequence, sequence + size)
+            block, sequence, count = block + 1, 0, count - size
         return before, within
 
     def _count_in_block(self, stream: int, block: int, start: int, stop: int) -> np.ndarray:
-        return np.bincount(self._block(stream, block)[start:stop], minlength=len(self.rows))
+        corpora = self._block(stream, block)[start:stop]
+        return np.bincount(corpora, minlength=len(self.sequences_per_block))
 
     def _make_block(self, stream: int, block: int) -> np.ndarray:
+        """Return the corpus of each sequence of a block, int64 [BLOCK]."""
         order = streams.permutation(BLOCK, "mixture", self._seed, stream, block)
-        return np.repeat(np.arange(len(self.rows)), self.rows)[order]
+        corpora = np.arange(len(self.sequences_per_block))
+        return np.repeat(corpora, self.sequences_per_block)[order]

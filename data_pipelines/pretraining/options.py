@@ -1,4 +1,4 @@
-"""What the rows of a pre-training batch are: the options that decide them, and their arrays."""
+"""Options of pre-training batches, and the arrays of a batch."""
 
 import dataclasses
 import functools
@@ -13,26 +13,21 @@ from data_pipelines.pretraining import masking
 from data_pipelines.pretraining.packing import SequenceLimits
 
 OBJECTIVES = ("mlm_nsp", "mlm", "clm")
-REPLACE_PROBS = ("mask_replace_prob", "keep_share", "random_replace_prob")
-MASKING_OPTIONS = (
-    "masking",
-    "mlm_probability",
-    *REPLACE_PROBS,
-    "random_tokens",
-)  # options that say how text is masked
+REPLACE_PROBS = ("mask_replace_prob", "random_replace_prob")
+MASKING_OPTIONS = ("masking", "mlm_probability", *REPLACE_PROBS, "random_tokens")
 
-# The arrays of a batch: type, and the axis beside that of the rows: T pieces, M masked slots or
-# K pairs (1 without packing). Of objective "clm" the masked slots are all pieces but the
-# last of each segment, none of them is hidden, and the targets are the pieces that follow.
+# The arrays of a batch of B sequences: dtype, and the second axis: T tokens, M predictions or K
+# examples (1 without packing). With objective "clm", every token but the last of an example is a
+# prediction: none is masked, and `masked_lm_ids` are the tokens that follow.
 BATCH_ARRAYS = {
-    "input_ids": (np.int32, "T"),  # 0 where padded
+    "input_ids": (np.int32, "T"),  # 0 for padding
     "token_type_ids": (np.int32, "T"),  # 0 for sentence A, 1 for B
-    "example_ids": (np.int32, "T"),  # 1 .. K, the pair that a piece belongs to; 0 where padded
-    "position_ids": (np.int32, "T"),  # within the pair
-    "masked_lm_positions": (np.int32, "M"),  # within the row, ascending
-    "masked_lm_ids": (np.int32, "M"),  # the pieces that stood there
+    "example_ids": (np.int32, "T"),  # 1 .. K, the example of a token; 0 for padding
+    "position_ids": (np.int32, "T"),  # within the example
+    "masked_lm_positions": (np.int32, "M"),  # within the sequence, ascending
+    "masked_lm_ids": (np.int32, "M"),  # the original tokens
     "masked_lm_weights": (np.float32, "M"),  # 0 for an empty slot
-    "cls_positions": (np.int32, "K"),  # within the row
+    "cls_positions": (np.int32, "K"),  # within the sequence
     "next_sentence_labels": (np.int32, "K"),  # 1 where B is random
     "next_sentence_weights": (np.float32, "K"),  # 0 for an empty slot, and for objective "mlm"
 }
@@ -40,13 +35,13 @@ BATCH_ARRAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingOptions:
-    """What decides the batches, besides the corpus.
+    """The options that determine the batches of a corpus.
 
-    A global batch has `batch_size` rows of `max_seq_length` pieces, T, and several pairs a row where there
-    is `packing`; the order of the pairs, and their masks, come of the `seed`.
+    A global batch has `batch_size` sequences of `max_seq_length` tokens. With `packing` a sequence
+    holds several pairs. The `seed` determines the order of the pairs and their masks.
 
     Raises:
-      InputError: a value that cannot be used.
+      InputError: a value is out of range, or two options exclude each other.
     """
 
     max_seq_length: int
@@ -55,61 +50,68 @@ class PretrainingOptions:
     packing: bool = True
     objective: str = field(
         "mlm_nsp",
-        '"mlm_nsp" is sentence pairs, "mlm" single segments without NSP, "clm" such '
-        "segments of which each piece tells the next, as an ordinary language model",
+        'objective: "mlm_nsp" (masked LM and next sentence prediction on pairs), "mlm" (masked LM '
+        'on single segments) or "clm" (left to right, each token predicts the next)',
     )
     full_sentences: bool = field(
         False,
-        'of objective "mlm": the segments of a row attend to one another, and their positions go '
-        "on from one to the next (RoBERTa's full sentences), instead of each standing for itself",
+        "RoBERTa's FULL-SENTENCES: the segments of a sequence attend to one another and share one "
+        'range of positions; needs objective "mlm" and packing',
     )
-    short_seq_prob: float = field(0.1, "share of documents that are cut into shorter pairs")
+    short_seq_prob: float = field(
+        0.1, "probability that a document is split into shorter pairs (google-research/bert)"
+    )
     max_predictions_per_seq: int | None = field(
         None,
-        "at most so many masked pieces in a pair and in a row; None for `mlm_probability` of `max_seq_length`, "
-        "rounded up to a multiple of 4",
+        "maximum number of masked tokens in a sequence; None: `mlm_probability` of "
+        "`max_seq_length`, rounded up to a multiple of 4",
     )
     mlm_probability: float = field(
-        0.15, "share of the pieces of a pair that is chosen for prediction"
+        0.15, "masking rate: fraction of the tokens that are predicted, above 0"
     )
-    masking: str = field("token", 'what is chosen: "piece", "word" or "span"')
-    mask_replace_prob: float = field(0.8, "of the chosen pieces, how many become `[MASK]`")
-    keep_share: float = field(0.1, "of the chosen pieces, how many stay")
-    random_replace_prob: float = field(0.1, "of the chosen pieces, how many become a random piece")
+    masking: str = field("token", 'masking unit: "token", "whole_word" or "span" (SpanBERT)')
+    mask_replace_prob: float = field(
+        0.8, "fraction of the predicted tokens that `[MASK]` replaces; the remainder is kept"
+    )
+    random_replace_prob: float = field(
+        0.1, "fraction of the predicted tokens that a random token replaces"
+    )
     random_tokens: str = field(
         "real",
-        '"real" draws random pieces among those that stand for text, "all" from the whole '
-        "vocabulary, as the original did",
+        'random tokens: "real" draws tokens that stand for text, "all" draws from the whole '
+        "vocabulary (google-research/bert)",
     )
     dupe_factor: int = field(
         0,
-        "0 draws anew in every epoch (dynamic masking); d > 0 repeats the first d epochs for ever, "
-        "as the original's d copies of the corpus do",
+        "static masking: the first `dupe_factor` epochs repeat (google-research/bert); 0: dynamic "
+        "masking, every epoch is drawn anew",
     )
     sampling_alpha: float = field(
         1.0,
-        "of several corpora, the exponent of each one's size in its share of the rows: 1 is "
-        "natural, 0.7 is that of BERT's multilingual models",
+        "exponent of the mixture of several corpora: each gets p^`sampling_alpha` of the "
+        "sequences; 1 is natural, 0.7 as in multilingual BERT",
     )
     mixture_weights: str = field(
         "",
-        'of several corpora, in their order, in place of their sizes: numbers with "+" between '
-        "them",
+        'weights of several corpora, in their order, joined by "+"; replace `sampling_alpha`',
     )
     max_examples_per_seq: int | None = field(
-        None, "at most so many pairs in a row; None for `max_seq_length` / 16"
+        None, "maximum number of examples in a packed sequence; None: `max_seq_length` / 16"
     )
     workers: int | None = field(
-        None, "threads that make batches; None for one a core; changes nothing but speed"
+        None, "threads that make batches; None: one per core; does not change the batches"
     )
 
     def __post_init__(self) -> None:
-        self._check_minimum("max_seq_length", 8)
-        self._check_minimum("batch_size", 1)
-        self._check_minimum("max_predictions_per_seq", 1)
-        self._check_minimum("max_examples_per_seq", 1)
-        self._check_minimum("workers", 1)
-        self._check_minimum("dupe_factor", 0)
+        for name, minimum in {
+            "max_seq_length": 8,
+            "batch_size": 1,
+            "max_predictions_per_seq": 1,
+            "max_examples_per_seq": 1,
+            "workers": 1,
+            "dupe_factor": 0,
+        }.items():
+            self._check_minimum(name, minimum)
         self._check_choice("objective", OBJECTIVES)
         self._check_choice("masking", masking.MASKING_UNITS)
         self._check_choice("random_tokens", ("real", "all"))
@@ -117,72 +119,72 @@ class PretrainingOptions:
             for name in ("max_predictions_per_seq", *MASKING_OPTIONS):
                 if (value := getattr(self, name)) != getattr(PretrainingOptions, name):
                     raise InputError(
-                        f"{name}={value} is of masks, which objective=clm has not; leave it out."
+                        f"{name}={value}: objective=clm masks no tokens. Remove this option."
                     )
         for name in ("short_seq_prob", "mlm_probability", *REPLACE_PROBS):
             if not 0 <= (value := getattr(self, name)) <= 1:
-                raise InputError(f"{name}={value} is no probability; give one from 0 to 1.")
+                raise InputError(f"{name}={value}: not a probability. Use a value from 0 to 1.")
         if not self.mlm_probability:
-            raise InputError("mlm_probability=0 leaves nothing to predict; give more than 0.")
-        if not math.isclose(total := sum(self.replace_probs), 1, abs_tol=1e-6):
-            given = ", ".join(map("{}={}".format, REPLACE_PROBS, self.replace_probs))
-            raise InputError(f"{given} sum to {total:g}; make them sum to 1.")
+            raise InputError("mlm_probability=0: no token to predict. Use a value above 0.")
+        if (total := self.mask_replace_prob + self.random_replace_prob) > 1 + 1e-6:
+            values = ", ".join(f"{name}={getattr(self, name)}" for name in REPLACE_PROBS)
+            raise InputError(f"{values}: sum {total:g} above 1. Make the sum at most 1.")
         if (self.max_predictions_per_seq or 0) > self.max_seq_length:
             raise InputError(
-                f"max_predictions_per_seq={self.max_predictions_per_seq} is more than the max_seq_length={self.max_seq_length} "
-                "pieces of a row; give at most that."
+                f"max_predictions_per_seq={self.max_predictions_per_seq}: above "
+                f"max_seq_length={self.max_seq_length}. Use at most {self.max_seq_length}."
             )
         if self.full_sentences and (self.objective != "mlm" or not self.packing):
             raise InputError(
-                "full_sentences=True is of objective=mlm with packing; set these or leave it out."
+                "full_sentences=True: needs objective=mlm and packing=True. Set both, or remove "
+                "this option."
             )
         if not self.packing and self.max_examples_per_seq not in (None, 1):
             raise InputError(
-                f"max_examples_per_seq={self.max_examples_per_seq} needs packing; turn it on or leave this out."
+                f"max_examples_per_seq={self.max_examples_per_seq}: needs packing=True. Set it, or "
+                "remove this option."
             )
 
-    def _check_minimum(self, name: str, least: int) -> None:
+    def _check_minimum(self, name: str, minimum: int) -> None:
         value = getattr(self, name)
-        if value is not None and value < least:
-            raise InputError(f"{name}={value} is too small; give at least {least}.")
+        if value is not None and value < minimum:
+            raise InputError(f"{name}={value}: below the minimum. Use at least {minimum}.")
 
-    def _check_choice(self, name: str, known: tuple[str, ...]) -> None:
-        if (value := getattr(self, name)) not in known:
-            raise InputError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}.")
-
-    @property
-    def replace_probs(self) -> tuple[float, float, float]:
-        """The probabilities of `[MASK]`, of the piece itself and of a random one."""
-        return self.mask_replace_prob, self.keep_share, self.random_replace_prob
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        if (value := getattr(self, name)) not in choices:
+            raise InputError(
+                f"{name}={value!r}: unknown value. Choose one of {', '.join(choices)}."
+            )
 
     @property
     def threads(self) -> int:
-        """`workers`, or one for each core."""
+        """Number of threads: `workers`, or one per core."""
         return self.workers or os.cpu_count() or 1
 
     @functools.cached_property
-    def row(self) -> SequenceLimits:
-        """T, M and K."""
-        slots = self.max_predictions_per_seq or min(
+    def sequence_limits(self) -> SequenceLimits:
+        """Limits of one sequence: T, M and K."""
+        predictions = self.max_predictions_per_seq or min(
             self.max_seq_length,
             4 * math.ceil(math.ceil(self.mlm_probability * self.max_seq_length) / 4),
         )
         if self.objective == "clm":
-            slots = self.max_seq_length
-        pairs = self.max_examples_per_seq or (
+            predictions = self.max_seq_length
+        examples = self.max_examples_per_seq or (
             max(1, self.max_seq_length // 16) if self.packing else 1
         )
-        return SequenceLimits(self.max_seq_length, slots, pairs)
+        return SequenceLimits(self.max_seq_length, predictions, examples)
 
     @functools.cached_property
     def draws_per_sequence(self) -> int:
-        """Random numbers for the masks of a row: one a piece, two a slot; a multiple of 4."""
-        return -(-(self.row.tokens + 2 * self.row.slots) // 4) * 4
+        """Random numbers per sequence: one per token, two per prediction; a multiple of 4."""
+        limits = self.sequence_limits
+        return -(-(limits.tokens + 2 * limits.predictions) // 4) * 4
 
-    def empty_batch(self, rows: int) -> dict[str, np.ndarray]:
-        """The arrays of a batch of `rows` rows of padding, which have weight 0."""
-        axes = dict(zip("TMK", dataclasses.astuple(self.row), strict=True))
+    def empty_batch(self, num_sequences: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a batch of padding, all zeros, so every weight is 0."""
+        axes = dict(zip("TMK", dataclasses.astuple(self.sequence_limits), strict=True))
         return {
-            name: np.zeros((rows, axes[axis]), dtype)
+            name: np.zeros((num_sequences, axes[axis]), dtype)
             for name, (dtype, axis) in BATCH_ARRAYS.items()
         }

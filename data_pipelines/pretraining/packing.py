@@ -1,4 +1,4 @@
-"""Several pairs to a row: which pairs share one, and the arrays that a row of pairs becomes."""
+"""Packing: assignment of pairs to sequences, and the batch arrays of packed pairs."""
 
 import dataclasses
 from bisect import bisect_left, insort
@@ -11,85 +11,93 @@ from data_pipelines.ranges import concatenate_ranges
 
 @dataclasses.dataclass(frozen=True)
 class SequenceLimits:
-    """What one row holds at most: `tokens` (T), masked `slots` (M) and `pairs` (K)."""
+    """Limits of one sequence: `tokens` (T), `predictions` (M) and `examples` (K)."""
 
     tokens: int
-    slots: int
-    pairs: int
+    predictions: int
+    examples: int
 
 
-def pack(lengths: np.ndarray, predictions: np.ndarray, shape: SequenceLimits) -> np.ndarray:
-    """The row of each pair, int64 [P], by best fit from the longest pair to the shortest.
+def pack(lengths: np.ndarray, predictions: np.ndarray, limits: SequenceLimits) -> np.ndarray:
+    """Assign pairs to sequences by best fit, longest pair first.
 
-    A pair goes into the row with the least room that still takes it, else into a new row. Rows are
-    numbered from the fullest to the emptiest; every row has at least one pair.
+    A pair goes into the sequence with the least remaining room that still fits it, else into a new
+    sequence.
 
     Args:
-      lengths: pieces of each pair, at most `shape.pieces` [P].
-      predictions: masked slots that each pair needs, 1 to `shape.slots` [P].
+      lengths: int [P], tokens of each pair, at most `limits.tokens`.
+      predictions: int [P], tokens to predict in each pair, 1 to `limits.predictions`.
+      limits: limits of a sequence.
+
+    Returns:
+      The sequence of each pair, int64 [P]. Sequences are numbered from the fullest to the emptiest
+      and have at least one pair each.
     """
-    row_of = [0] * len(lengths)
-    rooms: list[int] = []  # by row
-    slots: list[int] = []
-    pairs: list[int] = []
-    open_rows: list[tuple[int, int]] = []  # (room, row), ascending
+    sequence_of_pair = [0] * len(lengths)
+    rooms: list[int] = []  # by sequence
+    free_predictions: list[int] = []
+    free_examples: list[int] = []
+    open_sequences: list[tuple[int, int]] = []  # (room, sequence), ascending
     needs = predictions.tolist()
     sizes = lengths.tolist()
     for pair in np.argsort(-lengths, kind="stable").tolist():
         size, need = sizes[pair], needs[pair]
-        at = bisect_left(open_rows, (size, 0))
-        while at < len(open_rows) and slots[open_rows[at][1]] < need:
-            at += 1
-        if at < len(open_rows):
-            room, row = open_rows.pop(at)
+        index = bisect_left(open_sequences, (size, 0))
+        while index < len(open_sequences) and free_predictions[open_sequences[index][1]] < need:
+            index += 1
+        if index < len(open_sequences):
+            room, sequence = open_sequences.pop(index)
         else:
-            room, row = shape.tokens, len(rooms)
+            room, sequence = limits.tokens, len(rooms)
             rooms.append(room)
-            slots.append(shape.slots)
-            pairs.append(shape.pairs)
-        row_of[pair] = row
-        rooms[row] = room = room - size
-        slots[row] -= need
-        pairs[row] -= 1
-        if room and slots[row] and pairs[row]:
-            insort(open_rows, (room, row))
+            free_predictions.append(limits.predictions)
+            free_examples.append(limits.examples)
+        sequence_of_pair[pair] = sequence
+        rooms[sequence] = room = room - size
+        free_predictions[sequence] -= need
+        free_examples[sequence] -= 1
+        if room and free_predictions[sequence] and free_examples[sequence]:
+            insort(open_sequences, (room, sequence))
     rank = np.empty(len(rooms), np.int64)
     rank[np.argsort(rooms, kind="stable")] = np.arange(len(rooms))
-    return rank[row_of]
+    return rank[sequence_of_pair]
 
 
 def write_pairs(
     text: np.ndarray,
     pairs: Pairs,
-    row: np.ndarray,
+    sequence: np.ndarray,
     batch: dict[str, np.ndarray],
     cls_id: int,
     sep_id: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Writes pairs into the zeroed arrays of a batch (`options.BATCH`), all but the `mlm_` ones.
+    """Write pairs into the zeroed arrays of a batch, except the `masked_lm_` arrays.
 
     Args:
-      text: int [C], the pieces of all pairs without special ones: A, B, A, B, ...
-      row: int64 [P], the row of each pair, never falling.
-      cls, sep: ids of `[CLS]` and `[SEP]`.
+      text: int [C], tokens of all pairs without special tokens: A, B, A, B, ...
+      pairs: P pairs.
+      sequence: int64 [P], the sequence of each pair, never decreasing.
+      batch: the arrays of `options.BATCH_ARRAYS`.
+      cls_id: id of `[CLS]`.
+      sep_id: id of `[SEP]`.
 
     Returns:
-      Of each piece of `text`: its cell, the index into the flattened [R, T], int64 [C] ascending;
-      and its run, 2 * pair + segment, int64 [C].
+      For each token of `text`, its index into the flattened [B, T] arrays, int64 [C] ascending; and
+      its segment, 2 * pair + (0 for A, 1 for B), int64 [C].
     """
     lengths = pairs.lengths
-    first_of_row = np.searchsorted(row, row)
+    first_of_sequence = np.searchsorted(sequence, sequence)
     before = np.cumsum(lengths) - lengths
-    column = before - before[first_of_row]
-    slot = np.arange(len(pairs)) - first_of_row
+    column = before - before[first_of_sequence]
+    slot = np.arange(len(pairs)) - first_of_sequence
 
-    start = row * batch["input_ids"].shape[1] + column
+    start = sequence * batch["input_ids"].shape[1] + column
     middle = start + pairs.a_length + 1
     end = start + lengths
     cells = concatenate_ranges(np.stack([start, middle], 1).ravel() + 1, pairs.text_lengths)
     occupied = concatenate_ranges(start, lengths)
 
-    input_ids, token_type_ids, example_ids, positions = (
+    input_ids, token_type_ids, example_ids, position_ids = (
         batch[name].reshape(-1)
         for name in ("input_ids", "token_type_ids", "example_ids", "position_ids")
     )
@@ -98,8 +106,8 @@ def write_pairs(
     input_ids[middle] = input_ids[end - 1] = sep_id
     token_type_ids[concatenate_ranges(middle + 1, end - middle - 1)] = 1
     example_ids[occupied] = np.repeat(slot + 1, lengths)
-    positions[occupied] = occupied - np.repeat(start, lengths)
-    batch["cls_positions"][row, slot] = column
-    batch["next_sentence_labels"][row, slot] = pairs.is_random
-    batch["next_sentence_weights"][row, slot] = pairs.b_length > 0
+    position_ids[occupied] = occupied - np.repeat(start, lengths)
+    batch["cls_positions"][sequence, slot] = column
+    batch["next_sentence_labels"][sequence, slot] = pairs.is_random
+    batch["next_sentence_weights"][sequence, slot] = pairs.b_length > 0
     return cells, np.repeat(np.arange(2 * len(pairs)), pairs.text_lengths)

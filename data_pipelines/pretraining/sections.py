@@ -1,4 +1,4 @@
-"""Documents as they are shuffled and drawn from: those longer than a bound in several sections."""
+"""Sections of documents: the units that are shuffled and from which pairs are drawn."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,20 +10,25 @@ from data_pipelines.corpus.shards import Shard
 
 @dataclasses.dataclass(frozen=True)
 class Sections:
-    """The sections of a shard: each a run of sentences of one document."""
+    """The sections of a shard. A section is a run of consecutive sentences of one document."""
 
     shard: Shard
     bounds: np.ndarray  # int64 [U+1]: section u has sentences bounds[u] .. bounds[u+1] - 1
-    documents: np.ndarray  # int64 [U]: the document that each is from
+    documents: np.ndarray  # int64 [U]: document of each section
 
     @classmethod
-    def from_shard(cls, shard: Shard, longest: int | None) -> "Sections":
-        """Cuts documents at the first end of a sentence after each `longest` tokens, if given."""
+    def from_shard(cls, shard: Shard, max_tokens: int | None) -> "Sections":
+        """Split each document at the first sentence end after every `max_tokens` tokens.
+
+        Args:
+          shard: an open shard.
+          max_tokens: None makes one section of each document.
+        """
         bounds = shard.documents
         begins = shard.sentences[bounds]
-        long = np.flatnonzero(np.diff(begins) > longest) if longest else ()
-        if len(long):
-            cuts = [np.arange(begins[d] + longest, begins[d + 1], longest) for d in long]
+        long = np.flatnonzero(np.diff(begins) > max_tokens) if max_tokens else ()
+        if max_tokens and len(long):
+            cuts = [np.arange(begins[d] + max_tokens, begins[d + 1], max_tokens) for d in long]
             bounds = np.union1d(bounds, np.searchsorted(shard.sentences, np.concatenate(cuts)))
         return cls(shard, bounds, np.searchsorted(shard.documents, bounds[:-1], "right") - 1)
 
@@ -31,12 +36,15 @@ class Sections:
         return len(self.documents)
 
     def sizes(self, section_ids: np.ndarray) -> np.ndarray:
-        """Tokens of each of the sections `section_ids` (int [W]), int64 [W]."""
+        """Return the number of tokens of each section in `section_ids` (int [W]), int64 [W]."""
         begin, end = self.bounds[section_ids], self.bounds[section_ids + 1]
         return self.shard.sentences[end] - self.shard.sentences[begin]
 
-    def offsets(self, section_ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
-        """Each of `section_ids`: its document and its sentences' offsets in tokens, the end included."""
+    def sentence_offsets(self, section_ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
+        """Yield the document of each section and the token offsets of its sentences.
+
+        The offsets include the end of the last sentence.
+        """
         columns = (
             self.documents[section_ids],
             self.bounds[section_ids],
@@ -46,8 +54,8 @@ class Sections:
             yield document, self.shard.sentences[begin : end + 1].tolist()
 
     def split_into_chunks(self, section_ids: np.ndarray, tokens: int) -> list[np.ndarray]:
-        """Consecutive parts of `section_ids` of about so many tokens each, none without a section."""
+        """Split `section_ids` into consecutive, nonempty chunks of about `tokens` tokens each."""
         ends = np.cumsum(self.sizes(section_ids))
-        count = max(1, round(int(ends[-1]) / tokens))
-        bounds = np.searchsorted(ends, ends[-1] * np.arange(1, count) // count)
-        return [part for part in np.split(section_ids, bounds) if len(part)]
+        num_chunks = max(1, round(int(ends[-1]) / tokens))
+        bounds = np.searchsorted(ends, ends[-1] * np.arange(1, num_chunks) // num_chunks)
+        return [chunk for chunk in np.split(section_ids, bounds) if len(chunk)]

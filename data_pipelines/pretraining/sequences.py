@@ -1,16 +1,16 @@
-"""Documents to rows: what the options of pre-training batches make of documents.
+"""Documents to sequences: drawing, packing and masking of pairs, as pure functions.
 
-All functions here are pure. Which documents come when is for `streams` and `pretraining` to say.
+`streams` and `corpus_sequences` decide which documents come when.
 
-Some rows are not filled to the end: best fit finds no partner for every pair of middle length. An
-epoch therefore has a fixed number of rows, as many of the fullest as hold `Drawing.full` real
-pieces on average and a few to spare; what stands in others, about a hundredth of the text or less,
-is drawn anew in the next epoch, into other pairs with other neighbours.
+Best fit finds no partner for every pair of medium length, so some sequences are not full. An epoch
+therefore has a fixed number of sequences: as many of the fullest as have `TARGET_NONPAD_FRACTION`
+on average, and `EXTRA_FRACTION` more. The text of the others, at most about a hundredth, is drawn
+anew in the next epoch, into other pairs.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,239 +19,205 @@ from data_pipelines.pretraining.options import PretrainingOptions
 from data_pipelines.pretraining.packing import pack, write_pairs
 from data_pipelines.pretraining.pairs import Pairs, draw_pairs
 from data_pipelines.pretraining.sections import Sections
-from data_pipelines.pretraining.truncation import draw_truncated_pairs
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-MIN_KEPT_FRACTION = (
-    0.9  # of the rows that best fit gives; the others' text waits for the next epoch
-)
+# The values of these constants and functions determine the batches of every corpus.
+TARGET_NONPAD_FRACTION = 0.965  # average of the sequences that are kept
+MIN_KEPT_FRACTION = 0.9  # of the packed sequences; the text of the others waits for the next epoch
+EXTRA_FRACTION = 0.01  # more sequences per epoch than its text is expected to fill
 
 
-@dataclasses.dataclass(frozen=True)
-class SamplingVersion:
-    """What of a batch depends on the version of the corpus: a corpus gives the same rows for ever.
+def max_section_tokens(max_seq_length: int) -> int:
+    """Return the section length, about: many sequences, since a true B ends with its section."""
+    return max(1 << 12, 32 * max_seq_length)
 
-    Attributes:
-      version: of the corpus.
-      draw_pairs: that of `pairs`, or the one of `truncation`.
-      exact_masks: whether masking by words always meets its count (see `masking.choose`).
-      section: tokens of a document that are drawn together at most, about, for rows of so many
-        pieces; None for all. A true B ends with its section: many rows make that rare.
-      chunk: tokens that are drawn and packed together, about, for such rows: more packs better and
-        mixes documents more, but takes longer.
-      full: share of real pieces that packed rows aim at.
-      spare: how many more rows an epoch has than its text is expected to fill: what is drawn anew
-        to fill them is drawn twice, and what finds no row waits for the next epoch.
-      repack_all: whether rows that are wanted beyond those worth keeping are found by packing all
-        anew with what is drawn twice, which may put off what was drawn once.
-      even_groups: whether groups of shards must be even (see `corpus_rows`).
+
+def chunk_tokens(max_seq_length: int) -> int:
+    """Return the tokens that are drawn and packed together, about.
+
+    Larger chunks pack better and mix documents more, but take longer.
     """
-
-    version: int
-    draw_pairs: Callable[..., Pairs]
-    exact_masks: bool
-    section: Callable[[int], int | None]
-    chunk: Callable[[int], int]
-    target_nonpad_fraction: float
-    extra_fraction: float
-    repack_all: bool
-    even_groups: bool
-
-
-SAMPLING_VERSIONS = {
-    1: SamplingVersion(
-        1,
-        draw_truncated_pairs,
-        exact_masks=False,
-        section=lambda max_seq_length: None,
-        chunk=lambda max_seq_length: 1 << 18,
-        target_nonpad_fraction=0.985,
-        extra_fraction=0.0,
-        repack_all=True,
-        even_groups=False,
-    ),
-    2: SamplingVersion(
-        2,
-        draw_pairs,
-        exact_masks=True,
-        section=lambda max_seq_length: max(1 << 12, 32 * max_seq_length),
-        chunk=lambda max_seq_length: max(1 << 15, 1024 * max_seq_length),
-        target_nonpad_fraction=0.965,
-        extra_fraction=0.01,
-        repack_all=False,
-        even_groups=True,
-    ),
-}
+    return max(1 << 15, 1024 * max_seq_length)
 
 
 def draw_sequences(
     sections: Sections,
     section_ids: np.ndarray,
     options: PretrainingOptions,
-    sampling_version: SamplingVersion,
     rng: np.random.Generator,
-    wanted: int = 0,
+    min_sequences: int = 0,
 ) -> tuple[Pairs, np.ndarray]:
-    """The pairs of sections, `section_ids` (int [W]), and the row of each, int64 [P].
+    """Draw the pairs of sections and assign them to sequences.
 
-    With packing, rows are numbered from the fullest to the emptiest; without, in the order drawn.
-    Where they are fewer than `wanted`, as many sections as it takes are walked through once more,
-    and what that gives follows.
+    With packing, sequences are numbered from the fullest to the emptiest, else in the order drawn.
+    If they are fewer than `min_sequences`, the first sections are drawn again, as many as needed;
+    their sequences follow.
+
+    Args:
+      sections: the sections of a shard.
+      section_ids: int [W].
+      options: the options of the batches.
+      rng: source of randomness.
+      min_sequences: lower bound of the number of sequences.
+
+    Returns:
+      P pairs, and the sequence of each pair, int64 [P].
     """
 
-    def draw(section_ids: np.ndarray) -> Pairs:
+    def draw(section_ids: np.ndarray) -> tuple[Pairs, np.ndarray]:
         next_sentence = options.objective == "mlm_nsp"
         length, short = options.max_seq_length, options.short_seq_prob
-        return sampling_version.draw_pairs(sections, section_ids, length, short, rng, next_sentence)
-
-    def rows_of(pairs: Pairs) -> np.ndarray:
+        pairs = draw_pairs(sections, section_ids, length, short, rng, next_sentence)
         if not options.packing:
-            return np.arange(len(pairs))
-        return pack(pairs.lengths, _predictions(pairs, options), options.row)
+            return pairs, np.arange(len(pairs))
+        counts = _prediction_counts(pairs, options)
+        return pairs, pack(pairs.lengths, counts, options.sequence_limits)
 
     tokens = np.cumsum(sections.sizes(section_ids))
-    pairs = draw(section_ids)
-    row_of = rows_of(pairs)
-    while True:
-        rows = int(row_of.max()) + 1
-        found = (
-            count_sequences_to_keep(pairs, row_of, options, sampling_version)
-            if sampling_version.repack_all
-            else rows
-        )
-        if (missing := wanted - found) <= 0:
-            return pairs, row_of
-        more = draw(
-            section_ids[: 1 + int(np.searchsorted(tokens, missing * options.max_seq_length))]
-        )
-        pairs = Pairs.concatenate([pairs, more])
-        row_of = (
-            rows_of(pairs)
-            if sampling_version.repack_all
-            else np.concatenate([row_of, rows + rows_of(more)])
-        )
+    pairs, sequence_of_pair = draw(section_ids)
+    while (missing := min_sequences - (count := int(sequence_of_pair.max()) + 1)) > 0:
+        end = 1 + int(np.searchsorted(tokens, missing * options.max_seq_length))
+        more_pairs, sequence_of_more = draw(section_ids[:end])
+        pairs = Pairs.concatenate([pairs, more_pairs])
+        sequence_of_pair = np.concatenate([sequence_of_pair, count + sequence_of_more])
+    return pairs, sequence_of_pair
 
 
 def count_sequences_to_keep(
-    pairs: Pairs, row_of: np.ndarray, options: PretrainingOptions, sampling_version: SamplingVersion
+    pairs: Pairs, sequence_of_pair: np.ndarray, options: PretrainingOptions
 ) -> int:
-    """How many of the rows that `draw_sequences` gives are worth keeping.
+    """Return the number of sequences of `draw_sequences` that an epoch keeps, the first ones.
 
-    Without packing all are; else as many of the fullest as hold `drawing.full` real pieces on
-    average, but no fewer than `MIN_KEPT_FRACTION` of them all.
+    With packing they have `TARGET_NONPAD_FRACTION` on average, but are no fewer than
+    `MIN_KEPT_FRACTION`. Without packing every sequence is kept.
     """
-    padding = options.max_seq_length - np.bincount(row_of, pairs.lengths)
+    padding = options.max_seq_length - np.bincount(sequence_of_pair, pairs.lengths)
     if not options.packing:
         return len(padding)
-    allowed = (
-        (1 - sampling_version.target_nonpad_fraction)
-        * options.max_seq_length
-        * np.arange(1, len(padding) + 1)
+    max_padding = (
+        (1 - TARGET_NONPAD_FRACTION) * options.max_seq_length * np.arange(1, len(padding) + 1)
     )
-    kept = int(np.count_nonzero(np.cumsum(padding) <= allowed))
+    kept = int(np.count_nonzero(np.cumsum(padding) <= max_padding))
     return max(kept, math.ceil(MIN_KEPT_FRACTION * len(padding)))
 
 
-def _predictions(pairs: Pairs, options: PretrainingOptions) -> np.ndarray:
+def _prediction_counts(pairs: Pairs, options: PretrainingOptions) -> np.ndarray:
+    """Return the number of predictions of each pair, int64 [P]."""
     if options.objective == "clm":
         return pairs.lengths - 1
-    text = pairs.a_length + pairs.b_length
     return masking.prediction_counts(
-        pairs.lengths, text, options.mlm_probability, options.row.slots
+        pairs.lengths,
+        pairs.a_length + pairs.b_length,
+        options.mlm_probability,
+        options.sequence_limits.predictions,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedPairs:
-    """Pairs of one shard that fill R consecutive rows."""
+    """P pairs of one shard that fill S consecutive sequences."""
 
-    tokens: np.ndarray  # the shard's
+    tokens: np.ndarray  # tokens of the shard
     pairs: Pairs
-    row: np.ndarray  # int64 [P], 0 .. R - 1, never falling
-    draws: np.ndarray  # float64 [R, options.draws], uniform in [0, 1): decide the masks
+    sequence: np.ndarray  # int64 [P], 0 .. S - 1, never decreasing
+    draws: np.ndarray  # float64 [S, options.draws_per_sequence], uniform in [0, 1), for the masks
 
 
 def make_batch_arrays(
     parts: Sequence[PackedPairs],
-    rows: int,
+    num_sequences: int,
     options: PretrainingOptions,
-    sampling_version: SamplingVersion,
     tokenizer: Tokenizer,
 ) -> dict[str, np.ndarray]:
-    """Lays out and masks the rows of all parts, one after the other: the arrays of `BATCH`.
+    """Write and mask the sequences of all parts, in order.
 
     Args:
-      rows: rows of the arrays; those that the parts leave over are padding.
+      parts: packed pairs, at most `num_sequences` sequences.
+      num_sequences: sequences of the batch; padding fills the last ones.
+      options: the options of the batches.
+      tokenizer: the tokenizer of the corpus.
+
+    Returns:
+      The arrays of `options.BATCH_ARRAYS`.
     """
-    batch = options.empty_batch(rows)
+    batch = options.empty_batch(num_sequences)
     if not parts:
         return batch
     pairs = Pairs.concatenate(part.pairs for part in parts)
     sizes = [len(part.draws) for part in parts]
-    row = np.concatenate([part.row for part in parts])
-    row += np.repeat(np.cumsum(sizes) - sizes, [len(part.pairs) for part in parts])
+    sequence_of_pair = np.concatenate([part.sequence for part in parts])
+    sequence_of_pair += np.repeat(np.cumsum(sizes) - sizes, [len(part.pairs) for part in parts])
     draws = np.concatenate([part.draws for part in parts])
-    piece_ends = np.cumsum(pairs.a_length + pairs.b_length)
-    part_ends = piece_ends[np.cumsum([len(part.pairs) for part in parts]) - 1]
-    sources = np.split(pairs.token_indices, part_ends[:-1])
-    text = np.concatenate([part.tokens[at] for part, at in zip(parts, sources, strict=True)])
-    cells, segments = write_pairs(text, pairs, row, batch, tokenizer.cls_id, tokenizer.sep_id)
+    token_ends = np.cumsum(pairs.a_length + pairs.b_length)
+    part_ends = token_ends[np.cumsum([len(part.pairs) for part in parts]) - 1]
+    indices = np.split(pairs.token_indices, part_ends[:-1])
+    text = np.concatenate([part.tokens[index] for part, index in zip(parts, indices, strict=True)])
+    cells, segments = write_pairs(
+        text, pairs, sequence_of_pair, batch, tokenizer.cls_id, tokenizer.sep_id
+    )
 
     if options.objective == "clm":
         _fill_next_token_targets(batch)
         return batch
-    length, slots, _ = dataclasses.astuple(options.row)
+    limits = options.sequence_limits
+    length, predictions = limits.tokens, limits.predictions
     if options.full_sentences:
         batch["example_ids"] = np.minimum(batch["example_ids"], 1)
         batch["position_ids"] = batch["example_ids"] * np.arange(length, dtype=np.int32)
     starts = masking.word_starts(text, segments, tokenizer.is_continuation)
-    counts = _predictions(pairs, options)
-    of_pieces = draws[:, :length].reshape(-1)[cells]
-    exact = sampling_version.exact_masks
-    chosen = masking.choose(options.masking, counts, segments, starts, of_pieces, exact)
-    targets = text[chosen].astype(np.int32)
-    row, column = np.divmod(cells[chosen], length)
-    slot = np.arange(len(row)) - np.searchsorted(row, row)
-    of_slots = np.stack([draws[row, length + slot], draws[row, length + slots + slot]])
+    counts = _prediction_counts(pairs, options)
+    token_draws = draws[:, :length].reshape(-1)[cells]
+    chosen = masking.choose_masked_tokens(options.masking, counts, segments, starts, token_draws)
+    token_ids = text[chosen].astype(np.int32)
+    sequence, column = np.divmod(cells[chosen], length)
+    slot = np.arange(len(sequence)) - np.searchsorted(sequence, sequence)
+    slot_draws = np.stack(
+        [draws[sequence, length + slot], draws[sequence, length + predictions + slot]]
+    )
     random_ids = tokenizer.text_token_ids
     if options.random_tokens == "all":
         random_ids = np.arange(len(tokenizer.tokens))
-    batch["input_ids"][row, column] = masking.replace_masked_tokens(
-        targets, options.replace_probs, tokenizer.mask_id, random_ids, of_slots
+    batch["input_ids"][sequence, column] = masking.replace_masked_tokens(
+        token_ids,
+        options.mask_replace_prob,
+        options.random_replace_prob,
+        tokenizer.mask_id,
+        random_ids,
+        slot_draws,
     )
-    batch["masked_lm_positions"][row, slot] = column
-    batch["masked_lm_ids"][row, slot] = targets
-    batch["masked_lm_weights"][row, slot] = 1
+    batch["masked_lm_positions"][sequence, slot] = column
+    batch["masked_lm_ids"][sequence, slot] = token_ids
+    batch["masked_lm_weights"][sequence, slot] = 1
     return batch
 
 
 def _fill_next_token_targets(batch: dict[str, np.ndarray]) -> None:
-    """Makes each piece but the last of a segment tell the one that follows."""
+    """Set the predictions of each token of an example, except the last, to the next token."""
     example_ids = batch["example_ids"]
-    row, column = np.nonzero(
+    sequence, column = np.nonzero(
         (example_ids[:, :-1] > 0) & (example_ids[:, :-1] == example_ids[:, 1:])
     )
-    slot = np.arange(len(row)) - np.searchsorted(row, row)
-    batch["masked_lm_positions"][row, slot] = column
-    batch["masked_lm_ids"][row, slot] = batch["input_ids"][row, column + 1]
-    batch["masked_lm_weights"][row, slot] = 1
+    slot = np.arange(len(sequence)) - np.searchsorted(sequence, sequence)
+    batch["masked_lm_positions"][sequence, slot] = column
+    batch["masked_lm_ids"][sequence, slot] = batch["input_ids"][sequence, column + 1]
+    batch["masked_lm_weights"][sequence, slot] = 1
 
 
-def render_sequence(batch: dict[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
-    """One row as text, a line a pair: its NSP label, then its pieces.
+def render_sequence(batch: dict[str, np.ndarray], index: int, tokenizer: Tokenizer) -> str:
+    """Return sequence `index` of a batch as text: one line per pair, its NSP label and its tokens.
 
-    A piece to predict is shown as `⟦piece→what the encoder sees⟧`.
+    A token to predict appears as `⟦token→input of the encoder⟧`.
     """
-    seen = [tokenizer.tokens[i] for i in batch["input_ids"][row]]
-    filled = batch["masked_lm_weights"][row] > 0
-    for position, target in zip(
-        batch["masked_lm_positions"][row][filled], batch["masked_lm_ids"][row][filled], strict=True
-    ):
-        seen[position] = f"⟦{tokenizer.tokens[target]}→{seen[position]}⟧"
-    example_ids = batch["example_ids"][row]
+    tokens = [tokenizer.tokens[i] for i in batch["input_ids"][index]]
+    filled = batch["masked_lm_weights"][index] > 0
+    positions = batch["masked_lm_positions"][index][filled]
+    token_ids = batch["masked_lm_ids"][index][filled]
+    for position, token_id in zip(positions, token_ids, strict=True):
+        tokens[position] = f"⟦{tokenizer.tokens[token_id]}→{tokens[position]}⟧"
+    example_ids = batch["example_ids"][index]
     lines = []
     for slot in range(example_ids.max()):
-        label = ("next", "random")[batch["next_sentence_labels"][row, slot]]
-        tokens = " ".join(seen[i] for i in np.flatnonzero(example_ids == slot + 1))
-        lines.append(f"{label}: {tokens}" if batch["next_sentence_weights"][row, slot] else tokens)
+        label = ("next", "random")[batch["next_sentence_labels"][index, slot]]
+        line = " ".join(tokens[i] for i in np.flatnonzero(example_ids == slot + 1))
+        lines.append(f"{label}: {line}" if batch["next_sentence_weights"][index, slot] else line)
     return "\n".join(lines)

@@ -1,11 +1,12 @@
-"""Which row comes when: the position in the data is a step number and nothing else.
+"""Stateless order of training sequences: the data position is a step number.
 
-A stream is an endless sequence of rows over its own shards. All its epochs have the same number of
-rows: each shard gives a fixed number of them, and so does each chunk of a shard's shuffled
-documents, settled by counting tokens before anything is drawn. Any row of any epoch is therefore
-found by division and by searching cumulative sums, and only its chunk has to be made.
+A stream is an endless series of sequences drawn from its shards. Every epoch of a stream has the
+same number of sequences: each shard contributes a fixed number, and so does each chunk of the
+shard's shuffled documents. Token counts determine these numbers before anything is drawn. Any
+sequence of any epoch is therefore located by division and by searching cumulative sums; only its
+chunk is computed.
 
-Randomness is stateless too: a generator is a function of what it is for.
+Randomness is stateless too: each generator is a function of its key.
 """
 
 import dataclasses
@@ -23,13 +24,14 @@ Result = TypeVar("Result")
 
 
 def generator(*key: int | str, skip: int = 0) -> np.random.Generator:
-    """A generator that depends on `key` alone.
+    """Return a generator that depends on `key` alone.
 
-    Of its methods only `random` is used in this package: those doubles are the part of NumPy's
-    random numbers that stays the same from release to release.
+    This package uses only its method `random`: NumPy guarantees that these doubles do not change
+    from release to release.
 
     Args:
-      skip: numbers to leave out at the start, a multiple of 4 (Philox makes 4 at a time).
+      *key: integers and strings.
+      skip: numbers to skip at the start, a multiple of 4 (Philox makes 4 at a time).
     """
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=16).digest()
     philox = np.random.Philox(key=int.from_bytes(digest, "little"), counter=skip // 4)
@@ -37,27 +39,31 @@ def generator(*key: int | str, skip: int = 0) -> np.random.Generator:
 
 
 def permutation(count: int, *key: int | str) -> np.ndarray:
-    """0 .. count - 1 in an order that depends on `key` alone, int64 [count]."""
+    """Return 0 .. count - 1 in an order that depends on `key` alone, int64 [count]."""
     return np.argsort(generator(*key).random(count), kind="stable")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """Items that have some rows each, in a row: item i has rows ends[i-1] .. ends[i] - 1."""
+class SequenceIndex:
+    """Items that contribute consecutive sequences: item i has ends[i-1] .. ends[i] - 1."""
 
     items: list[Any]
-    ends: list[int]  # never falling
+    ends: list[int]  # never decreasing
 
-    def find(self, row: int) -> tuple[int, int, int]:
-        """The item that holds `row`, the first of that item's rows, and the end of them."""
-        at = bisect_right(self.ends, row)
-        return at, self.ends[at - 1] if at else 0, self.ends[at]
+    def find(self, sequence: int) -> tuple[int, int, int]:
+        """Return the index of the item that contains `sequence`, its first sequence and its end."""
+        index = bisect_right(self.ends, sequence)
+        return index, self.ends[index - 1] if index else 0, self.ends[index]
 
 
 class ThreadSafeLRUCache(Generic[Result]):
-    """Calls a slow pure function once for the same arguments, also when threads ask together.
+    """A cache of the latest results of a slow pure function.
 
-    The `size` results asked for latest are kept.
+    Threads that request the same arguments at the same time share one call.
+
+    Args:
+      function: takes hashable arguments.
+      size: number of results kept.
     """
 
     def __init__(self, function: Callable[..., Result], size: int) -> None:
@@ -68,12 +74,12 @@ class ThreadSafeLRUCache(Generic[Result]):
 
     def __call__(self, *arguments: Hashable) -> Result:
         with self._lock:
-            known = self._results.get(arguments)
-            result = self._results[arguments] = known or Future()
+            cached = self._results.get(arguments)
+            result = self._results[arguments] = cached or Future()
             self._results.move_to_end(arguments)
             if len(self._results) > self._size:
                 self._results.popitem(last=False)
-        if known is None:
+        if cached is None:
             try:
                 result.set_result(self._function(*arguments))
             except BaseException as error:

@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--corpus", required=True, nargs="+", metavar="DIR")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--masking", default="piece", help="piece, word or span")
+    parser.add_argument("--masking", default="token", help="token, whole_word or span")
     parser.add_argument("--seconds", type=float, default=5)
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
@@ -75,7 +75,7 @@ def main() -> None:
 
         table = {
             "shards": f"{sum(len(each.shard_infos) for each in data.corpora.values()):,}",
-            "streams": f"{data.streams}",
+            "streams": f"{data.num_streams}",
             "length": f"{max_seq_length}",
             "rows/s": f"{found['rate']:,.0f}",
             "processor ms a batch": f"{1000 * found['cpu_seconds']:.1f}",
