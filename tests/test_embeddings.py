@@ -172,8 +172,8 @@ def vectors_in(path: pathlib.Path) -> np.ndarray:
 
         rows = parquet.read_table(path).to_pylist()
     assert [row["text"] for row in rows] == [text.strip() for text in TEXTS]
-    if "vector" in rows[0]:
-        return np.array([row["vector"] for row in rows], np.float32)
+    if "embedding" in rows[0]:
+        return np.array([row["embedding"] for row in rows], np.float32)
     flat = [
         np.array(own, np.float32).reshape(-1, 2, 64) for row in rows for own in row["embeddings"]
     ]
@@ -229,7 +229,7 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(model, tmp_path, monkeypat
     output = tmp_path / "a.npz"
     with pytest.raises(KeyboardInterrupt):
         Features(model, EmbeddingOptions()).write(stopped(), output)
-    with pytest.raises(InputError, match="was begun with other arguments or another model"):
+    with pytest.raises(InputError, match="holds parts of other arguments or another model"):
         Features(model, EmbeddingOptions(pool="cls")).write(["ba"], output)
     with pytest.raises(InputError, match=r"the input is not what .* was begun with"):
         Features(model, EmbeddingOptions()).write(["ba", "me", "ki"], output)
@@ -261,7 +261,7 @@ def test_a_directory_of_sentence_transformers_brings_its_recipe(tmp_path, capsys
     path = publish(tmp_path, *kinds, pooling_mode_max_tokens=True, pooling_mode_cls_token=False)
     assert find_pooling_config(path) == (path, "max", True, 16)
     (tmp_path / "in.txt").write_text("ba do\n" + "ki " * 40)
-    given = ["features", "--checkpoint", str(path), "--input", str(tmp_path / "in.txt"), "--output"]
+    given = ["embed", "--checkpoint", str(path), "--input", str(tmp_path / "in.txt"), "--output"]
     assert main([*given, str(tmp_path / "own.npz")]) == 0
     found = np.load(tmp_path / "own.npz")["embeddings"]
     expected = alone("ba do")[0].max(axis=0)
@@ -278,12 +278,12 @@ def test_to_convert_it_tells_that_its_recipe_stays_behind(tmp_path, capsys) -> N
     (tmp_path / "from").mkdir()
     path = publish(tmp_path / "from", "Transformer", "Pooling", pooling_mode_mean_tokens=True)
     assert main(["convert", "--to", "bertjax", str(path), str(tmp_path / "to")]) == 0
-    assert "give `bertjax features` the first, or --pooling" in capsys.readouterr().out
+    assert "has no pooling configuration: give `bertjax embed`" in capsys.readouterr().out
 
 
 def test_modules_that_bertjax_has_not_are_refused(tmp_path) -> None:
     path = publish(tmp_path, "Transformer", "Pooling", "Dense", pooling_mode_mean_tokens=True)
-    with pytest.raises(InputError, match="has the modules Transformer, Pooling, Dense and bertjax"):
+    with pytest.raises(InputError, match="has the modules Transformer, Pooling, Dense; bertjax"):
         find_pooling_config(path)
     modules = json.loads((path / "modules.json").read_text())
     (path / "modules.json").write_text(json.dumps(modules[:2]))
@@ -297,13 +297,13 @@ def test_modules_that_bertjax_has_not_are_refused(tmp_path) -> None:
     ("given", "content", "complaint"),
     [
         ("--layers 3", "ba", "there is no layer 3 in a model of 2 layers: choose from 0"),
-        ("--layers last", "ba", "--layers last must be numbers, such as -1,-2"),
+        ("--layers last", "ba", "--layers=last: not numbers"),
         ("--level sentences", "ba", "--level sentences is unknown: use text, words, pieces"),
         ("--pooling sum", "ba", "--pooling sum is unknown: use mean, cls, max"),
         (
             "--level words --pooling cls",
             "ba",
-            "--pooling cls is for --level text and not for words",
+            "--pooling=cls: not for --level=words",
         ),
         ("--level words --normalize", "ba", "--normalize is for --level text and not for words"),
         ("--output DIR/a.csv", "ba", r"DIR/a.csv is to end in .jsonl, .npz, .parquet"),

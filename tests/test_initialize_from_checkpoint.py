@@ -15,7 +15,7 @@ from run_outputs import params_of
 
 from bertjax.config.config import Config, load_config
 from bertjax.formats import huggingface
-from bertjax.formats.loading import find_model
+from bertjax.formats.loading import find_bert_config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
@@ -151,7 +151,7 @@ def test_the_shape_of_a_model_is_known_before_hosts_meet(
 
     monkeypatch.setattr(jax, "process_count", begin_backend)
     for path in ("model", "run") if format_name == "bertjax" else ("model",):
-        assert find_model(tmp_path / path).hidden_size == model.config.hidden_size
+        assert find_bert_config(tmp_path / path).hidden_size == model.config.hidden_size
 
 
 @pytest.mark.slow

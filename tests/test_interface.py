@@ -194,7 +194,7 @@ def test_vectors_are_those_that_features_writes(opened, tmp_path) -> None:
     (tmp_path / "in.txt").write_text("\n".join(texts))
     options = ["--layers", "0,-1", "--pooling", "max", "--normalize"]
     given = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.npz", *options]
-    assert main(list(map(str, ["features", "--checkpoint", model.path, *given]))) == 0
+    assert main(list(map(str, ["embed", "--checkpoint", model.path, *given]))) == 0
     found = model.encode(texts, layers=(0, -1), pool="max", normalize=True)
     np.testing.assert_array_equal(found, np.load(tmp_path / "out.npz")["vectors"])
     assert found.shape == (3, 32) and model.encode([]).shape == (0, 32)

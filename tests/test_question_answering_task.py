@@ -21,7 +21,7 @@ from bertjax.cli.config_args import parse_overrides
 from bertjax.cli.main import main
 from bertjax.config.config import Config, load_config
 from bertjax.formats import huggingface
-from bertjax.formats.loading import find_model
+from bertjax.formats.loading import find_bert_config
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import AXES
 from bertjax.model.bert_config import BertConfig
@@ -109,7 +109,7 @@ def arguments(folder: pathlib.Path, version: int, **overrides: object) -> list[s
 
 def configuration(folder: pathlib.Path, version: int, **overrides: object) -> Config:
     _, spec, *flags = arguments(folder, version, **overrides)
-    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_model)
+    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_bert_config)
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -80,7 +80,7 @@ def ours(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", HEADS)
-def test_a_process_with_jax_alone_gives_the_same_numbers(method, tmp_path) -> None:
+def test_program_runs_with_jax_alone(method, tmp_path) -> None:
     source = write_model(tmp_path / "source", method)
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]
     assert main([*map(str, command), "--output", str(tmp_path / "model.stablehlo")]) == 0
@@ -126,7 +126,7 @@ def run(python: str, program: str, folder: pathlib.Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_documents_runs(tmp_path, capsys) -> None:
+def test_documented_example_runs(tmp_path, capsys) -> None:
     source = write_model(tmp_path / "source", "classify")
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]
     assert main([*map(str, command), "--output", str(tmp_path / "moods.stablehlo")]) == 0
@@ -150,7 +150,7 @@ WITH_ONNX = [
 @pytest.mark.slow
 @pytest.mark.skipif(not WITH_ONNX, reason="needs BERTJAX_PEERS, one of them with onnxruntime")
 @pytest.mark.parametrize("method", ["fill_mask", "answer", "classify", "tag", "encode"])
-def test_the_way_to_onnx_gives_the_numbers_of_pytorch(method, tmp_path) -> None:
+def test_onnx_by_way_of_hf_matches_pytorch(method, tmp_path) -> None:
     write_model(tmp_path / "exported-moods", method)
     printed = run(WITH_ONNX[0], example("onnxruntime"), tmp_path)
     found = [float(line) for line in printed.splitlines() if re.fullmatch(r"[\d.e+-]+", line)]
@@ -160,12 +160,12 @@ def test_the_way_to_onnx_gives_the_numbers_of_pytorch(method, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--output", "."], ". is a directory: name a file in it"),
-        (["--output", "no/file"], "no/file is to lie in no, which is no directory"),
-        (["--output", "file"], "there is no runs/none"),
+        (["--output", "."], ".: is a directory. Name a file in it"),
+        (["--output", "no/file"], "no/file: no is not a directory"),
+        (["--output", "file"], "runs/none: does not exist"),
     ],
 )
-def test_what_cannot_be_written_is_refused(refused, tmp_path, monkeypatch, arguments, complaint):
+def test_export_rejects_invalid_arguments(refused, tmp_path, monkeypatch, arguments, complaint):
     monkeypatch.chdir(tmp_path)
     command = ["export", "--checkpoint", "runs/none", "--to", "stablehlo"]
     assert complaint in refused(*command, *arguments)

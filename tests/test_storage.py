@@ -198,7 +198,7 @@ def test_batches_are_saved_in_the_bucket(bucket, corpus) -> None:
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])
 def test_vectors_are_written_into_the_bucket(bucket, resumed, suffix: str) -> None:
     name = f"vectors.{suffix}"
-    given = "features", "--checkpoint", f"{GS}/run", "--input", f"{GS}/masked.txt"
+    given = "embed", "--checkpoint", f"{GS}/run", "--input", f"{GS}/masked.txt"
     finish(start(bucket, *given, "--output", f"{GS}/{name}"))
     (content,) = bucket.below(name).values()
     assert content.startswith({"npz": b"PK", "parquet": b"PAR1"}[suffix])

@@ -257,7 +257,7 @@ def test_a_classifier_goes_there_and_back_with_its_labels(case: int, asked) -> N
     assert (found["missing"], found["unexpected"]) == ([], [])
     assert found["class"] == kind.replace("AutoModel", "Bert")
     assert found["problem_type"] == problem
-    if model.labeled:
+    if model.labeled_head:
         expected = labels or ("LABEL_0",)
         assert found["labels"] == [*expected]
         assert found["numbers"] == {label: i for i, label in enumerate(expected)}

@@ -9,7 +9,7 @@ from conftest import sample_pieces
 
 from bertjax.cli.config_args import parse_overrides
 from bertjax.config.config import Config, load_config
-from bertjax.formats.loading import find_model
+from bertjax.formats.loading import find_bert_config
 from bertjax.tasks import registry
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -124,4 +124,4 @@ def configuration(
     kind: str, folder: pathlib.Path, init: object = "", **overrides: object
 ) -> Config:
     _, spec, *flags = arguments(kind, folder, init, **overrides)
-    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_model)
+    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_bert_config)

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.checkpointing.checkpointer import find_checkpoint
     from bertjax.formats.loading import find_format
-    from bertjax.formats.sentence_transformers import MODULES
+    from bertjax.formats.sentence_transformers import MODULES_FILE
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     model = convert(args.source, args.target, format_name, args.to)
     shape = f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide"
     print(f"{args.target}: {', '.join(model.params)} of {shape}, from {format_name} to {args.to}.")
-    if (epath.Path(args.source) / MODULES).exists():
+    if (epath.Path(args.source) / MODULES_FILE).exists():
         print(
             f"{args.target} has no pooling configuration: give `bertjax embed` {args.source}, or "
             "--pooling and --normalize."

@@ -1,4 +1,4 @@
-"""Directories of Hugging Face: config.json, model.safetensors and the tokenizer's files."""
+"""Hugging Face model directories: config.json, model.safetensors and tokenizer files."""
 
 import dataclasses
 import json
@@ -23,20 +23,20 @@ from data_pipelines.vocabulary.tokenization import TOKENIZER_FILES, load_tokeniz
 from data_pipelines.vocabulary.tokenizer_json import JSON_FILE
 
 WEIGHTS, TORCH_WEIGHTS = "model.safetensors", "pytorch_model.bin"
-# What a `config.json` says, and the fields of ours that say it.
-FIELDS = {
-    "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-    "hidden_dropout_prob": "hidden_dropout_prob",
-    "attention_probs_dropout_prob": "attention_probs_dropout_prob",
-    "layer_norm_eps": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-}
+# Fields of config.json that BertConfig has under the same names.
+_FIELDS = (
+    "vocab_size",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "layer_norm_eps",
+    "initializer_range",
+)
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {"relu": "relu"}
 _DTYPES: dict[str, Any] = {
@@ -50,49 +50,59 @@ _DTYPES: dict[str, Any] = {
 
 
 def is_huggingface(path: epath.Path) -> bool:
-    """Whether a directory looks like one of Hugging Face."""
+    """Return whether a directory holds weights under Hugging Face's file names."""
     names = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
     return any((path / name).exists() for name in names)
 
 
 def read(path: epath.Path) -> NumpyModel:
-    """The model in a directory.
+    """Read a model.
 
     Raises:
-      InputError: it is no BERT, is not whole, or holds weights of torch and torch is not installed.
+      InputError: the model is not BERT, a file is missing or damaged, or the weights need torch,
+        which is not installed.
     """
     config_dict = read_json(path / "config.json")
     config = parse_bert_config(config_dict, path)
-    found = {_canonical_name(name): array for name, array in _read_weights(path).items()}
-    found.pop("bert.embeddings.position_ids", None)  # 0, 1, 2...: no weights
-    word = found.get("bert.embeddings.word_embeddings.weight")
-    decoder = found.pop("cls.predictions.decoder.weight", None)
-    found.pop("cls.predictions.decoder.bias", None)  # the same as cls.predictions.bias
+    arrays = {_canonical_name(name): array for name, array in _read_weights(path).items()}
+    arrays.pop("bert.embeddings.position_ids", None)  # 0, 1, 2...: no weights
+    word = arrays.get("bert.embeddings.word_embeddings.weight")
+    decoder = arrays.pop("cls.predictions.decoder.weight", None)
+    arrays.pop("cls.predictions.decoder.bias", None)  # the same as cls.predictions.bias
     if decoder is not None and word is not None and not np.array_equal(decoder, word):
         raise InputError(
-            f"{path} predicts masked pieces by other vectors than its word embeddings, which "
-            "bertjax does not: nothing was converted."
+            f"{path}: the MLM decoder is not tied to the word embeddings, which bertjax does not "
+            "support. Give a model with tied embeddings."
         )
     try:
         params, unexpected_keys = params_from_arrays(
-            found, config, "hf", architecture_name(config_dict)
+            arrays, config, "hf", architecture_name(config_dict)
         )
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
     model = NumpyModel(config, params, tokenizer, unexpected_keys)
-    return labeled(model, config_dict, path)
+    return with_labels(model, config_dict, path)
 
 
 def architecture_name(config_dict: Mapping[str, Any]) -> str:
-    """The class that a configuration names; "" where it names none."""
+    """Return the class that a configuration names; "" if it names none."""
     return str(next(iter(config_dict.get("architectures") or [""])))
 
 
-def labeled(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.Path) -> NumpyModel:
-    """The model with what is said of the outputs of its classifier or tagger, if it has one."""
-    head = model.labeled
+def with_labels(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.Path) -> NumpyModel:
+    """Return the model with the labels and problem type of its classification head.
+
+    Args:
+      model: model without labels.
+      config_dict: parsed config.json.
+      path: directory of the model, for errors.
+
+    Raises:
+      InputError: the labels do not match the head's outputs.
+    """
+    head = model.labeled_head
     if head is None:
         return model
     count = int(model.params[head]["bias"].shape[0])
@@ -102,12 +112,12 @@ def labeled(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.Path)
         problem = "regression" if regression else "single_label_classification"
     if problem == "regression" and count != 1:
         raise InputError(
-            f"{path} gives {count} numbers of a text, and bertjax one: nothing was converted."
+            f"{path}: regression has {count} outputs, bertjax supports one. Give such a model."
         )
     labels = () if problem == "regression" else read_labels(config_dict, count)
     if problem != "regression" and len(labels) != count:
         raise InputError(
-            f"{path} names {len(labels)} labels in its configuration and scores {count}: mend "
+            f"{path}: id2label names {len(labels)} labels, the head has {count} outputs. Fix "
             "id2label."
         )
     config = dataclasses.replace(model.config, num_labels=count)
@@ -115,7 +125,7 @@ def labeled(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.Path)
 
 
 def read_labels(config_dict: Mapping[str, Any], count: int = 2) -> tuple[str, ...]:
-    """The names of labels that a configuration gives; LABEL_0 and so on where it gives none."""
+    """Return the label names of a configuration; LABEL_0 and so on by default."""
     names = config_dict.get("id2label") or {
         i: f"LABEL_{i}" for i in range(config_dict.get("num_labels", count))
     }
@@ -123,18 +133,22 @@ def read_labels(config_dict: Mapping[str, Any], count: int = 2) -> tuple[str, ..
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
-    """Writes a directory that `AutoModel` and `AutoTokenizer` open."""
+    """Write a directory that `AutoModel` and `AutoTokenizer` open.
+
+    Raises:
+      InputError: Hugging Face's class would compute something else.
+    """
     head = model.head
     if head and head.pooled and model.config.causal:
         raise InputError(
-            f"{head.architecture} reads [CLS], and the left-to-right model in hand the last piece "
-            "of a text: leave its head out, or keep it in bertjax."
+            f"{head.architecture}: reads [CLS], but this causal model's head reads the last token. "
+            "Remove the head, or keep the model in bertjax's format."
         )
-    config, tensors = describe(model), model.tensors("hf")
-    if config["architectures"] == ["BertModel"]:  # which alone does without the prefix
-        tensors = {key.removeprefix("bert."): array for key, array in tensors.items()}
+    config, arrays = to_config_dict(model), model.named_arrays("hf")
+    if config["architectures"] == ["BertModel"]:  # the only class without the prefix
+        arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (path / WEIGHTS).write_bytes(save_safetensors(tensors, {"format": "pt"}))
+    (path / WEIGHTS).write_bytes(save_safetensors(arrays, {"format": "pt"}))
     if model.tokenizer is not None:
         model.tokenizer.save(path)
         (path / JSON_FILE).write_text(to_tokenizer_json(model.tokenizer))
@@ -145,18 +159,20 @@ def write(model: NumpyModel, path: epath.Path) -> None:
         file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def describe(model: NumpyModel) -> dict[str, Any]:
-    """What a configuration says of a model: its shape, its class and its labels."""
+def to_config_dict(model: NumpyModel) -> dict[str, Any]:
+    """Return config.json of a model: architecture, class and labels."""
     name = model.head.architecture if model.head else "BertModel"
-    return bert_config_dict(model.config) | {"architectures": [name]} | _describe_labels(model)
+    return bert_config_dict(model.config) | {"architectures": [name]} | _label_fields(model)
 
 
-def _describe_labels(model: NumpyModel) -> dict[str, Any]:
-    if model.labeled is None:
+def _label_fields(model: NumpyModel) -> dict[str, Any]:
+    if model.labeled_head is None:
         return {}
     labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
     problem = (
-        {"problem_type": model.problem_type} if model.labeled == "sequence_classification" else {}
+        {"problem_type": model.problem_type}
+        if model.labeled_head == "sequence_classification"
+        else {}
     )
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},
@@ -165,34 +181,34 @@ def _describe_labels(model: NumpyModel) -> dict[str, Any]:
 
 
 def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertConfig:
-    """The configuration in the words of Hugging Face, which are those of TF1 too.
+    """Return the `BertConfig` of a parsed config.json or bert_config.json.
 
     Raises:
-      InputError: it is that of another model.
+      InputError: the configuration belongs to another kind of model.
     """
     kind = config_dict.get("model_type", "bert")
     if kind != "bert":
-        raise InputError(f"{path} is a model of type {kind!r}: only those of type 'bert' convert.")
+        raise InputError(f"{path}: model_type is {kind!r}. Give a model of type 'bert'.")
     if config_dict.get("position_embedding_type", "absolute") != "absolute":
         raise InputError(
-            f"{path} has positions of type {config_dict['position_embedding_type']!r}, which BERT has "
-            "not: nothing was converted."
+            f"{path}: position_embedding_type={config_dict['position_embedding_type']!r}. Give "
+            "a model with absolute positions."
         )
     hidden_act = config_dict.get("hidden_act", "gelu")
     if hidden_act not in _ACTIVATIONS:
         raise InputError(
-            f"{path} has hidden_act={hidden_act!r}: bertjax has {', '.join(_ACTIVATIONS)}."
+            f"{path}: hidden_act is {hidden_act!r}. Use one of {', '.join(_ACTIVATIONS)}."
         )
     if "hidden_size" not in config_dict or "vocab_size" not in config_dict:
-        raise InputError(f"{path}: its configuration has no hidden_size or no vocab_size.")
-    fields = {ours: config_dict[theirs] for theirs, ours in FIELDS.items() if theirs in config_dict}
+        raise InputError(f"{path}: the configuration lacks hidden_size or vocab_size. Add them.")
+    fields = {name: config_dict[name] for name in _FIELDS if name in config_dict}
     causal = bool(config_dict.get("is_decoder", False))
     return BertConfig(**fields, hidden_act=_ACTIVATIONS[hidden_act], causal=causal)
 
 
 def bert_config_dict(config: BertConfig) -> dict[str, Any]:
-    """The other way round."""
-    config_dict: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
+    """Return the fields of config.json that describe a `BertConfig`."""
+    config_dict: dict[str, Any] = {name: getattr(config, name) for name in _FIELDS}
     config_dict["intermediate_size"] = config.feed_forward_size
     config_dict["hidden_act"] = next(
         theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.hidden_act
@@ -202,22 +218,24 @@ def bert_config_dict(config: BertConfig) -> dict[str, Any]:
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-      InputError: there is none.
+      InputError: the file is missing or holds something else.
     """
     try:
         content = parse_json(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): give the whole directory.") from error
+        raise InputError(
+            f"{path}: cannot be read ({error}). Give the complete directory."
+        ) from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} holds no JSON object: give the directory as it was published.")
+        raise InputError(f"{path}: not a JSON object. Give the directory as published.")
     return content
 
 
 def _canonical_name(name: str) -> str:
-    """A name as today's classes with a head give it."""
+    """Return the name that today's classes with a head use."""
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):
             name = name.removesuffix(old) + new
@@ -233,27 +251,27 @@ def _read_weights(path: epath.Path) -> dict[str, np.ndarray]:
             return read_file(path / name)
         if index.exists():
             files = sorted(set(read_json(index).get("weight_map", {}).values()))
-            found: dict[str, np.ndarray] = {}
+            arrays: dict[str, np.ndarray] = {}
             for file in files:
-                found |= read_file(path / file)
-            return found
-    raise InputError(f"{path} holds no {WEIGHTS}: give a directory of a model of Hugging Face.")
+                arrays |= read_file(path / file)
+            return arrays
+    raise InputError(f"{path}: no {WEIGHTS}. Give a model directory of Hugging Face.")
 
 
 def _read_safetensors(path: epath.Path) -> dict[str, np.ndarray]:
     try:
-        found = safetensors.deserialize(path.read_bytes())
+        entries = safetensors.deserialize(path.read_bytes())
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} cannot be read ({error}): fetch it again.") from error
-    for name, each in found:
-        if each["dtype"] not in _DTYPES:
+        raise InputError(f"{path}: cannot be read ({error}). Download it again.") from error
+    for name, entry in entries:
+        if entry["dtype"] not in _DTYPES:
             raise InputError(
-                f"{path} has {name} in {each['dtype']}, of which bertjax makes no weights: take "
-                "the model as it was before it was quantised."
+                f"{path}: {name} has dtype {entry['dtype']}, which is not supported. Give the "
+                "model before quantization."
             )
     return {
-        name: np.frombuffer(each["data"], _DTYPES[each["dtype"]]).reshape(each["shape"])
-        for name, each in found
+        name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in entries
     }
 
 
@@ -262,14 +280,13 @@ def _read_torch(path: epath.Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError:
         raise InputError(
-            f"{path} can only be read by torch, which is not installed: install it, or take the "
-            "model's safetensors (a model without any gets them by save_pretrained of "
-            "`transformers`)."
+            f"{path}: needs torch, which is not installed. Install it, or give model.safetensors, "
+            "which save_pretrained of transformers writes."
         ) from None
     try:
         with path.open("rb") as file:
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{path} cannot be read ({reason}): fetch it again.") from error
-    return {name: tensor.float().numpy() for name, tensor in found.items()}
+        raise InputError(f"{path}: cannot be read ({reason}). Download it again.") from error
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}

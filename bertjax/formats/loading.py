@@ -1,4 +1,4 @@
-"""Any model that a path names: of which format it is, its shape, its tokenizer, its arrays."""
+"""Loading of a model directory of any format: configuration, tokenizer, labels, arrays."""
 
 import json
 import logging
@@ -25,20 +25,20 @@ from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 FORMATS = ("hf", "tf1", "bertjax")
-_MIN_VOCAB_FRACTION = 0.9  # of a model's pieces; some round the number of them up
+_MIN_VOCAB_FRACTION = 0.9  # of vocab_size; some models round it up
 _log = logging.getLogger("bertjax")
-LABELS_FILE = "labels.json"  # of a checkpoint
+LABELS_FILE = "labels.json"  # in a checkpoint of bertjax
 
 
 def find_format(path: epath.PathLike) -> str:
-    """The format of a directory, one of `FORMATS`.
+    """Return the format of a model directory, one of `FORMATS`.
 
     Raises:
-      InputError: there is no directory, or it is of none of them.
+      InputError: the directory does not exist or has no known format.
     """
     path = epath.Path(path)
     if not path.exists():
-        raise InputError(f"there is no {path}: give a workdir, or the directory of a model.")
+        raise InputError(f"{path}: does not exist. Give a workdir or a model directory.")
     if (path / MANIFEST_FILE).exists() or (path / "checkpoints").exists():
         return "bertjax"
     if huggingface.is_huggingface(path):
@@ -46,59 +46,57 @@ def find_format(path: epath.PathLike) -> str:
     if tf1.is_tf1(path):
         return "tf1"
     if (path / "run.json").exists():
-        raise InputError(f"{path} holds a run that has no checkpoint yet: let it train further.")
+        raise InputError(f"{path}: the run has no checkpoint yet. Let it train further.")
     if (path / "best" / MANIFEST_FILE).exists():
-        raise InputError(f"{path} holds a sweep, whose best model is {path / 'best'}: name that.")
+        raise InputError(f"{path}: holds a sweep. Name its best model, {path / 'best'}.")
     raise InputError(
-        f"{path} is no model: give a directory with config.json and {huggingface.WEIGHTS}, with "
-        f"{tf1.BERT_CONFIG_FILE} and {tf1.CHECKPOINT_PREFIX}.index, or one that `bertjax train` wrote."
+        f"{path}: not a model. Give a directory with config.json and {huggingface.WEIGHTS}, with "
+        f"{tf1.BERT_CONFIG_FILE} and {tf1.CHECKPOINT_PREFIX}.index, or one of `bertjax train`."
     )
 
 
 def find_tokenizer(path: epath.PathLike) -> Tokenizer:
-    """The tokenizer of a model, ours or published.
+    """Return the tokenizer of a model directory of any format.
 
     Raises:
-      InputError: there is no such model, or it has no vocabulary.
+      InputError: the path is not a model, or the model has no vocabulary.
     """
     return load_tokenizer(find_checkpoint(path) if find_format(path) == "bertjax" else path)
 
 
-def find_model(path: epath.PathLike) -> BertConfig:
-    """The shape of a model, ours or published, and how it was computed.
+def find_bert_config(path: epath.PathLike) -> BertConfig:
+    """Return the `BertConfig` of a model directory of any format.
 
     Raises:
-      InputError: there is no such model.
+      InputError: the path is not a model.
     """
     path, format_name = epath.Path(path), find_format(path)
     if format_name == "bertjax":
-        # All of a run are of one shape, so that hosts need not agree on the newest intact one.
+        # Checkpoints of a run have one shape: processes need not agree on the newest intact one.
         return read_model_config(find_unverified_checkpoint(path) / "config.json")
     name = "config.json" if format_name == "hf" else tf1.BERT_CONFIG_FILE
     return huggingface.parse_bert_config(huggingface.read_json(path / name), path)
 
 
 def read_run_config(path: epath.PathLike) -> dict[str, Any]:
-    """The configuration of the run that made a checkpoint, for whatever devices are here.
+    """Return the configuration of the run that wrote a checkpoint, without its mesh.
 
     Raises:
-      InputError: there is none, as a published model has none.
+      InputError: the model was not written by a run.
     """
     if find_format(path) != "bertjax":
-        raise InputError(
-            f"{path} is a published model, and says not what it is to be scored on: give --config."
-        )
+        raise InputError(f"{path}: a published model names no data to evaluate on. Give --config.")
     raw: dict[str, Any] = json.loads((find_unverified_checkpoint(path) / "config.json").read_text())
     return raw | {"mesh": {}}
 
 
 def find_labels(path: epath.PathLike) -> tuple[str, ...]:
-    """The names of the labels of a model, ours or published, in the order of their numbers.
+    """Return the label names of a model directory of any format, in the order of their ids.
 
-    Empty where it is no classifier, or is one that gives no names.
+    The tuple is empty for a model without labels, or without names for them.
 
     Raises:
-      InputError: there is no such model.
+      InputError: the path is not a model.
     """
     path, format_name = epath.Path(path), find_format(path)
     if format_name == "bertjax":
@@ -108,21 +106,25 @@ def find_labels(path: epath.PathLike) -> tuple[str, ...]:
 
 
 def read_labels(checkpoint: epath.Path) -> tuple[str, ...]:
-    """The names of the classes of a checkpoint of ours; empty where there are none."""
+    """Return the label names in a checkpoint of bertjax; empty if it has none."""
     path = checkpoint / LABELS_FILE
     return tuple(json.loads(path.read_text())) if path.exists() else ()
 
 
 def write_labels(directory: epath.Path, labels: Sequence[str]) -> None:
-    """Writes what `read_labels` reads."""
+    """Write label names for `read_labels`."""
     (directory / LABELS_FILE).write_text(json.dumps(labels, ensure_ascii=False))
 
 
 def read_model(path: epath.PathLike, format_name: str | None = None) -> NumpyModel:
-    """The model in a directory of a format, by default the one that it looks like.
+    """Read a model.
+
+    Args:
+      path: model directory, checkpoint or workdir.
+      format_name: one of `FORMATS`; detected by default.
 
     Raises:
-      InputError: there is none, or none that bertjax could compute.
+      InputError: the path is not a model, or bertjax cannot compute it.
     """
     path = epath.Path(path)
     format_name = format_name or find_format(path)
@@ -148,27 +150,25 @@ def _read_bertjax(path: epath.Path) -> NumpyModel:
 
 
 def _check_model(model: NumpyModel, path: epath.Path) -> None:
-    """Refuses a head that is not known, arrays of other shapes than the configuration says, and too
-    large a vocabulary.
-    """
+    """Raise InputError for unknown heads, wrong shapes, or more tokens than `vocab_size`."""
     check_modules_known(model.params, path)
     expected = dict(named_leaves(param_shapes(model.config)))
     for name, array in named_leaves(model.params):
         if name not in expected:
-            raise InputError(f"{path} has {name}, which BERT has not: it is another model.")
+            raise InputError(f"{path}: has {name}, which BERT lacks. Give a BERT model.")
         if array.shape != expected[name].shape:
             raise InputError(
-                f"{path} has {name} of shape {array.shape}, where its configuration says "
-                f"{expected[name].shape}: the two belong to different models."
+                f"{path}: {name} has shape {array.shape}, its configuration says "
+                f"{expected[name].shape}. Give the configuration of this model."
             )
     tokens = len(model.tokenizer.tokens) if model.tokenizer else 0
     if 0 < tokens < _MIN_VOCAB_FRACTION * model.config.vocab_size:
         _log.warning(
-            "the vocabulary in %s has %s pieces and the model %s: see whether it is whole.",
+            "%s: the vocabulary has %s tokens and the model %s. Check that it is complete.",
             *(path, f"{tokens:,}", f"{model.config.vocab_size:,}"),
         )
     if tokens > model.config.vocab_size:
         raise InputError(
-            f"the vocabulary in {path} has {tokens:,} pieces and the model "
-            f"{model.config.vocab_size:,}: they belong to different models."
+            f"{path}: the vocabulary has {tokens:,} tokens and the model "
+            f"{model.config.vocab_size:,}. Give the vocabulary of this model."
         )

@@ -1,4 +1,4 @@
-"""The README.md of an exported model, filled from the run that made it."""
+"""Model card (README.md) of an exported model."""
 
 import json
 from collections.abc import Mapping
@@ -10,17 +10,18 @@ from bertjax.formats.tensors import NumpyModel
 
 
 def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float]) -> str:
-    """Text in Markdown.
+    """Return the model card in Markdown.
 
     Args:
-      source: the directory that the model came from; a run's checkpoint tells of the run.
-      scores: of these very parameters on held-out data; may be empty.
+      model: the exported model.
+      source: directory that the model came from; a checkpoint describes its run.
+      scores: evaluation scores of these parameters; may be empty.
     """
     config = model.config
     pipeline_tag, kind = "feature-extraction", "AutoModel"
     if model.head:
         pipeline_tag, kind = model.head.pipeline_tag, model.head.auto_class
-    size = sum(array.size for array in model.tensors("hf").values())
+    size = sum(array.size for array in model.named_arrays("hf").values())
     case = "" if model.tokenizer is None else (" cased" if model.tokenizer.cased else " uncased")
     lines = [
         "---",
@@ -29,10 +30,11 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
         "tags: [bert, bertjax]",
         "---",
         "",
-        f"# BERT,{case} {config.num_hidden_layers} layers, {config.hidden_size} wide",
+        f"# BERT,{case} {config.num_hidden_layers} layers, hidden size {config.hidden_size}",
         "",
-        f"{size / 1e6:,.1f} million parameters, {config.num_attention_heads} heads, {config.vocab_size:,} "
-        f"pieces, at most {config.max_position_embeddings} pieces a text; exported by bertjax.",
+        f"{size / 1e6:,.1f} million parameters, {config.num_attention_heads} attention heads, "
+        f"vocabulary of {config.vocab_size:,} tokens, at most {config.max_position_embeddings} "
+        "tokens a sequence. Exported by bertjax.",
         "",
         "```python",
         f"from transformers import {kind}, AutoTokenizer",
@@ -51,7 +53,7 @@ def _steps(steps: int | str) -> str:
 
 
 def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
-    """A table of the run, and its scores on held-out data if there are any."""
+    """Return the lines of a table of the run, and of its evaluation scores."""
     if not (source / "run.json").exists():
         return []
     run, config = (json.loads((source / n).read_text()) for n in ("run.json", "config.json"))
@@ -59,17 +61,17 @@ def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
     rows: list[tuple[str, Any]] = [
         ("task", config["task"]),
         ("data", f"{config['data']['dir']} ({run['data_fingerprint'][:12]})"),
-        *(("text", f"{name}: {said}") for name, said in run.get("data_card", {}).items()),
+        *(("text", f"{name}: {value}") for name, value in run.get("data_card", {}).items()),
         ("steps", f"{run['step']:,} of {_steps(config['steps'])}"),
-        ("rows a step", f"{config['batch_size']:,} of {config['max_seq_length']} pieces"),
+        ("batch", f"{config['batch_size']:,} x {config['max_seq_length']} tokens"),
         ("optimizer", f"{optimizer['name']}, learning rate {optimizer['learning_rate']:g}"),
         ("seed", config["seed"]),
-        ("began with", config["init"] or "random parameters"),
+        ("initialized from", config["init"] or "random parameters"),
     ]
     lines = ["## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows]
     if scores:
-        lines += ["", "## Scores on held-out data", "", "| | |", "|---|---:|"]
+        lines += ["", "## Evaluation", "", "| | |", "|---|---:|"]
         lines += [
             f"| {name} | {value:,} |" if isinstance(value, int) else f"| {name} | {value:.4f} |"
             for name, value in scores.items()

@@ -1,4 +1,4 @@
-"""One table of names: a parameter here, at Hugging Face and in the original TF1 code."""
+"""Table of parameter names in bertjax, Hugging Face and google-research/bert (TF1)."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ import numpy as np
 
 from bertjax.model.heads import HEADS
 
-# Modules of the encoder and the pooler: here, at Hugging Face, in TF1, and of which kind; those of
-# heads stand with the heads. {} is the number of a layer.
+# Modules of the encoder and the pooler: bertjax, Hugging Face, TF1, kind. `bertjax.model.heads`
+# lists those of heads. {} is the index of a layer.
 _MODULES = """
 encoder/embeddings/word         bert.embeddings.word_embeddings                  bert/embeddings/word_embeddings                  table
 encoder/embeddings/type         bert.embeddings.token_type_embeddings            bert/embeddings/token_type_embeddings            table
@@ -25,7 +25,7 @@ encoder/blocks/feed_forward_norm bert.encoder.layer.{}.output.LayerNorm         
 pooler/transform                bert.pooler.dense                                bert/pooler/dense                                dense
 """  # noqa: E501
 
-# Arrays of a kind of module: their suffixes in the same three, and where they are transposed.
+# Arrays of each kind of module: suffixes in the three formats, and the formats that transpose it.
 _ARRAYS: dict[str, list[tuple[str, str, str, str]]] = {
     "table": [("", ".weight", "", "")],
     "norm": [("/scale", ".weight", "/gamma", ""), ("/bias", ".bias", "/beta", "")],
@@ -40,11 +40,14 @@ _ARRAYS: dict[str, list[tuple[str, str, str, str]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ParameterMapping:
-    """An array of the table.
+    """An array and its names.
 
     Attributes:
-      path: of the parameter here; that of a block holds the arrays of all layers.
-      layer: its number there; None outside the blocks.
+      path: path of the parameter in bertjax; a parameter of a block is stacked over layers.
+      layer: index into that stack; None outside the blocks.
+      hf: name in Hugging Face's format.
+      tf1: name in TF1's format.
+      transposed_formats: formats that store the transposed array.
     """
 
     path: tuple[str, ...]
@@ -54,34 +57,36 @@ class ParameterMapping:
     transposed_formats: tuple[str, ...]
 
     def name(self, format_name: str) -> str:
-        """Its name in a style, "hf" or "tf1"."""
+        """Return the name in the format "hf" or "tf1"."""
         return self.hf if format_name == "hf" else self.tf1
 
     def convert_layout(self, array: np.ndarray, format_name: str) -> np.ndarray:
-        """The array as a style has it, from the one here, or the other way round."""
+        """Return the array in the layout of a format, or convert it back from there."""
         return np.ascontiguousarray(array.T) if format_name in self.transposed_formats else array
 
 
-def parts() -> tuple[str, ...]:
-    """The encoder, the pooler and every head, as they follow each other in a file."""
+def module_names() -> tuple[str, ...]:
+    """Return the encoder, the pooler and every head, in their order in a file."""
     return ("encoder", "pooler", *HEADS)
 
 
-def tensors(num_hidden_layers: int, selected_modules: Iterable[str]) -> list[ParameterMapping]:
-    """The arrays of some of `parts`, those of the blocks layer by layer."""
+def parameter_mappings(
+    num_hidden_layers: int, selected_modules: Iterable[str]
+) -> list[ParameterMapping]:
+    """Return the arrays of some modules; those of the blocks layer by layer."""
     selected_modules = set(selected_modules)
     modules = [line.split() for line in _MODULES.strip().splitlines()]
     modules += [list(names) for head in HEADS.values() for names in head.names]
-    found = []
+    mappings = []
     for ours, hf, tf1, kind in modules:
         for end, hf_end, tf1_end, transposed_formats in _ARRAYS[kind]:
             path = tuple((ours + end).split("/"))
             if path[0] in selected_modules:
                 for layer in range(num_hidden_layers) if "{}" in hf else (None,):
                     names = (hf + hf_end).format(layer), (tf1 + tf1_end).format(layer)
-                    # The original's classifier lies in no scope.
+                    # The TF1 classifier has no variable scope.
                     names = names[0], names[1].removeprefix("/")
-                    found.append(
+                    mappings.append(
                         ParameterMapping(path, layer, *names, tuple(transposed_formats.split()))
                     )
-    return found
+    return mappings

@@ -1,4 +1,4 @@
-"""Directories of sentence-transformers: a model, and what becomes of its vectors."""
+"""Model directories of sentence-transformers: a model and its pooling."""
 
 import json
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from etils import epath
 from bertjax.formats.huggingface import read_json
 from data_pipelines.errors import InputError
 
-MODULES, SENTENCE_CONFIG_FILE = "modules.json", "sentence_bert_config.json"
+MODULES_FILE, SENTENCE_CONFIG_FILE = "modules.json", "sentence_bert_config.json"
 _POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -17,40 +17,42 @@ _POOLING_MODES = {
 
 
 class PoolingConfig(NamedTuple):
-    """What such a directory says of its vectors.
+    """Pooling of a model of sentence-transformers.
 
     Attributes:
-      model: the directory of the model itself.
-      pool: see `bertjax.model.pooling`.
-      max_seq_length: pieces of a text, at most; None where it is not said.
+      model: directory of the encoder.
+      pooling: see `bertjax.model.pooling`.
+      normalize: whether embeddings are scaled to length 1.
+      max_seq_length: largest number of tokens of a text; None if unspecified.
     """
 
     model: epath.Path
-    pool: str
+    pooling: str
     normalize: bool
     max_seq_length: int | None
 
 
 def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
-    """The recipe in a directory; None where it is not one of sentence-transformers.
+    """Return the pooling of a directory; None if sentence-transformers did not write it.
 
     Raises:
-      InputError: it has a module, or pools in a way, that bertjax has not.
+      InputError: bertjax lacks one of its modules or its pooling.
     """
     path = epath.Path(path)
-    if not (path / MODULES).exists():
+    if not (path / MODULES_FILE).exists():
         return None
     try:
-        modules = json.loads((path / MODULES).read_text())
-        kinds = [(each["type"].rpartition(".")[2], path / each["path"]) for each in modules]
+        modules = json.loads((path / MODULES_FILE).read_text())
+        kinds = [(module["type"].rpartition(".")[2], path / module["path"]) for module in modules]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path / MODULES} cannot be read ({error}): fetch it again.") from error
+        raise InputError(
+            f"{path / MODULES_FILE} cannot be read ({error}). Download it again."
+        ) from error
     names = [kind for kind, _ in kinds]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(
-            f"{path} has the modules {', '.join(names)} and bertjax has Transformer, Pooling and, "
-            "after these, Normalize: take another model, or name --pooling and the directory of the "
-            "model alone."
+            f"{path}: has the modules {', '.join(names)}; bertjax supports Transformer, Pooling "
+            "and Normalize, in this order. Give the directory of the encoder, and --pooling."
         )
     model, pooling = kinds[0][1], kinds[1][1]
     length = model / SENTENCE_CONFIG_FILE
@@ -67,13 +69,15 @@ def _pooling_mode(config_dict: dict[str, Any], path: epath.Path) -> str:
     modes = [
         name for name, on in config_dict.items() if name.startswith("pooling_mode") and on is True
     ]
-    if config_dict.get("pooling_mode") in _POOLING_MODES.values():  # as newer releases write it
+    if config_dict.get("pooling_mode") in _POOLING_MODES.values():  # written by newer releases
         modes = [
-            name for name, pool in _POOLING_MODES.items() if pool == config_dict["pooling_mode"]
+            name
+            for name, pooling in _POOLING_MODES.items()
+            if pooling == config_dict["pooling_mode"]
         ]
     if len(modes) != 1 or modes[0] not in _POOLING_MODES:
         raise InputError(
-            f"{path} pools by {', '.join(modes) or 'nothing'} and bertjax by one of "
-            f"{', '.join(_POOLING_MODES)}: name another with --pooling, or take another model."
+            f"{path}: pools by {', '.join(modes) or 'nothing'}; bertjax supports one of "
+            f"{', '.join(_POOLING_MODES)}. Give --pooling, or another model."
         )
     return _POOLING_MODES[modes[0]]

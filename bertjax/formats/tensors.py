@@ -1,7 +1,4 @@
-"""BERT as others write it down: Hugging Face and TF1 directories, read and written.
-
-Arrays are NumPy's here, and their names those that `names.py` lists side by side.
-"""
+"""Models as NumPy arrays, between formats; `parameter_names.py` has the table of names."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.formats.parameter_names import ParameterMapping, parts, tensors
+from bertjax.formats.parameter_names import ParameterMapping, module_names, parameter_mappings
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.heads import HEADS, Head, check_modules_known
 from data_pipelines.errors import InputError
@@ -17,7 +14,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 Tree = Mapping[str, Any]
 
-# What tells masked pieces tells the next one where an encoder sees nothing behind it.
+# The MLM head predicts the next token in a causal encoder.
 CAUSAL_LM_HEAD = dataclasses.replace(
     HEADS["mlm"],
     architecture="BertLMHeadModel",
@@ -28,14 +25,15 @@ CAUSAL_LM_HEAD = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class NumpyModel:
-    """A BERT on its way from one format to another.
+    """A BERT model as NumPy arrays, independent of its format.
 
     Attributes:
-      params: nested dictionary of float32 NumPy arrays: "encoder" and the heads there are.
-      tokenizer: None where it came without a vocabulary.
-      unexpected_keys: names of what was not read: heads that bertjax does not have.
-      labels: names of the outputs of a classifier or tagger, in the order of their numbers; empty
-        without one, or where it gives a number.
+      config: architecture.
+      params: nested dictionary of float32 arrays: "encoder", "pooler" and heads.
+      tokenizer: None for a model without a vocabulary.
+      unexpected_keys: names of arrays that were not read, of heads that bertjax lacks.
+      labels: label names of the classification head in the order of their ids; empty without
+        such a head, or for regression.
       problem_type: `single_label_classification`, `multi_label_classification` or `regression`.
     """
 
@@ -48,91 +46,95 @@ class NumpyModel:
 
     @property
     def head(self) -> Head | None:
-        """The head that says of what class the model is; None for the encoder alone."""
-        found = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
-        return CAUSAL_LM_HEAD if self.config.causal and found == HEADS["mlm"] else found
+        """The head that determines the model's class; None for an encoder without heads."""
+        head = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
+        return CAUSAL_LM_HEAD if self.config.causal and head == HEADS["mlm"] else head
 
     @property
-    def labeled(self) -> str | None:
-        """The name of the head whose outputs have labels; None without one."""
+    def labeled_head(self) -> str | None:
+        """Name of the head whose outputs have labels; None without one."""
         return next(
             (name for name in self.params if name in HEADS and HEADS[name].has_labels), None
         )
 
-    def tensors(self, format_name: str) -> dict[str, np.ndarray]:
-        """The arrays under their names in a style, "hf" or "tf1".
+    def named_arrays(self, format_name: str) -> dict[str, np.ndarray]:
+        """Return the arrays by their names in the format "hf" or "tf1".
 
         Raises:
-          InputError: a head is not known, and would be lost.
+          InputError: a head is unknown to the table of names, and would be lost.
         """
         check_modules_known(self.params, "the model")
-        between = [n for n in LAYER_MIX_FIELDS if getattr(self.config, n) != getattr(BertConfig, n)]
-        if between:
-            raise InputError(
-                f"the model has model.{between[0]}={getattr(self.config, between[0])!r}, which no "
-                "other format has: leave it in bertjax's own."
-            )
+        for name in LAYER_MIX_FIELDS:
+            value = getattr(self.config, name)
+            if value != getattr(BertConfig, name):
+                raise InputError(
+                    f"model.{name}={value!r}: no other format has it. Keep the model in bertjax's."
+                )
         return {
-            tensor.name(format_name): tensor.convert_layout(_get(self.params, tensor), format_name)
-            for tensor in tensors(self.config.num_hidden_layers, self.params)
+            mapping.name(format_name): mapping.convert_layout(
+                _get(self.params, mapping), format_name
+            )
+            for mapping in parameter_mappings(self.config.num_hidden_layers, self.params)
         }
 
 
 def params_from_arrays(
-    found: Mapping[str, np.ndarray], config: BertConfig, format_name: str, architecture: str = ""
+    arrays: Mapping[str, np.ndarray], config: BertConfig, format_name: str, architecture: str = ""
 ) -> tuple[Tree, tuple[str, ...]]:
-    """Parameters from arrays of one style, and the names of those that are left out.
+    """Return parameters and the names of the arrays that belong to none of them.
 
     Args:
-      architecture: the class that it is of, which tells heads apart whose arrays have one name;
-        without it they are those of the head that was registered first.
+      arrays: arrays by their names in the format.
+      config: architecture of the model.
+      format_name: "hf" or "tf1".
+      architecture: class of the model, which distinguishes heads whose arrays have the same
+        names. Without it the head that was registered first is taken.
+
     Raises:
-      InputError: one is missing or of another shape than the configuration says, or one is left
-        over that belongs to the encoder.
+      InputError: an array is missing or has another shape than the configuration says, or the
+        encoder has an array that BERT lacks.
     """
-    known = {part: tensors(config.num_hidden_layers, [part]) for part in parts()}
+    mappings = {
+        module: parameter_mappings(config.num_hidden_layers, [module]) for module in module_names()
+    }
+    names = {
+        module: {mapping.name(format_name) for mapping in mappings[module]} for module in mappings
+    }
     present = [
-        part
-        for part, each in known.items()
-        if part == "encoder" or any(tensor.name(format_name) in found for tensor in each)
+        module for module in mappings if module == "encoder" or names[module] & arrays.keys()
     ]
-    for one in [part for part in present if part in HEADS]:
-        names = {tensor.name(format_name) for tensor in known[one]}
-        rivals = [part for part in present if names & {t.name(format_name) for t in known[part]}]
-        named = [part for part in rivals if HEADS[part].architecture == architecture]
-        present = [part for part in present if part not in rivals or part == (named or rivals)[0]]
-    wanted = [tensor for part in present for tensor in known[part]]
-    missing = [
-        tensor.name(format_name) for tensor in wanted if tensor.name(format_name) not in found
-    ]
+    for head in [module for module in present if module in HEADS]:
+        rivals = [module for module in present if names[head] & names[module]]
+        matching = [module for module in rivals if HEADS[module].architecture == architecture]
+        chosen = (matching or rivals)[0] if rivals else ""
+        present = [module for module in present if module not in rivals or module == chosen]
+    expected = [mapping for module in present for mapping in mappings[module]]
+    missing = [name for mapping in expected if (name := mapping.name(format_name)) not in arrays]
     if missing:
-        raise InputError(f"it lacks {_listed(missing)}: give a whole checkpoint of BERT.")
-    unexpected_keys = sorted(found.keys() - {tensor.name(format_name) for tensor in wanted})
-    strange = [name for name in unexpected_keys if name.startswith("bert")]
-    if strange:
-        raise InputError(
-            f"its encoder has {_listed(strange)}, which BERT's has not: it is another model."
-        )
+        raise InputError(f"lacks {_abbreviate(missing)}. Give a complete checkpoint of BERT.")
+    unexpected_keys = sorted(arrays.keys() - {mapping.name(format_name) for mapping in expected})
+    foreign = [name for name in unexpected_keys if name.startswith("bert")]
+    if foreign:
+        raise InputError(f"has {_abbreviate(foreign)}, which BERT lacks. Give a BERT model.")
     params: dict[str, Any] = {}
     stacks: dict[tuple[str, ...], list[np.ndarray]] = {}
-    for tensor in wanted:
-        array = tensor.convert_layout(
-            np.asarray(found[tensor.name(format_name)], np.float32), format_name
-        )
-        if tensor.layer is None:
-            _put(params, tensor.path, array)
+    for mapping in expected:
+        array = np.asarray(arrays[mapping.name(format_name)], np.float32)
+        array = mapping.convert_layout(array, format_name)
+        if mapping.layer is None:
+            _put(params, mapping.path, array)
         else:
-            stacks.setdefault(tensor.path, []).append(array)
-    for path, arrays in stacks.items():
-        _put(params, path, np.stack(arrays))
+            stacks.setdefault(mapping.path, []).append(array)
+    for path, layers in stacks.items():
+        _put(params, path, np.stack(layers))
     return params, tuple(unexpected_keys)
 
 
-def _get(params: Tree, tensor: ParameterMapping) -> np.ndarray:
+def _get(params: Tree, mapping: ParameterMapping) -> np.ndarray:
     node: Any = params
-    for name in tensor.path:
+    for name in mapping.path:
         node = node[name]
-    return np.asarray(node if tensor.layer is None else node[tensor.layer])
+    return np.asarray(node if mapping.layer is None else node[mapping.layer])
 
 
 def _put(params: dict[str, Any], path: tuple[str, ...], array: np.ndarray) -> None:
@@ -142,6 +144,6 @@ def _put(params: dict[str, Any], path: tuple[str, ...], array: np.ndarray) -> No
     params[last] = array
 
 
-def _listed(names: list[str]) -> str:
+def _abbreviate(names: list[str]) -> str:
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

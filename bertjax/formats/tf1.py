@@ -1,4 +1,4 @@
-"""Directories of the original code: bert_config.json, vocab.txt and a TF1 checkpoint."""
+"""Model directories of google-research/bert: bert_config.json, vocab.txt, a TF1 checkpoint."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from etils import epath
 
 from bertjax.formats.huggingface import (
     architecture_name,
-    describe,
-    labeled,
     parse_bert_config,
     read_json,
+    to_config_dict,
+    with_labels,
 )
 from bertjax.formats.tensors import NumpyModel, params_from_arrays
 from data_pipelines.errors import InputError
@@ -19,24 +19,24 @@ from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import VOCAB_FILE
 
 BERT_CONFIG_FILE, CHECKPOINT_PREFIX = "bert_config.json", "bert_model.ckpt"
-# What training leaves beside the weights, by the optimizers of the original and of its heirs.
+# Variables of the optimizers of google-research/bert and of its successors.
 _OPTIMIZER_VARIABLES = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|global_step|beta[12]_power)"
 )
 
 
 def is_tf1(path: epath.Path) -> bool:
-    """Whether a directory looks like one of the original code."""
+    """Return whether a directory holds a bert_config.json."""
     return (path / BERT_CONFIG_FILE).exists()
 
 
 def read(path: epath.Path) -> NumpyModel:
-    """The model in a directory; what the optimizer kept is left aside.
+    """Read a model, without the optimizer's variables.
 
     Raises:
-      InputError: it is no BERT, or is not whole.
+      InputError: the model is not BERT, or a file is missing or damaged.
     """
-    import tensorflow as tf  # takes seconds, and few commands meet such a directory
+    import tensorflow as tf  # takes seconds to import
 
     config_dict = read_json(path / BERT_CONFIG_FILE)
     config = parse_bert_config(config_dict, path)
@@ -46,48 +46,49 @@ def read(path: epath.Path) -> NumpyModel:
         names = [
             n for n in reader.get_variable_to_shape_map() if not _OPTIMIZER_VARIABLES.fullmatch(n)
         ]
-        found = {name: np.asarray(reader.get_tensor(name)) for name in names}
+        arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, ValueError) as error:
-        raise InputError(f"{prefix} cannot be read ({error}): fetch it again.") from error
+        raise InputError(f"{prefix}: cannot be read ({error}). Download it again.") from error
     try:
         params, unexpected_keys = params_from_arrays(
-            found, config, "tf1", architecture_name(config_dict)
+            arrays, config, "tf1", architecture_name(config_dict)
         )
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     tokenizer = load_tokenizer(path) if (path / VOCAB_FILE).exists() else None
-    return labeled(NumpyModel(config, params, tokenizer, unexpected_keys), config_dict, path)
+    return with_labels(NumpyModel(config, params, tokenizer, unexpected_keys), config_dict, path)
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
-    """Writes a directory that the original code opens, which passes over the names of labels.
+    """Write a directory that google-research/bert opens; it ignores label names.
 
-    The approximate GELU is `gelu_new` there, which the original refuses and its heirs know.
+    The approximate GELU is written as `gelu_new`, which only its successors know.
 
     Raises:
-      InputError: the tokenizer is not WordPiece, or the original would compute something else.
+      InputError: the tokenizer is not WordPiece, or google-research/bert would compute something
+        else.
     """
     import tensorflow as tf
 
     for name, only in (("layer_norm_eps", 1e-12), ("causal", False)):
         if getattr(model.config, name) != only:
             raise InputError(
-                f"the original code knows {name}={only} alone, and this model has "
-                f"{getattr(model.config, name)}: convert to hf."
+                f"model.{name}={getattr(model.config, name)}: the TF1 format supports {only} only. "
+                "Convert to hf."
             )
     if model.tokenizer is not None and model.tokenizer.kind != "wordpiece":
         raise InputError(
-            f"the original code knows WordPiece alone, and this vocabulary is "
-            f"{model.tokenizer.kind}: convert to hf."
+            f"tokenizer is {model.tokenizer.kind}: the TF1 format supports WordPiece only. Convert "
+            "to hf."
         )
-    (path / BERT_CONFIG_FILE).write_text(json.dumps(describe(model), indent=2) + "\n")
-    tensors = model.tensors("tf1")
-    names, arrays = list(tensors), list(tensors.values())
-    whole = [""] * len(names)  # no part of a larger array
+    (path / BERT_CONFIG_FILE).write_text(json.dumps(to_config_dict(model), indent=2) + "\n")
+    named_arrays = model.named_arrays("tf1")
+    names, arrays = list(named_arrays), list(named_arrays.values())
+    slices = [""] * len(names)  # each array is stored whole
     tf.raw_ops.SaveV2(
         prefix=str(path / CHECKPOINT_PREFIX),
         tensor_names=names,
-        shape_and_slices=whole,
+        shape_and_slices=slices,
         tensors=arrays,
     )
     if model.tokenizer is not None:
@@ -95,18 +96,16 @@ def write(model: NumpyModel, path: epath.Path) -> None:
 
 
 def _find_checkpoint(path: epath.Path) -> epath.Path:
-    """Its prefix: that of the releases, or else the latest that training left there."""
+    """Return the prefix of the published checkpoint, or of the latest one that training wrote."""
     if (path / f"{CHECKPOINT_PREFIX}.index").exists():
         return path / CHECKPOINT_PREFIX
-    found = [file for file in path.iterdir() if file.name.endswith(".index")]
-    if not found:
-        raise InputError(
-            f"{path} holds no {CHECKPOINT_PREFIX}.index: give the directory as published."
-        )
+    indices = [file for file in path.iterdir() if file.name.endswith(".index")]
+    if not indices:
+        raise InputError(f"{path}: no {CHECKPOINT_PREFIX}.index. Give the directory as published.")
 
     def step(file: epath.Path) -> int:
         number = re.search(r"-(\d+)\.index$", file.name)
         return int(number[1]) if number else -1
 
-    newest = max(found, key=step)
+    newest = max(indices, key=step)
     return newest.with_name(newest.name.removesuffix(".index"))

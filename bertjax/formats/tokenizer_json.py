@@ -1,4 +1,4 @@
-"""Tokenizers as `tokenizer.json`, of which `transformers` and others make any tokenizer today."""
+"""Tokenizers as tokenizer.json, the format of Hugging Face's `tokenizers`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,67 +14,67 @@ from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX, WordPieceTo
 
 
 def to_tokenizer_json(tokenizer: Tokenizer) -> str:
-    """The content of the file, which gives the same ids.
+    """Return the content of tokenizer.json, which gives the same token ids with two exceptions.
 
-    But for what holds for all such files: special pieces are found in raw text; a SentencePiece
-    model sees its own mark of a space, and loses accents on characters that it normalises.
+    Special tokens are found in raw text. A SentencePiece model sees its own space symbol in text,
+    and loses accents on characters that it normalizes.
     """
     if isinstance(tokenizer, WordPieceTokenizer):
-        whole = _wordpiece(tokenizer)
+        compiled = _wordpiece(tokenizer)
     else:
         assert isinstance(tokenizer, SentencePieceTokenizer)
-        whole = _sentencepiece(tokenizer)
+        compiled = _sentencepiece(tokenizer)
     tokens = ("[CLS]", tokenizer.cls_id), ("[SEP]", tokenizer.sep_id)
-    whole.post_processor = processors.TemplateProcessing(
+    compiled.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         special_tokens=list(tokens),
     )
-    whole.add_special_tokens(list(SPECIAL_TOKENS))
-    return whole.to_str(pretty=True) + "\n"
+    compiled.add_special_tokens(list(SPECIAL_TOKENS))
+    return compiled.to_str(pretty=True) + "\n"
 
 
 def _wordpiece(tokenizer: WordPieceTokenizer) -> CompiledTokenizer:
     index = {token: i for i, token in enumerate(tokenizer.tokens)}
-    whole = CompiledTokenizer(
+    compiled = CompiledTokenizer(
         models.WordPiece(
             index, unk_token="[UNK]", max_input_chars_per_word=tokenizer.max_input_chars_per_word
         )
     )
-    whole.normalizer = normalizers.BertNormalizer(
+    compiled.normalizer = normalizers.BertNormalizer(
         lowercase=not tokenizer.cased, strip_accents=tokenizer.strip_accents
     )
-    whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    whole.decoder = decoders.WordPiece(CONTINUATION_PREFIX)
-    return whole
+    compiled.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    compiled.decoder = decoders.WordPiece(CONTINUATION_PREFIX)
+    return compiled
 
 
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> CompiledTokenizer:
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(tokenizer.model)
-    scores = {token.token: token.score for token in proto.tokens}
+    scores = {piece.piece: piece.score for piece in proto.pieces}
     if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
         index = {token: i for i, token in enumerate(tokenizer.tokens)}
         merges = list(_merges(scores))
         model: models.Model = models.BPE(index, merges, unk_token="[UNK]", fuse_unk=True)
     else:
         model = models.Unigram(list(scores.items()), tokenizer.unk_id)
-    whole, spec = CompiledTokenizer(model), proto.normalizer_spec
+    compiled, spec = CompiledTokenizer(model), proto.normalizer_spec
     steps: list[normalizers.Normalizer] = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" +"), " ")]
-    whole.normalizer = normalizers.Sequence(steps)
+    compiled.normalizer = normalizers.Sequence(steps)
     scheme = "always" if spec.add_dummy_prefix else "never"
-    whole.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, prepend_scheme=scheme)
-    whole.decoder = decoders.Metaspace(METASPACE, prepend_scheme=scheme)
-    return whole
+    compiled.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, prepend_scheme=scheme)
+    compiled.decoder = decoders.Metaspace(METASPACE, prepend_scheme=scheme)
+    return compiled
 
 
 def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """What BPE may join, the best first: its model has the scores of what comes of it."""
+    """Yield the merges of BPE, best first; the model stores the scores of their results."""
     for token in sorted(scores, key=scores.__getitem__, reverse=True):
-        for at in range(1, len(token)):
-            if token[:at] in scores and token[at:] in scores:
-                yield token[:at], token[at:]
+        for middle in range(1, len(token)):
+            if token[:middle] in scores and token[middle:] in scores:
+                yield token[:middle], token[middle:]

@@ -1,4 +1,4 @@
-"""From one format of a model to another: Hugging Face, the original TF1 code, and bertjax."""
+"""Conversion of models between the formats of Hugging Face, TF1 and bertjax."""
 
 import json
 from functools import partial
@@ -19,15 +19,21 @@ from data_pipelines.errors import InputError
 def convert(
     source: epath.PathLike, target: epath.PathLike, format_name: str, target_format: str
 ) -> NumpyModel:
-    """Writes the model in a directory as another directory, which must not exist or be empty.
+    """Convert a model and return it.
+
+    Args:
+      source: model directory, checkpoint or workdir.
+      target: new or empty directory.
+      format_name: format of `source`, "hf", "tf1" or "bertjax".
+      target_format: format of `target`.
 
     Raises:
-      InputError: as `read_model`; the target holds something; or the model
-        cannot be said in that format. Nothing is left behind.
+      InputError: the source is not a model, the target is not empty, or its format cannot express
+        the model. Nothing is left behind.
     """
     source, target = epath.Path(source), epath.Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target} exists already: name a new directory.")
+        raise InputError(f"{target}: exists and is not empty. Name a new directory.")
     if format_name == "bertjax":
         source = find_checkpoint(source)
     model = read_model(source, format_name)
@@ -37,9 +43,9 @@ def convert(
     draft.mkdir(parents=True)
     try:
         if target_format == "bertjax":
-            own = format_name == "bertjax"
+            copies = format_name == "bertjax"
             write_metadata = (
-                partial(_copy_metadata, source) if own else partial(_write_metadata, model)
+                partial(_copy_metadata, source) if copies else partial(_write_metadata, model)
             )
             write_params(draft, model.params, write_metadata)
         elif target_format == "tf1":
@@ -57,19 +63,19 @@ def convert(
 
 
 def _read_eval_scores(checkpoint: epath.Path) -> dict[str, float]:
-    """What the run of a checkpoint found of its very step on held-out data; empty for no run."""
+    """Return the evaluation scores of a checkpoint's step from its run; empty without a run."""
     workdir = checkpoint.parent.parent
     if not (checkpoint / "run.json").exists() or not metrics_path(workdir).exists():
         return {}
     step = json.loads((checkpoint / "run.json").read_text())["step"]
-    found = [
+    lines = [
         line for line in read_metrics(workdir) if (line["split"], line["step"]) == ("eval", step)
     ]
-    return {n: v for n, v in found[-1].items() if n not in ("step", "split")} if found else {}
+    return {n: v for n, v in lines[-1].items() if n not in ("step", "split")} if lines else {}
 
 
 def _copy_metadata(source: epath.Path, path: epath.Path) -> None:
-    """What a checkpoint of ours says of itself stays true of its parameters."""
+    """Copy the metadata files of a checkpoint, which describe its parameters."""
     for file in metadata_files(source):
         file.copy(path / file.name)
 

@@ -1,7 +1,7 @@
-"""Files of vectors, written part by part so that work which was stopped goes on.
+"""Files of embeddings, written in parts so that an interrupted command resumes.
 
-Parts lie beside the file, in OUTPUT.partial, each whole or not there. When all are there they
-become the file, one after the other, so that memory does not grow with it.
+Parts lie in OUTPUT.partial, each complete or absent. Once all are there they are joined into the
+file one by one, so that memory does not grow with it.
 """
 
 import contextlib
@@ -20,74 +20,65 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 EmbeddingPart = Mapping[str, Any]
-TEXTS_KEY = "texts"  # of a part; see `texts_to_bytes`
-_ZIP_TIMESTAMP = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)  # of what a zip file holds, which is to have the same bytes again
+TEXTS_KEY = "texts"  # array of a part; see `texts_to_bytes`
+_ZIP_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal arrays give equal bytes
 
 
 class PartFiles:
-    """The parts of a file.
+    """Parts of a file of embeddings.
 
     Args:
-      output: the file, whose suffix says what it is.
-      recipe: whatever decides its content, but the input.
+      output: the file; its suffix gives the format.
+      settings: everything but the input that determines its content.
 
     Raises:
-      InputError: its suffix is not known, it exists, or what lies beside it has another recipe.
+      InputError: the suffix is unknown, the file exists, or parts of other settings lie beside it.
     """
 
-    def __init__(self, output: epath.Path, recipe: Mapping[str, Any]) -> None:
+    def __init__(self, output: epath.Path, settings: Mapping[str, Any]) -> None:
         self._output, self._folder = output, output.with_name(f"{output.name}.partial")
         if output.suffix not in WRITERS:
-            raise InputError(f"{output} is to end in {', '.join(WRITERS)}: name such a file.")
+            raise InputError(f"{output}: unknown suffix. Use one of {', '.join(WRITERS)}.")
         if output.exists():
-            raise InputError(f"{output} exists: name another file, or remove it.")
-        said = json.dumps(recipe, sort_keys=True, default=str)
-        file = self._folder / "recipe.json"
-        if file.exists() and file.read_text() != said:
+            raise InputError(f"{output}: exists. Name another file, or remove it.")
+        text = json.dumps(settings, sort_keys=True, default=str)
+        file = self._folder / "settings.json"
+        if file.exists() and file.read_text() != text:
             raise InputError(
-                f"{self._folder} was begun with other arguments or another model: remove it, or "
+                f"{self._folder}: holds parts of other arguments or another model. Remove it, or "
                 "name another file."
             )
         self._folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(said)
+        file.write_text(text)
 
     def has(self, number: int, digest: str) -> bool:
-        """Whether a part is there already, made of what has this digest.
+        """Return whether a part exists whose input has this digest.
 
         Raises:
-          InputError: it was made of something else.
+          InputError: the part has another input.
         """
         if not self._path(number).exists():
             return False
-        before = str(self._read(number)["digest"])
-        if before != digest:
+        if str(self._read(number)["digest"]) != digest:
             raise InputError(
-                f"the input is not what {self._folder} was begun with: remove it, or name another "
-                "file."
+                f"{self._folder}: holds parts of another input. Remove it, or name another file."
             )
         return True
 
     def write(self, number: int, digest: str, part: EmbeddingPart) -> None:
-        """Writes a part: whole, or not at all."""
+        """Write a part atomically."""
         draft, content = self._folder / "draft", io.BytesIO()
         np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
         draft.write_bytes(content.getvalue())
         draft.replace(self._path(number))
 
     def finish(self, count: int) -> None:
-        """Makes so many parts the file, and removes them."""
+        """Join `count` parts into the file and remove them."""
 
         def read() -> Iterator[dict[str, np.ndarray]]:
             for number in range(count):
-                found = self._read(number)
-                yield {name: found[name] for name in found.files if name != "digest"}
+                arrays = self._read(number)
+                yield {name: arrays[name] for name in arrays.files if name != "digest"}
 
         draft = self._folder / self._output.name
         with _open_seekable(draft) as file:
@@ -104,7 +95,7 @@ class PartFiles:
 
 @contextlib.contextmanager
 def _open_seekable(path: epath.Path) -> Iterator[IO[bytes]]:
-    """A file to write, in which one may go back; a remote one is written when that is closed."""
+    """Open a seekable file to write; a remote one is uploaded when it is closed."""
     if not is_remote(path):
         with path.open("wb") as file:
             yield file
@@ -117,21 +108,21 @@ def _open_seekable(path: epath.Path) -> Iterator[IO[bytes]]:
 
 
 def texts_to_bytes(texts: Sequence[str]) -> np.ndarray:
-    """uint8, what a part keeps of them: as an array of text all would be as long as the longest."""
+    """Return texts as a uint8 array; in a text array all would be as long as the longest."""
     return np.frombuffer(json.dumps(texts).encode(), np.uint8)
 
 
 def iter_rows(part: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """The rows of a part: `text` and `vector`, or `text`, `names` and the `embeddings` of each."""
+    """Yield the rows of a part: `text` and `embedding`, or `text`, `tokens` and `embeddings`."""
     texts = json.loads(part[TEXTS_KEY].tobytes())
     if "counts" not in part:
-        for text, vector in zip(texts, part["embeddings"], strict=True):
-            yield {"text": text, "vector": vector}
+        for text, embedding in zip(texts, part["embeddings"], strict=True):
+            yield {"text": text, "embedding": embedding}
         return
     ends = np.cumsum(part["counts"])
     for text, first, end in zip(texts, ends - part["counts"], ends, strict=True):
-        names = part["names"][first:end].tolist()
-        yield {"text": text, "names": names, "embeddings": part["embeddings"][first:end]}
+        tokens = part["tokens"][first:end].tolist()
+        yield {"text": text, "tokens": tokens, "embeddings": part["embeddings"][first:end]}
 
 
 PartReader = Callable[[], Iterator[dict[str, np.ndarray]]]
@@ -140,23 +131,23 @@ PartReader = Callable[[], Iterator[dict[str, np.ndarray]]]
 def _write_lines(file: IO[bytes], read: PartReader) -> None:
     for part in read():
         for row in iter_rows(part):
-            said = {
+            values = {
                 name: _to_shortest_floats(value) if isinstance(value, np.ndarray) else value
                 for name, value in row.items()
             }
-            text = json.dumps(said, ensure_ascii=False)
+            text = json.dumps(values, ensure_ascii=False)
             file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _to_shortest_floats(array: np.ndarray) -> Any:
-    """Nested lists of the shortest numbers that tell every float32 from its neighbours."""
+    """Return nested lists of the shortest decimals that identify every float32."""
     if array.ndim > 1:
-        return [_to_shortest_floats(each) for each in array]
+        return [_to_shortest_floats(row) for row in array]
     return [float(str(value)) for value in array]
 
 
 def _write_arrays(file: IO[bytes], read: PartReader) -> None:
-    """One array for each name, of all parts together, but of texts, which the input has."""
+    """Write one array a name, joined over parts; the texts are left to the input."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, np.dtype] = {}
     for part in read():
@@ -190,12 +181,12 @@ def _write_parquet(file: IO[bytes], read: PartReader) -> None:
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
         if "embeddings" in columns:
             columns["embeddings"] = [
-                own.reshape(len(own), -1).tolist() for own in columns["embeddings"]
+                array.reshape(len(array), -1).tolist() for array in columns["embeddings"]
             ]
             kinds = [pyarrow.string(), pyarrow.list_(pyarrow.string())]
             kinds.append(pyarrow.list_(pyarrow.list_(pyarrow.float32())))
         else:
-            columns["vector"] = [own.tolist() for own in columns["vector"]]
+            columns["embedding"] = [array.tolist() for array in columns["embedding"]]
             kinds = [pyarrow.string(), pyarrow.list_(pyarrow.float32())]
         schema = pyarrow.schema(list(zip(columns, kinds, strict=True)))
         table = pyarrow.table(columns, schema)

@@ -46,7 +46,7 @@ def recipe_of(
             tuple(layers), level, pool or "mean", normalize
         )
     if not pool and level == "text":
-        pool, normalize = recipe.pool, recipe.normalize or normalize
+        pool, normalize = recipe.pooling, recipe.normalize or normalize
         said = ", made one of length 1" if normalize else ""
         _log.info("%s: a text's vector is the %s of its pieces%s.", recipe.model, pool, said)
     fields = {"max_seq_length": recipe.max_seq_length} if recipe.max_seq_length else {}
@@ -136,5 +136,5 @@ def _make_part(texts: Sequence[str], embeddings: TextEmbeddings) -> dict[str, np
     part = {TEXTS_KEY: texts_to_bytes(texts), "embeddings": embeddings.embeddings}
     if embeddings.names is not None:
         part["counts"] = np.array([len(names) for names in embeddings.names], np.int64)
-        part["names"] = np.array([name for names in embeddings.names for name in names])
+        part["tokens"] = np.array([name for names in embeddings.names for name in names])
     return part

@@ -1,4 +1,4 @@
-"""What a configuration means before it is run: its batches as text, its parameters as a table."""
+"""Inspection of a configuration before it runs: its batches and its parameters."""
 
 import io
 import math
@@ -19,18 +19,24 @@ from data_pipelines.errors import InputError
 def show_batches(
     config: Config, start: int, steps: int, num_processes: int, process_id: int, max_sequences: int
 ) -> Iterator[str]:
-    """The rows of this host's batches as text, a string a row.
+    """Yield the sequences of a process's batches as text.
 
     Args:
-      most: rows of each batch; where there are more, how many is said in their place.
+      config: configuration of the run.
+      start: first step.
+      steps: number of steps.
+      num_processes: processes that share each batch.
+      process_id: the process whose sequences are shown.
+      max_sequences: largest number of sequences of a batch; a line counts the others.
     """
     task = _prepare_task(config, num_processes, process_id)
     for step, batch in enumerate(task.train_batches(start, start + steps), start):
-        rows = len(batch["input_ids"])
-        for row in range(min(rows, max_sequences)):
-            yield f"--- step {step} row {process_id * rows + row}\n{task.format_sequence(batch, row)}"
-        if rows > max_sequences:
-            yield f"--- step {step}: {rows - max_sequences:,} rows more, which --rows shows"
+        size = len(batch["input_ids"])
+        for index in range(min(size, max_sequences)):
+            text = task.format_sequence(batch, index)
+            yield f"--- step {step} sequence {process_id * size + index}\n{text}"
+        if size > max_sequences:
+            yield f"--- step {step}: {size - max_sequences:,} more, shown by --sequences"
 
 
 def save_batches(
@@ -41,13 +47,13 @@ def save_batches(
     process_id: int,
     path: epath.PathLike,
 ) -> None:
-    """Writes this host's batches as .npz, each array with a leading axis of steps."""
+    ""X""
     task = _prepare_task(config, num_processes, process_id)
     batches = list(task.train_batches(start, start + steps))
     if not batches:
-        raise InputError(f"steps={steps} saves nothing: ask for at least 1.")
+        raise InputError(f"--steps={steps}: below 1. Give at least 1.")
     arrays: dict[str, Any] = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
-    content = io.BytesIO()  # np.savez seeks in what it writes, and a remote file cannot
+    content = io.BytesIO()  # np.savez seeks, which a remote file does not support
     np.savez(content, allow_pickle=False, **arrays)
     epath.Path(path).write_bytes(content.getvalue())
 
@@ -59,7 +65,7 @@ def _prepare_task(config: Config, num_processes: int, process_id: int) -> Task:
 
 
 def parameter_table(config: Config) -> str:
-    """Name, shape and size of each parameter, and their total."""
+    """Return a table of the name, shape and size of each parameter, and their total."""
     params = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
     rows = [(name, str(leaf.shape), math.prod(leaf.shape)) for name, leaf in named_leaves(params)]
     rows.append(("total", "", sum(size for *_, size in rows)))

@@ -168,7 +168,7 @@ class PretrainedModel:
             if name in HEADS and name not in self._shapes:
                 raise InputError(
                     f"{self.path} has no {HEADS[name].part}, only {', '.join(self._shapes)}: train "
-                    "it with init, or take vectors with `bertjax features`."
+                    "it with init, or take vectors with `bertjax embed`."
                 )
         check_params(self.path, params, self._shapes)
 

@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.checkpointing.checkpointer import has_checkpoint
 from bertjax.config.config import Config, load_config
-from bertjax.formats.loading import find_model, read_run_config
+from bertjax.formats.loading import find_bert_config, read_run_config
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
 
@@ -38,7 +38,7 @@ def make_run_config(
 
     def load_model_config(init: str) -> BertConfig:
         resumed = workdir is not None and has_checkpoint(workdir)
-        return find_model(workdir if workdir is not None and resumed else init)
+        return find_bert_config(workdir if workdir is not None and resumed else init)
 
     if checkpoint is not None:
         overrides = {"init": repr(str(checkpoint)), **overrides}

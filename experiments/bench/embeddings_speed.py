@@ -4,11 +4,11 @@
       --input lines.txt [--lines N] [--rounds N]
 
 MODEL is a directory of sentence-transformers. bertjax writes the vectors of all lines to a file as
-`bertjax features` does; the peer is `SentenceTransformer.encode` with its batches of 32, once of
+`bertjax embed` does; the peer is `SentenceTransformer.encode` with its batches of 32, once of
 the whole list, which it sorts by length, and once of a stream, 32 lines at a time as they come.
 Each works in a process of its own that has done it once before; contestants take turns, and ratios
 are medians over the rounds. The vectors are compared. With --memory the peak of memory of whole
-`bertjax features` processes is told, of a tenth of the lines and of all. PYTHON needs sentence-
+`bertjax embed` processes is told, of a tenth of the lines and of all. PYTHON needs sentence-
 transformers (extra [bench]); it may be the interpreter of another environment.
 """
 
@@ -71,7 +71,7 @@ def peer_work(
 
 
 def peak_memory(model: str, source: pathlib.Path, output: pathlib.Path) -> float:
-    """MiB that a whole process of `bertjax features` has at most."""
+    """MiB that a whole process of `bertjax embed` has at most."""
     program = (
         "import subprocess, sys, resource; subprocess.run(sys.argv[1:], check=True);"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"

@@ -46,10 +46,10 @@ FASTER = ("examples/s", "minutes", "processor minutes")
 def load(spec: str, extra_flags: Sequence[str]) -> "Config":
     from bertjax.cli.config_args import parse_overrides
     from bertjax.config.config import load_config
-    from bertjax.formats.loading import find_model
+    from bertjax.formats.loading import find_bert_config
     from bertjax.tasks import registry
 
-    return load_config(spec, parse_overrides(extra_flags), registry.data_fields(), find_model)
+    return load_config(spec, parse_overrides(extra_flags), registry.data_fields(), find_bert_config)
 
 
 def train_ours(

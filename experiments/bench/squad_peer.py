@@ -131,11 +131,13 @@ def train_theirs(
     """The scores of the peer."""
     from bertjax.cli.config_args import parse_overrides
     from bertjax.config.config import load_config
-    from bertjax.formats.loading import find_model
+    from bertjax.formats.loading import find_bert_config
     from bertjax.inference import inspection
     from bertjax.tasks import registry
 
-    config = load_config(spec, parse_overrides(extra_flags), registry.data_fields(), find_model)
+    config = load_config(
+        spec, parse_overrides(extra_flags), registry.data_fields(), find_bert_config
+    )
     task = registry.find(config.task)(config)
     config = config.resolve(task.examples_per_epoch)
     directory.mkdir(parents=True)

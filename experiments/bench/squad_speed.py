@@ -101,7 +101,7 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
     from bertjax.config.config import load_config
-    from bertjax.formats.loading import find_model
+    from bertjax.formats.loading import find_bert_config
     from bertjax.steps.step_functions import StepFunctions
     from bertjax.tasks import registry
     from bertjax.training.evaluator import make_evaluator
@@ -112,7 +112,7 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
         "model.dtype": "float32",
         "batch_size": str(BATCH["bertjax"]),
     }
-    config = load_config(spec, overrides, registry.data_fields(), find_model)
+    config = load_config(spec, overrides, registry.data_fields(), find_bert_config)
     task = registry.find(config.task)(config)
     programs = StepFunctions(config, task.objective)
     params = jax.jit(task.objective.init_params)(jax.random.key(0))
