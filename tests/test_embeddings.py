@@ -323,6 +323,6 @@ def test_what_cannot_be_done_is_refused(
     plain = {"checkpoint": model, "input": tmp_path / "in.txt", "output": tmp_path / "out.npz"}
     flags = [flag for name, value in plain.items() for flag in (f"--{name}", value)]
     flags += given.replace("DIR", str(tmp_path)).split()
-    sentence = refused("features", *flags)
+    sentence = refused("embed", *flags)
     assert re.search(complaint.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
     assert not (tmp_path / "out.npz").exists()

@@ -69,7 +69,7 @@ def ours(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> dict[str,
     own = {name: each.astype(np.int32) for name, each in own.items()}
     heads = tuple(head for head in heads if head != "pooler")
     if not heads:
-        return {"embeddings": model.apply(model.params, own)}
+        return {"last_hidden_state": model.apply(model.params, own)}
     own["cls_positions"] = np.zeros((len(batch["attention_mask"]), 1), np.int32)
     own["masked_lm_positions"] = batch.get("masked_lm_positions", own["cls_positions"])
     found: Any = BertWithHeads(model.config, heads).apply(
@@ -94,7 +94,7 @@ def test_program_runs_with_jax_alone(method, tmp_path) -> None:
             got, there = found[f"{size}/{name}"], batch["attention_mask"] > 0
             wanted = np.asarray(wanted)
             if name in (
-                "embeddings",
+                "last_hidden_state",
                 "question_answering_logits",
                 "token_classification_logits",
             ):  # padding is nobody's

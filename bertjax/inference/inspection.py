@@ -47,7 +47,11 @@ def save_batches(
     process_id: int,
     path: epath.PathLike,
 ) -> None:
-    ""X""
+    """Write a process's batches as .npz; each array has a leading axis of steps.
+
+    Raises:
+      InputError: there is no step to write.
+    """
     task = _prepare_task(config, num_processes, process_id)
     batches = list(task.train_batches(start, start + steps))
     if not batches:
