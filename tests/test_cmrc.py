@@ -1,4 +1,4 @@
-"""Scores of predictions on CMRC 2018 are those of its own script, digit for digit."""
+"""Scores on CMRC 2018 equal those of its official script, digit for digit."""
 
 import json
 import pathlib
@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.cli.main import main
-from bertjax.tasks.question_answering.cmrc import f1, normalize, score, score_files, segments
+from bertjax.tasks.question_answering.cmrc import (
+    f1,
+    normalize,
+    score,
+    score_files,
+    segments,
+    split_words,
+)
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset, read_squad
 
@@ -18,14 +25,14 @@ TEXT = st.text(st.sampled_from("北京大学ab1 .,-。《\u9fa5\u9fa6"))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_every_digit_is_that_of_the_script(name: str, data_dir) -> None:
+def test_score_equals_official_script(name: str, data_dir) -> None:
     file, variant = name.split()
-    found = recipe.predictions(recipe.read(file, data_dir / "xquad"), variant)
-    scores = score(read_squad(data_dir / "xquad" / file), found)
+    predictions = recipe.predictions(recipe.read(file, data_dir / "xquad"), variant)
+    scores = score(read_squad(data_dir / "xquad" / file), predictions)
     missing, surplus = scores.pop("missing"), scores.pop("surplus")
-    # One prediction of this kind holds "s.k. to", which the script takes for two sentences.
-    apart = 0.001 if name == "cmrc2018_trial.json changed" else 0
-    assert scores == pytest.approx(GOLDEN[name], rel=0, abs=apart)
+    # One prediction holds "s.k. to", which the script splits into two sentences.
+    tolerance = 0.001 if name == "cmrc2018_trial.json changed" else 0
+    assert scores == pytest.approx(GOLDEN[name], rel=0, abs=tolerance)
     assert (missing > 0) == (variant == "missing")
     assert surplus == (7 if variant == "surplus" else 0)
 
@@ -42,22 +49,38 @@ def test_every_digit_is_that_of_the_script(name: str, data_dir) -> None:
         ("\u4e00\u9fa5\u9fa6", ("\u4e00", "\u9fa5", "\u9fa6")),
     ],
 )
-def test_segments_are_characters_and_words(text: str, parts: tuple[str, ...]) -> None:
+def test_segments_returns_characters_and_words(text: str, parts: tuple[str, ...]) -> None:
     assert segments(text) == parts
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("the end.", "the end ."),
+        ('he said "no"', "he said `` no ''"),
+        ("u.s. 3.5%, 1,000...", "u.s. 3.5 % , 1,000 ..."),
+        ("it's don't we'll james' o'clock", "it 's do n't we 'll james ' o'clock"),
+        ("cannot gimme wanna 'tis", "can not gim me wan na 't is"),
+        ("a&b [c] «d»?", "a & b [ c ] « d » ?"),
+    ],
+)
+def test_split_words_follows_treebank_rules(text: str, words: str) -> None:
+    """The expected words are those of NLTK 3.9."""
+    assert split_words(text) == words.split()
+
+
 @given(TEXT, TEXT)
-def test_f1_lies_between_0_and_1_and_has_no_sides(a: str, b: str) -> None:
+def test_f1_is_symmetric_and_between_0_and_1(a: str, b: str) -> None:
     assert 0 <= f1(a, b) <= 1
     assert f1(a, b) == f1(b, a)
     assert f1(a, a) == (1 if segments(a) else 0)
 
 
-def test_only_the_longest_run_counts() -> None:
+def test_f1_counts_the_longest_common_run() -> None:
     assert f1("北京上大学", "北京大学") == pytest.approx(2 * (2 / 5) * (2 / 4) / (2 / 5 + 2 / 4))
 
 
-def test_punctuation_in_the_script_s_list_alone_is_dropped() -> None:
+def test_normalize_removes_listed_punctuation_only() -> None:
     assert normalize(" 《三国》—演义… ") == "三国—演义…"
 
 
@@ -65,7 +88,7 @@ def question(name: str, *golds: str) -> Question:
     return Question(name, "?", "。", tuple(Answer(gold, 0) for gold in golds))
 
 
-def test_the_best_gold_answer_counts_and_a_missing_one_is_wrong() -> None:
+def test_score_takes_best_gold_and_counts_missing_as_wrong() -> None:
     data = QuestionAnsweringDataset([question("0", "京", "北京"), question("1", "京")], 1)
     scores = score(data, {"0": "北京。", "2": "京"})
     assert scores == {
@@ -78,18 +101,18 @@ def test_the_best_gold_answer_counts_and_a_missing_one_is_wrong() -> None:
     }
 
 
-def test_a_question_needs_a_gold_answer() -> None:
+def test_score_rejects_question_without_gold() -> None:
     with pytest.raises(InputError, match="'0' has no gold answer"):
         score(QuestionAnsweringDataset([question("0")], 1), {"0": "京"})
 
 
-def test_files_are_scored(tmp_path, capsys) -> None:
+def test_score_files_scores_and_rejects_other_layout(tmp_path, capsys) -> None:
     qa = {"id": "0", "question": "?", "answers": [{"text": "京", "answer_start": 1}]}
-    data, found = tmp_path / "dev.json", tmp_path / "predictions.json"
+    data, predictions = tmp_path / "dev.json", tmp_path / "predictions.json"
     data.write_text(json.dumps({"data": [{"paragraphs": [{"context": "北京", "qas": [qa]}]}]}))
-    found.write_text(json.dumps({"0": "京"}))
-    assert main(["score", "cmrc", "--data", str(data), "--predictions", str(found)]) == 0
+    predictions.write_text(json.dumps({"0": "京"}))
+    assert main(["score", "cmrc", "--data", str(data), "--predictions", str(predictions)]) == 0
     assert json.loads(capsys.readouterr().out)["average"] == 100
-    found.write_text("[]")
-    with pytest.raises(InputError, match="holds no object"):
-        score_files(data, found)
+    predictions.write_text("[]")
+    with pytest.raises(InputError, match="no JSON object. Write one object"):
+        score_files(data, predictions)

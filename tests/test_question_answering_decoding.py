@@ -1,4 +1,4 @@
-"""Answers are the spans of most start plus end logits, as they stand in the passage."""
+"""Answers are the passage spans with the highest sum of start and end logits."""
 
 import functools
 import pathlib
@@ -39,9 +39,8 @@ def windows_of(question: Question) -> tuple[PassageWindows, PassageCache]:
     return make_windows([question], TOKENIZER, OPTIONS, passages), passages
 
 
-def flat(windows: PassageWindows, least: float = -10.0) -> list[np.ndarray]:
-    """Logits that say nothing."""
-    return [np.full((length, 2), least, np.float32) for length in windows.lengths]
+def constant_logits(windows: PassageWindows, value: float = -10.0) -> list[np.ndarray]:
+    return [np.full((length, 2), value, np.float32) for length in windows.lengths]
 
 
 def answer(
@@ -54,11 +53,11 @@ def answer(
 QUESTION = Question("q", "a?", PASSAGE)
 
 
-def test_the_best_span_of_all_windows_is_taken_where_it_stands() -> None:
+def test_decode_returns_best_span_of_all_windows() -> None:
     windows, passages = windows_of(QUESTION)
     assert len(windows) > 2
-    logits = flat(windows)
-    for number in range(len(windows)):  # the same span in each window that shows it
+    logits = constant_logits(windows)
+    for number in range(len(windows)):  # the same span in each window that contains it
         first, prefix = windows.passage_starts[number], windows.prefix_lengths[number]
         for place, kind in ((40, 0), (43, 1)):
             if first <= place < first + windows.passage_lengths[number]:
@@ -78,27 +77,27 @@ def test_the_best_span_of_all_windows_is_taken_where_it_stands() -> None:
         (5, 5 + MAX_ANSWER_LENGTH, False),
     ],
 )
-def test_ends_lie_behind_starts_and_not_too_far(start: int, end: int, fits: bool) -> None:
+def test_decode_limits_the_span_length(start: int, end: int, fits: bool) -> None:
     windows, passages = windows_of(QUESTION)
-    logits = flat(windows, 0)
+    logits = constant_logits(windows, 0)
     prefix = windows.prefix_lengths[0]
     logits[0][prefix + start, 0] = logits[0][prefix + end, 1] = 9
     best = answer(QUESTION, logits, windows, passages).candidates[0]
     assert (best.score == 18) is fits
 
 
-def test_a_start_counts_only_in_its_window_of_maximum_context() -> None:
+def test_decode_uses_the_window_of_maximum_context() -> None:
     windows, passages = windows_of(QUESTION)
-    logits = flat(windows)
+    logits = constant_logits(windows)
     edge = windows.passage_lengths[0] - 1  # it has more context in the second window
     logits[0][windows.prefix_lengths[0] + edge] = 20
     prediction = answer(QUESTION, logits, windows, passages)
     assert all(candidate.start != 2 * edge for candidate in prediction.candidates)
 
 
-def test_neither_question_nor_special_pieces_are_answers() -> None:
+def test_decode_ignores_question_and_special_tokens() -> None:
     windows, passages = windows_of(QUESTION)
-    logits = flat(windows)
+    logits = constant_logits(windows)
     for number in range(len(windows)):
         logits[number][: windows.prefix_lengths[number]] = 50
         logits[number][-1] = 50
@@ -107,12 +106,12 @@ def test_neither_question_nor_special_pieces_are_answers() -> None:
     assert prediction.null.score == 100
 
 
-def test_a_piece_that_stands_for_no_character_is_no_answer() -> None:
+def test_decode_ignores_tokens_without_characters() -> None:
     windows, passages = windows_of(QUESTION)
     spans = passages[PASSAGE].offsets.copy()
-    spans[40, 1] = spans[40, 0]  # as SentencePiece's mark of a word's start has it
+    spans[40, 1] = spans[40, 0]  # as SentencePiece's word-start mark
     passages[PASSAGE] = TokenizedPassage(passages[PASSAGE].ids, spans)
-    logits = flat(windows)
+    logits = constant_logits(windows)
     for number in range(len(windows)):
         at = 40 - windows.passage_starts[number]
         if 0 <= at < windows.passage_lengths[number]:
@@ -121,9 +120,9 @@ def test_a_piece_that_stands_for_no_character_is_no_answer() -> None:
     assert prediction.candidates and all(each.text for each in prediction.candidates)
 
 
-def test_the_null_score_is_the_least_over_the_windows() -> None:
+def test_null_score_is_the_lowest_over_windows() -> None:
     windows, passages = windows_of(QUESTION)
-    logits = flat(windows)
+    logits = constant_logits(windows)
     for number in range(len(windows)):
         logits[number][0] = 3 + number
     prediction = answer(QUESTION, logits, windows, passages)
@@ -133,10 +132,10 @@ def test_the_null_score_is_the_least_over_the_windows() -> None:
 
 
 @pytest.mark.parametrize(("asked", "passage"), [("a?", ""), ("", "a b"), ("", "")])
-def test_empty_questions_and_passages_have_answers(asked: str, passage: str) -> None:
+def test_decode_accepts_empty_question_and_passage(asked: str, passage: str) -> None:
     question = Question("q", asked, passage)
     windows, passages = windows_of(question)
-    prediction = answer(question, flat(windows), windows, passages)
+    prediction = answer(question, constant_logits(windows), windows, passages)
     assert prediction.answer(None).text == ("a" if passage else "")
     (first, *_) = prediction.probabilities(with_null=True)
     assert 0 < first[1] <= 1
@@ -144,10 +143,12 @@ def test_empty_questions_and_passages_have_answers(asked: str, passage: str) -> 
         assert prediction.candidates == [] and prediction.answer(0.0) == prediction.null
 
 
-def test_the_best_are_of_different_texts_and_their_probabilities_sum_to_one() -> None:
+def test_candidates_are_distinct_and_probabilities_sum_to_1() -> None:
     windows, passages = windows_of(QUESTION)
     random = np.random.default_rng(0)
-    logits = [random.normal(size=each.shape).astype(np.float32) for each in flat(windows)]
+    logits = [
+        random.normal(size=each.shape).astype(np.float32) for each in constant_logits(windows)
+    ]
     prediction = answer(QUESTION, logits, windows, passages)
     texts = [candidate.text for candidate in prediction.candidates]
     assert len(set(texts)) == len(texts) == N_BEST_SIZE
@@ -164,12 +165,12 @@ def vocabulary(path: pathlib.Path):
     return load_tokenizer(path)
 
 
-def oracle(data: QuestionAnsweringDataset, tokenizer) -> dict[str, str]:
-    """What is answered when the logits point at the first gold answer."""
+def decode_gold_logits(data: QuestionAnsweringDataset, tokenizer) -> dict[str, str]:
+    """Return the answers to logits that point at the first gold answer."""
     passages = PassageCache(tokenizer)
     answers: list[Answer | None] = [locate_answer(question).answer for question in data.questions]
     windows = make_windows(data.questions, tokenizer, WindowOptions(), passages, answers)
-    logits = flat(windows, -5)
+    logits = constant_logits(windows, -5)
     for number, (start, end) in enumerate(windows.targets["answer_positions"].values):
         logits[number][start, 0] = logits[number][end, 1] = 5
     found = {}
@@ -181,15 +182,15 @@ def oracle(data: QuestionAnsweringDataset, tokenizer) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_logits_that_point_at_the_gold_answers_give_them_back(data_dir) -> None:
+def test_decode_returns_gold_answers_of_squad(data_dir) -> None:
     data = read_squad(data_dir / "squad" / "dev-v1.1.json")
     tokenizer = vocabulary(data_dir / "vocab" / "bert-base-uncased-vocab.txt")
-    found = oracle(data, tokenizer)
+    found = decode_gold_logits(data, tokenizer)
     wrong = [
         q for q in data.questions if score(QuestionAnsweringDataset([q], 1), found)["exact"] == 0
     ]
-    # All the others are exact. Of these the gold answer begins or ends within a piece ("1940" of
-    # "1940s"), or is longer than any answer may be.
+    # These gold answers begin or end within a token ("1940" of "1940s"), or are longer than
+    # MAX_ANSWER_LENGTH.
     assert len(wrong) == 32
     for question in wrong:
         gold = question.answers[0]
@@ -200,15 +201,17 @@ def test_logits_that_point_at_the_gold_answers_give_them_back(data_dir) -> None:
         assert within or len(tokens) > MAX_ANSWER_LENGTH, (question.id, gold)
 
 
-# The rest has more than 30 pieces (98 of 100 in Thai, whose words are cut into letters),
-# begins or ends within a piece, or is cut by the window of its start's maximum context.
+# Other answers have more than 30 tokens (98 of 100 in Thai, whose words are split into letters),
+# begin or end within a token, or exceed the window of their start's maximum context.
 XQUAD = {"ar": 98.29, "de": 99.42, "el": 96.14, "en": 99.98, "es": 99.74, "hi": 97.89}
 XQUAD |= {"ro": 99.00, "ru": 98.74, "th": 91.65, "tr": 99.24, "vi": 99.40, "zh": 98.82}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", XQUAD)
-def test_so_they_do_in_other_languages(language: str, data_dir) -> None:
+def test_decode_returns_gold_answers_of_xquad(language: str, data_dir) -> None:
     data = read_squad(data_dir / "xquad" / f"xquad.{language}.json")
     tokenizer = vocabulary(data_dir / "vocab" / "bert-base-multilingual-cased-vocab.txt")
-    assert score(data, oracle(data, tokenizer))["f1"] == pytest.approx(XQUAD[language], abs=0.01)
+    assert score(data, decode_gold_logits(data, tokenizer))["f1"] == pytest.approx(
+        XQUAD[language], abs=0.01
+    )

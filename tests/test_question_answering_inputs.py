@@ -1,4 +1,4 @@
-"""QuestionAnsweringDataset come as lines or as a file, and what is wrong with them is said."""
+"""Questions are parsed from lines or from a file; an evaluation set logs and scores them."""
 
 import json
 
@@ -26,7 +26,7 @@ def line(**fields: object) -> str:
     return json.dumps({"question": "c?", "context": "a b"} | fields) + "\n"
 
 
-def test_lines_are_questions_one_by_one_as_they_come() -> None:
+def test_inputs_are_parsed_line_by_line() -> None:
     taken = []
 
     def lines():
@@ -40,14 +40,14 @@ def test_lines_are_questions_one_by_one_as_they_come() -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_file_is_answered_as_a_whole(indent: int | None) -> None:
+def test_inputs_of_a_squad_file_are_a_list(indent: int | None) -> None:
     text = "\n" + json.dumps(FILE, indent=indent)
     found = parse_question_inputs(text.splitlines(keepends=True))
-    assert isinstance(found, list)  # which nobody need wait for
+    assert isinstance(found, list)
     assert list(map(to_question, found)) == [Question("7", "c?", "a b")]
 
 
-def test_nothing_is_no_question() -> None:
+def test_inputs_of_no_lines_are_empty() -> None:
     assert list(parse_question_inputs([])) == []
 
 
@@ -62,27 +62,27 @@ def test_nothing_is_no_question() -> None:
     ],
     ids=lambda value: value[:40],
 )
-def test_a_line_that_is_no_question_is_refused(said: str, complaint: str) -> None:
+def test_inputs_reject_a_line_without_question(said: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         list(map(to_question, parse_question_inputs([line(), said])))
 
 
-def test_blank_lines_are_passed_over_and_counted() -> None:
+def test_inputs_skip_blank_lines_and_count_them() -> None:
     found = map(to_question, parse_question_inputs(["\n", line(), " \n", line(), "\n"]))
     assert [question.id for question in found] == ["2", "4"]
 
 
-def test_what_is_asked_from_elsewhere_is_named_by_its_place() -> None:
+def test_to_question_error_names_the_location() -> None:
     with pytest.raises(ValueError, match="input 0 is not of the form"):
         to_question(Input("input 0", "c?"))
 
 
-def test_a_file_of_another_layout_is_refused() -> None:
+def test_inputs_reject_another_layout() -> None:
     with pytest.raises(ValueError, match=r"the input is not in .*: data\[0\] has no 'paragraphs'"):
         parse_question_inputs(['{"data": [{}]}'])
 
 
-def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) -> None:
+def test_eval_set_logs_misplaced_answers_and_long_questions(caplog) -> None:
     questions = [
         Question("here", "a?", "a b", (Answer("b", 2),)),
         Question("there", "a?", "a b", (Answer("b", 1),)),
@@ -97,28 +97,30 @@ def test_answers_out_of_place_and_long_questions_are_counted_and_listed(caplog) 
         rows=2,
     )
     text = caplog.text
-    assert "dev: 2 of 3 answers are not at their place" in text
-    assert "They are of questions there, nowhere." in text
+    assert "dev: 2 of 3 answers are not at their answer_start" in text
+    assert "Questions: there, nowhere." in text
     assert "of question 'there' is not at character 1 of its passage, but at 2" in text
-    assert "1 questions were cut to data.max_query_length=4 pieces" in text
+    assert "1 questions were truncated to data.max_query_length=4 tokens" in text
 
 
-def read_logits(reading: QuestionAnsweringEvalSet, of_cls: float) -> list[dict[str, np.ndarray]]:
-    """Logits of `of_cls` at each [CLS] and the opposite elsewhere."""
+def make_logits(
+    eval_set: QuestionAnsweringEvalSet, cls_logit: float
+) -> list[dict[str, np.ndarray]]:
+    """Return logits of `cls_logit` at each [CLS] and the opposite elsewhere."""
     logits = []
-    for batch in reading.batches():
-        values = np.where(batch["position_ids"] == 0, of_cls, -of_cls)
+    for batch in eval_set.batches():
+        values = np.where(batch["position_ids"] == 0, cls_logit, -cls_logit)
         logits.append(
             {"question_answering_logits": np.stack([values, values], -1).astype(np.float32)}
         )
     return logits
 
 
-@pytest.mark.parametrize("of_cls", [9.0, -9.0])
-def test_scores_of_version_2_are_those_at_the_threshold(of_cls: float) -> None:
-    """To answer nothing is best here, whatever the odds; the official sweep's 0 would not do it."""
+@pytest.mark.parametrize("cls_logit", [9.0, -9.0])
+def test_evaluation_of_version_2_applies_the_threshold(cls_logit: float) -> None:
+    """Answering nothing is best at any odds, which the official threshold 0 would not give."""
     questions = [Question("1", "a", "c d", (Answer("d", 2),)), Question("2", "c", "b")]
-    reading = QuestionAnsweringEvalSet(
+    eval_set = QuestionAnsweringEvalSet(
         "dev",
         QuestionAnsweringDataset(questions, 2),
         TOKENIZER,
@@ -126,20 +128,21 @@ def test_scores_of_version_2_are_those_at_the_threshold(of_cls: float) -> None:
         PackedShape(16, 8),
         rows=2,
     )
-    found = reading.evaluation({}, read_logits(reading, of_cls))
-    assert found.scores["f1"] == found.scores["best_f1"] == 50
-    assert found.scores["threshold"] < min(found.files["null_odds"].values())
-    assert found.files["predictions"] == {"1": "", "2": ""}
-    assert found.examples == ["a → - (d)", "c → - (-)"]
+    evaluation = eval_set.evaluation({}, make_logits(eval_set, cls_logit))
+    assert evaluation.scores["f1"] == evaluation.scores["best_f1"] == 50
+    assert evaluation.scores["null_score_diff_threshold"] < min(
+        evaluation.files["null_odds"].values()
+    )
+    assert evaluation.files["predictions"] == {"1": "", "2": ""}
+    assert evaluation.examples == ["a → - (d)", "c → - (-)"]
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_even_without_any_span_there_are_scores_and_files(version: int) -> None:
-    """Logits that put all but [CLS] out of the question; a question of nothing."""
+def test_evaluation_without_candidates_returns_scores_and_files(version: int) -> None:
     questions = [Question("1", "", "a b", (Answer("b", 2),)), Question("2", "c", "b")]
     if version == 1:
         questions.pop()
-    reading = QuestionAnsweringEvalSet(
+    eval_set = QuestionAnsweringEvalSet(
         "dev",
         QuestionAnsweringDataset(questions, version),
         TOKENIZER,
@@ -147,8 +150,8 @@ def test_even_without_any_span_there_are_scores_and_files(version: int) -> None:
         PackedShape(16, 8),
         rows=2,
     )
-    found = reading.evaluation({}, read_logits(reading, 9.0))
-    assert found.scores["total"] == len(questions)
+    evaluation = eval_set.evaluation({}, make_logits(eval_set, 9.0))
+    assert evaluation.scores["total"] == len(questions)
     if version == 2:
-        assert found.scores["NoAns_exact"] == 100
-        assert min(found.files["null_odds"].values()) == pytest.approx(36)
+        assert evaluation.scores["NoAns_exact"] == 100
+        assert min(evaluation.files["null_odds"].values()) == pytest.approx(36)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
             "--pooling and --normalize."
         )
     exports = format_name == "bertjax" and args.to != format_name
-    if exports and "threshold" in read_calibration(find_checkpoint(args.source)):
+    if exports and "null_score_diff_threshold" in read_calibration(find_checkpoint(args.source)):
         print(f"{args.target} answers every question: its format has no null_score_diff_threshold.")
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary: add vocab.txt and convert again.")

@@ -13,7 +13,6 @@ from bertjax.tasks.task import Evaluation, Task
 from bertjax.workdir.workdir import write_run_record
 
 CALIBRATION_FILE = "calibration.json"
-_THRESHOLD_FILE = "threshold.json"  # what span models of older versions keep in its place
 
 
 def write_checkpoint_metadata(
@@ -39,6 +38,4 @@ def read_calibration(directory: epath.Path) -> dict[str, float]:
     if (directory / CALIBRATION_FILE).exists():
         evaluation: dict[str, float] = json.loads((directory / CALIBRATION_FILE).read_text())
         return evaluation
-    if (directory / _THRESHOLD_FILE).exists():
-        return {"threshold": json.loads((directory / _THRESHOLD_FILE).read_text())["f1"]}
     return {}

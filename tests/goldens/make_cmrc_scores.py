@@ -1,9 +1,9 @@
-"""Makes cmrc_scores.json: the arithmetic of CMRC 2018's own script, with NLTK's sentences.
+"""Make cmrc_scores.json: the arithmetic of CMRC 2018's official script, with NLTK.
 
     BERTJAX_DATA=... NLTK_DATA=... python tests/goldens/make_cmrc_scores.py
 
-Needs `nltk` 3.8 and, in the folder that NLTK_DATA names, its model of English sentences ("punkt"),
-by which the script splits what is not Chinese before it looks for words.
+Needs `nltk` 3.8 and, in the folder of NLTK_DATA, its English sentence model ("punkt"). The script
+splits text that is not Chinese into sentences before words.
 """
 
 import json
@@ -19,7 +19,7 @@ Items = list[tuple[str, str, list[dict]]]
 
 
 def read(file: str, folder: pathlib.Path) -> Items:
-    """Id, passage and gold answers of each question."""
+    """Return id, passage and gold answers of each question."""
     articles = json.loads((folder / file).read_text("utf-8"))["data"]
     return [
         (qa["id"], part["context"], qa["answers"])
@@ -30,7 +30,7 @@ def read(file: str, folder: pathlib.Path) -> Items:
 
 
 def change(text: str, passage: str, place: int, kind: float) -> str:
-    """A gold answer as a model might have it."""
+    """Return a gold answer with an error that a model could make."""
     end = place + len(text)
     changes = (
         lambda: text,
@@ -47,9 +47,9 @@ def change(text: str, passage: str, place: int, kind: float) -> str:
 
 
 def predictions(items: Items, variant: str) -> dict[str, str]:
-    """Predictions of one of VARIANTS."""
+    """Return predictions of one of VARIANTS."""
     draw = random.Random(variant)
-    found = {}
+    predicted = {}
     for name, passage, answers in items:
         answer, kind, rate = (
             answers[int(draw.random() * len(answers))],
@@ -57,17 +57,17 @@ def predictions(items: Items, variant: str) -> dict[str, str]:
             draw.random(),
         )
         if variant == "gold":
-            found[name] = answers[0]["text"]
+            predicted[name] = answers[0]["text"]
         elif variant == "empty":
-            found[name] = ""
+            predicted[name] = ""
         elif not (variant == "missing" and rate < 0.3):
-            found[name] = change(answer["text"], passage, answer["answer_start"], kind)
+            predicted[name] = change(answer["text"], passage, answer["answer_start"], kind)
     if variant == "surplus":
-        found |= {f"nobody asked {i}": "回答" for i in range(7)}
-    return found
+        predicted |= {f"nobody asked {i}": "回答" for i in range(7)}
+    return predicted
 
 
-def score(items: Items, found: dict[str, str]) -> dict[str, float]:
+def score(items: Items, predicted: dict[str, str]) -> dict[str, float]:
     import nltk
 
     def plain(text: str) -> str:
@@ -85,24 +85,24 @@ def score(items: Items, found: dict[str, str]) -> dict[str, float]:
 
     def longest(a: list[str], b: list[str]) -> int:
         best, above = 0, [0] * (len(b) + 1)
-        for one in a:
-            row = [0] + [above[j] + 1 if one == other else 0 for j, other in enumerate(b)]
+        for item in a:
+            row = [0] + [above[j] + 1 if item == other else 0 for j, other in enumerate(b)]
             best, above = max(best, *row), row
         return best
 
     f1 = em = 0
     for name, _, answers in items:
-        if name not in found:
+        if name not in predicted:
             continue
-        ours, each = parts(found[name]), [0]
+        actual, scores = parts(predicted[name]), [0]
         for answer in answers:
-            theirs = parts(answer["text"])
-            same = longest(theirs, ours)
-            if same:
-                precision, recall = 1.0 * same / len(ours), 1.0 * same / len(theirs)
-                each.append((2 * precision * recall) / (precision + recall))
-        f1 += max(each)
-        em += any(plain(answer["text"]) == plain(found[name]) for answer in answers)
+            expected = parts(answer["text"])
+            common = longest(expected, actual)
+            if common:
+                precision, recall = 1.0 * common / len(actual), 1.0 * common / len(expected)
+                scores.append((2 * precision * recall) / (precision + recall))
+        f1 += max(scores)
+        em += any(plain(answer["text"]) == plain(predicted[name]) for answer in answers)
     f1_score, em_score = 100.0 * f1 / len(items), 100.0 * em / len(items)
     average = (em_score + f1_score) * 0.5
     return {"exact": em_score, "f1": f1_score, "average": average, "total": len(items)}
@@ -110,14 +110,14 @@ def score(items: Items, found: dict[str, str]) -> dict[str, float]:
 
 def main() -> None:
     folder = pathlib.Path(os.environ["BERTJAX_DATA"]) / "xquad"
-    found = {
+    predicted = {
         f"{file} {variant}": score(items, predictions(items, variant))
         for file in FILES
         for items in [read(file, folder)]
         for variant in VARIANTS
     }
     path = pathlib.Path(__file__).with_name("cmrc_scores.json")
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(predicted, indent=1) + "\n")
 
 
 if __name__ == "__main__":

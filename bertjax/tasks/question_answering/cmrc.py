@@ -1,7 +1,7 @@
-"""Scores of predictions on CMRC 2018 (Cui et al. 2019), by the arithmetic of its own script.
+"""Scores of predictions on CMRC 2018 (Cui et al. 2019), with the arithmetic of its official script.
 
-Chinese is compared by the character: SQuAD's words, which stand between spaces, would make an F1 of
-it that is hardly more than exact match.
+Chinese is compared by character. SQuAD compares words between spaces: on Chinese its F1 would hardly
+differ from exact match.
 """
 
 import difflib
@@ -9,66 +9,103 @@ import re
 from collections.abc import Mapping
 
 from etils import epath
-from nltk.tokenize import NLTKWordTokenizer
 
-from bertjax.tasks.question_answering.metrics import read_predictions
-from data_pipelines.errors import InputError
-from data_pipelines.finetuning.squad import Question, QuestionAnsweringDataset, read_squad
+from bertjax.tasks.question_answering.metrics import gold_texts, read_predictions
+from data_pipelines.finetuning.squad import QuestionAnsweringDataset, read_squad
 
-_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001
-_PARTS = re.compile("([一-龥])|([^一-龥]+)")
+_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 (Chinese)
+_SEGMENTS = re.compile("([一-龥])|([^一-龥]+)")
+# Penn Treebank's word rules (MacIntyre 1995) in the order of NLTK 3.9, for lower-case text without
+# _PUNCTUATION. The official script splits words with NLTK; its other rules cannot apply here.
+_WORD_RULES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"[«‘„]", r" \g<0> "),  # noqa: RUF001 (quotation marks)
+        (r'^"', r" `` "),
+        (r"([ (\[{<])(\"|'{2})", r"\1 `` "),
+        (r"'(?!re|ve|ll|m|t|s|d|n)(\w)\b", r"' \1"),
+        (r"([^.])\.([\])}>\"'» ]*)\s*$", r"\1 . \2 "),
+        (r",(\D)", r" , \1"),
+        (r",$", r" , "),
+        (r"\.{2,}|[;@#$%&?!]", r" \g<0> "),
+        (r"([^'])' ", r"\1 ' "),
+        (r"[\]\[(){}<>]", r" \g<0> "),
+        (r"^|$", r" "),
+        (r"»|''", r" \g<0> "),
+        (r'"', r" '' "),
+        (r"\s+", r" "),
+        (r"([^' ])('[smd]?) ", r"\1 \2 "),
+        (r"([^' ])('ll|'re|'ve|n't) ", r"\1 \2 "),
+        (r"\b(can)(not)\b", r" \1 \2 "),
+        (r"\b(d)('ye)\b", r" \1 \2 "),
+        (r"\b(gim|lem)(me)\b", r" \1 \2 "),
+        (r"\b(gon)(na)\b", r" \1 \2 "),
+        (r"\b(got)(ta)\b", r" \1 \2 "),
+        (r"\b(more)('n)\b", r" \1 \2 "),
+        (r"\b(wan)(na)(?=\s)", r" \1 \2 "),
+        (r" ('t)(is)\b", r" \1 \2 "),
+        (r" ('t)(was)\b", r" \1 \2 "),
+    )
+]
 
 
 def normalize(text: str) -> str:
-    """Lower case, without spaces at the ends and the punctuation that the script names."""
+    """Return the text in lower case, stripped, without the punctuation that the script removes."""
     return text.lower().strip().translate(_PUNCTUATION)
 
 
 def segments(text: str) -> tuple[str, ...]:
-    """Each Chinese character, and the words of what stands between them, as NLTK has them.
+    """Return each Chinese character, and the words of the text between them.
 
-    The script splits that into sentences first, by a model which only a network gives. It changes
-    none of the gold answers of the dev and trial sets: a full stop must stand amid other words.
+    The script splits that text into sentences first, with a model that must be downloaded. This
+    changes no gold answer of the dev and trial sets: a full stop must stand between other words.
     """
     found: list[str] = []
-    for character, rest in _PARTS.findall(normalize(text)):
-        found += character or NLTKWordTokenizer().tokenize(rest)
+    for character, other in _SEGMENTS.findall(normalize(text)):
+        found += character or split_words(other)
     return tuple(found)
 
 
+def split_words(text: str) -> list[str]:
+    """Return the words and marks of normalized text, as NLTK's word tokenizer does."""
+    for pattern, replacement in _WORD_RULES:
+        text = pattern.sub(replacement, text)
+    return text.split()
+
+
 def f1(prediction: str, gold: str) -> float:
-    """The harmonic mean of precision and recall of the longest run of segments in both."""
-    ours, theirs = segments(prediction), segments(gold)
-    matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
-    same = matcher.find_longest_match().size
-    if same == 0:
+    """Return F1 over the longest run of segments that prediction and gold share."""
+    predicted, expected = segments(prediction), segments(gold)
+    matcher = difflib.SequenceMatcher(None, predicted, expected, autojunk=False)
+    common = matcher.find_longest_match().size
+    if common == 0:
         return 0.0
-    precision, recall = 1.0 * same / len(ours), 1.0 * same / len(theirs)
+    precision, recall = 1.0 * common / len(predicted), 1.0 * common / len(expected)
     return (2 * precision * recall) / (precision + recall)
 
 
 def score_files(data: epath.PathLike, predictions: epath.PathLike) -> dict[str, float]:
-    """`score` of files: a data set in SQuAD's layout, and a JSON object, id to text.
+    """Return `score` of a file in SQuAD's layout and a JSON object of question id to text.
 
     Raises:
-      InputError: one of them does not exist.
-      InputError: one of them is not of that kind.
+      InputError: a file does not exist or has another layout.
     """
     return score(read_squad(data), read_predictions(predictions))
 
 
 def score(data: QuestionAnsweringDataset, predictions: Mapping[str, str]) -> dict[str, float]:
-    """The official scores, in percent; a question without a prediction counts as wrong.
+    """Return the official scores in percent; a question without a prediction counts as wrong.
 
     Returns:
-      `exact`, `f1`, their mean `average`, and `total`, the number of questions. `missing` questions
-      have no prediction, `surplus` predictions no question.
+      `exact`, `f1`, their mean `average`, and `total`, the number of questions. `missing` counts
+      questions without a prediction, `surplus` predictions without a question.
+
     Raises:
       InputError: a question has no gold answer.
     """
     exact_sum, f1_sum, missing = 0, 0.0, 0
     for question in data.questions:
-        golds = _golds(question)
+        golds = gold_texts(question)
         if question.id not in predictions:
             missing += 1
             continue
@@ -85,9 +122,3 @@ def score(data: QuestionAnsweringDataset, predictions: Mapping[str, str]) -> dic
         "missing": missing,
         "surplus": len(predictions) - (total - missing),
     }
-
-
-def _golds(question: Question) -> list[str]:
-    if not question.answers:
-        raise InputError(f"question {question.id!r} has no gold answer, so nothing can be scored.")
-    return [answer.text for answer in question.answers]

@@ -1,24 +1,25 @@
-"""From the logits of windows to answers (Devlin et al. 2019, sections 4.2 and 4.3).
+"""Answers from the logits of windows (Devlin et al. 2019, sections 4.2 and 4.3).
 
-A question's answer is the span of most start plus end logits over all its windows, taken as it
-stands in the passage. Each piece is judged in the window that shows most of its surroundings.
+The answer is the passage span with the highest sum of start and end logits over all windows of the
+question. A start counts only in the window that shows the most context around it.
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import scipy
 
 from data_pipelines.finetuning.squad import Question
 from data_pipelines.finetuning.windows import PassageCache, PassageWindows, max_context_windows
 
-N_BEST_SIZE = 20  # starts, ends and answers that are looked at
-MAX_ANSWER_LENGTH = 30  # pieces of an answer
+N_BEST_SIZE = 20  # starts and ends considered in a window, and answers kept
+MAX_ANSWER_LENGTH = 30  # tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A possible answer: characters [start, end) of the passage; "" at 0 stands for none."""
+    """A possible answer, characters [start, end) of the passage; "" at 0 means no answer."""
 
     text: str
     start: int
@@ -28,16 +29,18 @@ class Candidate:
 
     @property
     def score(self) -> float:
+        """Sum of start and end logit."""
         return self.start_logit + self.end_logit
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a model says to a question.
+    """The answers of a model to one question.
 
     Attributes:
-      candidates: the best answers, best first, each text once; empty where no span qualifies.
-      null: no answer, at the least score that it has in a window.
+      question: the question.
+      candidates: the best answers, best first, each text once; empty if no span qualifies.
+      null: no answer, with its lowest score over the windows.
     """
 
     question: Question
@@ -46,13 +49,13 @@ class Prediction:
 
     @property
     def null_odds(self) -> float:
-        """By how much no answer scores above the best one; all but infinite without one."""
+        """Score of no answer minus the best answer's; the largest float32 without candidates."""
         if not self.candidates:
             return float(np.finfo(np.float32).max)
         return self.null.score - self.candidates[0].score
 
     def answer(self, null_score_diff_threshold: float | None) -> Candidate:
-        """The best answer; none where there is none, or where its odds are above the threshold."""
+        """Return the best answer; `null` without one or with odds above the threshold."""
         if not self.candidates or (
             null_score_diff_threshold is not None and self.null_odds > null_score_diff_threshold
         ):
@@ -60,14 +63,17 @@ class Prediction:
         return self.candidates[0]
 
     def probabilities(self, with_null: bool) -> list[tuple[Candidate, float]]:
-        """The candidates, with none among them if asked, and the softmax of their scores."""
+        """Return the candidates by score with the softmax of the scores.
+
+        Args:
+          with_null: include no answer, which is always included without candidates.
+        """
         listed = sorted(
             [*self.candidates, *([self.null] if with_null or not self.candidates else [])],
             key=lambda candidate: -candidate.score,
         )
         scores = np.array([candidate.score for candidate in listed])
-        powers = np.exp(scores - scores.max())
-        return list(zip(listed, (powers / powers.sum()).tolist(), strict=True))
+        return list(zip(listed, scipy.special.softmax(scores).tolist(), strict=True))
 
 
 def decode(
@@ -76,54 +82,64 @@ def decode(
     passages: PassageCache,
     logits: Sequence[np.ndarray],
 ) -> Iterator[Prediction]:
-    """The prediction for each question, in turn.
+    """Yield the prediction for each question.
 
     Args:
-      logits: for each window float32 [pieces, 2], of start and end.
+      questions: the questions of `windows`.
+      windows: the windows of all questions, in the order of the questions.
+      passages: the tokens of the passages.
+      logits: float32 [tokens, 2] of each window, for start and end.
     """
     bounds = np.searchsorted(windows.question_indices, np.arange(len(questions) + 1))
     for number, question in enumerate(questions):
-        own = range(bounds[number], bounds[number + 1])
-        spans = passages[question.passage].offsets
-        firsts, parts = windows.passage_starts[own], windows.passage_lengths[own]
-        context = max_context_windows(firsts.tolist(), parts.tolist(), len(spans))
-        found = []
-        nulls = []
-        for place, window in enumerate(own):
+        window_indices = range(bounds[number], bounds[number + 1])
+        offsets = passages[question.passage].offsets
+        starts = windows.passage_starts[window_indices]
+        lengths = windows.passage_lengths[window_indices]
+        best_window = max_context_windows(starts.tolist(), lengths.tolist(), len(offsets))
+        spans, nulls = [], []
+        for index, window in enumerate(window_indices):
             nulls.append(Candidate("", 0, 0, *logits[window][0].tolist()))
             prefix, first = int(windows.prefix_lengths[window]), int(windows.passage_starts[window])
-            inside = logits[window][prefix : prefix + int(windows.passage_lengths[window])]
-            start, end = _top_spans(inside, context[first : first + len(inside)] == place)
-            places = spans[first + start, 0], spans[first + end, 1]
-            found.append((*places, inside[start, 0], inside[end, 1]))
+            scores = logits[window][prefix : prefix + int(windows.passage_lengths[window])]
+            start, end = _top_spans(scores, best_window[first : first + len(scores)] == index)
+            characters = offsets[first + start, 0], offsets[first + end, 1]
+            spans.append((*characters, scores[start, 0], scores[end, 1]))
         null = min(nulls, key=lambda null: null.score)
-        yield Prediction(question, _nbest_answers(question.passage, found), null)
+        yield Prediction(question, _nbest_answers(question.passage, spans), null)
 
 
 def _top_spans(logits: np.ndarray, is_max_context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Spans between the best starts, among those judged here, and the best ends of a window."""
-    starts, ends = (np.argsort(-logits[:, i], kind="stable")[:N_BEST_SIZE] for i in (0, 1))
-    start, end = np.repeat(starts, len(ends)), np.tile(ends, len(starts))
-    fits = (end >= start) & (end - start < MAX_ANSWER_LENGTH) & is_max_context[start]
-    return start[fits], end[fits]
-
-
-def _nbest_answers(passage: str, found: Sequence[tuple[np.ndarray, ...]]) -> list[Candidate]:
-    """The best of each text, best first.
+    """Return start and end tokens of the spans between a window's best starts and best ends.
 
     Args:
-      found: for each window, of each span: first and last character, start and end logit.
+      logits: float32 [tokens, 2].
+      is_max_context: bool [tokens], whether the window shows the most context around a token.
     """
-    begins, stops, starts, ends = map(np.concatenate, zip(*found, strict=True))
-    # In float64, as candidates add them, so that both orders are one.
+    starts, ends = (np.argsort(-logits[:, i], kind="stable")[:N_BEST_SIZE] for i in (0, 1))
+    start, end = np.repeat(starts, len(ends)), np.tile(ends, len(starts))
+    is_valid = (end >= start) & (end - start < MAX_ANSWER_LENGTH) & is_max_context[start]
+    return start[is_valid], end[is_valid]
+
+
+def _nbest_answers(passage: str, spans: Sequence[tuple[np.ndarray, ...]]) -> list[Candidate]:
+    """Return the best span of each text, best first.
+
+    Args:
+      passage: the text that spans are part of.
+      spans: for each window, arrays over its spans: first character, end character, start logit,
+        end logit.
+    """
+    begins, stops, starts, ends = map(np.concatenate, zip(*spans, strict=True))
+    # In float64, as `Candidate.score` adds, so that both give the same order.
     order = np.argsort(-(starts.astype(np.float64) + ends), kind="stable")
     best: dict[str, Candidate] = {}
-    for at in order.tolist():
+    for index in order.tolist():
         if len(best) == N_BEST_SIZE:
             break
-        begin, stop = int(begins[at]), int(stops[at])
+        begin, stop = int(begins[index]), int(stops[index])
         text = passage[begin:stop]
-        # Some pieces of SentencePiece stand for no character: a span of them is no answer.
+        # Some SentencePiece tokens cover no character: a span of these is no answer.
         if text and text not in best:
-            best[text] = Candidate(text, begin, stop, float(starts[at]), float(ends[at]))
+            best[text] = Candidate(text, begin, stop, float(starts[index]), float(ends[index]))
     return list(best.values())

@@ -1,4 +1,4 @@
-"""Questions on passages, read and answered: from a data set to batches, from logits to scores."""
+"""Evaluation of question answering: a data set to batches, logits to answers and scores."""
 
 import itertools
 import logging
@@ -31,18 +31,21 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
-_PREDICTION_COUNTS = ("missing", "surplus")  # of predictions that are all ours: 0
-_MAX_WARNINGS = 3  # of the answers that are not at their place, in full
+THRESHOLD = "null_score_diff_threshold"  # score and calibration of version 2
+_PREDICTION_COUNTS = ("missing", "surplus")  # always 0 here: each question has a prediction
+_MAX_WARNINGS = 3  # misplaced answers that are logged in full
 
 
 class QuestionAnsweringEvalSet:
-    """A data set as windows, several to a row, and what becomes of their logits.
+    """A data set as packed windows, with the evaluation of their logits.
 
     Args:
-      name: of the data set, for messages and files.
-      row: what one row holds at most.
-      rows: of each batch, over all hosts; 0 for as many as there are, up to some.
-      hosts, host: how many share them, and which of them this is.
+      name: name of the data set, for messages and files.
+      data: the questions.
+      tokenizer: the model's tokenizer.
+      options: how passages are divided into windows.
+      row: capacity of a sequence.
+      rows, num_processes, process_id: see `PackedEvalSet`.
     """
 
     def __init__(
@@ -62,50 +65,50 @@ class QuestionAnsweringEvalSet:
         self._packed = PackedEvalSet(self._windows, row, rows, num_processes, process_id)
 
     def batches(self) -> Iterator[HostBatch]:
-        """This host's rows of each batch."""
+        """Yield this process's sequences of each batch."""
         return self._packed.batches()
 
     def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[Prediction]:
-        """What is answered to each question, from the span logits of each batch [R, T, 2]."""
-        of_windows = self._packed.unpack_outputs(logits, "token")
-        return decode(self.data.questions, self._windows, self._passages, of_windows)
+        """Yield the prediction for each question, from the logits [B, T, 2] of each batch."""
+        window_logits = self._packed.unpack_outputs(logits, "token")
+        return decode(self.data.questions, self._windows, self._passages, window_logits)
 
     def evaluation(
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
-        """Official scores, in percent; for version 2 at the threshold that is best for F1.
+        """Return the official scores in percent; for version 2 at the best threshold for F1.
 
-        With version 2 comes that `null_score_diff_threshold` of the null odds, above which there is no answer. It
-        is `best_f1_thresh`, but below all odds where to answer nothing is best, for which the
-        official sweep says 0. The files are `predictions`,
-        `nbest_predictions` and, for version 2, `null_odds`.
+        Version 2 adds `null_score_diff_threshold`: with null odds above it, a question has no
+        answer. It is `best_f1_thresh`, or below all odds if answering nothing is best, for which the
+        official sweep returns 0. The files are `predictions`, `nbest_predictions` and, for version
+        2, `null_odds`.
         """
-        found = list(self.predictions([each["question_answering_logits"] for each in outputs]))
+        predictions = list(self.predictions([o["question_answering_logits"] for o in outputs]))
         with_null = self.data.version == 2
-        best = {each.question.id: each.answer(None).text for each in found}
-        files: dict[str, Any] = {"nbest_predictions": _nbest(found, with_null)}
+        answers = {p.question.id: p.answer(None).text for p in predictions}
+        files: dict[str, Any] = {"nbest_predictions": _nbest(predictions, with_null)}
         scores, calibration = {}, {}
         if with_null:
-            odds = {each.question.id: each.null_odds for each in found}
-            swept = score(self.data, best, odds)
+            odds = {p.question.id: p.null_odds for p in predictions}
+            swept = score(self.data, answers, odds)
             scores = {name: value for name, value in swept.items() if name.startswith("best")}
-            null_score_diff_threshold = swept["best_f1_thresh"]
-            unanswerable = sum(not question.answers for question in self.data.questions)
-            if swept["best_f1"] == 100.0 * unanswerable / len(odds):  # where the sweep begins
-                null_score_diff_threshold = float(np.nextafter(min(odds.values()), -np.inf))
-            scores["threshold"] = calibration["threshold"] = null_score_diff_threshold
-            best = {
-                name: "" if odds[name] > null_score_diff_threshold else text
-                for name, text in best.items()
+            threshold = swept["best_f1_thresh"]
+            num_unanswerable = sum(not question.answers for question in self.data.questions)
+            if swept["best_f1"] == 100.0 * num_unanswerable / len(odds):  # the start of the sweep
+                threshold = float(np.nextafter(min(odds.values()), -np.inf))
+            calibration = {THRESHOLD: threshold}
+            scores |= calibration
+            answers = {
+                name: "" if odds[name] > threshold else text for name, text in answers.items()
             }
             files["null_odds"] = odds
-        scores |= score(self.data, best)
-        kept = {name: value for name, value in scores.items() if name not in _PREDICTION_COUNTS}
+        scores |= score(self.data, answers)
+        scores = {name: value for name, value in scores.items() if name not in _PREDICTION_COUNTS}
         examples = [
-            f"{q.text} → {best[q.id] or '-'} ({q.answers[0].text if q.answers else '-'})"
+            f"{q.text} → {answers[q.id] or '-'} ({q.answers[0].text if q.answers else '-'})"
             for q in self.data.questions[:NUM_EXAMPLES_SHOWN]
         ]
-        return Evaluation(kept, {"predictions": best} | files, calibration, examples)
+        return Evaluation(scores, {"predictions": answers} | files, calibration, examples)
 
 
 def build_windows(
@@ -115,30 +118,30 @@ def build_windows(
     options: WindowOptions,
     passages: PassageCache,
 ) -> PassageWindows:
-    """The windows of a data set; says what is wrong with its answers and questions."""
+    """Return the windows of a data set; log misplaced answers and truncated questions."""
     located = [locate_answer(question) for question in data.questions]
-    wrong = {
-        question.id: phrase
-        for question, (_, phrase) in zip(data.questions, located, strict=True)
-        if phrase
+    problems = {
+        question.id: problem
+        for question, (_, problem) in zip(data.questions, located, strict=True)
+        if problem
     }
-    for phrase in list(wrong.values())[:_MAX_WARNINGS]:
-        _log.warning("%s: %s.", name, phrase)
-    if wrong:
+    for problem in list(problems.values())[:_MAX_WARNINGS]:
+        _log.warning("%s: %s.", name, problem)
+    if problems:
         _log.warning(
-            "%s: %d of %d answers are not at their place; those found elsewhere in the passage "
-            "are taken there, the others count as no answer. They are of questions %s.",
+            "%s: %d of %d answers are not at their answer_start. Those found elsewhere in the "
+            "passage are moved there, the others count as no answer. Questions: %s.",
             name,
-            len(wrong),
+            len(problems),
             len(located),
-            ", ".join(wrong),
+            ", ".join(problems),
         )
     windows = make_windows(
         data.questions, tokenizer, options, passages, [answer for answer, _ in located]
     )
     if windows.num_truncated:
         _log.warning(
-            "%s: %d questions were cut to data.max_query_length=%d pieces.",
+            "%s: %d questions were truncated to data.max_query_length=%d tokens.",
             name,
             windows.num_truncated,
             options.max_query_length,
@@ -148,7 +151,7 @@ def build_windows(
 
 def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list[dict[str, Any]]]:
     return {
-        each.question.id: [
+        prediction.question.id: [
             {
                 "text": candidate.text,
                 "start": candidate.start,
@@ -157,9 +160,9 @@ def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list
                 "start_logit": candidate.start_logit,
                 "end_logit": candidate.end_logit,
             }
-            for candidate, probability in each.probabilities(with_null)
+            for candidate, probability in prediction.probabilities(with_null)
         ]
-        for each in predictions
+        for prediction in predictions
     }
 
 

@@ -1,8 +1,8 @@
-"""Scores of SQuAD predictions, by the arithmetic of the official scripts, digit for digit.
+"""Scores of SQuAD predictions, with the arithmetic of the official scripts.
 
-1.1 (Rajpurkar et al. 2016): a question without a prediction counts as wrong. 2.0 (Rajpurkar et al.
-2018): predicting no answer is predicting "", right where there is none. The official script of 2.0
-fails on a question without a prediction; here it counts as wrong there too.
+In 1.1 (Rajpurkar et al. 2016) a question without a prediction counts as wrong. In 2.0 (Rajpurkar et
+al. 2018) the prediction "" means no answer, which is correct for unanswerable questions. The
+official 2.0 script fails on a question without a prediction; here it counts as wrong.
 """
 
 import collections
@@ -25,75 +25,85 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 
 
 def normalize(text: str) -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces."""
+    """Return the text in lower case, without ASCII punctuation and articles, single-spaced."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact(prediction: str, gold: str) -> float:
-    """1 where both are the same text once normalised, else 0."""
+    """Return 1 if both normalized texts are equal, else 0."""
     return float(normalize(prediction) == normalize(gold))
 
 
 def f1(prediction: str, gold: str, version: int) -> float:
-    """The harmonic mean of precision and recall over words, each counted as often as it comes.
+    """Return F1 over the words of the normalized texts, with repetition.
 
-    Where either has no words, 0 in version 1, and in version 2 whether both have none.
+    If either text has no words, F1 is 0 in version 1. In version 2 it is 1 if neither has any.
     """
-    ours, theirs = normalize(prediction).split(), normalize(gold).split()
-    if version == 2 and not (ours and theirs):
-        return float(ours == theirs)
-    same = sum((collections.Counter(ours) & collections.Counter(theirs)).values())
-    if same == 0:
+    predicted, expected = normalize(prediction).split(), normalize(gold).split()
+    if version == 2 and not (predicted and expected):
+        return float(predicted == expected)
+    common = sum((collections.Counter(predicted) & collections.Counter(expected)).values())
+    if common == 0:
         return 0.0
-    precision, recall = 1.0 * same / len(ours), 1.0 * same / len(theirs)
+    precision, recall = 1.0 * common / len(predicted), 1.0 * common / len(expected)
     return (2 * precision * recall) / (precision + recall)
 
 
 def score_files(
     data: epath.PathLike, predictions: epath.PathLike, null_odds: epath.PathLike | None = None
 ) -> dict[str, float]:
-    """`score` of files: a data set, and JSON objects from the ids of questions.
+    """Return `score` of a file in SQuAD's layout and JSON objects keyed by question id.
 
     Raises:
-      InputError: one of them does not exist or is not of that kind, or null odds are given for
-        version 1.
+      InputError: a file does not exist or has another layout, or version 1 has null odds.
     """
     questions = read_squad(data)
     if questions.version == 1 and null_odds is not None:
-        raise InputError(f"no question of {data} says is_impossible: leave null odds out.")
+        raise InputError(
+            f"{data}: no question has is_impossible, so null odds have no meaning. Leave them out."
+        )
     odds = None if null_odds is None else _read_object(null_odds, (int, float), "a number")
     return score(questions, read_predictions(predictions), odds)
 
 
 def read_predictions(path: epath.PathLike) -> dict[str, str]:
-    """A JSON object, question id to text.
+    """Return the JSON object of a file, question id to text.
 
     Raises:
-      InputError: there is no such file, or it holds something else.
+      InputError: the file does not exist or holds something else.
     """
     return _read_object(path, (str,), "text")
 
 
-def _read_object(path: epath.PathLike, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
+def _read_object(path: epath.PathLike, types: tuple[type, ...], type_name: str) -> dict[str, Any]:
     file = check_file(path)
     try:
         content = parse_json(file.read_text())
     except ValueError as error:
         raise InputError(
-            f"{path} is no JSON ({error}): give one object, id to {wanted}."
+            f"{path}: invalid JSON ({error}). Write one object, question id to {type_name}."
         ) from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} holds no object: give one, from each question's id to {wanted}.")
+        raise InputError(f"{path}: no JSON object. Write one object, question id to {type_name}.")
     for name, value in content.items():
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise InputError(f"{path} gives {value!r} for question {name!r}: it must be {wanted}.")
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise InputError(f"{path}: question {name!r} has {value!r}. Write {type_name}.")
     return content
+
+
+def gold_texts(question: Question) -> list[str]:
+    """Return the texts of a question's gold answers; raises InputError without any."""
+    if not question.answers:
+        raise InputError(
+            f"question {question.id!r} has no gold answer and cannot be scored. Leave it out."
+        )
+    return [answer.text for answer in question.answers]
 
 
 def score_per_question(
     data: QuestionAnsweringDataset, predictions: Mapping[str, str]
 ) -> dict[str, tuple[float, float]]:
-    """(exact, F1) of each question by its id, each the best over its gold answers."""
+    """Return (exact, F1) by question id, each the best over the gold answers."""
     return {
         question.id: _best_over_golds(question, predictions[question.id], data.version)
         if question.id in predictions
@@ -103,11 +113,10 @@ def score_per_question(
 
 
 def _best_over_golds(question: Question, prediction: str, version: int) -> tuple[float, float]:
-    golds = [answer.text for answer in question.answers]
     if version == 2:
-        golds = [gold for gold in golds if normalize(gold)] or [""]
-    elif not golds:
-        raise InputError(f"question {question.id!r} has no gold answer, so nothing can be scored.")
+        golds = [answer.text for answer in question.answers if normalize(answer.text)] or [""]
+    else:
+        golds = gold_texts(question)
     return (
         max(exact(prediction, gold) for gold in golds),
         max(f1(prediction, gold, version) for gold in golds),
@@ -119,21 +128,23 @@ def score(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """The official scores, in percent.
+    """Return the official scores in percent.
 
     Args:
-      predictions: question id -> text.
-      null_odds: question id -> odds that there is no answer, for version 2. A question whose odds
-        are above 1 counts as predicted to have none, as the official script has it.
+      data: the questions with their gold answers.
+      predictions: question id to text.
+      null_odds: question id to the odds of no answer, for version 2. As in the official script, a
+        question with odds above 1 counts as predicted to have no answer.
 
     Returns:
-      `exact`, `f1` and `total`, the number of questions. For version 2 also the same of the
-      questions that have an answer (`HasAns_*`) and of those that have none (`NoAns_*`); with
-      `null_odds` also `best_exact` and `best_f1`, had "" been predicted above the odds
-      `best_exact_thresh` and `best_f1_thresh`.
-      `missing` questions have no prediction, `surplus` predictions no question.
+      `exact`, `f1` and `total`, the number of questions. Version 2 adds these for the answerable
+      (`HasAns_*`) and unanswerable (`NoAns_*`) questions. `null_odds` add `best_exact` and
+      `best_f1`, the scores if "" is predicted above the odds `best_exact_thresh` and
+      `best_f1_thresh`. `missing` counts questions without a prediction, `surplus` predictions
+      without a question.
+
     Raises:
-      InputError: a predicted question has no odds, or a question of version 1 no gold answer.
+      InputError: a prediction has no odds, or a question of version 1 has no gold answer.
     """
     scores = score_per_question(data, predictions)
     counts = {
@@ -147,24 +158,24 @@ def score(
     answerable = {question.id: bool(question.answers) for question in data.questions}
     for name in scores:
         if name in predictions and name not in odds:
-            raise InputError(f"question {name!r} has a prediction and no null odds: give both.")
+            raise InputError(f"question {name!r} has a prediction and no null odds. Add its odds.")
     null = {name for name in scores if name in predictions and odds[name] > 1.0}
     decided = scores | {name: (float(not answerable[name]),) * 2 for name in null}
     result = _means("", decided, decided)
-    for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
-        names = [name for name in scores if answerable[name] is wanted]
+    for prefix, has_answer in (("HasAns_", True), ("NoAns_", False)):
+        names = [name for name in scores if answerable[name] is has_answer]
         if names:
             result |= _means(prefix, decided, names)
     if null_odds is not None:
-        for i, kind in enumerate(("exact", "f1")):
-            of_kind = {name: pair[i] for name, pair in scores.items()}
-            best = _best_threshold(of_kind, predictions, odds, answerable)
-            result[f"best_{kind}"], result[f"best_{kind}_thresh"] = best
+        for i, metric in enumerate(("exact", "f1")):
+            values = {name: pair[i] for name, pair in scores.items()}
+            best = _best_threshold(values, predictions, odds, answerable)
+            result[f"best_{metric}"], result[f"best_{metric}_thresh"] = best
     return result | counts
 
 
 def _sum_sequentially(values: Iterable[float]) -> float:
-    """As the script of 1.1 does; `sum`, which that of 2.0 uses, keeps more digits of late."""
+    """Return the sum as the 1.1 script adds; `sum`, as in the 2.0 script, compensates errors."""
     return functools.reduce(operator.add, values, 0.0)
 
 
@@ -185,11 +196,11 @@ def _best_threshold(
     odds: Mapping[str, float],
     answerable: Mapping[str, bool],
 ) -> tuple[float, float]:
-    """The best mean score, in percent, and the odds above which "" is predicted for it.
+    """Return the best mean score in percent, and the odds above which it needs "" predicted.
 
-    The sweep begins where all is predicted to have no answer.
+    The sweep starts with "" predicted for every question.
     """
-    current = best = float(sum(not has for has in answerable.values()))
+    current = best = float(sum(not has_answer for has_answer in answerable.values()))
     threshold = 0.0
     for name in sorted(odds, key=lambda name: odds[name]):
         if name not in scores or name not in predictions:

@@ -142,7 +142,7 @@ def _header(
         for metric, title in (("exact", "exact match"), ("f1", "F1"))
     }
     shown = [(titles[key], f"{scores[key]:.1f}") for key in titles if key in scores]
-    null_score_diff_threshold = scores.get("threshold")
+    null_score_diff_threshold = scores.get("null_score_diff_threshold")
     odds = (
         ""
         if null_score_diff_threshold is None

@@ -19,6 +19,7 @@ from bertjax.tasks.finetuning_data import (
 )
 from bertjax.tasks.question_answering import report
 from bertjax.tasks.question_answering.evaluation import (
+    THRESHOLD,
     QuestionAnsweringEvalSet,
     build_windows,
     parse_question_inputs,
@@ -188,13 +189,13 @@ class Task(finetuning.Task):
 
 
 def _threshold(predictor: PredictorProtocol) -> float:
-    if "threshold" not in predictor.calibration:
+    if THRESHOLD not in predictor.calibration:
         _log.warning(
             "%s keeps no threshold, as it was not evaluated on one data set when it was saved: "
             "where no answer scores best, none is given.",
             predictor.path,
         )
-    return predictor.calibration.get("threshold", 0.0)
+    return predictor.calibration.get(THRESHOLD, 0.0)
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, QuestionAnsweringDataset]]:

@@ -10,7 +10,7 @@ from bertjax.html.page import page, section, table
 from bertjax.html.plots import STYLE, confusion_matrix, reliability_diagram, scatter
 from bertjax.html.tables import eval_set_table
 from bertjax.tasks.saved_evaluation import ERROR_TABLE_STYLE, PredictionEntry, read_evaluation
-from bertjax.tasks.sequence_classification.metrics import f1_by_class
+from bertjax.tasks.sequence_classification.metrics import precision_recall_f1
 
 MAX_ERRORS_SHOWN = 24  # of the surest errors
 MAX_MATRIX_CLASSES = 20  # that a matrix has room for
@@ -20,7 +20,7 @@ TITLES = {
     "f1": "F1",
     "macro_f1": "Macro F1",
     "micro_f1": "Micro F1",
-    "exact": "All labels right",
+    "subset_accuracy": "Subset accuracy",
     "matthews_correlation": "Matthews",
     "pearson": "Pearson",
     "spearman": "Spearman",
@@ -83,7 +83,7 @@ def _render_single_label(
 
 def _by_label(names: Sequence[str], predictions: np.ndarray, gold: np.ndarray) -> str:
     counts = np.bincount(gold, minlength=len(names))
-    rates = f1_by_class(predictions, gold, range(len(names)))
+    rates = precision_recall_f1(predictions, gold, range(len(names)))
     order = sorted(range(len(names)), key=lambda i: rates[i][2])
     rows = [(names[i], f"{counts[i]:,}", *(f"{rate:.3f}" for rate in rates[i])) for i in order]
     return table(("Label", "Examples", "Precision", "Recall", "F1"), rows, "evaluations")
@@ -108,7 +108,7 @@ def _render_multi_label(
     gold = np.array([[name in each["gold"] for name in names] for each in entries])
     chances = np.array([[each["probabilities"][name] for name in names] for each in entries])
     predictions = chances > 0.5
-    rates = [f1_by_class(predictions[:, i], gold[:, i], [1])[0] for i in range(len(names))]
+    rates = [precision_recall_f1(predictions[:, i], gold[:, i], [1])[0] for i in range(len(names))]
     rows = [
         (name, f"{count:,}", *(f"{rate:.3f}" for rate in own))
         for name, count, own in sorted(

@@ -99,7 +99,7 @@ class Task(finetuning.Task):
         "pearson",
         "spearman",
         "micro_f1",
-        "exact",
+        "subset_accuracy",
         "majority_accuracy",  # which `is_degenerate` asks for
     )
     description = "tells the class, the labels or a number of texts"
@@ -205,7 +205,8 @@ class Task(finetuning.Task):
         if "pearson" in scores:
             return not scores["pearson"] > 0
         return (
-            not scores["exact" if "exact" in scores else "accuracy"] > scores["majority_accuracy"]
+            not scores["subset_accuracy" if "subset_accuracy" in scores else "accuracy"]
+            > scores["majority_accuracy"]
         )
 
     @staticmethod

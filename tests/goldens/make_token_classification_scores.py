@@ -1,10 +1,10 @@
-"""Makes tag_scores.npz: entities that conlleval and seqeval count in tags drawn here.
+"""Make token_classification_scores.npz: entity counts of random tags by conlleval and seqeval.
 
-    python tests/goldens/make_tag_scores.py
+    python tests/goldens/make_token_classification_scores.py
 
-Needs seqeval (1.2.2). `conlleval` below has the rules of the Perl script of CoNLL-2000, for one
-sentence. The tags come from Python's own generator, which is the same everywhere, so that only
-counts are kept: gold, said and right ones, summed over `BLOCK` sentences.
+Needs seqeval (1.2.2). `conlleval` below follows the rules of CoNLL-2000's Perl script, for one
+sentence. Python's own generator draws the tags, the same on every machine, so only counts are
+stored: gold, predicted and correct entities, summed over `BLOCK` sentences.
 """
 
 import pathlib
@@ -12,22 +12,22 @@ import random
 
 import numpy as np
 
-PATH = pathlib.Path(__file__).with_name("tag_scores.npz")
+PATH = pathlib.Path(__file__).with_name("token_classification_scores.npz")
 SENTENCES, BLOCK = 10_000, 20
 PREFIXES = {"BIO": "BI", "IOB1": "BI", "IO": "I", "IOBES": "BIES", "BILOU": "BILU"}
 STRICT = {"BIO": "IOB2", "IOBES": "IOBES", "BILOU": "BILOU"}
 TYPES = ("per", "loc")
-# What the Perl script finds where it disagrees: gold and said tags are the same.
+# Tags that the Perl script counts differently; predictions equal the gold tags.
 ODD = {
     "an end before a beginning": ["B-per", "E-per", "B-per", "E-per"],
     "single words side by side": ["S-per", "S-per"],
 }
 
-Counts = tuple[int, int, int]  # gold, said, right
+Counts = tuple[int, int, int]  # gold, predicted, correct
 
 
 def draw_pair(scheme: str, number: int) -> tuple[list[str], list[str]]:
-    """Gold and said tags of a sentence."""
+    """Return gold and predicted tags of a sentence."""
     draw = random.Random(f"{scheme} {number}")
     size = draw.randint(1, 14)
     gold = draw_tags(scheme, size, draw)
@@ -37,14 +37,14 @@ def draw_pair(scheme: str, number: int) -> tuple[list[str], list[str]]:
 
 
 def draw_tag(scheme: str, draw: random.Random) -> str:
-    """Any tag of a scheme."""
+    """Return a random tag of a scheme."""
     if draw.random() < 0.35:
         return "O"
     return f"{draw.choice(PREFIXES[scheme])}-{draw.choice(TYPES)}"
 
 
 def draw_tags(scheme: str, size: int, draw: random.Random) -> list[str]:
-    """Tags of a sentence, two in three times as their scheme would have them."""
+    """Return tags of a sentence; two thirds of the sentences follow the scheme."""
     if draw.random() < 0.33:
         return [draw_tag(scheme, draw) for _ in range(size)]
     tags: list[str] = []
@@ -63,16 +63,16 @@ def draw_tags(scheme: str, size: int, draw: random.Random) -> list[str]:
     return tags[:size]
 
 
-ENDS = {"BB", "BO", "IB", "IO", "EE", "EI", "EO"}  # of a chunk, by the two prefixes around
+ENDS = {"BB", "BO", "IB", "IO", "EE", "EI", "EO"}  # of a chunk, by two successive prefixes
 STARTS = {"BB", "IB", "OB", "OI", "EE", "EI", "OE"}
 
 
-def conlleval(gold: list[str], said: list[str]) -> Counts:
-    """The counts of a sentence by the rules of the script."""
+def conlleval(gold: list[str], predicted: list[str]) -> Counts:
+    """Return the counts of a sentence by the rules of the script."""
     counts = [0, 0, 0]
     inside = False
     before = [("O", ""), ("O", "")]
-    for tags in [*zip(gold, said, strict=True), ("O", "O")]:
+    for tags in [*zip(gold, predicted, strict=True), ("O", "O")]:
         now = [(tag[0], tag[2:]) for tag in tags]
         ends, starts = [], []
         for (prefix, kind), (last, last_kind) in zip(now, before, strict=True):
@@ -92,46 +92,46 @@ def conlleval(gold: list[str], said: list[str]) -> Counts:
     return counts[0], counts[1], counts[2]
 
 
-def seqeval_counts(gold: list[str], said: list[str]) -> Counts:
-    """Those of seqeval's default."""
+def seqeval_counts(gold: list[str], predicted: list[str]) -> Counts:
+    """Return the counts of seqeval's default mode."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     as_iobes = str.maketrans("LU", "ES")
-    one, two = (
+    expected, actual = (
         set(get_entities([tag[0].translate(as_iobes) + tag[1:] for tag in tags]))
-        for tags in (gold, said)
+        for tags in (gold, predicted)
     )
-    return len(one), len(two), len(one & two)
+    return len(expected), len(actual), len(expected & actual)
 
 
-def strict_counts(gold: list[str], said: list[str], scheme: str) -> Counts:
-    """Those of its strict mode."""
+def strict_counts(gold: list[str], predicted: list[str], scheme: str) -> Counts:
+    """Return the counts of seqeval's strict mode."""
     from seqeval import scheme as schemes
 
     kind = getattr(schemes, STRICT[scheme])
-    one, two = (
+    expected, actual = (
         {entity.to_tuple()[1:] for entity in schemes.Tokens(tags, kind).entities}
-        for tags in (gold, said)
+        for tags in (gold, predicted)
     )
-    return len(one), len(two), len(one & two)
+    return len(expected), len(actual), len(expected & actual)
 
 
 def main() -> None:
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for scheme in PREFIXES:
         pairs = [draw_pair(scheme, number) for number in range(SENTENCES)]
         if scheme in ("BIO", "IOB1", "IO"):
-            found[f"{scheme} conlleval"] = blocks([conlleval(*pair) for pair in pairs])
-        found[f"{scheme} seqeval"] = blocks([seqeval_counts(*pair) for pair in pairs])
+            arrays[f"{scheme} conlleval"] = blocks([conlleval(*pair) for pair in pairs])
+        arrays[f"{scheme} seqeval"] = blocks([seqeval_counts(*pair) for pair in pairs])
         if scheme in STRICT:
-            found[f"{scheme} strict"] = blocks([strict_counts(*pair, scheme) for pair in pairs])
+            arrays[f"{scheme} strict"] = blocks([strict_counts(*pair, scheme) for pair in pairs])
     for name, tags in ODD.items():
-        found[name] = np.array(conlleval(tags, tags), np.uint8)
-    np.savez_compressed(PATH, **found)
+        arrays[name] = np.array(conlleval(tags, tags), np.uint8)
+    np.savez_compressed(PATH, **arrays)
 
 
 def blocks(counts: list[Counts]) -> np.ndarray:
-    """uint8 [SENTENCES / BLOCK, 3]."""
+    """Return sums over blocks of sentences, uint8 [SENTENCES / BLOCK, 3]."""
     sums = np.array(counts).reshape(-1, BLOCK, 3).sum(axis=1)
     assert sums.max() < 256
     return sums.astype(np.uint8)
