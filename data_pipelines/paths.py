@@ -1,4 +1,4 @@
-"""Paths, local and in a bucket."""
+"""Local and remote paths, and atomic writes."""
 
 import contextlib
 import os
@@ -10,15 +10,15 @@ from data_pipelines.errors import InputError
 
 
 def is_remote(path: epath.PathLike) -> bool:
-    """Whether a path is not one of the local file system (`gs://...`)."""
+    """Return whether a path is not one of the local file system (`gs://...`)."""
     return "://" in os.fspath(path)
 
 
 def check_file(path: epath.PathLike) -> epath.Path:
-    """The path of a file that a user names.
+    """Return the path of a file that a user names.
 
     Raises:
-      InputError: there is none.
+      InputError: the file does not exist, or it is a directory.
     """
     path = epath.Path(path)
     if path.is_dir():
@@ -30,15 +30,41 @@ def check_file(path: epath.PathLike) -> epath.Path:
 
 @contextlib.contextmanager
 def atomic_write(path: epath.PathLike) -> Iterator[epath.Path]:
-    """A file to write in the place of `path`, which it becomes once that has come to its end."""
+    """Yield a file to write in place of `path`; it replaces `path` at the end of the block.
+
+    A reader sees the old content or the new, never a part, even after a power failure: a local
+    file is flushed to the disk before it is renamed. An exception leaves `path` as it was.
+
+    Args:
+      path: local or remote.
+    """
     path = epath.Path(path)
-    draft = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.partial")
     try:
-        yield draft
-        draft.replace(path)
+        yield partial
+        if not is_remote(path):
+            _sync(partial)
+        partial.replace(path)
+        if not is_remote(path):
+            _sync(path.parent)
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # as of a disk that is full
+        if error.filename is None and error.errno is not None:  # such as a full disk
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
-        draft.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
+
+
+def atomic_write_text(path: epath.PathLike, text: str) -> None:
+    """Write a small file, UTF-8, with `atomic_write`."""
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _sync(path: epath.Path) -> None:
+    """Flush a local file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import find_checkpoint
+from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.config.config import read_config
 from bertjax.inference.predictor import Predictor

@@ -14,8 +14,7 @@ from goldens import make_encoder_outputs
 from random_models import draw_model, shapes_of
 from run_outputs import answers_of
 
-from bertjax.checkpointing.checkpointer import MANIFEST_FILE
-from bertjax.checkpointing.integrity import mark_finished
+from bertjax.checkpointing.integrity import MANIFEST_FILE, mark_finished
 from bertjax.formats import huggingface
 from bertjax.formats.loading import find_format, read_model
 from bertjax.formats.parameter_names import module_names, parameter_mappings

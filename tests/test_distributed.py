@@ -19,7 +19,8 @@ import pytest
 from conftest import LONG, free_port, process_environment
 from processes import Command
 
-from bertjax.checkpointing.checkpointer import Checkpointer, find_checkpoint
+from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.cli import termination
 from bertjax.config.config import read_config
@@ -42,7 +43,7 @@ import dataclasses, pathlib, sys
 from bertjax.tasks import registry
 from bertjax.steps import step_functions
 from bertjax.mesh import distributed
-from bertjax.checkpointing.checkpointer import Checkpoints
+from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.config.config import read_config
 number, port, run, copy = sys.argv[1:]
 distributed.join(distributed.Cluster(f"localhost:{port}", 4, int(number)), saves=False)
@@ -50,8 +51,8 @@ config = read_config(pathlib.Path(run, "config.json"), registry.data_fields())
 config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))
 target = step_functions.Programs(config, registry.objective(config)).state
 assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
-state = Checkpoints(f"{run}/checkpoints").restore(target)
-copies = Checkpoints(copy)
+state = Checkpointer(f"{run}/checkpoints").restore(target)
+copies = Checkpointer(copy)
 copies.save(state, lambda path: None)
 copies.wait()
 """

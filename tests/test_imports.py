@@ -39,7 +39,7 @@ LAYERS = {
     "data_pipelines": ("text", "vocabulary", "corpus", "pretraining", "finetuning"),
 }
 BASE = {
-    "bertjax": {"errors", "version"},
+    "bertjax": {"errors", "faults", "version"},
     "data_pipelines": {"errors", "fields", "parallel", "parsing", "paths", "rampup", "ranges"},
 }
 # The entry points of the shell and of Python may import from every layer.

@@ -120,7 +120,7 @@ def test_of_batches_that_grow_the_largest_is_to_fit(corpus, tmp_path, monkeypatc
 
 def test_an_evaluation_that_does_not_fit_is_refused_with_its_rows() -> None:
     mesh = make_mesh(8, 1, 1)
-    programs = SimpleNamespace(taken={"eval_step": 100 * MIB}, mesh=mesh)
+    programs = SimpleNamespace(memory_bytes={"eval_step": 100 * MIB}, mesh=mesh)
     objective = SimpleNamespace(eval_batch_size=64)
     check_evaluation(programs, objective, reserved_bytes=10 * MIB, limit=110 * MIB)
     said = (

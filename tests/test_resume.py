@@ -14,7 +14,8 @@ from processes import Command, hold, run
 from run_outputs import metrics, params_of
 
 from bertjax.checkpointing import checkpointer
-from bertjax.checkpointing.checkpointer import Checkpointer, find_checkpoint
+from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.checkpointing.lookup import find_checkpoint
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 STEPS, SAVED_EVERY = 250, 15

@@ -83,7 +83,9 @@ def test_find_errors_returns_the_kind_of_error() -> None:
         "tags": ["B-y", "I-y", "B-x", "B-y", "I-y", "O", "O", "B-y"],
         "probabilities": [0.9, 0.6, 0.7, 0.8, 0.5, 0.4, 1.0, 1.0],
     }
-    found = [(each.kind, each.predicted, each.gold, each.probability) for each in find_errors(entry)]
+    found = [
+        (each.kind, each.predicted, each.gold, each.probability) for each in find_errors(entry)
+    ]
     assert found == [
         ("type", Entity("y", 0, 1), Entity("x", 0, 1), 0.6),
         ("invented", Entity("x", 2, 2), None, 0.7),

@@ -16,8 +16,9 @@ from jax.sharding import NamedSharding
 from run_outputs import answers_of, events
 
 import bertjax.training.trainer as train_module
-from bertjax.checkpointing.checkpointer import CheckpointError, find_checkpoint
-from bertjax.checkpointing.integrity import finish
+from bertjax.checkpointing.checkpointer import CheckpointError
+from bertjax.checkpointing.integrity import mark_finished
+from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.config.config import Config, load_config
 from bertjax.inference.convert import convert
@@ -179,7 +180,9 @@ def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
 
 @pytest.mark.slow
 def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"best_metric='f1' is no score .* choose one of loss, .*"):
+    with pytest.raises(
+        InputError, match=r"best_metric='f1': is not a score .* Use one of loss, .*"
+    ):
         Trainer(make_run_config(corpus, best_metric="f1", steps=3), tmp_path).train()
     assert (tmp_path / "checkpoints" / "00000003" / "scores.json").exists()
     Trainer(make_run_config(corpus, best_metric="loss", steps=3), tmp_path).train()
@@ -401,7 +404,7 @@ def test_a_run_that_is_older_than_a_field_is_gone_on_with(corpus, whole, tmp_pat
     for path in (tmp_path / "old").rglob("scores.json"):
         path.unlink()
     for checkpoint in (tmp_path / "old" / "checkpoints").iterdir():
-        finish(epath.Path(checkpoint), lambda path: (path / "files.json").unlink())
+        mark_finished(epath.Path(checkpoint), lambda path: (path / "files.json").unlink())
     Trainer(make_run_config(corpus), tmp_path / "old").train()
     for ours, theirs in zip(
         params_of(tmp_path / "old", make_run_config(corpus)),

@@ -1,13 +1,20 @@
-"""Checkpoints: save, restore, fall back.
+"""Checkpoints of a run: save, restore, fall back to an older one, delete old ones.
 
     DIRECTORY/00001000/
-      params/       Orbax: the parameters alone, for whoever wants no more
+      params/       Orbax: the parameters alone, for readers that need nothing else
       training/     Orbax: step and optimizer state; window.json: sums since the last log
-      config.json, vocab.txt ...   what opens it with nothing else
-      scores.json   of an evaluation, where it was evaluated when it was saved
-      files.json    size and SHA-256 of every file, written last: the mark of a finished checkpoint
+      config.json, vocab.txt ...   the files that make the checkpoint self-contained
+      scores.json   scores, if the checkpoint was saved after an evaluation
+      files.json    manifest: size and SHA-256 of every file; written last, marks it as finished
 
-A directory without files.json is what a killed save left behind; it is never read.
+A directory without a manifest is what a killed save left; it is never read.
+
+Orbax writes the arrays (`AsyncCheckpointer`), and its preservation policies decide which
+checkpoints are kept. Its `CheckpointManager` is not used, for three reasons. It deletes old
+checkpoints as soon as arrays are written, before digests are computed: a kill in between would
+leave no verified checkpoint. It counts damaged checkpoints of later steps, so a run that resumed
+from an earlier one would lose what it saves. It polls JAX's preemption sync point by the step and,
+in the background, on one process alone, while `mesh.signals` needs one poll per step on all.
 """
 
 import concurrent.futures
@@ -16,7 +23,6 @@ import functools
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,46 +31,54 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from orbax.checkpoint import checkpoint_managers
 
-from bertjax.checkpointing.best import (
-    comparable_score,
-    find_best,
-    read_best_metric_name,
-    read_scores,
-)
 from bertjax.checkpointing.integrity import (
     MANIFEST_FILE,
     check_disk_space,
+    checkpoint_name,
     delete_checkpoint,
     find_damage,
+    is_unfinished,
     mark_finished,
+    step_of,
 )
-from bertjax.checkpointing.parameters import read_shapes
+from bertjax.checkpointing.retention import (
+    comparable_score,
+    find_best,
+    make_preservation_policy,
+    read_best_metric_name,
+    read_info,
+    read_scores,
+)
 from bertjax.errors import RunError
+from bertjax.faults import fault_point
 from bertjax.mesh import distributed
-from bertjax.mesh.sharding import with_shardings
-from bertjax.steps.train_step import Sums, TrainState
+from bertjax.model.losses import Sums
+from bertjax.steps.train_step import TrainState
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import atomic_write_text, is_remote
 
-_TRAINING_DIR, _WINDOW_FILE = "training", "window.json"
-_SAVE_SECONDS = 3600  # the longest that hosts wait for each other's writing
+TRAINING_DIR = "training"
+_WINDOW_FILE = "window.json"
+_SAVE_TIMEOUT_SECONDS = 3600  # for processes that wait for each other's writes
 _log = logging.getLogger("bertjax")
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written, or none that was found is intact."""
+    """A checkpoint could not be written, or all checkpoints are damaged."""
 
 
 class Checkpointer:
-    """The checkpoints of one run; at most one is being written at a time, in the background.
+    """The checkpoints of one run; at most one is written at a time, in the background.
 
     Args:
-      directory: where they lie, local or `gs://`.
-      max_to_keep: newest ones that are kept.
-      keep_period: the first at or after each multiple of this is kept for ever; 0 for none.
-      best_metric: the score by which the best one is kept until there is a better; "" for none.
-      reached: how far the run is after a step, in what `keep_period` counts.
+      directory: local or `gs://`.
+      max_to_keep: number of newest checkpoints that are kept.
+      keep_period: the first checkpoint at or after each multiple is kept forever; 0 for none.
+      best_metric: score by which the best checkpoint is kept until there is a better one; "" for
+        none.
+      progress_at: progress of the run after a step, in the unit of `keep_period`.
     """
 
     def __init__(
@@ -75,71 +89,74 @@ class Checkpointer:
         best_metric: str = "",
         progress_at: Callable[[int], float] = float,
     ) -> None:
-        self.directory = _absolute(directory)
-        self.max_to_keep = max_to_keep
-        self.keep_period = keep_period
+        self.directory = absolute_path(directory)
         self.best_metric = best_metric
-        self._progress_at = progress_at
+        self._policy = make_preservation_policy(max_to_keep, keep_period, progress_at, best_metric)
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future[None] | None = None
         self._finished: list[int] = []
 
     def all_steps(self) -> list[int]:
-        """Steps of the finished checkpoints, ascending."""
+        """Return the steps of the finished checkpoints, ascending."""
         if not self.directory.exists():
             return []
-        found = [path for path in self.directory.iterdir() if path.name.isdigit()]
-        return sorted(int(path.name) for path in found if (path / MANIFEST_FILE).exists())
+        paths = [path for path in self.directory.iterdir() if step_of(path) is not None]
+        return sorted(int(path.name) for path in paths if (path / MANIFEST_FILE).exists())
 
-    def steps_best_first(self) -> list[int]:
-        """The same with the one to use first: the best where its run keeps it, then the newest."""
+    def steps_by_preference(self) -> list[int]:
+        """Return the steps in the order in which to use them.
+
+        The best comes first if the run keeps it, then the newest.
+        """
         steps = self.all_steps()
         name = read_best_metric_name(self.path(steps[-1])) if steps else ""
         best = find_best(name, map(self.path, steps))
         return sorted(reversed(steps), key=lambda step: self.path(step) != best)
 
     def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
-        """Whether the scores of a step are better than those of all checkpoints before it.
+        """Return whether the scores of a step are better than those of all checkpoints before it.
 
-        To be asked on all hosts, of which the first one decides; a save is waited for.
+        All processes call it, and process 0 decides. It waits until a save has finished.
 
         Raises:
-          InputError: `best_metric` is none of the scores.
+          InputError: `best_metric` is not one of the scores.
         """
         if not self.best_metric:
             return False
         if self.best_metric not in scores:
             raise InputError(
-                f"best_metric={self.best_metric!r} is no score of this task: choose one of "
+                f"best_metric={self.best_metric!r}: is not a score of this task. Use one of "
                 f"{', '.join(scores)}."
             )
         self.wait_until_finished()
 
         def decide() -> list[bool]:
-            before = [read_scores(self.path(other)) for other in self.all_steps() if other < step]
+            earlier = [read_scores(self.path(other)) for other in self.all_steps() if other < step]
             best = max(
-                (comparable_score(self.best_metric, each) for each in before), default=-math.inf
+                (comparable_score(self.best_metric, other) for other in earlier), default=-math.inf
             )
             return [comparable_score(self.best_metric, scores) > best]
 
         return bool(*distributed.broadcast_from_process_0(decide, 1))
 
     def path(self, step: int) -> epath.Path:
-        """Directory of the checkpoint of a step, finished or not."""
-        return self.directory / f"{step:08d}"
+        """Return the directory of the checkpoint of a step, finished or not."""
+        return self.directory / checkpoint_name(step)
 
     def save(self, state: TrainState, write_metadata: Callable[[epath.Path], None]) -> None:
-        """Begins a checkpoint of the state, of which nothing is needed once this returns.
+        """Start to save a state; the caller may donate its arrays afterwards.
 
-        What remains, to write and to verify it and then to delete those that need not be kept, is
-        done beside training. A save that is still under way is waited for.
+        The background writes and verifies the checkpoint, then deletes older ones that the policy
+        does not keep. A save in progress is waited for.
 
         Args:
-          describe: writes the files beside the arrays into the directory it is given; called in
-            another thread.
+          state: the training state.
+          write_metadata: writes the files beside the arrays into the directory; called in another
+            thread.
+
         Raises:
-          CheckpointError: this one or the one before could not be written, for want of space for
-            example; what was there before is untouched.
+          CheckpointError: this checkpoint or the one before could not be written, for example to a
+            full disk; earlier checkpoints are untouched.
         """
         self.wait_until_finished()
         step = int(state.step)
@@ -160,37 +177,42 @@ class Checkpointer:
         self._saving = self._thread.submit(self._finish, step, numbers, write_metadata)
 
     def pop_finished(self) -> list[epath.Path]:
-        """Those finished since this was asked, once a step; raises where the last save failed."""
+        """Return the checkpoints that were finished since the last call; called once a step.
+
+        Raises:
+          CheckpointError: the last save failed.
+        """
         if self._saving and self._saving.done():
             self._saving.result()
         return [self.path(self._finished.pop(0)) for _ in range(len(self._finished))]
 
     def wait_until_finished(self) -> None:
-        """Returns once no save is under way on any host; raises as `check`."""
+        """Return once no process has a save in progress; raise as `pop_finished`."""
         saving, self._saving = self._saving, None
         if saving:
             saving.result()
             distributed.sync_processes("checkpoint-end")
 
     def close(self) -> None:
-        """Lets a save that is under way come to its end; for when something else has failed."""
+        """Wait for a save in progress and ignore its errors; called after another failure."""
         if self._saving:
             concurrent.futures.wait([self._saving])
 
     def delete_unfinished(self) -> None:
-        """Deletes what killed saves left; only for the run whose checkpoints they are."""
+        """Delete what killed saves left; only the run that owns the directory may call it."""
         if self.directory.exists():
             for path in self.directory.iterdir():
-                if re.match(r"\d{8}", path.name) and not (path / MANIFEST_FILE).exists():
+                if is_unfinished(path):
                     delete_checkpoint(path)
 
     def restore(self, target: TrainState) -> TrainState | None:
-        """The newest intact state; None where there is no checkpoint at all.
+        """Return the newest intact state; None if there is no checkpoint at all.
 
-        A damaged checkpoint is reported and the one before it is tried.
+        A damaged checkpoint is logged and the one before it is tried.
 
         Args:
-          target: shapes with shardings, as `jax.ShapeDtypeStruct`; decides where arrays go.
+          target: `jax.ShapeDtypeStruct` with shardings; they decide where arrays go.
+
         Raises:
           CheckpointError: there are checkpoints and none is intact.
         """
@@ -199,20 +221,23 @@ class Checkpointer:
         )
         if step < 0:
             return None
-        params = _restore(self.path(step) / "params", target.params)
-        path, wanted = self.path(step) / _TRAINING_DIR, _training_tree(target)
-        if inside := read_shapes(path).get("window"):  # where older versions kept it
-            wanted["window"] = with_shardings(inside, target.step.sharding)
-        training = _restore(path, wanted)
-        saved = training["window"] if inside else json.loads((path / _WINDOW_FILE).read_text())
+        path = self.path(step)
+        params = _restore(path / "params", target.params)
+        training = _restore(path / TRAINING_DIR, _training_tree(target))
+        window = json.loads((path / TRAINING_DIR / _WINDOW_FILE).read_text())
         return TrainState(
-            training["step"], params, training["opt_state"], _to_devices(saved, target.window)
+            training["step"], params, training["opt_state"], _to_devices(window, target.window)
         )
 
     def first_intact_step(self, steps: Sequence[int], ignored_dir: str = "") -> int:
-        """The first of all steps, in the order that is given; -1 where there are none.
+        """Return the first step whose checkpoint is intact; -1 if there are no steps.
 
-        What they keep in the folder `ignored_dir` need not be intact.
+        Args:
+          steps: in the order in which they are tried.
+          ignored_dir: a directory of the checkpoints that need not be intact.
+
+        Raises:
+          CheckpointError: none is intact.
         """
         for step in steps:
             path = self.path(step)
@@ -222,16 +247,16 @@ class Checkpointer:
             _log.warning("checkpoint %s is damaged (%s): trying another one.", path, damage)
         if steps:
             raise CheckpointError(
-                f"no checkpoint in {self.directory} is intact: put back a copy of one, or delete "
-                "the directory to begin from step 0."
+                f"{self.directory}: no checkpoint is intact. Restore one from a backup, or delete "
+                "the directory to start from step 0."
             )
         return -1
 
     @functools.cached_property
     def _writer(self) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler("params", _TRAINING_DIR),
-            async_options=ocp.options.AsyncOptions(timeout_secs=_SAVE_SECONDS),
+            ocp.CompositeCheckpointHandler("params", TRAINING_DIR),
+            async_options=ocp.options.AsyncOptions(timeout_secs=_SAVE_TIMEOUT_SECONDS),
         )
 
     def _finish(
@@ -240,119 +265,59 @@ class Checkpointer:
         window: Mapping[str, Sequence[Any]],
         write_metadata: Callable[[epath.Path], None],
     ) -> None:
-        """What of a save is done in the background."""
+        """Finish a save in the background."""
         with self._raise_checkpoint_errors(step):
-            self._writer.wait_until_finished()  # of all hosts
+            self._writer.wait_until_finished()  # of all processes
+            fault_point("save.after_write")
             if distributed.is_process_0():
-                (self.path(step) / _TRAINING_DIR / _WINDOW_FILE).write_text(json.dumps(window))
+                window_file = self.path(step) / TRAINING_DIR / _WINDOW_FILE
+                atomic_write_text(window_file, json.dumps(window))
                 mark_finished(self.path(step), write_metadata)
+        fault_point("save.after_manifest")
         if distributed.is_process_0():
             self._delete_old(step)
         self._finished.append(step)
 
     @contextlib.contextmanager
     def _raise_checkpoint_errors(self, step: int) -> Iterator[None]:
-        """What goes wrong inside is a CheckpointError, and leaves no trace."""
+        """Raise a CheckpointError for any error inside, after deleting the unfinished checkpoint."""
         try:
             yield
         except Exception as error:
-            for lost in (error, error.__cause__):
-                if isinstance(lost, jax.errors.JaxRuntimeError):  # another host
-                    raise lost from None
+            for cause in (error, error.__cause__):
+                if isinstance(cause, jax.errors.JaxRuntimeError):  # another process was lost
+                    raise cause from None
             if distributed.is_process_0():
                 self.delete_unfinished()
-            # What is outermost in the storage library's chain of messages says least.
+            # The outermost of Orbax's chained messages says least.
             reason = str(error).strip().split(": ")[-1] or type(error).__name__
             raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {self.path(step)} "
-                f"({reason}): earlier checkpoints are intact; make room and run the same command "
-                "again."
+                f"{self.path(step)}: the checkpoint of step {step} could not be written ({reason}); "
+                "earlier checkpoints are intact. Free disk space and run the same command again."
             ) from error
 
     def _delete_old(self, newest: int) -> None:
-        steps = [step for step in self.all_steps() if step <= newest]  # a later one is damaged
-        best = find_best(self.best_metric, map(self.path, steps))
-        passed = 0  # multiples of `keep_period`, by the checkpoint before
-        for step in steps[: -self.max_to_keep]:
-            before, passed = passed, self._keep_periods_passed(step)
-            if passed == before and self.path(step) != best:
+        # A later checkpoint is damaged, or the run would have resumed from it.
+        steps = [step for step in self.all_steps() if step <= newest]
+        infos = [read_info(step, self.path(step), self.best_metric) for step in steps]
+        kept = self._policy.should_preserve(
+            infos, context=checkpoint_managers.PreservationContext()
+        )
+        for step, keep in zip(steps, kept, strict=True):
+            if not keep:
                 delete_checkpoint(self.path(step))
 
-    def _keep_periods_passed(self, step: int) -> int:
-        """Multiples of `keep_period`."""
-        return int(self._progress_at(step) // self.keep_period) if self.keep_period else 0
 
-
-def write_params(
-    path: epath.Path, params: Any, write_metadata: Callable[[epath.Path], None]
-) -> None:
-    """Writes a checkpoint of parameters alone into an empty directory; see `Checkpoints.save`."""
-    path = _absolute(path)
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        checkpointer.save(path / "params", params)
-    if distributed.is_process_0():
-        mark_finished(path, write_metadata)
-
-
-def find_unverified_checkpoint(path: epath.PathLike) -> epath.Path:
-    """The checkpoint that a path names, itself or that of a workdir to use, intact or not.
-
-    Hosts that have not met yet, and so cannot agree on one, may ask.
-
-    Raises:
-      InputError: there is none.
-    """
-    path = _absolute(path)
-    if (path / MANIFEST_FILE).exists():
-        return path
-    found = Checkpointer(path / "checkpoints")
-    steps = found.steps_best_first()
-    if not steps:
-        raise InputError(
-            f"{path} is neither a checkpoint nor a workdir with one: give a directory that "
-            "`bertjax train` wrote."
-        )
-    return found.path(steps[0])
-
-
-def has_checkpoint(workdir: epath.PathLike) -> bool:
-    """Whether a run has saved one, intact or not."""
-    return bool(Checkpointer(epath.Path(workdir) / "checkpoints").all_steps())
-
-
-def find_checkpoint(path: epath.PathLike, step: int | None = None) -> epath.Path:
-    """The checkpoint that a path names: itself, or an intact one of a workdir.
-
-    That is the best one where the run keeps it (`best_metric`), else the newest. What it keeps for
-    training to go on is not looked at.
-
-    Args:
-      step: of a workdir the one of this step in its place.
-    Raises:
-      InputError: there is none.
-      CheckpointError: the one that is named, or every one of the workdir, is damaged.
-    """
-    named = find_unverified_checkpoint(path)
-    if named == _absolute(path):
-        damage = find_damage(named, _TRAINING_DIR)
-        if damage is not None:
-            raise CheckpointError(f"checkpoint {named} is damaged ({damage}): use another one.")
-        return named
-    found = Checkpointer(named.parent)
-    if step is not None:
-        return find_checkpoint(found.path(step))
-    steps = found.steps_best_first
-    (used,) = distributed.broadcast_from_process_0(
-        lambda: [found.first_intact_step(steps(), _TRAINING_DIR)], 1
-    )
-    return found.path(used)
+def absolute_path(path: epath.PathLike) -> epath.Path:
+    """Return a path that Orbax accepts: absolute; remote paths must not be resolved."""
+    return epath.Path(path) if is_remote(path) else epath.Path(path).resolve()
 
 
 def _copy_if_on_cpu(state: TrainState) -> TrainState:
-    """The state where no step will change it; Orbax sees to it for all devices but CPUs.
+    """Return the state in memory that no train step donates.
 
-    Of a CPU's arrays it takes no copy. The next step could not have their memory then, and would
-    copy them itself, one after the other.
+    Orbax copies arrays of all devices but CPUs. Without a copy the next step could not reuse their
+    memory: it would copy them itself, one after the other.
     """
     (platform,) = {device.platform for device in state.step.devices()}
     return _copy(state) if platform == "cpu" else state
@@ -368,7 +333,7 @@ def _training_tree(state: TrainState) -> dict[str, Any]:
 
 
 def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
-    """Sums that were saved, of the names of the target; what was not measured begins at 0."""
+    """Return saved sums under the names of the target; names that were not saved start at 0."""
 
     def place(leaf: Any, number: Any) -> jax.Array:
         value = np.broadcast_to(np.asarray(number, leaf.dtype), leaf.shape)
@@ -381,8 +346,3 @@ def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
 def _restore(path: epath.Path, target: Any) -> Any:
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
-
-
-def _absolute(path: epath.PathLike) -> epath.Path:
-    """Orbax takes no relative paths, and remote ones do not pass through `resolve`."""
-    return epath.Path(path) if is_remote(path) else epath.Path(path).resolve()

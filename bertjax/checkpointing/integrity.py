@@ -1,7 +1,8 @@
-"""Files of a checkpoint: the list that marks it as finished, and what has become of them since."""
+"""Manifest of a checkpoint: it marks the checkpoint as finished and lists digests of its files."""
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -9,35 +10,38 @@ from typing import Any
 import jax
 from etils import epath
 
-from data_pipelines.paths import is_remote
+from bertjax.faults import fault_point
+from data_pipelines.paths import atomic_write_text, is_remote
 
 MANIFEST_FILE = "files.json"
-_ORBAX_FILES = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+_ORBAX_METADATA = "_CHECKPOINT_METADATA"
+_ORBAX_FILES = {_ORBAX_METADATA, "commit_success.txt"}
+_UNFINISHED_NAME = re.compile(r"(\d{8,})\.orbax-checkpoint-tmp.*")
 
 
 def mark_finished(path: epath.Path, write_metadata: Callable[[epath.Path], None]) -> None:
-    """Marks a checkpoint whose arrays are written as finished.
+    """Write the metadata and then the manifest of a checkpoint whose arrays are written.
 
     Args:
-      describe: writes the files beside the arrays into the directory it is given.
+      path: directory of the checkpoint.
+      write_metadata: writes the files beside the arrays into the directory.
     """
     write_metadata(path)
-    draft = path / f"{MANIFEST_FILE}.draft"
-    draft.write_text(json.dumps(_list_files(path), indent=1))
-    draft.replace(path / MANIFEST_FILE)
+    atomic_write_text(path / MANIFEST_FILE, json.dumps(_list_files(path), indent=1))
 
 
 def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
-    """What is wrong with a finished checkpoint's files, as a phrase; None when all are intact.
+    """Return what is wrong with a finished checkpoint's files, as a phrase; None if all are intact.
 
     Args:
-      unread: a folder in it that nobody is going to read, and that need not be intact.
+      path: directory of the checkpoint.
+      ignored_dir: a directory in it that is not checked.
     """
     try:
-        listed = json.loads((path / MANIFEST_FILE).read_text())
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
     except (OSError, ValueError):
         return f"{MANIFEST_FILE} cannot be read"
-    for name, (size, digest) in listed.items():
+    for name, (size, digest) in manifest.items():
         if ignored_dir and name.startswith(f"{ignored_dir}/"):
             continue
         file = path / name
@@ -51,46 +55,80 @@ def find_damage(path: epath.Path, ignored_dir: str = "") -> str | None:
 
 
 def metadata_files(path: epath.Path) -> list[epath.Path]:
-    """The files of a finished checkpoint that `write_metadata` wrote; see `finish`."""
+    """Return the files of a finished checkpoint that `write_metadata` wrote."""
     files = [file for file in path.iterdir() if not file.is_dir()]
     return [file for file in files if file.name not in {MANIFEST_FILE, *_ORBAX_FILES}]
 
 
+def checkpoint_name(step: int) -> str:
+    """Return the directory name of a checkpoint."""
+    return f"{step:08d}"
+
+
+def step_of(path: epath.Path) -> int | None:
+    """Return the step that a directory name stands for; None if it is not a checkpoint's name."""
+    is_ours = path.name.isdigit() and checkpoint_name(int(path.name)) == path.name
+    return int(path.name) if is_ours else None
+
+
+def is_unfinished(path: epath.Path) -> bool:
+    """Return whether a directory is what a killed save or deletion left.
+
+    A directory that somebody else wrote is not, whatever its name: Orbax's metadata must be in it.
+    """
+    if _UNFINISHED_NAME.fullmatch(path.name):
+        return True
+    if step_of(path) is None or (path / MANIFEST_FILE).exists():
+        return False
+    return (path / _ORBAX_METADATA).exists()
+
+
 def delete_checkpoint(path: epath.Path) -> None:
-    """Deletes a checkpoint, its mark first, so that a kill half-way leaves no damaged one."""
-    if path.exists():
-        (path / MANIFEST_FILE).unlink(missing_ok=True)
-        path.rmtree()
+    """Delete a checkpoint.
+
+    The manifest goes first, so that a kill leaves no damaged checkpoint. Orbax's metadata goes
+    last, so that `is_unfinished` recognizes what a kill leaves.
+    """
+    if not path.exists():
+        return
+    (path / MANIFEST_FILE).unlink(missing_ok=True)
+    fault_point("delete.after_manifest")
+    for child in path.iterdir():
+        if child.is_dir():
+            child.rmtree()
+        elif child.name != _ORBAX_METADATA:
+            child.unlink(missing_ok=True)
+    path.rmtree()
 
 
 def check_disk_space(path: epath.Path, arrays: Any) -> None:
-    """Raises OSError where a local disk has no room for a tree of arrays at the path.
+    """Raise OSError if a local disk has no room for a tree of arrays at the path.
 
-    The storage library finds out too, but only half-way.
+    Orbax would fail only after it has written a part.
     """
     if is_remote(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)) + 2e6  # and its metadata
+    needed = 1.25 * sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)) + 2e6  # with metadata
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise OSError(f"it needs {needed / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB left")
 
 
 def _list_files(path: epath.Path, prefix: str = "") -> dict[str, tuple[int, str]]:
-    """Name -> (bytes, SHA-256) of every file below the path."""
-    listed: dict[str, tuple[int, str]] = {}
+    """Return the bytes and the SHA-256 digest of every file below the path, by its name."""
+    files: dict[str, tuple[int, str]] = {}
     for file in sorted(path.iterdir()):
         if file.is_dir():
-            listed |= _list_files(file, f"{prefix}{file.name}/")
+            files |= _list_files(file, f"{prefix}{file.name}/")
         else:
-            listed[prefix + file.name] = (file.stat().length, _digest(file))
-    return listed
+            files[prefix + file.name] = (file.stat().length, _digest(file))
+    return files
 
 
 def _digest(file: epath.Path) -> str:
     digest = hashlib.sha256()
-    with file.open("rb") as content:  # remote ones are no files that hashlib could read itself
+    with file.open("rb") as content:  # hashlib.file_digest takes no remote files
         while block := content.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

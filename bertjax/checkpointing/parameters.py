@@ -1,4 +1,4 @@
-"""The parameters of a checkpoint: what there are, whether they will do, their arrays."""
+"""Parameters of a checkpoint: their shapes, checks against a model, and their arrays."""
 
 import logging
 from typing import Any
@@ -10,48 +10,57 @@ from etils import epath
 from bertjax.mesh.sharding import named_leaves
 from data_pipelines.errors import InputError
 
-# Orbax looks for a file of its own beside the arrays, and misses it in a way that alarms.
-logging.getLogger("absl").addFilter(lambda said: "Metadata file does not" not in said.getMessage())
+# Orbax warns about a metadata file that checkpoints of one item do not have.
+logging.getLogger("absl").addFilter(
+    lambda record: "Metadata file does not" not in record.getMessage()
+)
 
 
 def read_param_shapes(path: epath.Path) -> Any:
-    """The parameters of a checkpoint as a tree of shapes: leaves have `shape` and `dtype`."""
-    return read_shapes(path / "params")
+    """Return the parameters of a checkpoint as a tree of `jax.ShapeDtypeStruct`."""
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        tree = checkpointer.metadata(path / "params").item_metadata.tree
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
-def check_params(path: epath.Path, target: Any, saved: Any = None) -> None:
-    """Refuses a checkpoint without parameters of a tree of arrays or shapes; it may have more.
+def check_params(path: epath.Path, target: Any, saved_shapes: Any = None) -> None:
+    """Reject a checkpoint that lacks parameters of a model; it may have more.
 
     Args:
-      saved: its parameters as `read_param_shapes` gives them, where they are known.
+      path: the checkpoint.
+      target: tree of arrays or shapes that must be in it.
+      saved_shapes: result of `read_param_shapes`, if it is known.
+
     Raises:
       InputError: a name is missing, or a shape differs.
     """
-    have = {
-        name: tuple(leaf.shape) for name, leaf in named_leaves(saved or read_param_shapes(path))
+    saved = {
+        name: tuple(leaf.shape)
+        for name, leaf in named_leaves(saved_shapes or read_param_shapes(path))
     }
     for name, leaf in named_leaves(target):
-        if name not in have:
-            raise InputError(f"{path} has no {name}: give a checkpoint of a model that has it.")
-        ours, theirs = tuple(leaf.shape), have[name]
-        if "/blocks/" in name and ours[0] != theirs[0] and ours[1:] == theirs[1:]:
+        if name not in saved:
+            raise InputError(f"{path}: has no {name}. Use a checkpoint of a model that has it.")
+        shape, saved_shape = tuple(leaf.shape), saved[name]
+        if "/blocks/" in name and shape[0] != saved_shape[0] and shape[1:] == saved_shape[1:]:
             raise InputError(
-                f"{path} has {theirs[0]} layers and this configuration {ours[0]}: leave "
-                "--config.model.num_hidden_layers out, or give another model."
+                f"model.num_hidden_layers={shape[0]}: {path} has {saved_shape[0]} layers. Remove "
+                "the field, or use another checkpoint."
             )
-        if ours != theirs:
+        if shape != saved_shape:
             raise InputError(
-                f"{path} has {name} of shape {theirs} and this configuration has "
-                f"{ours}: give it the model that the checkpoint was made with."
+                f"{path}: {name} has shape {saved_shape}, and {shape} in this configuration. "
+                "Configure the model that the checkpoint holds."
             )
 
 
 def load_params(path: epath.Path, target: Any) -> Any:
-    """Parameters of a checkpoint, of which it must have all that are asked for.
+    """Return parameters of a checkpoint, as arrays.
 
     Args:
-      target: tree of `jax.ShapeDtypeStruct`, whose shardings say where the arrays go; without
-        shardings they are NumPy's.
+      path: the checkpoint; it may have further parameters.
+      target: tree of `jax.ShapeDtypeStruct`. Its shardings decide where arrays go; without
+        shardings they are NumPy arrays.
     """
     args = ocp.args.PyTreeRestore(
         item=target,
@@ -60,10 +69,3 @@ def load_params(path: epath.Path, target: Any) -> Any:
     )
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         return checkpointer.restore(path / "params", args=args)
-
-
-def read_shapes(path: epath.Path) -> Any:
-    """What Orbax has written, as a tree of shapes."""
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(path).item_metadata.tree
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    from bertjax.checkpointing.checkpointer import find_checkpoint
+    from bertjax.checkpointing.lookup import find_checkpoint
     from bertjax.formats.loading import find_format
     from bertjax.formats.sentence_transformers import MODULES_FILE
     from bertjax.inference.convert import convert

@@ -7,11 +7,8 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import (
-    MANIFEST_FILE,
-    find_checkpoint,
-    find_unverified_checkpoint,
-)
+from bertjax.checkpointing.integrity import MANIFEST_FILE
+from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
 from bertjax.checkpointing.parameters import load_params, read_param_shapes
 from bertjax.config.config import read_model_config
 from bertjax.formats import huggingface, tf1

@@ -5,8 +5,8 @@ from functools import partial
 
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import find_checkpoint, write_params
 from bertjax.checkpointing.integrity import metadata_files
+from bertjax.checkpointing.lookup import find_checkpoint, write_params
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card

@@ -97,7 +97,7 @@ class Predictor(Runner):
 
     Args:
       checkpoint: a checkpoint, a workdir, of which it is that of
-        `bertjax.checkpointing.checkpointer.find_checkpoint`, or a model of Hugging Face or TF1; or
+        `bertjax.checkpointing.lookup.find_checkpoint`, or a model of Hugging Face or TF1; or
         one that is open already.
 
     Attributes:

@@ -20,6 +20,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from bertjax.errors import CHILD_ENV, EXIT_RESTART, RunError
+from bertjax.faults import fault_point
 from data_pipelines.errors import InputError
 
 HEARTBEAT_SECONDS = 60  # a host that was silent for so long is lost
@@ -159,6 +160,7 @@ def join(cluster: Cluster | None, handles_preemption: bool) -> None:
         return
     if is_child():
         _die_with_parent()
+    fault_point("join")
     jax.config.update("jax_enable_preemption_service", handles_preemption)
     try:
         jax.distributed.initialize(

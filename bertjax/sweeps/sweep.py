@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.checkpointing.best import comparable_score
-from bertjax.checkpointing.checkpointer import write_params
+from bertjax.checkpointing.lookup import write_params
+from bertjax.checkpointing.retention import comparable_score
 from bertjax.config.config import Config
 from bertjax.errors import RunError
 from bertjax.mesh import distributed

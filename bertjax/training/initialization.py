@@ -13,7 +13,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.checkpointing.checkpointer import MANIFEST_FILE, find_checkpoint
+from bertjax.checkpointing.integrity import MANIFEST_FILE
+from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import check_params, load_params, read_param_shapes
 from bertjax.config.config import MODEL_FIELDS, Config, read_config, read_model_config
 from bertjax.formats.loading import find_format, read_labels, read_model

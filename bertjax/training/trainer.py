@@ -16,13 +16,11 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import (
-    Checkpointer,
-    find_unverified_checkpoint,
-    has_checkpoint,
-)
+from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
 from bertjax.config.config import Config
 from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, RunError
+from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
 from bertjax.mesh.signals import stop_signals
@@ -250,6 +248,7 @@ class Trainer:
                     plan = budget.plan(step - 1)
                     assert isinstance(self.programs, StepFunctions)
                     constants = self.programs.planned(fixed, plan)
+                fault_point("step.before_update")
                 state, window = train_step(state, batch, constants)
                 profiler.after(step, state)
                 feed.in_flight = window

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import ml_collections
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import has_checkpoint
+from bertjax.checkpointing.lookup import has_checkpoint
 from bertjax.config.config import Config, load_config
 from bertjax.formats.loading import find_bert_config, read_run_config
 from bertjax.model.bert_config import BertConfig

@@ -6,7 +6,7 @@ import json
 
 from etils import epath
 
-from bertjax.checkpointing.best import write_scores
+from bertjax.checkpointing.retention import write_scores
 from bertjax.config.config import Config
 from bertjax.formats.loading import write_labels
 from bertjax.tasks.task import Evaluation, Task

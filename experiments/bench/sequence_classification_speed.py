@@ -126,7 +126,7 @@ def main() -> None:
         bertjax = [sys.executable, "-m", "bertjax"]
         convert = [*bertjax, "convert", "--to", "hf", args.checkpoint, str(exported)]
         subprocess.run(convert, check=True, env=child_environment())
-        from bertjax.checkpointing.checkpointer import find_checkpoint
+        from bertjax.checkpointing.lookup import find_checkpoint
         from bertjax.config.config import read_config
         from bertjax.tasks import registry
 

@@ -1,0 +1,125 @@
+"""Scores of checkpoints, and the policies that decide which checkpoints are kept.
+
+A checkpoint holds the scores of the evaluation it was saved after. The best checkpoint follows from
+these files alone, so a run that was killed has no other state to restore.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+from orbax.checkpoint import checkpoint_managers
+
+from data_pipelines.paths import atomic_write_text
+
+SCORES_FILE = "scores.json"  # in checkpoints that were saved after an evaluation
+_LOWER_IS_BETTER = re.compile(r"(loss|perplexity|mse)$")
+
+
+def write_scores(checkpoint: epath.Path, scores: Mapping[str, float]) -> None:
+    """Write the finite scores; others cannot be the best."""
+    finite = {name: float(value) for name, value in scores.items() if math.isfinite(value)}
+    atomic_write_text(checkpoint / SCORES_FILE, json.dumps(finite))
+
+
+def read_scores(checkpoint: epath.Path) -> dict[str, float]:
+    """Return the scores of a checkpoint; empty if it has none or they cannot be read."""
+    return _read_json(checkpoint / SCORES_FILE)
+
+
+def read_best_metric_name(checkpoint: epath.Path) -> str:
+    """Return `best_metric` of the checkpoint's configuration; "" if its run keeps no best one."""
+    name: str = _read_json(checkpoint / "config.json").get("best_metric", "")
+    return name
+
+
+def comparable_score(name: str, scores: Mapping[str, float]) -> float:
+    """Return a score such that more is better; -inf if it is missing or not finite."""
+    value = scores.get(name, math.nan)
+    if not math.isfinite(value):
+        return -math.inf
+    return -value if _LOWER_IS_BETTER.search(name) else value
+
+
+def find_best(name: str, checkpoints: Iterable[epath.Path]) -> epath.Path | None:
+    """Return the best checkpoint by a score, the first of equals; None if none has the score."""
+    scores = (
+        {path: comparable_score(name, read_scores(path)) for path in checkpoints} if name else {}
+    )
+    best = max(scores, key=lambda path: scores[path], default=None)
+    return best if best is not None and scores[best] > -math.inf else None
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """A finished checkpoint, as Orbax's policies read it (`PolicyCheckpointInfo`)."""
+
+    step: int
+    metrics: dict[str, Any] | None
+    time: datetime.datetime = datetime.datetime.min  # no policy here reads it
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepPeriod(checkpoint_managers.PreservationPolicy):
+    """Policy that keeps the first checkpoint at or after each multiple of a period.
+
+    Orbax's `EveryNSteps` keeps exact multiples only, and counts nothing but steps.
+
+    Attributes:
+      period: in the unit of `progress_at`.
+      progress_at: progress of the run after a number of steps.
+    """
+
+    period: float
+    progress_at: Callable[[int], float]
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+        *,
+        context: checkpoint_managers.PreservationContext,
+    ) -> Sequence[bool]:
+        """Return for each checkpoint, in the order of steps, whether it is kept."""
+        passed = [int(self.progress_at(info.step) // self.period) for info in checkpoints]
+        return [now > before for before, now in zip([0, *passed], passed, strict=False)]
+
+
+def make_preservation_policy(
+    max_to_keep: int, keep_period: float, progress_at: Callable[[int], float], best_metric: str
+) -> checkpoint_managers.PreservationPolicy:
+    """Return the policy of a run; see `Checkpointer` for the arguments."""
+    policies: list[checkpoint_managers.PreservationPolicy] = [
+        checkpoint_managers.LatestN(max_to_keep)
+    ]
+    if keep_period:
+        policies.append(KeepPeriod(keep_period, progress_at))
+    if best_metric:
+        # Orbax keeps the last of equals; the negative step makes the first one the best.
+        policies.append(
+            checkpoint_managers.BestN(
+                get_metric_fn=lambda metrics: metrics["rank"],
+                n=1,
+                keep_checkpoints_without_metrics=False,
+            )
+        )
+    return checkpoint_managers.AnyPreservationPolicy(policies)
+
+
+def read_info(step: int, path: epath.Path, best_metric: str) -> CheckpointInfo:
+    """Return a finished checkpoint for the policy; without metrics if it has no such score."""
+    score = comparable_score(best_metric, read_scores(path)) if best_metric else -math.inf
+    return CheckpointInfo(step, {"rank": (score, -step)} if score > -math.inf else None)
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
