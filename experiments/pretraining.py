@@ -1,26 +1,25 @@
-"""Pre-training of every size of BERT, by four recipes.
+"""Pre-training of BERT of any size, by four recipes.
 
     bertjax train --workdir runs/base-1 \
       --config pretraining:model=base,phase=1,recipe=paper,data=corpora/wiki
     bertjax train --workdir runs/base-2 \
       --config pretraining:model=base,phase=2,data=corpora/wiki,init=runs/base-1
 
-    bertjax train --workdir runs/mini-left \
+    bertjax train --workdir runs/mini-clm \
       --config pretraining:model=mini,recipe=modern,objective=clm,data=corpora/wiki
     bertjax train --workdir runs/mini \
-      --config pretraining:model=mini,recipe=modern,data=corpora/wiki,init=runs/mini-left
+      --config pretraining:model=mini,recipe=modern,data=corpora/wiki,init=runs/mini-clm
 
 model    tiny, mini, small, medium, base, large, or LAYERS-HIDDEN such as 6-512 (heads of 64)
-phase    1: rows of 128 pieces; 2: rows of 512, from phase 1's checkpoint (init=DIR)
-recipe   paper: 256 rows a step, 1M steps (Devlin et al. 2019, A.2)
-         slides: 131,072 pieces a step, 1M steps (its authors' slides)
-         lamb: 65,536 and 32,768 rows a step, 8,601 steps (You et al. 2020)
-         modern: for little compute, 32 rows a step of phase 1: 2,500 steps from left to right, and
-         from there (init=DIR) 10,000 with masks, by Muon, without dropout, 30% masked
-objective  mlm_nsp: masked pieces and next sentences; mlm: masked pieces alone; clm: the
-         next piece, by a model that sees none behind it
-data     a directory that `bertjax prepare` wrote
-smoke    shrinks all of it to a minute on a CPU
+phase    1: sequences of 128 tokens; 2: sequences of 512, initialized from phase 1 (init=DIR)
+recipe   paper: 256 sequences a step, 1M steps (Devlin et al. 2019, A.2)
+         slides: 131,072 tokens a step, 1M steps (slides of its authors)
+         lamb: 65,536 and 32,768 sequences a step, 8,601 steps (You et al. 2020)
+         modern: for small budgets, phase 1 with 32 sequences a step: 2,500 steps of CLM, then
+         10,000 of MLM (init=DIR), Muon, no dropout, 30% masked
+objective  mlm_nsp: masked LM and next sentence prediction; mlm: masked LM; clm: causal LM
+data     directory of a corpus that `bertjax prepare` wrote
+smoke    shrink the run to a minute on a CPU
 """
 
 from collections.abc import Iterable
@@ -37,9 +36,9 @@ SIZES = {  # layers, hidden size
     "large": (24, 1024),
 }
 
-# Both phases of Adam are one run of a million steps: the rate that phase 1 ends at, a tenth of the
-# way from 0, is where phase 2 begins. Warm-up and decay are told in shares of phase 1, so that they
-# shrink with a run that is shortened. LAMB warms up in each phase.
+# Both phases of Adam form one run of a million steps: phase 2 starts at the learning rate at which
+# phase 1 ends, a tenth of the peak. Warm-up and decay are fractions of phase 1, so a shorter run
+# shortens them too. LAMB warms up in each phase.
 _STEPS = {1: 900_000, 2: 100_000}
 _ADAM = {
     1: {
@@ -86,13 +85,13 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
                 "attention_probs_dropout_prob": 0.0,
                 "initialization": "neighbours",
             },
-            "masks": {"mlm_probability": 0.3, "max_predictions_per_seq": None},
-            # All held-out text of a small corpus takes as long as hundreds of these steps.
+            "data": {"mlm_probability": 0.3, "max_predictions_per_seq": None},
+            # The whole eval split of a small corpus takes as long as hundreds of these steps.
             "cadence": {"checkpoint_every": "1%", "eval_every": "5%", "eval_batches": 20},
         },
     },
 }
-PHASES = {  # of a row: pieces, masked slots
+PHASES = {  # limits of a sequence: tokens, predictions
     1: {"max_seq_length": 128, "max_predictions_per_seq": 20},
     2: {"max_seq_length": 512, "max_predictions_per_seq": 80},
 }
@@ -107,22 +106,22 @@ def get_config(
     init: str = "",
     smoke: bool = False,
 ) -> ConfigDict:
-    """The configuration for the options in the file's docstring."""
+    """Return the configuration for the options in the docstring of this file."""
     layers, hidden = _parse_model_size(model)
     _check_choice("phase", phase, PHASES)
     _check_choice("recipe", recipe, RECIPES)
     if phase not in RECIPES[recipe]:
-        raise ValueError(f"recipe={recipe} has no phase={phase}: go on with another one's.")
-    given = RECIPES[recipe][phase]
-    left = objective == "clm"
-    masks = {"max_predictions_per_seq": PHASES[phase]["max_predictions_per_seq"]} | given.get(
-        "masks", {}
+        raise ValueError(f"recipe={recipe}: has no phase={phase}. Use another recipe for it.")
+    settings = RECIPES[recipe][phase]
+    causal = objective == "clm"
+    masking = {"max_predictions_per_seq": PHASES[phase]["max_predictions_per_seq"]} | settings.get(
+        "data", {}
     )
     config = {
         "task": "pretraining",
         "seed": 0,
-        "steps": given.get("clm_steps" if left else "steps", given["steps"]),
-        "batch_size": given["batch_size"],
+        "steps": settings.get("clm_steps" if causal else "steps", settings["steps"]),
+        "batch_size": settings["batch_size"],
         "max_seq_length": PHASES[phase]["max_seq_length"],
         "packing": True,
         "gradient_accumulation_steps": 1,
@@ -130,7 +129,7 @@ def get_config(
         "checkpoint_every": "0.5%",
         "eval_every": "1%",
         "keep_period": "10%",
-        **given.get("cadence", {}),
+        **settings.get("cadence", {}),
         "init": init,
         "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
         "model": {
@@ -138,15 +137,15 @@ def get_config(
             "num_hidden_layers": layers,
             "hidden_size": hidden,
             "num_attention_heads": hidden // 64,
-            "causal": left,
+            "causal": causal,
             "dtype": "bfloat16",
-            **given.get("model", {}),
+            **settings.get("model", {}),
         },
-        "optimizer": given["optimizer"],
+        "optimizer": settings["optimizer"],
         "data": {
             "dir": data,
             "objective": objective,
-            **({} if left else masks),
+            **({} if causal else masking),
         },
     }
     return ConfigDict(_shrink_for_smoke(config) if smoke else config)
@@ -160,8 +159,8 @@ def _shrink_for_smoke(config: dict) -> dict:
         "dtype": "float32",
     }
     optimizer = {"learning_rate": 1e-3, "warmup": "10%", "decay_steps": 0}
-    most = config["data"].get("max_predictions_per_seq")
-    data = {"max_predictions_per_seq": most // 4} if most else {}
+    predictions = config["data"].get("max_predictions_per_seq")
+    data = {"max_predictions_per_seq": predictions // 4} if predictions else {}
     return config | {
         "steps": 20,
         "batch_size": 8,
@@ -179,7 +178,7 @@ def _shrink_for_smoke(config: dict) -> dict:
 
 def _check_choice(name: str, value: object, known: Iterable[object]) -> None:
     if value not in known:
-        raise ValueError(f"{name}={value!r} is unknown: use one of {', '.join(map(str, known))}.")
+        raise ValueError(f"{name}={value!r}: unknown. Use one of {', '.join(map(str, known))}.")
 
 
 def _parse_model_size(model: str) -> tuple[int, int]:
@@ -188,7 +187,7 @@ def _parse_model_size(model: str) -> tuple[int, int]:
     layers, _, hidden = model.partition("-")
     if not (layers.isdigit() and hidden.isdigit() and int(hidden) % 64 == 0 and int(layers) > 0):
         raise ValueError(
-            f"model={model!r} is unknown: use one of {', '.join(SIZES)}, or LAYERS-HIDDEN with a "
-            "hidden size that 64 divides."
+            f"model={model!r}: unknown. Use one of {', '.join(SIZES)}, or LAYERS-HIDDEN with a "
+            "hidden size divisible by 64."
         )
     return int(layers), int(hidden)

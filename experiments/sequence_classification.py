@@ -1,4 +1,4 @@
-"""Fine-tuning on texts of one's own: a class, several labels or a number for each.
+"""Fine-tuning on labeled texts: one label, several labels or a number each.
 
     bertjax train --workdir runs/intents \
       --config sequence_classification:init=DIR,data=DIR,text=text,label=category
@@ -6,22 +6,23 @@
       --config sequence_classification:data=DIR,text=text,label=category,eval_file=test.csv
     bertjax predict --checkpoint runs/intents --text 'Where is my card?' --return-all-scores
 
-init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
-         begin with, its shape and its vocabulary
-data     the directory of train.csv (.tsv, .jsonl, .parquet, compressed or not) and, if there is
-         one, dev.csv or validation.csv: else a tenth of the training texts is held out; or
-         tfds:NAME/CONFIG
-train_file, eval_file  files of other names in it
-text     the column of the text; title+body joins two
-text_pair  that of a second text, if there is one
-label    that of what is to be said
-problem_type  single_label_classification (default); multi_label_classification, whose labels are
+init     checkpoint or workdir of bertjax, or model directory of Hugging Face or TF1; provides the
+         encoder, its architecture and its vocabulary
+data     directory of train.csv (.tsv, .jsonl, .parquet, compressed or not) and dev.csv or
+         validation.csv; without one of these a tenth of the training texts becomes the eval set;
+         or tfds:NAME/CONFIG
+train_file, eval_file  names of other files in it
+text     column of the text; title+body joins two columns
+text_pair  column of a second text, if there is one
+label    column of the label
+problem_type  single_label_classification (default); multi_label_classification, with labels
          written a,b or as a JSON list; regression
-truncation  what is kept of a text over max_seq_length: head, tail, head_tail, or all of it in windows
-smoke    shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
+truncation  part of a text over max_seq_length that is kept: head, tail, head_tail, or windows,
+         which keep all of it
+smoke    shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE
 
-A thousand short texts take BERT-Base some seconds an epoch on one TPU chip, and a few minutes on a
-CPU. Ten texts of each class are enough to be useful, a hundred to be good.
+A thousand short texts take BERT-Base a few seconds an epoch on one TPU chip, and a few minutes on a
+CPU. Ten texts of each class give a useful model, a hundred a good one.
 """
 
 from ml_collections import ConfigDict
@@ -41,7 +42,7 @@ def get_config(
     truncation: str = "head",
     smoke: bool = False,
 ) -> ConfigDict:
-    """The configuration for the options in the file's docstring."""
+    """Return the configuration for the options in the docstring of this file."""
     return finetuning_config(
         "sequence_classification",
         init,

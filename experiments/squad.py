@@ -1,17 +1,17 @@
-"""Fine-tuning on SQuAD 1.1 and 2.0, and on what has their layout.
+"""Fine-tuning on SQuAD 1.1 and 2.0, and data in their layout.
 
     bertjax train --workdir runs/squad \
       --config squad:version=1,init=DIR,data=DIR
     bertjax evaluate --checkpoint runs/squad --output scores \
       --config squad:version=1,data=DIR
 
-version  1: 32 windows a step, 3 epochs; 2: questions without an answer, 48 windows, 2 epochs
+version  1: 32 windows a step, 3 epochs; 2: unanswerable questions, 48 windows a step, 2 epochs
          (Devlin et al. 2019, sections 4.2 and 4.3)
-init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
-         begin with, its shape and its vocabulary
-data     the directory of train-v1.1.json and dev-v1.1.json, or train-v2.0.json and dev-v2.0.json;
-         --config.data.train_file=FILE and --config.data.eval_file=FILE name others in it
-smoke    shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
+init     checkpoint or workdir of bertjax, or model directory of Hugging Face or TF1; provides the
+         encoder, its architecture and its vocabulary
+data     directory of train-v1.1.json and dev-v1.1.json, or train-v2.0.json and dev-v2.0.json;
+         --config.data.train_file=FILE and --config.data.eval_file=FILE name other files in it
+smoke    shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE
 """
 
 from ml_collections import ConfigDict
@@ -22,9 +22,9 @@ BATCHES = {1: {"batch_size": 32, "steps": "3 epochs"}, 2: {"batch_size": 48, "st
 
 
 def get_config(version: int = 1, init: str = "", data: str = "", smoke: bool = False) -> ConfigDict:
-    """The configuration for the options in the file's docstring."""
+    """Return the configuration for the options in the docstring of this file."""
     if version not in BATCHES:
-        raise ValueError(f"version={version} is unknown: use 1 or 2.")
+        raise ValueError(f"version={version}: unknown. Use 1 or 2.")
     return finetuning_config(
         "question_answering",
         init,

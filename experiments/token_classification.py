@@ -1,4 +1,4 @@
-"""Tags of words, such as named entities, fine-tuned on columns of words and tags.
+"""Fine-tuning on labeled words, such as named entities.
 
     bertjax train --workdir runs/ner \
       --config token_classification:init=DIR,data=DIR,train_file=train.conll,eval_file=dev.conll
@@ -6,19 +6,19 @@
       --config token_classification:data=DIR,eval_file=test.conll
     bertjax predict --checkpoint runs/ner --text 'Ada Lovelace wrote to Charles Babbage.'
 
-init     a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
-         begin with, its shape and its vocabulary; a cased one where names begin with capitals
-data     the directory of the files: columns (.conll, .txt, .tsv) with the word first and its tag
+init     checkpoint or workdir of bertjax, or model directory of Hugging Face or TF1; provides the
+         encoder, its architecture and its vocabulary; use a cased one if names are capitalized
+data     directory of the files: CoNLL columns (.conll, .txt, .tsv) with the word first and its tag
          last, or JSON lines with "words" and "tags"; or tfds:NAME
-train_file, eval_file  the files in it; without names, those that are called train and dev (or valid)
-context  sentence, or document: what stands around it in its document is read with each sentence, as
-         the paper did
-features leaves the encoder as it is and trains a BiLSTM on its layers (section 5.3): embeddings,
+train_file, eval_file  names of the files in it (train, and dev or valid)
+context  sentence, or document: each sentence is read with its document around it, as in the paper
+features  freeze the encoder and train a BiLSTM on its layers (section 5.3): embeddings,
          second_to_last, last, sum_last_four, concat_last_four or sum_all
-smoke    shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
+smoke    shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE
 
-Rate, batch and epochs are of those that the paper chose from. CoNLL-2003 (14,041 sentences) takes
-BERT-Base about two minutes on one TPU chip; the paper's test F1 is 92.4, with the document around.
+Learning rate, batch size and epochs are among those of the paper. CoNLL-2003 (14,041 sentences)
+takes BERT-Base about two minutes on one TPU chip. The paper's test F1 is 92.4, with document
+context.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config.presets import finetuning_config
 
-# Layers, and what is made of several.
+# Layers of the encoder, and how several are combined.
 FEATURE_LAYERS = {
     "embeddings": ("0", "concat"),
     "second_to_last": ("-2", "concat"),
@@ -47,12 +47,12 @@ def get_config(
     features: str = "",
     smoke: bool = False,
 ) -> ConfigDict:
-    """The configuration for the options in the file's docstring."""
+    """Return the configuration for the options in the docstring of this file."""
     fields: dict[str, Any] = {}
     if features:
         if features not in FEATURE_LAYERS:
             raise ValueError(
-                f"features={features!r} is unknown: use one of {', '.join(FEATURE_LAYERS)}."
+                f"features={features!r}: unknown. Use one of {', '.join(FEATURE_LAYERS)}."
             )
         layers, mix = FEATURE_LAYERS[features]
         fields = {

@@ -1,4 +1,4 @@
-"""Fine-tuning on XNLI (Conneau et al. 2018): entailment of sentences in fifteen languages.
+"""Fine-tuning on XNLI (Conneau et al. 2018): entailment in fifteen languages.
 
     bertjax train --workdir runs/xnli \
       --config xnli:mode=zero_shot,init=DIR,data=DIR
@@ -6,26 +6,27 @@
       --config xnli:mode=zero_shot,data=DIR,test
     bertjax report runs/xnli/scores
 
-mode      zero_shot: trained in English, scored in every language; translate_train: trained on
-          MultiNLI as a machine translated it into one language, scored in that; translate_test:
-          trained in English, scored on the test sets as a machine translated them into English
-language  of translate_train, the one; of the others those that are scored, joined by +, or all:
+mode      zero_shot: trained in English, evaluated in every language; translate_train: trained on
+          MultiNLI machine-translated into one language, evaluated in it; translate_test: trained in
+          English, evaluated on test sets machine-translated into English
+language  translate_train: the language; other modes: languages to evaluate, joined by +, or all of
           ar bg de el en es fr hi ru sw th tr ur vi zh
-init      a workdir or checkpoint of bertjax, or a directory of Hugging Face or TF1: the encoder to
-          begin with, its shape and its vocabulary
-data      the directory in which both archives were unpacked, XNLI-1.0 and XNLI-MT-1.0, with GLUE's
-          MNLI beside them; or, to evaluate alone, tfds:xnli
-train_file  another training file in it than MNLI/train.tsv, or than that of the translation
-test      evaluates on test. A run is to be without it: it chooses (best_metric, the best of a sweep)
-          by dev, English alone, but for translate_train that of its language
-smoke     shrinks all of it to a minute on a CPU; without init, --config.data.vocab=FILE
+init      checkpoint or workdir of bertjax, or model directory of Hugging Face or TF1; provides the
+          encoder, its architecture and its vocabulary
+data      directory with the unpacked archives XNLI-1.0 and XNLI-MT-1.0 and GLUE's MNLI; or, for
+          evaluation only, tfds:xnli
+train_file  training file in it (MNLI/train.tsv, or that of the translation)
+test      evaluate on test. Train without it: a run selects (best_metric, the best of a sweep) on
+          dev, in English only, or in its language for translate_train
+smoke     shrink the run to a minute on a CPU; without init give --config.data.vocab=FILE
 
-Each language has 2,490 examples in dev and 5,010 in test, so that their mean is that over all. Bad
-lines are refused by their numbers; --config.data.max_bad_fraction=0.001 leaves so many out and counts them.
-XNLI-MT-1.0/xnli/xnli.test.en.tsv is taken to name in its column `language` the one that was
-translated; of a file for each, --config.data.eval_file='xnli.test.*.tsv' --config.data.eval_set_column= names all.
+Each language has 2,490 examples in dev and 5,010 in test, so the mean over languages is the mean
+over examples. A damaged line is an error; --config.data.max_bad_fraction=0.001 skips and counts up
+to that fraction. XNLI-MT-1.0/xnli/xnli.test.en.tsv names the translated language in its column
+`language`; if there is a file for each language, use --config.data.eval_file='xnli.test.*.tsv'
+--config.data.eval_set_column=.
 
-The accuracies that BERT's authors give for multilingual BERT-Base on test, in percent:
+Test accuracies of multilingual BERT-Base as published by its authors, in percent:
 
                             en    zh    es    de    ar    ur
   translate_train, cased    81.9  76.6  77.8  75.9  70.7  61.6
@@ -33,9 +34,9 @@ The accuracies that BERT's authors give for multilingual BERT-Base on test, in p
   translate_test, uncased   81.4  70.1  74.9  74.4  70.4  62.1
   zero_shot, uncased        81.4  63.8  74.3  70.5  62.1  58.3
 
-A score far below (36 in Chinese, where a third is chance) has most often the wrong casing: a line
-of the log says what the vocabulary loses of each language. Two epochs are 24,500 steps, as those of
-MNLI less than an hour on one TPU chip; the test sets are 75,150 examples, some minutes.
+A much lower score (36 in Chinese, where chance is 33) usually means the wrong casing: the log
+reports what the vocabulary loses of each language. Two epochs are 24,500 steps, less than an hour
+on one TPU chip; the test sets have 75,150 examples and take some minutes.
 """
 
 from ml_collections import ConfigDict
@@ -58,12 +59,12 @@ def get_config(
     test: bool = False,
     smoke: bool = False,
 ) -> ConfigDict:
-    """The configuration for the options in the file's docstring."""
+    """Return the configuration for the options in the docstring of this file."""
     if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join(MODES)}.")
+        raise ValueError(f"mode={mode!r}: unknown. Use one of {', '.join(MODES)}.")
     translates = mode == "translate_train"
     if translates and (not language or "+" in language):
-        raise ValueError(f"mode={mode} trains in one language: say which with language=zh.")
+        raise ValueError(f"mode={mode}: trains in one language. Give language=zh, for example.")
     if data.startswith("tfds:"):
         dev, final = "validation", "test"
     else:

@@ -285,7 +285,7 @@ def test_the_rate_of_phase_two_begins_where_that_of_phase_one_ends() -> None:
         ("phase=one", "'phase=one' is of the wrong type: its value must be int"),
         ("smoke=perhaps", "'smoke=perhaps' is of the wrong type: its value must be true or false"),
         ("recipe=cake", "recipe='cake' is unknown"),
-        ("recipe=modern,phase=2", "recipe=modern has no phase=2"),
+        ("recipe=modern,phase=2", "recipe=modern: has no phase=2"),
         ("data", "data has no value: write data=VALUE"),
         ("phase", "phase has no value"),
         ("model=base,model=tiny", "model is given twice"),

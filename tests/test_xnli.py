@@ -259,12 +259,12 @@ def test_translations_into_english_are_scored_by_the_language_they_are_of(
 
 DEV = "XNLI-1.0/xnli.dev.tsv"
 CASES = {
-    "a mode that is none": ({}, "mode=few_shot", "mode='few_shot' is unknown: choose one of zero"),
+    "a mode that is none": ({}, "mode=few_shot", "mode='few_shot': unknown. Use one of zero"),
     "a translation into nothing": (
-        {}, "mode=translate_train", "mode=translate_train trains in one language: say which",
+        {}, "mode=translate_train", "mode=translate_train: trains in one language",
     ),
     "a translation into two languages": (
-        {}, "mode=translate_train,language=de+ur", "mode=translate_train trains in one language",
+        {}, "mode=translate_train,language=de+ur", "mode=translate_train: trains in one language",
     ),
     "a language without a translation": (
         {}, "mode=translate_train,language=fr",
