@@ -36,15 +36,15 @@ def test_every_row_is_a_configuration_of_its_own(name) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_command_has_a_configuration(name, tmp_path, monkeypatch) -> None:
+def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch) -> None:
     given = []
-    monkeypatch.setattr(ablations, "bertjax", lambda *words: given.append(words))
+    monkeypatch.setattr(ablations, "run_bertjax", lambda *words: given.append(words))
     monkeypatch.setattr(ablations, "run_once", lambda _, more: given.extend(more))
     args = argparse.Namespace(
         **{"table": name, "output": tmp_path, "corpus": "corpus", "recipe": "modern", "seeds": 1},
         **{"size": "2-128", "sizes": "2-128,4-256", "milestones": "0.5,1", "steps": 10},
         **{"task": [f"{task}=data" for task in TASKS], "pretrain": ["max_seq_length=64"]},
-        finetune=["all.batch_size=8", "ner-feature_based.model.bilstm=128"],
+        finetune=["all.batch_size=8", "ner-features.model.bilstm=128"],
     )
     ablation = Ablation(args)
     for variant in ablation.table.variants:
@@ -76,7 +76,7 @@ def train(monkeypatch) -> Trained:
     """What stands in for `bertjax train`: the steps of each run by the name of its row.
 
     Metrics are written as if the loss of held-out text were 6; a run diverges where the name begins
-    with "heads".
+    with "local".
     """
     steps: Trained = collections.defaultdict(list)
 
@@ -88,7 +88,7 @@ def train(monkeypatch) -> Trained:
         workdir.mkdir(parents=True, exist_ok=True)
         found = {"step": 1, "split": "eval", "mlm_loss": 6.0}
         (workdir / "metrics.jsonl").write_text(json.dumps(found) + "\n")
-        return SimpleNamespace(returncode=EXIT_DIVERGED if row.startswith("heads") else 0)
+        return SimpleNamespace(returncode=EXIT_DIVERGED if row.startswith("local") else 0)
 
     monkeypatch.setattr(commands.subprocess, "run", run)
     return steps
@@ -101,7 +101,7 @@ def tabulate(monkeypatch, output: pathlib.Path, *rest: str, steps: int = 60) -> 
     return (output / "recipes.md").read_text()
 
 
-def test_so_has_every_command_of_the_recipes(train, tmp_path, monkeypatch) -> None:
+def test_recipes_commands_have_valid_configurations(train, tmp_path, monkeypatch) -> None:
     table = tabulate(monkeypatch, tmp_path, "--seeds", "1")
     steps = {row: sum(each) for row, each in train.items()}
     assert steps.pop("modern-a-third-of-the-steps") == 20
@@ -109,24 +109,22 @@ def test_so_has_every_command_of_the_recipes(train, tmp_path, monkeypatch) -> No
     assert "| modern | - | 6.0000 |" in table
 
 
-def test_a_recipe_that_diverges_has_failed_and_stops_no_other(train, tmp_path, monkeypatch) -> None:
+def test_recipes_count_diverged_runs_and_continue(train, tmp_path, monkeypatch) -> None:
     lines = tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines()
-    (num_degenerate,) = [line for line in lines if line.startswith("| heads")]
+    (num_degenerate,) = [line for line in lines if line.startswith("| local")]
     assert num_degenerate.startswith(
-        "| heads that look aside | - | - |"
+        "| local attention init | - | - |"
     ) and num_degenerate.endswith("| 2 |")
     assert len(train["modern"]) == 4
     assert tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
-    assert len(train["heads-that-look-aside"]) == 2
+    assert len(train["local-attention-init"]) == 2
     refused = SimpleNamespace(returncode=2)
     monkeypatch.setattr(commands.subprocess, "run", lambda _: refused)
     with pytest.raises(SystemExit, match="2"):  # of other settings, of which nothing is known
         tabulate(monkeypatch, tmp_path, "--seeds", "2", "--config.optimizer.learning_rate=1e-5")
 
 
-def test_what_is_done_is_not_repeated_but_where_it_is_asked_otherwise(
-    train, tmp_path, monkeypatch
-) -> None:
+def test_recipes_repeat_only_changed_commands(train, tmp_path, monkeypatch) -> None:
     tabulate(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon")
     tabulate(monkeypatch, tmp_path, "--seeds", "2", "--only", "Muon")
     assert train["Muon"] == [60, 60]
@@ -134,7 +132,7 @@ def test_what_is_done_is_not_repeated_but_where_it_is_asked_otherwise(
     assert train["Muon"] == [60, 60, 80]  # which bertjax refuses, naming the field
 
 
-def test_a_command_that_fails_ends_all(monkeypatch, tmp_path) -> None:
+def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(commands.subprocess, "run", lambda _: SimpleNamespace(returncode=75))
     with pytest.raises(SystemExit) as stop:
         commands.run_once(tmp_path / "record.json", [["train"]])
@@ -144,12 +142,15 @@ def test_a_command_that_fails_ends_all(monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"steps": 1234}, "--steps 1234 is not a multiple of 10"),
-        ({"milestones": "0.5,1.5"}, "--milestones 1.5: write thousandths"),
-        ({"milestones": "0.33333,1"}, "--milestones 0.33333: write thousandths"),
+        (
+            {"steps": 1234},
+            "--steps 1234: some --milestones lie between two steps. Use a multiple of 10",
+        ),
+        ({"milestones": "0.5,1.5"}, r"--milestones 1.5: not in \(0, 1\]"),
+        ({"milestones": "0.33333,1"}, r"--milestones 0.33333: not in \(0, 1\]. Write thousandths"),
     ],
 )
-def test_milestones_that_no_step_is_at_are_refused(tmp_path, fields, message) -> None:
+def test_ablation_rejects_milestones_between_steps(tmp_path, fields, message) -> None:
     given = {"table": "steps", "output": tmp_path, "corpus": "c", "recipe": "paper", "seeds": 1}
     given |= {"size": "2-128", "sizes": "2-128", "milestones": "0.1,0.5,1", "steps": 100}
     given |= {"task": [], "pretrain": [], "finetune": []}
@@ -157,26 +158,33 @@ def test_milestones_that_no_step_is_at_are_refused(tmp_path, fields, message) ->
         Ablation(argparse.Namespace(**given | fields))
 
 
-def test_tables_share_the_models_that_are_alike() -> None:
-    plain = [TABLES[name](SIZES, SHARES).variants[0].pretraining for name in TABLES]
+def test_tables_share_pretrained_models() -> None:
+    plain = [TABLES[name](SIZES, SHARES).variants[0].pretraining_name for name in TABLES]
     assert plain == ["plain", "plain", "model=2-128", "plain"]
     small, large = TABLES["sizes"](SIZES, SHARES).variants
     options = {"model": "2-128", "recipe": "modern", "data": "corpus"}
-    assert small.beside(options).pretraining == "plain"
-    assert large.beside(options) == large
+    assert small.without_shared_options(options).pretraining_name == "plain"
+    assert large.without_shared_options(options) == large
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_findings_are_of_rows_that_there_are(name) -> None:
+def test_findings_refer_to_existing_rows(name) -> None:
     table = TABLES[name](SIZES, SHARES)
     for finding in table.findings:
-        assert finding.better != finding.worse
-        assert {finding.better, finding.worse} <= {*range(len(table.variants))}
+        assert finding.better_row != finding.worse_row
+        assert {finding.better_row, finding.worse_row} <= {*range(len(table.variants))}
 
 
-def test_so_are_those_of_features() -> None:
+def test_feature_based_findings_refer_to_existing_rows() -> None:
     found = feature_based.findings()
-    assert {each.better for each in found} | {each.worse for each in found} == {0, 1, 2, 3, 4, 6}
+    assert {each.better_row for each in found} | {each.worse_row for each in found} == {
+        0,
+        1,
+        2,
+        3,
+        4,
+        6,
+    }
     assert feature_based.FEATURE_LAYERS.keys() == {
         *("embeddings", "second_to_last", "last"),
         *("sum_last_four", "concat_last_four", "sum_all"),
@@ -193,28 +201,28 @@ def rows(high: list[float], low: list[float]) -> list[VariantResult]:
 @pytest.mark.parametrize(
     ("high", "low", "verdict"),
     [
-        ([0.8, 0.9], [0.5, 0.6], "+0.3000 ± 0.1000, shows here."),
-        ([0.8, 0.9], [0.8, 0.8], "+0.0500 ± 0.0707, does not show here."),
-        ([0.5, 0.6], [0.8, 0.9], "-0.3000 ± 0.1000, is the other way round here."),
+        ([0.8, 0.9], [0.5, 0.6], "+0.3000 ± 0.1000, reproduced."),
+        ([0.8, 0.9], [0.8, 0.8], "+0.0500 ± 0.0707, not reproduced."),
+        ([0.5, 0.6], [0.8, 0.9], "-0.3000 ± 0.1000, reversed."),
         ([0.8], [0.5], "+0.3000, of one run each."),
     ],
 )
-def test_a_finding_shows_beyond_the_spread_of_the_seeds(high, low, verdict) -> None:
+def test_describe_finding_compares_with_the_spread_of_seeds(high, low, verdict) -> None:
     (said,) = describe_finding(Finding("a helps", 0, 1), rows(high, low))
     assert said == f"a helps: qnli accuracy {verdict}"
     assert describe_finding(Finding("a helps", 0, 1, ("squad",)), rows(high, low)) == []
 
 
-def test_scores_of_failed_runs_are_left_out_and_counted(tmp_path) -> None:
+def test_write_results_counts_diverged_runs(tmp_path) -> None:
     table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
     found = [*rows([0.5, 0.75], []), VariantResult("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1)]
     found[1] = VariantResult("b", 9.0, {"qnli accuracy": [None, None]}, 2)
     lines = write_results(tmp_path / "x", table, found).splitlines()
     assert "| b | 9.00 | - | 2 |" in lines and "| c | 9.00 | 0.5000 | 1 |" in lines
-    assert "- a helps: qnli accuracy is not known of both." in lines
+    assert "- a helps: qnli accuracy is missing for one row." in lines
 
 
-def test_a_table_has_every_score_and_nothing_chosen(tmp_path) -> None:
+def test_write_results_lists_every_score(tmp_path) -> None:
     table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
     text = write_results(tmp_path / "x", table, rows([0.25, 0.75], [0.5, 0.5]))
     assert "| a | 9.00 | 0.5000 ± 0.3536 | 0 |" in text.splitlines()

@@ -1,16 +1,15 @@
-"""The paper's ablations by one command: pre-trains what is missing, fine-tunes, and tabulates.
+"""Ablations of the paper in one command: pre-train, fine-tune, tabulate.
 
     python -m experiments.ablations TABLE --output DIR --corpus CORPUS --size SIZE --steps N \
       --task NAME=DATA [--task ...] [--seeds N] [--recipe NAME] [--pretrain FIELD=VALUE ...] \
       [--finetune NAME.FIELD=VALUE ...]
 
 TABLE is objectives, masking, sizes or steps. NAME is a task of `tables.TASKS`, DATA its directory.
-Everything it does is a `bertjax` command, printed before it runs; each resumes by itself, so the
-same line again goes on after whatever ended it, and more tasks, seeds or tables may be added to the
-same DIR, which refuses other settings. Models that tables share are pre-trained once. On a pod it
-is run on every host, as `bertjax train` is. DIR/TABLE.json, .md and .html have the scores, mean and
-standard deviation over the seeds, with the held-out perplexity beside them, and say which of the
-paper's findings show; nothing is chosen among runs.
+Every step is a `bertjax` command, printed before it runs. The same command resumes after an
+interruption, and tasks, seeds or tables may be added to the same DIR; other settings are rejected.
+Tables share their pre-trained models. On a pod run it in every process, like `bertjax train`.
+DIR/TABLE.json, .md and .html have mean and standard deviation of the scores over the seeds, the
+perplexity on the eval split, and the paper's findings that are reproduced. No run is selected.
 """
 
 import argparse
@@ -20,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from experiments import pretraining
-from experiments.ablations.commands import bertjax, override_flags, run_once
+from experiments.ablations.commands import override_flags, run_bertjax, run_once
 from experiments.ablations.results import VariantResult, read_row, write_results
 from experiments.ablations.tables import TABLES, TASKS, Variant
 
@@ -28,39 +27,39 @@ MILESTONES = "0.1,0.2,0.4,0.7,1"
 
 
 def parse_assignments(arguments: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE as a dictionary."""
-    found = {}
-    for each in arguments:
-        name, equals, value = each.partition("=")
+    """Return NAME=VALUE arguments as a dictionary."""
+    assignments = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if not equals:
-            sys.exit(f"{option} {each} has no '=': write NAME=VALUE.")
-        found[name] = value
-    return found
+            sys.exit(f"{option} {argument}: no value. Write NAME=VALUE.")
+        assignments[name] = value
+    return assignments
 
 
 class Ablation:
-    """One table.
+    """The runs of one table.
 
     Args:
-      args: of the command line.
+      args: parsed arguments of the command line.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._shares = sorted(float(share) for share in args.milestones.split(","))
+        self._fractions = sorted(float(fraction) for fraction in args.milestones.split(","))
         self._options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
-        table = TABLES[args.table](args.sizes.split(","), self._shares)
-        variants = [each.without_shared_options(self._options) for each in table.variants]
+        table = TABLES[args.table](args.sizes.split(","), self._fractions)
+        variants = [v.without_shared_options(self._options) for v in table.variants]
         self.table = dataclasses.replace(table, variants=variants)
         self._tasks = parse_assignments(args.task, "--task")
         for name in self._tasks:
             if name not in TASKS:
-                sys.exit(f"--task {name} is unknown: choose among {', '.join(TASKS)}.")
+                sys.exit(f"--task {name}: unknown. Use one of {', '.join(TASKS)}.")
         self._finetune = parse_assignments(args.finetune, "--finetune")
-        self._check_shares()
+        self._check_milestones()
 
     def run(self) -> list[VariantResult]:
-        """Trains what is not trained; a row for each variant."""
+        """Train the missing runs and return a row for each variant."""
         rows = []
         for variant in self.table.variants:
             model = self._pretrain(variant)
@@ -69,64 +68,60 @@ class Ablation:
         return rows
 
     def _workdir(self, variant: Variant) -> pathlib.Path:
-        return self._args.output / "pretraining" / variant.pretraining
+        return self._args.output / "pretraining" / variant.pretraining_name
 
     def _pretrain(self, variant: Variant) -> pathlib.Path:
-        """The checkpoint that the variant is."""
-        args, workdir, own = (
-            self._args,
-            self._workdir(variant),
-            parse_assignments(self._args.pretrain, ""),
-        )
+        """Pre-train a variant and return its checkpoint."""
+        args, workdir = self._args, self._workdir(variant)
         options = {**self._options, **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
-        every = round(args.steps * self._milestone_unit())
+        interval = round(args.steps * self._milestone_unit())
         fields = {
             "steps": str(args.steps),
-            "keep_period": str(every),
-            "checkpoint_every": str(every),
-            "eval_every": str(every),
+            "keep_period": str(interval),
+            "checkpoint_every": str(interval),
+            "eval_every": str(interval),
         }
-        fields |= {**own, **variant.fields}
+        fields |= {**parse_assignments(args.pretrain, "--pretrain"), **variant.fields}
         config = ["--config", f"pretraining:{spec}"]
-        bertjax("train", "--workdir", str(workdir), *config, *override_flags(fields))
-        return workdir / "checkpoints" / f"{round(args.steps * variant.share):08}"
+        run_bertjax("train", "--workdir", str(workdir), *config, *override_flags(fields))
+        return workdir / "checkpoints" / f"{round(args.steps * variant.step_fraction):08}"
 
-    def _check_shares(self) -> None:
-        for share in self._shares:
-            if not 0 < share <= 1 or not _is_whole(1000 * share):
-                sys.exit(f"--milestones {share:g}: write thousandths, above 0 and up to 1.")
+    def _check_milestones(self) -> None:
+        for fraction in self._fractions:
+            if not 0 < fraction <= 1 or not _is_whole(1000 * fraction):
+                sys.exit(f"--milestones {fraction:g}: not in (0, 1]. Write thousandths.")
         if self._args.table == "steps" and not _is_whole(self._args.steps * self._milestone_unit()):
             sys.exit(
-                f"--steps {self._args.steps} is not a multiple of {round(1 / self._milestone_unit())}, and "
-                "some --milestones would lie between two steps: choose another one."
+                f"--steps {self._args.steps}: some --milestones lie between two steps. Use a "
+                f"multiple of {round(1 / self._milestone_unit())}."
             )
 
     def _milestone_unit(self) -> float:
-        """The largest share of the steps of which every milestone is a multiple."""
+        """Return the largest fraction of the steps of which every milestone is a multiple."""
         return next(
             1 / parts
             for parts in range(1, 1001)
-            if all(_is_whole(share * parts) for share in self._shares)
+            if all(_is_whole(fraction * parts) for fraction in self._fractions)
         )
 
     def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
-        """The workdir of the restarts of a task."""
+        """Fine-tune on a task with every seed and return the workdir of the sweep."""
         args, task = self._args, TASKS[name]
         shape = pretraining.get_config(**{"model": args.size, **variant.options}).model
-        told = {"width": shape.hidden_size, "depth": min(4, shape.num_hidden_layers)}
-        head = {field: each.format(**told) for field, each in variant.finetuning.items()}
-        fixed = {field: each.format(**told) for field, each in task.fields.items()}
-        parts = [variant.pretraining, f"{variant.share:g}", *head.values(), name]
+        sizes = {"width": shape.hidden_size, "depth": min(4, shape.num_hidden_layers)}
+        head = {field: text.format(**sizes) for field, text in variant.finetuning.items()}
+        fixed = {field: text.format(**sizes) for field, text in task.fields.items()}
+        parts = [variant.pretraining_name, f"{variant.step_fraction:g}", *head.values(), name]
         workdir = args.output / "finetuning" / "-".join(parts)
-        joint = "" if task.config.endswith(":") else ","
-        spec = f"{task.config}{joint}init={model},data={self._tasks[name]}"
-        own = {
+        separator = "" if task.config.endswith(":") else ","
+        spec = f"{task.config}{separator}init={model},data={self._tasks[name]}"
+        extra = {
             field.partition(".")[2]: value
             for field, value in self._finetune.items()
             if field.partition(".")[0] in (name, "all")
         }
-        fields = override_flags({**fixed, **head, **own})
+        fields = override_flags({**fixed, **head, **extra})
         command = ["sweep", "--config", spec, "--workdir", str(workdir), f"--seeds={args.seeds}"]
         run_once(workdir / "record.json", [[*command, *fields]])
         return workdir
@@ -142,8 +137,8 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--size", default="mini")
-    parser.add_argument("--sizes", default="2-128,4-256,6-384", help="of the table of sizes")
-    parser.add_argument("--milestones", default=MILESTONES, help="shares of the steps")
+    parser.add_argument("--sizes", default="2-128,4-256,6-384", help="rows of the table sizes")
+    parser.add_argument("--milestones", default=MILESTONES, help="fractions of the steps")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--recipe", default="paper")
     parser.add_argument("--seeds", type=int, default=3)

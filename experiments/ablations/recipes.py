@@ -1,15 +1,15 @@
-"""What each change to the paper's recipe brings where there is little compute, and `modern`.
+"""Effect of each change to the paper's recipe at a small budget, and of `recipe=modern`.
 
     python -m experiments.ablations.recipes --output DIR --corpus CORPUS --steps N \
       [--size SIZE] [--seeds N] [--only NAME ...] [--config.FIELD=VALUE ...]
 
-Every row is `bertjax train` of as many steps, for each seed, printed before it runs; what is there
-is not repeated, so the same line again goes on after whatever ended it. A run that diverges counts
-as failed. "Left to right first" gives a part of the steps to a run from left to right that the
-masks go on from. The last rows are `recipe=modern`, which has what proved useful of the changes, in
-as many steps and in a third of them. DIR/recipes.json, .md and .html have the loss of held-out
-masked pieces, always of 15% masked in 80/10/10, and the processor minutes of a run, start and
-compiling included; of one that was interrupted, those since.
+Every row is `bertjax train` with the same number of steps, for each seed, printed before it runs.
+The same command resumes after an interruption. A run that diverges counts as failed. "CLM first"
+spends a fraction of the steps on CLM and initializes the MLM run from it. The last rows are
+`recipe=modern`, which combines the useful changes, with all steps and with a third of them.
+DIR/recipes.json, .md and .html have the MLM loss on the eval split, always with 15% masked in
+80/10/10, and the CPU minutes of a run, with start and compilation; after an interruption only those
+since.
 """
 
 import argparse
@@ -22,29 +22,29 @@ from experiments.ablations.commands import override_flags, run_once
 from experiments.ablations.results import VariantResult, write_results
 from experiments.ablations.tables import AblationTable, Finding, Variant
 
-CLM_FIRST = "left to right first"
+CLM_FIRST = "CLM first"
 CLM_FRACTION = 0.2  # of the steps
 CHANGES: dict[str, dict[str, Any]] = {
     "Muon": {"optimizer.name": "muon"},
     "no dropout": {"model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0},
     "one cycle": {"optimizer.schedule": "one_cycle", "optimizer.warmup": "25%"},
-    "a faster second moment": {"optimizer.b2": 0.98},
-    "no next sentences": {"data.objective": "mlm"},
+    "b2 of 0.98": {"optimizer.b2": 0.98},
+    "no NSP": {"data.objective": "mlm"},
     "30% masked": {"data.mlm_probability": 0.3},
-    "a growing batch": {"batch_size_rampup": 4},
-    "heads that look aside": {"model.initialization": "neighbours"},
+    "batch size ramp-up": {"batch_size_rampup": 4},
+    "local attention init": {"model.initialization": "neighbours"},
     CLM_FIRST: {},
 }
 PAPER, MODERN, MODERN_THIRD = "the paper's", "modern", "modern, a third of the steps"
-LOSS, MINUTES = "mlm loss", "processor minutes"
+LOSS, MINUTES = "mlm loss", "CPU minutes"
 
 
 def training_stages(name: str, steps: int) -> dict[str, tuple[str, int]]:
-    """Objective and steps of the runs of a row, each of which goes on where the last one ended."""
+    """Return objective and steps of a row's runs, each initialized from the one before."""
     if name not in (CLM_FIRST, MODERN, MODERN_THIRD):
-        return {"masks": ("mlm_nsp", steps)}
-    left = round(CLM_FRACTION * steps)
-    return {"left": ("clm", left), "masks": ("mlm_nsp", steps - left)}
+        return {"mlm": ("mlm_nsp", steps)}
+    clm_steps = round(CLM_FRACTION * steps)
+    return {"clm": ("clm", clm_steps), "mlm": ("mlm_nsp", steps - clm_steps)}
 
 
 def train(
@@ -54,26 +54,29 @@ def train(
     fields: dict[str, Any],
     extra_flags: list[str],
 ) -> tuple[float | None, float]:
-    """Trains what is missing of a row's runs.
+    """Train the missing runs of a row.
 
     Args:
-      options: of `experiments/pretraining.py`.
-      fields: of the configuration of every run.
-      rest: flags that come last, and so win over those of the row.
+      workdir: directory of the row and seed.
+      options: options of `experiments/pretraining.py`.
+      runs: see `training_stages`.
+      fields: configuration fields of every run.
+      extra_flags: flags that override those of the row.
+
     Returns:
-      The loss at the end, None where a run diverged, and the minutes of the processor.
+      The final MLM loss, None if a run diverged, and the CPU minutes.
     """
     commands, init = [], ""
     for stage, (objective, steps) in runs.items():
         config = f"pretraining:{options},objective={objective},init={init}"
-        given = override_flags({field: str(value) for field, value in fields.items()})
-        to = ["--workdir", str(workdir / stage), "--config", config, f"--config.steps={steps}"]
-        commands.append(["train", *to, *given, *extra_flags])
+        flags = override_flags({field: str(value) for field, value in fields.items()})
+        target = ["--workdir", str(workdir / stage), "--config", config, f"--config.steps={steps}"]
+        commands.append(["train", *target, *flags, *extra_flags])
         init = str(workdir / stage)
-    ended = run_once(workdir / "record.json", commands, [EXIT_DIVERGED])
-    if ended.status == EXIT_DIVERGED:
-        return None, ended.minutes
-    return float(read_metrics(workdir / "masks")[-1]["mlm_loss"]), ended.minutes
+    result = run_once(workdir / "record.json", commands, [EXIT_DIVERGED])
+    if result.status == EXIT_DIVERGED:
+        return None, result.minutes
+    return float(read_metrics(workdir / "mlm")[-1]["mlm_loss"]), result.minutes
 
 
 def main() -> None:
@@ -83,12 +86,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--size", default="mini")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=[], help="rows, by a word of their names")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="rows to run, by a word of their names"
+    )
     args, extra_flags = parser.parse_known_args()
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, MODERN: {}, MODERN_THIRD: {}}
-    every: dict[str, Any] = {"data.max_predictions_per_seq": None, "eval_every": "100%"}
-    every |= {"optimizer.warmup": "10%", "optimizer.decay_steps": 0}
-    every |= {"eval_batches": 0, "checkpoint_every": "50%", "keep_period": 0}
+    shared: dict[str, Any] = {"data.max_predictions_per_seq": None, "eval_every": "100%"}
+    shared |= {"optimizer.warmup": "10%", "optimizer.decay_steps": 0}
+    shared |= {"eval_batches": 0, "checkpoint_every": "50%", "keep_period": 0}
     rows = []
     for name, fields in variants.items():
         if args.only and not any(word in name for word in args.only):
@@ -100,17 +105,19 @@ def main() -> None:
             workdir /= str(seed)
             recipe = "modern" if name in (MODERN, MODERN_THIRD) else "paper"
             options = f"model={args.size},recipe={recipe},data={args.corpus}"
-            own = every | {"seed": seed} | fields
-            loss, took = train(workdir, options, training_stages(name, steps), own, extra_flags)
+            run_fields = shared | {"seed": seed} | fields
+            loss, cpu_minutes = train(
+                workdir, options, training_stages(name, steps), run_fields, extra_flags
+            )
             losses.append(loss)
-            minutes.append(took)
+            minutes.append(cpu_minutes)
         rows.append(VariantResult(name, None, {LOSS: losses, MINUTES: minutes}, losses.count(None)))
     names = [row.name for row in rows]
     findings = [
-        Finding(f"{name}: less than {names[0]}", i, 0, ("mlm",), less=True)
+        Finding(f"{name}: lower than {names[0]}", i, 0, ("mlm",), lower_is_better=True)
         for i, name in enumerate(names[1:], 1)
     ]
-    table = AblationTable("Recipes for little compute.", [*map(Variant, names)], findings)
+    table = AblationTable("Recipes for small budgets.", [*map(Variant, names)], findings)
     print(write_results(args.output / "recipes", table, rows))
 
 

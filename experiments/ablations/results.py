@@ -1,4 +1,4 @@
-"""What came of an ablation: read from its runs, written as JSON, Markdown and a page."""
+"""Results of an ablation: read from its runs, written as JSON, Markdown and HTML."""
 
 import dataclasses
 import json
@@ -14,17 +14,20 @@ from bertjax.html.plots import STYLE, strip_plot
 from bertjax.training.metric_writers import read_metrics
 from experiments.ablations.tables import TASKS, AblationTable, Finding, Variant
 
-Scores = Mapping[str, Sequence[float | None]]  # "task score" -> of each seed; None of a failed one
+Scores = Mapping[
+    str, Sequence[float | None]
+]  # "task score" -> score of each seed; None for a diverged run
 
 
 @dataclasses.dataclass(frozen=True)
 class VariantResult:
-    """A variant.
+    """Scores of a variant.
 
     Attributes:
-      perplexity: of held-out text, at the step that the model was taken; None where it is no
-        matter.
-      failed: runs that learned nothing, which count all the same.
+      name: name of the variant.
+      perplexity: MLM perplexity on the eval split at the variant's step; None if not applicable.
+      scores: scores of each seed.
+      num_degenerate: number of runs that learned nothing; their scores count too.
     """
 
     name: str
@@ -39,7 +42,7 @@ def read_row(
     model: pathlib.Path,
     sweeps: Mapping[str, pathlib.Path],
 ) -> VariantResult:
-    """The scores of a variant from its pre-training and the sweeps of its tasks."""
+    """Return the result of a variant from its pre-training run and its sweeps."""
     step = int(model.name)
     evaluations = [m for m in read_metrics(workdir) if m["split"] == "eval" and m["step"] <= step]
     scores, num_degenerate = {}, 0
@@ -52,40 +55,40 @@ def read_row(
 
 
 def describe_finding(finding: Finding, rows: Sequence[VariantResult]) -> list[str]:
-    """Whether a finding shows, in a sentence for each score that it is of.
+    """Return a sentence for each score of a finding that states whether it is reproduced.
 
-    It does where the means are further apart than one standard deviation of their difference.
+    It is, if the means differ by more than one standard deviation of their difference.
     """
-    better, worse = rows[finding.better], rows[finding.worse]
-    said = []
+    better, worse = rows[finding.better_row], rows[finding.worse_row]
+    sentences = []
     for name in better.scores:
         if finding.tasks and name.split()[0] not in finding.tasks:
             continue
         high, low = _without_missing(better.scores[name]), _without_missing(worse.scores[name])
         if not high or not low:
-            said.append(f"{finding.said}: {name} is not known of both.")
+            sentences.append(f"{finding.claim}: {name} is missing for one row.")
             continue
-        apart = statistics.fmean(high) - statistics.fmean(low)
-        found = f"{finding.said}: {name} {apart:+.4f}"
+        difference = statistics.fmean(high) - statistics.fmean(low)
+        text = f"{finding.claim}: {name} {difference:+.4f}"
         if len(high) < 2 or len(low) < 2:
-            said.append(f"{found}, of one run each.")
+            sentences.append(f"{text}, of one run each.")
             continue
-        by = -apart if finding.less else apart
+        gain = -difference if finding.lower_is_better else difference
         spread = math.hypot(statistics.stdev(high), statistics.stdev(low))
-        verdict = "shows here" if by > spread else "does not show here"
-        if by < -spread:
-            verdict = "is the other way round here"
-        said.append(f"{found} ± {spread:.4f}, {verdict}.")
-    return said
+        verdict = "reproduced" if gain > spread else "not reproduced"
+        if gain < -spread:
+            verdict = "reversed"
+        sentences.append(f"{text} ± {spread:.4f}, {verdict}.")
+    return sentences
 
 
 def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[VariantResult]) -> str:
-    """Writes STEM.json, STEM.md and STEM.html; returns the Markdown."""
-    found = [line for finding in table.findings for line in describe_finding(finding, rows)]
+    """Write STEM.json, STEM.md and STEM.html; return the Markdown."""
+    findings = [line for finding in table.findings for line in describe_finding(finding, rows)]
     content = {"caption": table.caption, "rows": [dataclasses.asdict(row) for row in rows]}
-    stem.with_suffix(".json").write_text(json.dumps(content | {"findings": found}, indent=1))
+    stem.with_suffix(".json").write_text(json.dumps(content | {"findings": findings}, indent=1))
     names = list(rows[0].scores)
-    head = ["", "held-out perplexity", *names, "failed"]
+    header = ["", "eval perplexity", *names, "degenerate"]
     cells = [
         [
             row.name,
@@ -98,22 +101,22 @@ def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[Varia
     lines = [
         table.caption,
         "",
-        _markdown_row(head),
-        _markdown_row(["---"] + ["---:"] * (len(head) - 1)),
+        _markdown_row(header),
+        _markdown_row(["---"] + ["---:"] * (len(header) - 1)),
     ]
-    told = ["", "What was to be found:", "", *(f"- {line}" for line in found)]
-    text = "\n".join([*lines, *map(_markdown_row, cells), *told, ""])
+    notes = ["", "Findings of the paper:", "", *(f"- {line}" for line in findings)]
+    text = "\n".join([*lines, *map(_markdown_row, cells), *notes, ""])
     stem.with_suffix(".md").write_text(text)
     charts = "".join(_chart(rows, name) for name in names)
     parts = [
         f"<style>{STYLE}</style>\n<header><h1>Ablation: {escape(stem.name)}</h1>"
         f"<p>{escape(table.caption)}</p></header>",
-        section("Scores, mean and standard deviation over the seeds", draw_table(head, cells)),
-        section("What was to be found", "".join(f"<p>{escape(line)}</p>" for line in found)),
+        section("Scores, mean and standard deviation over the seeds", draw_table(header, cells)),
+        section("Findings of the paper", "".join(f"<p>{escape(line)}</p>" for line in findings)),
         section(
             "Every run",
             f'<div class="pair">{charts}</div>'
-            '<p class="aside">A dot a run, the line their mean; rows are numbered as above.</p>',
+            '<p class="aside">One dot a run, a line at their mean; rows are numbered as above.</p>',
         ),
     ]
     stem.with_suffix(".html").write_text(page(stem.name, parts))
@@ -121,20 +124,22 @@ def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[Varia
 
 
 def _chart(rows: Sequence[VariantResult], name: str) -> str:
-    """The runs of each row, where there are any with this score."""
+    """Return a strip plot of the runs of each row; "" if none has this score."""
     groups = {
-        str(i): own for i, row in enumerate(rows, 1) if (own := _without_missing(row.scores[name]))
+        str(i): values
+        for i, row in enumerate(rows, 1)
+        if (values := _without_missing(row.scores[name]))
     }
     return strip_plot(name, groups, "") if groups else ""
 
 
 def _without_missing(values: Sequence[float | None]) -> list[float]:
-    """Those of runs that did not fail altogether."""
+    """Return the values of the runs that did not diverge."""
     return [value for value in values if value is not None]
 
 
-def _format_mean_std(own: Sequence[float | None]) -> str:
-    values = _without_missing(own)
+def _format_mean_std(scores: Sequence[float | None]) -> str:
+    values = _without_missing(scores)
     if not values:
         return "-"
     mean = f"{statistics.fmean(values):.4f}"

@@ -1,4 +1,4 @@
-"""What the paper's ablations compare (Devlin et al. 2019, section 5, A.3 and C.2), and on what."""
+"""Ablation tables of the paper (Devlin et al. 2019, section 5, A.3 and C.2) and their tasks."""
 
 import dataclasses
 import itertools
@@ -10,58 +10,61 @@ class Variant:
     """A row of a table.
 
     Attributes:
-      name: as the table has it.
-      options: of `experiments/pretraining.py` that are its own.
-      fields: of the configuration of pre-training, likewise.
-      finetuning: fields of the configuration of every fine-tuning; {width} is the encoder's.
-      share: of the steps of pre-training, after which the model is taken.
+      name: name in the table.
+      options: options of `experiments/pretraining.py` in which it differs.
+      fields: pre-training configuration fields in which it differs.
+      finetuning: fine-tuning configuration fields; {width} is the encoder's hidden size.
+      step_fraction: fraction of the pre-training steps after which the model is evaluated.
     """
 
     name: str
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     finetuning: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    share: float = 1.0
+    step_fraction: float = 1.0
 
     @property
-    def pretraining(self) -> str:
-        """The name of its pre-training, which variants of other tables may have too.
+    def pretraining_name(self) -> str:
+        """Name of the pre-training run, which variants of other tables may share.
 
-        It stands among options, and so has no comma.
+        It becomes part of options, and so contains no comma.
         """
-        own = {**self.options, **{name.split(".")[-1]: v for name, v in self.fields.items()}}
-        return "+".join(f"{name}={value}" for name, value in sorted(own.items())) or "plain"
+        settings = {**self.options, **{name.split(".")[-1]: v for name, v in self.fields.items()}}
+        return "+".join(f"{name}={value}" for name, value in sorted(settings.items())) or "plain"
 
     def without_shared_options(self, options: Mapping[str, str]) -> "Variant":
-        """The same without what all runs have, so that a size of the table may be the plain run."""
-        own = {name: v for name, v in self.options.items() if options.get(name) != v}
-        return dataclasses.replace(self, options=own)
+        """Return the variant without the options of all runs, so that it may be the plain run."""
+        changed = {name: v for name, v in self.options.items() if options.get(name) != v}
+        return dataclasses.replace(self, options=changed)
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What the paper found between two rows.
+    """A finding of the paper about two rows.
 
     Attributes:
-      said: in words.
-      better, worse: indices of rows.
-      tasks: in whose scores it showed; none for all.
-      less: whether less is better.
+      claim: the finding in words.
+      better_row: index of the better row.
+      worse_row: index of the worse row.
+      tasks: tasks whose scores show it; empty for all.
+      lower_is_better: whether a lower score is better.
     """
 
-    said: str
-    better: int
-    worse: int
+    claim: str
+    better_row: int
+    worse_row: int
     tasks: Sequence[str] = ()
-    less: bool = False
+    lower_is_better: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class AblationTable:
-    """What is compared.
+    """A table of variants.
 
     Attributes:
-      caption: where the paper has it.
+      caption: title, with the paper's table.
+      variants: the rows.
+      findings: the paper's findings.
     """
 
     caption: str
@@ -69,53 +72,52 @@ class AblationTable:
     findings: Sequence[Finding]
 
 
-def objectives(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """AblationTable 5."""
-    one_way = {"objective": "clm"}
+def objectives_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
+    """Return table 5."""
+    causal = {"objective": "clm"}
     return AblationTable(
         "Objectives of pre-training (table 5 of the paper).",
         [
-            Variant("masked pieces and next sentences"),
-            Variant("no next sentences", {"objective": "mlm"}),
-            Variant("left to right, no next sentences", one_way),
-            Variant("the same, with a BiLSTM", one_way, finetuning={"model.bilstm": "{width}"}),
+            Variant("MLM and NSP"),
+            Variant("no NSP", {"objective": "mlm"}),
+            Variant("left to right, no NSP", causal),
+            Variant("left to right, with a BiLSTM", causal, finetuning={"model.bilstm": "{width}"}),
         ],
         [
-            Finding("next sentences help", 0, 1, ("qnli", "squad")),
+            Finding("NSP helps", 0, 1, ("qnli", "squad")),
             Finding("both directions help", 1, 2),
-            Finding("a BiLSTM on one direction helps where spans are asked for", 3, 2, ("squad",)),
+            Finding("a BiLSTM on one direction helps question answering", 3, 2, ("squad",)),
             Finding("a BiLSTM on one direction harms sentence pairs", 2, 3, ("mrpc", "qnli")),
         ],
     )
 
 
-def masking(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """AblationTable 8."""
+def masking_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
+    """Return table 8."""
     mixtures = [(80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)]
-    names = ("mask", "keep", "random")
     return AblationTable(
-        "What becomes of the pieces to be predicted (table 8 of the paper).",
+        "Replacement of the masked tokens (table 8 of the paper).",
         [
             Variant(
                 f"{mask}% [MASK], {keep}% same, {other}% random",
                 fields={}
                 if (mask, keep, other) == mixtures[0]
                 else {
-                    f"data.{name}_share": str(share / 100)
-                    for name, share in zip(names, (mask, keep, other), strict=True)
+                    "data.mask_replace_prob": str(mask / 100),
+                    "data.random_replace_prob": str(other / 100),
                 },
             )
             for mask, keep, other in mixtures
         ],
         [
-            Finding("random pieces alone are the worst", 0, 5),
-            Finding("[MASK] alone harms features", 0, 1, ("ner-features",)),
+            Finding("random tokens only are the worst", 0, 5),
+            Finding("[MASK] only harms features", 0, 1, ("ner-features",)),
         ],
     )
 
 
-def sizes(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """AblationTable 6."""
+def sizes_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
+    """Return table 6."""
     return AblationTable(
         "Sizes, in layers and units (table 6 of the paper).",
         [Variant(size, {"model": size}) for size in sizes],
@@ -126,11 +128,14 @@ def sizes(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
     )
 
 
-def steps(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """Figure 5."""
+def steps_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
+    """Return figure 5 as a table."""
     return AblationTable(
         "Steps of pre-training (figure 5 of the paper).",
-        [Variant(f"after {share:.0%} of the steps", share=share) for share in steps],
+        [
+            Variant(f"after {fraction:.0%} of the steps", step_fraction=fraction)
+            for fraction in steps
+        ],
         [
             Finding(f"{later:.0%} of the steps are better than {sooner:.0%}", i + 1, i)
             for i, (sooner, later) in enumerate(itertools.pairwise(steps))
@@ -139,21 +144,21 @@ def steps(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
 
 
 TABLES: Mapping[str, Callable[[Sequence[str], Sequence[float]], AblationTable]] = {
-    "objectives": objectives,
-    "masking": masking,
-    "sizes": sizes,
-    "steps": steps,
+    "objectives": objectives_table,
+    "masking": masking_table,
+    "sizes": sizes_table,
+    "steps": steps_table,
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningTask:
-    """A column, or several.
+    """A fine-tuning task, one or several columns of a table.
 
     Attributes:
-      config: file and options, but for `init` and `data`.
-      scores: those that the table shows.
-      fields: of its configuration; {depth} is 4, or all layers of an encoder that has fewer.
+      config: configuration and options, without `init` and `data`.
+      scores: scores that the table shows.
+      fields: configuration fields; {depth} is 4, or the number of layers if that is smaller.
     """
 
     config: str

@@ -1,7 +1,7 @@
-"""Pre-trains a small BERT on the English that came with Python and its packages.
+"""Demonstration: pre-train a small BERT on the documentation of Python and its packages.
 
-Run by `make demo`. Everything it does is a `bertjax` command, printed before it runs; half-way the
-training is killed, and the same command goes on with it. All files go to runs/demo.
+`make demo` runs it. Every step is a `bertjax` command, printed before it runs. Half-way the
+training is killed, and the same command resumes it. All files go to runs/demo.
 """
 
 import json
@@ -14,11 +14,11 @@ import time
 
 RUN = pathlib.Path("runs/demo")
 CLM_STEPS, STEPS = 600, 1600
-PIECES = 4096
+VOCAB_SIZE = 4096
 
 OPTIONS = f"model=tiny,recipe=modern,data={RUN}/corpus"
 FIELDS = [
-    f"--config.model.vocab_size={PIECES}",
+    f"--config.model.vocab_size={VOCAB_SIZE}",
     "--config.model.dtype=float32",
     "--config.max_seq_length=64",
     "--config.log_every=50",
@@ -28,14 +28,14 @@ FIELDS = [
     "--config.keep_period=0",
     "--config.optimizer.learning_rate=4e-3",
 ]
-LEFT = [
-    *("train", "--workdir", f"{RUN}/left"),
+CLM_COMMAND = [
+    *("train", "--workdir", f"{RUN}/clm"),
     *("--config", f"pretraining:{OPTIONS},objective=clm", *FIELDS),
     f"--config.steps={CLM_STEPS}",
 ]
 TRAIN_COMMAND = [
     *("train", "--workdir", f"{RUN}/workdir"),
-    *("--config", f"pretraining:{OPTIONS},init={RUN}/left", *FIELDS),
+    *("--config", f"pretraining:{OPTIONS},init={RUN}/clm", *FIELDS),
     f"--config.steps={STEPS}",
 ]
 
@@ -49,31 +49,33 @@ SENTENCES = [
 
 
 def main() -> int:
-    """Runs the demonstration; returns the exit status."""
+    """Run the demonstration and return the exit status."""
     shutil.rmtree(RUN, ignore_errors=True)
     RUN.mkdir(parents=True)
-    began = time.monotonic()
-    print_heading("1. A vocabulary and token shards from the text that is already on this machine.")
+    start = time.monotonic()
+    print_heading("1. Train a vocabulary and tokenize the text that is already on this machine.")
     vocab = f"{RUN}/vocab.txt"
-    run("vocab", "--input", "builtin", "--vocab-size", str(PIECES), "--output", vocab)
+    run("vocab", "--input", "builtin", "--vocab-size", str(VOCAB_SIZE), "--output", vocab)
     run("prepare", "--input", "builtin", "--vocab", vocab, "--output", f"{RUN}/corpus", "--dedup")
-    print_heading("2. The model learns words by reading from left to right.")
-    run(*LEFT)
-    print_heading("3. What it will see from here on: both sides of masks, which are marked.")
+    print_heading("2. Pre-train from left to right (CLM).")
+    run(*CLM_COMMAND)
+    print_heading("3. Print a sequence of the masked LM, with its masks.")
     run("inspect", *TRAIN_COMMAND[3:], "--steps", "1", lines=4)
-    print_heading(f"4. Training with masks. It is killed (kill -9) after step {STEPS // 2}.")
+    print_heading(
+        f"4. Pre-train with masks (MLM and NSP). It is killed (kill -9) after step {STEPS // 2}."
+    )
     train_and_kill(STEPS // 2)
-    print_heading("5. The same command again: it goes on from its last checkpoint.")
+    print_heading("5. The same command again: it resumes from the last checkpoint.")
     run(*TRAIN_COMMAND)
-    print_heading("6. The loss, from start to end.")
-    print(curve())
-    print_heading("7. What it has learnt: [MASK]s filled.")
+    print_heading("6. The masked LM loss.")
+    print(draw_loss_curve())
+    print_heading("7. Fill masks with the model.")
     for answer in fill_masks(SENTENCES):
         best = [f"{guess['token']} {guess['probability']:.0%}" for guess in answer["masks"][0][:3]]
         print(f"   {answer['text']}\n      {answer['filled']}\n      ({', '.join(best)})")
-    print_heading("8. The report: open this file in a browser.")
+    print_heading("8. Write the report: open this file in a browser.")
     run("report", f"{RUN}/workdir")
-    print(f"\nDone in {(time.monotonic() - began) / 60:.1f} minutes.")
+    print(f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes.")
     return 0
 
 
@@ -82,13 +84,13 @@ def print_heading(text: str) -> None:
 
 
 def bertjax_command(*arguments: str) -> list[str]:
-    """The command line of a verb, which is printed as one would type it."""
+    """Print a command as a user types it and return its command line."""
     print(f"   $ bertjax {shlex.join(arguments)}", flush=True)
     return [sys.executable, "-m", "bertjax", *arguments]
 
 
 def run(*arguments: str, lines: int | None = None) -> None:
-    """Runs a verb to its end; with `lines`, only so many of them are shown."""
+    """Run a subcommand; print only the first `lines` lines of its output, if given."""
     if lines is None:
         subprocess.run(bertjax_command(*arguments), check=True)
         return
@@ -99,37 +101,38 @@ def run(*arguments: str, lines: int | None = None) -> None:
 
 
 def train_and_kill(step: int) -> None:
-    """Starts the training and kills it once it has logged `step`."""
+    """Start the training and kill it once it has logged `step`."""
     process = subprocess.Popen(bertjax_command(*TRAIN_COMMAND))
     while last_step() < step:
         if process.poll() is not None:
-            sys.exit(f"the training ended by itself with status {process.returncode}")
+            sys.exit(f"the training ended with status {process.returncode} before it was killed")
         time.sleep(0.2)
     process.kill()
     process.wait()
-    print(f"   killed after step {last_step()}, and goes on from the checkpoint before.")
+    print(f"   killed after step {last_step()}")
 
 
-def metrics() -> list[dict]:
+def read_metrics() -> list[dict]:
+    """Return the complete lines of metrics.jsonl."""
     path = RUN / "workdir" / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def last_step() -> int:
-    return max((entry["step"] for entry in metrics()), default=0)
+    return max((entry["step"] for entry in read_metrics()), default=0)
 
 
-def curve(width: int = 60, height: int = 10) -> str:
-    """The masked loss of the training as a drawing of characters."""
-    losses = [entry["mlm_loss"] for entry in metrics() if entry["split"] == "train"]
+def draw_loss_curve(width: int = 60, height: int = 10) -> str:
+    """Return the training MLM loss as a text chart."""
+    losses = [entry["mlm_loss"] for entry in read_metrics() if entry["split"] == "train"]
     columns = [losses[i * len(losses) // width] for i in range(width)]
     low, high = min(columns), max(columns)
     rows = []
     for row in range(height, -1, -1):
         level = low + (high - low) * row / height
         marks = "".join(
-            "•" if round((c - low) / (high - low) * height) == row else " " for c in columns
+            "•" if round((value - low) / (high - low) * height) == row else " " for value in columns
         )
         rows.append(f"   {level:5.2f} │{marks}")
     return "\n".join(
@@ -138,7 +141,7 @@ def curve(width: int = 60, height: int = 10) -> str:
 
 
 def fill_masks(sentences: list[str]) -> list[dict]:
-    """Answers of `bertjax predict` to sentences with [MASK]."""
+    """Return the predictions of `bertjax predict` for sentences with [MASK]."""
     arguments = ["predict", "--checkpoint", f"{RUN}/workdir", "--input", "-", "--output", "-"]
     text = "\n".join(sentences)
     done = subprocess.run(
