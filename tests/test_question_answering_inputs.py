@@ -94,7 +94,7 @@ def test_eval_set_logs_misplaced_answers_and_long_questions(caplog) -> None:
         TOKENIZER,
         OPTIONS,
         PackedShape(16, 8),
-        rows=2,
+        num_sequences=2,
     )
     text = caplog.text
     assert "dev: 2 of 3 answers are not at their answer_start" in text
@@ -126,7 +126,7 @@ def test_evaluation_of_version_2_applies_the_threshold(cls_logit: float) -> None
         TOKENIZER,
         OPTIONS,
         PackedShape(16, 8),
-        rows=2,
+        num_sequences=2,
     )
     evaluation = eval_set.evaluation({}, make_logits(eval_set, cls_logit))
     assert evaluation.scores["f1"] == evaluation.scores["best_f1"] == 50
@@ -148,7 +148,7 @@ def test_evaluation_without_candidates_returns_scores_and_files(version: int) ->
         TOKENIZER,
         OPTIONS,
         PackedShape(16, 8),
-        rows=2,
+        num_sequences=2,
     )
     evaluation = eval_set.evaluation({}, make_logits(eval_set, 9.0))
     assert evaluation.scores["total"] == len(questions)

@@ -285,7 +285,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(
     (tmp_path / "file").write_text("mine")
     given = ["--checkpoint", "none", "--output", str(tmp_path / "file"), *arguments(folder, 1)]
     assert main(["evaluate", *given]) == 2
-    assert "file is a file: name a directory." in capsys.readouterr().err
+    assert "file: is a file. Name a directory." in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -392,7 +392,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
         (1, {"data__train_file": "none.json"}, "none.json: data="),
         (1, {"data__doc_stride": 100}, "doc_stride=100: windows would skip tokens"),
         (1, {"init": ""}, "there is no vocabulary: name a model"),
-        (1, {"init": "/nowhere"}, "there is no /nowhere"),
+        (1, {"init": "/nowhere"}, "/nowhere: does not exist. Give"),
         (1, {"model.vocab_size": 40}, "69 pieces and model.vocab_size=40: raise it"),
         (1, {"data__eval_file": "bare.json"}, "1 questions without a gold answer, '0' first"),
     ],

@@ -73,7 +73,7 @@ T = "DIR/train"
 CASES = {
     "a column that is not there": (
         {"train.csv": "body,label\na,b\n"}, "sequence_classification",
-        f"{T}.csv has no column 'text', but 'body', 'label': name one with data.text=COLUMN",
+        f"{T}.csv: there is no column 'text', but 'body', 'label'. Set data.text=COLUMN",
     ),
     "a label of dev that is not one of train": (
         {"train.csv": CSV, "dev.csv": "text,label\nba,a\nki,c\n"}, "sequence_classification",
@@ -109,11 +109,11 @@ CASES = {
     ),
     "a label whose column has another name": (
         {"train.csv": CSV.replace("label", "mood")}, "sequence_classification",
-        f"{T}.csv has no column 'label', but 'text', 'mood': name one with data.label=",
+        f"{T}.csv: there is no column 'label', but 'text', 'mood'. Set data.label=",
     ),
     "a column whose name has a plus": (
         {"train.csv": CSV.replace("label", "a+b")}, "sequence_classification:label=a+c",
-        f"{T}.csv has no column 'a\\+c', but 'text', 'a\\+b': name one with data.label=COLUMN",
+        f"{T}.csv: there is no column 'a\\+c', but 'text', 'a\\+b'. Set data.label=COLUMN",
     ),
     "two examples of one id": (
         {"train.csv": "id,text,label\n1,ba,a\n2,ki,b\n1,me,a\n"},
@@ -218,7 +218,7 @@ CASES = {
     ),
     "a share of everything": (
         {"train.csv": CSV}, "sequence_classification data.eval_fraction=1.5",
-        "data.eval_fraction=1.5 must lie between 0 and 1",
+        "data.eval_fraction=1.5: not in \\(0, 1\\). Choose a share",
     ),
     "too few to hold some out": (
         {"train.csv": "text,label\nba,a\nki,b\n"}, "sequence_classification data.eval_fraction=0.001",
@@ -226,7 +226,7 @@ CASES = {
     ),
     "a share of bad rows that is none": (
         {"train.csv": CSV}, "sequence_classification data.max_bad_fraction=1.5",
-        "data.max_bad_fraction=1.5 must be from 0 to below 1",
+        "data.max_bad_fraction=1.5: not in \\[0, 1\\). Choose a share",
     ),
     "a set whose name no file can have": (
         {"train.csv": CSV, "dev.csv": "text,label,place\nba,a,N/A\n"}, "sequence_classification data.eval_set_column=place",
@@ -304,7 +304,7 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
             "multiple_choice",
             "sequence_classification has no choice head, only",
         ),
-        ("nowhere", {"train.csv": CSV}, "sequence_classification", "there is no .*nowhere: give"),
+        ("nowhere", {"train.csv": CSV}, "sequence_classification", "nowhere: does not exist. Give"),
     ],
 )
 def test_evaluating_another_model_is_refused(

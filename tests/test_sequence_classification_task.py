@@ -277,7 +277,7 @@ def test_labels_keep_the_order_of_the_model_one_goes_on_from(folder, tmp_path) -
     task = task_of(toy_tasks.configuration("class", folder, published(tmp_path / "same", turned)))
     assert task.labels == turned
     sets = task.eval_sets()
-    gold = [turned[i] for i in sets[0]._gold.values]
+    gold = [turned[i] for i in sets[0]._gold]
     assert gold == [row["mood"] for row in toy_tasks.rows_of(folder / "dev.csv")]
     for other in (("glad", "sad"), ("glad", "sad", "so"), ("a", "b", "c", "d")):
         path = published(tmp_path / "-".join(other), other)

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "no entity": ({"train.conll": "ba\tO\n"}, "", f"{T}.conll has no entity: all its tags are O"),
     "a tag that training never saw": (
         {"train.conll": GOOD, "dev.conll": "ba\tB-x\nki\tB-y\n"}, "",
-        "DIR/dev.conll line 2: tag 'B-y' is none that was trained: there are O, B-x, I-x",
+        "DIR/dev.conll line 2: tag 'B-y' is not a label of the model. Use one of O, B-x, I-x",
     ),
     "words that are no list": (
         {"train.jsonl": jsonl({"words": "ba ki", "tags": ["O", "O"]})}, "",
@@ -154,7 +154,7 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
 @pytest.mark.parametrize(
     ("model", "content", "complaint"),
     [
-        ("sequence_classification", GOOD, "classifier has no tagger, only encoder"),
+        ("sequence_classification", GOOD, "sequence_classification has no token_classification, only encoder"),
         (
             "token_classification",
             GOOD.replace("-x", "-y"),
@@ -181,7 +181,7 @@ def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refuse
         "evaluate", "--checkpoint", tmp_path / "plain", "--output", tmp_path / "scores",
         *arguments(models, f"token_classification:data={tmp_path}", init=tmp_path / "plain"),
     )  # fmt: skip
-    assert "of one whose labels are as B-person, I-person and O" in sentence
+    assert "Entities need labels such as B-person, I-person and O" in sentence
 
 
 @pytest.mark.parametrize(

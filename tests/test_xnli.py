@@ -314,7 +314,7 @@ CASES = {
         "there is no file DIR/MNLI/no.tsv: data=DIR is to be",
     ),
     "sets that nothing names": (
-        {}, "mode=zero_shot data.eval_set_column=", "data.eval_sets='en' chooses among sets that nothing names: set",
+        {}, "mode=zero_shot data.eval_set_column=", "data.eval_sets='en': no column divides the eval set. Set",
     ),
 }  # fmt: skip
 

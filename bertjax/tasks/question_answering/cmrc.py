@@ -1,7 +1,7 @@
 """Scores of predictions on CMRC 2018 (Cui et al. 2019), with the arithmetic of its official script.
 
-Chinese is compared by character. SQuAD compares words between spaces: on Chinese its F1 would hardly
-differ from exact match.
+Chinese is compared by character. SQuAD compares words between spaces, and its F1 on Chinese would
+hardly differ from exact match.
 """
 
 import difflib

@@ -44,8 +44,7 @@ class QuestionAnsweringEvalSet:
       data: the questions.
       tokenizer: the model's tokenizer.
       options: how passages are divided into windows.
-      row: capacity of a sequence.
-      rows, num_processes, process_id: see `PackedEvalSet`.
+      sequence_shape, num_sequences, num_processes, process_id: see `PackedEvalSet`.
     """
 
     def __init__(
@@ -54,15 +53,17 @@ class QuestionAnsweringEvalSet:
         data: QuestionAnsweringDataset,
         tokenizer: Tokenizer,
         options: WindowOptions,
-        row: PackedShape,
-        rows: int = 0,
+        sequence_shape: PackedShape,
+        num_sequences: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
     ) -> None:
         self.name, self.data = name, data
         self._passages = PassageCache(tokenizer)
         self._windows = build_windows(name, data, tokenizer, options, self._passages)
-        self._packed = PackedEvalSet(self._windows, row, rows, num_processes, process_id)
+        self._packed = PackedEvalSet(
+            self._windows, sequence_shape, num_sequences, num_processes, process_id
+        )
 
     def batches(self) -> Iterator[HostBatch]:
         """Yield this process's sequences of each batch."""

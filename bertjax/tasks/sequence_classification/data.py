@@ -1,4 +1,4 @@
-"""Where a task's sentences lie: the files of GLUE, or tables of one's own."""
+"""Data sets of sequence classification: the files of GLUE, or other tables."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,41 +20,41 @@ from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_tabl
 from data_pipelines.text.sources import TFDS
 
 FIELDS = COMMON_DATA_FIELDS | {
-    "glue": field("", 'a task of GLUE, whose columns and labels are known; "" for what follows'),
-    "text": field("text", 'column of the text, or several joined by "+"'),
-    "text_pair": field("", 'column of a second text, or several; "" for none'),
-    "label": field("label", "column of what is to be said"),
-    "id": field("", 'a column that names the examples; "" for their numbers'),
+    "glue": field("", 'GLUE task, which sets columns and labels; "" for the columns below'),
+    "text": field("text", 'column of the text; several joined by "+"'),
+    "text_pair": field("", 'column of the second text; several joined by "+"; "" for none'),
+    "label": field("label", "column of the label"),
+    "id": field("", 'column of the example id; "" for the row number'),
     "problem_type": field(
         "single_label_classification",
         "`single_label_classification`, `multi_label_classification` or `regression`",
     ),
-    "label_separator": field(",", "between the labels of a text"),
+    "label_separator": field(",", "separator of the labels of a text (multi-label)"),
     "eval_set_column": field(
-        "", 'column by which a table falls into sets to evaluate on, such as "language"; "" for one'
+        "", 'column that divides a table into eval sets, such as "language"; "" for one set'
     ),
     "eval_sets": field(
-        "", 'sets of `data.eval_set_column` that are read, joined by "+"; "" for all'
+        "", 'values of `data.eval_set_column` to evaluate, joined by "+"; "" for all'
     ),
-    "class_weights": field("", '"balanced", or LABEL=WEIGHT,...; "" for the same of all'),
+    "class_weights": field("", '"balanced", or LABEL=WEIGHT,...; "" for equal weights'),
     "eval_fraction": field(
-        0.1, "of the training file, held out where there is no file to evaluate on"
+        0.1, "share of the training file that is evaluated if there is no eval file, in (0, 1)"
     ),
     "truncation": field(
         "head",
-        'what is kept of a text over `max_seq_length`: "head", "tail", "head_tail" or "windows"',
+        'part kept of a text over `max_seq_length`: "head", "tail", "head_tail" or "windows"',
     ),
     "max_bad_fraction": field(
-        0.0, "share of the rows that may have too few or too many columns, or no text"
+        0.0, "largest share of rows with a wrong number of columns or without text, in [0, 1)"
     ),
 }
 
 
 def columns_from_config(config: Config) -> TableColumns:
-    """What of a table is read.
+    """Return the columns to read.
 
     Raises:
-      InputError: columns are missing or said twice, or there is no such task of GLUE.
+      InputError: a column is missing or named twice, or the GLUE task is unknown.
     """
     data = config.data
     if data["glue"]:
@@ -72,27 +72,29 @@ def columns_from_config(config: Config) -> TableColumns:
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, SequenceClassificationDataset]]:
-    """Name and sentences of each data set of a split, "train" or "eval"; MNLI has two of the latter.
+    """Return name and examples of each data set of a split, "train" or "eval".
 
-    Without a file to evaluate on, a share of the training file is held out of it, by its text. Of
-    tables that `data.eval_set_column` divides, each part is a set to evaluate on.
+    MNLI has two eval sets. Without an eval file, a share of the training file is evaluated, which a
+    hash of the text selects. `data.eval_set_column` divides a table into eval sets.
 
     Raises:
-      InputError: a file is missing, or not what the configuration says.
+      InputError: a file is missing, or does not have the configured columns.
     """
     data = config.data
     if data["eval_sets"] and not data["eval_set_column"]:
         raise InputError(
-            f"data.eval_sets={data['eval_sets']!r} chooses among sets that nothing names: set "
+            f"data.eval_sets={data['eval_sets']!r}: no column divides the eval set. Set "
             "data.eval_set_column=COLUMN."
         )
-    found = _read_sets(config, split)
+    sets = _read_sets(config, split)
     if split == "train" or not data["eval_set_column"]:
-        return found
+        return sets
     return [
-        (part if len(found) == 1 else f"{name}.{part}", own)
-        for name, whole in found
-        for part, own in whole.split_by_eval_set(split_column_names(data["eval_sets"])).items()
+        (part_name if len(sets) == 1 else f"{name}.{part_name}", part)
+        for name, whole in sets
+        for part_name, part in whole.split_by_eval_set(
+            split_column_names(data["eval_sets"])
+        ).items()
     ]
 
 
@@ -100,82 +102,87 @@ def _read_sets(config: Config, split: str) -> list[tuple[str, SequenceClassifica
     data = config.data
     if not 0 <= data["max_bad_fraction"] < 1:
         raise InputError(
-            f"data.max_bad_fraction={data['max_bad_fraction']} must be from 0 to below 1."
+            f"data.max_bad_fraction={data['max_bad_fraction']}: not in [0, 1). Choose a share."
         )
     if data["glue"] and not data[f"{split}_file"]:
         return _read_glue(config, split)
     if data["dir"].startswith(TFDS):
-        part = data[f"{split}_file"] or TFDS_SPLITS[split]
-        return [(split, _read(config, split, data["dir"], part))]
+        tfds_split = data[f"{split}_file"] or TFDS_SPLITS[split]
+        return [(split, _read(config, split, data["dir"], tfds_split))]
     if splits_training_file(config):
         return [(split, _split_training_file(config)[split == "eval"])]
     return [(name, _read(config, split, str(path))) for name, path in find_tables(config, split)]
 
 
 def splits_training_file(config: Config) -> bool:
-    """Whether the sets are parts of the training file, for want of a file to evaluate on."""
+    """Return whether the sets are parts of the training file, as there is no eval file."""
     data = config.data
-    named = data["eval_file"] or data["glue"] or data["dir"].startswith(TFDS)
-    return not named and not find_tables(config, "eval")
+    has_eval_data = data["eval_file"] or data["glue"] or data["dir"].startswith(TFDS)
+    return not has_eval_data and not find_tables(config, "eval")
 
 
 def _read_glue(config: Config, split: str) -> list[tuple[str, SequenceClassificationDataset]]:
     data, task = config.data, find_glue_task(config.data["glue"])
     files = dict(task.dev) if split == "eval" else {"train": "train"}
-    found = []
-    for stem, part in files.items():
+    sets = []
+    for stem, tfds_split in files.items():
         name = stem if len(files) > 1 else split
         if data["dir"].startswith(TFDS):
-            found.append((name, _read(config, split, data["dir"], part)))
+            sets.append((name, _read(config, split, data["dir"], tfds_split)))
             continue
         if not data["dir"]:
-            raise InputError("data.dir is empty: name the directory that holds GLUE's files.")
+            raise InputError("data.dir='': no directory. Set the directory of GLUE's files.")
         path = epath.Path(data["dir"]) / f"{stem}.tsv"
-        # The directory of all tasks will do as well.
+        # data.dir may also be the directory of all tasks.
         if not path.exists():
             path = epath.Path(data["dir"]) / task.folder / f"{stem}.tsv"
-        found.append((name, _read(config, split, str(path))))
-    return found
+        sets.append((name, _read(config, split, str(path))))
+    return sets
 
 
 def _split_training_file(
     config: Config,
 ) -> tuple[SequenceClassificationDataset, SequenceClassificationDataset]:
     ((_, path),) = find_tables(config, "train")
-    share = config.data["eval_fraction"]
-    if not 0 < share < 1:
-        raise InputError(f"data.eval_fraction={share} must lie between 0 and 1.")
-    return _read(config, "eval", str(path)).split_by_text(share)
+    fraction = config.data["eval_fraction"]
+    if not 0 < fraction < 1:
+        raise InputError(f"data.eval_fraction={fraction}: not in (0, 1). Choose a share.")
+    return _read(config, "eval", str(path)).split_by_text(fraction)
 
 
-def _read(config: Config, split: str, source: str, part: str = "") -> SequenceClassificationDataset:
-    """A file, or a part of a source of TensorFlow Datasets."""
+def _read(
+    config: Config, split: str, source: str, tfds_split: str = ""
+) -> SequenceClassificationDataset:
+    """Read a file, or a split of a source of TensorFlow Datasets."""
     data = config.data
     eval_set_column = data["eval_set_column"] if split == "eval" else ""
+    max_bad_fraction = data["max_bad_fraction"]
     if data["glue"]:
-        if part:
-            return read_glue_tfds(data["glue"], source, part, True, eval_set_column)
-        return read_glue(data["glue"], source, True, data["max_bad_fraction"], eval_set_column)
-    rows = read_tfds_table(source, part) if part else read_table(source, data["max_bad_fraction"])
+        if tfds_split:
+            return read_glue_tfds(data["glue"], source, tfds_split, True, eval_set_column)
+        return read_glue(data["glue"], source, True, max_bad_fraction, eval_set_column)
+    if tfds_split:
+        rows: Sequence[TableRow] = read_tfds_table(source, tfds_split)
+    else:
+        rows = read_table(source, max_bad_fraction)
     columns = dataclasses.replace(columns_from_config(config), eval_set_column=eval_set_column)
-    name = f"{source} {part}".strip()
+    name = f"{source} {tfds_split}".strip()
     _check_columns(name, rows, columns)
-    return from_rows(name, rows, columns, True, data["max_bad_fraction"])
+    return from_rows(name, rows, columns, True, max_bad_fraction)
 
 
 def _check_columns(source: str, rows: Sequence[TableRow], columns: TableColumns) -> None:
-    """Refuses a table that has none of a column, naming the field that says which one it is.
+    """Reject a table without one of the columns, naming the field that sets it.
 
-    Rows that lack one which others have are refused by their place, when they are read.
+    A row without a column that other rows have is rejected with its location when it is read.
     """
-    wanted = [("text", name) for name in columns.text] + [
-        ("text_pair", name) for name in columns.text_pair
-    ]
-    wanted += [(one, getattr(columns, one)) for one in ("label", "id", "eval_set_column")]
-    for field_name, name in wanted:
-        if name and not any(name in row.values for row in rows):
-            known = dict.fromkeys(repr(other) for row in rows for other in row.values)
+    fields = [("text", name) for name in columns.text]
+    fields += [("text_pair", name) for name in columns.text_pair]
+    fields += [(name, getattr(columns, name)) for name in ("label", "id", "eval_set_column")]
+    for field_name, column in fields:
+        if column and not any(column in row.values for row in rows):
+            known = dict.fromkeys(repr(name) for row in rows for name in row.values)
             raise InputError(
-                f"{source} has no column {name!r}, but {', '.join(known) or 'none'}: name one with "
+                f"{source}: there is no column {column!r}, but {', '.join(known) or 'none'}. Set "
                 f"data.{field_name}=COLUMN."
             )

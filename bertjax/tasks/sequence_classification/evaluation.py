@@ -1,4 +1,4 @@
-"""Held-out sentences, and what becomes of their logits."""
+"""Evaluation of sequence classification: logits to predictions and metrics."""
 
 import itertools
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.saved_evaluation import PREDICTIONS
@@ -26,15 +27,18 @@ _log = logging.getLogger("bertjax")
 
 
 class SequenceClassificationEvalSet(PackedEvalSet):
-    """Held-out sentences with labels.
+    """A data set of labeled texts or pairs, with the evaluation of their logits.
 
     Args:
-      labels: names of the classes, none for numbers.
+      name: name of the data set, for messages and files.
+      data: the texts with their labels.
+      encoded: the tokens of the texts.
+      labels: names of the classes; empty for regression.
       problem_type: see `data.problem_type`.
-      row, rows, hosts, host: see `PackedEvalSet`.
+      sequence_shape, num_sequences, num_processes, process_id: see `PackedEvalSet`.
 
     Raises:
-      InputError: a label is none that was trained.
+      InputError: an example has a label that is not in `labels`.
     """
 
     def __init__(
@@ -44,42 +48,46 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         encoded: EncodedTexts,
         labels: Sequence[str],
         problem_type: str,
-        row: PackedShape,
-        rows: int = 0,
+        sequence_shape: PackedShape,
+        num_sequences: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
     ) -> None:
         self.name, self.data, self.labels = name, data, labels
         self._problem_type, self._text_indices = problem_type, encoded.text_indices
-        self._gold = make_target(data, labels, problem_type)
-        super().__init__(
-            encoded.with_target("labels", self._gold), row, rows, num_processes, process_id
-        )
+        target = make_target(data, labels, problem_type)
+        self._gold = target.values
+        examples = encoded.with_target("labels", target)
+        super().__init__(examples, sequence_shape, num_sequences, num_processes, process_id)
 
     def predictions(self, logits: Sequence[np.ndarray]) -> np.ndarray:
-        """What is said of each text, from the logits [R, K, C] of each batch, windows averaged.
+        """Return the prediction of each text; the logits of its windows are averaged.
 
-        Of classes and labels probabilities float64 [N, C], of numbers float64 [N].
+        Args:
+          logits: [B, K, C] of each batch.
+
+        Returns:
+          Probabilities float64 [N, C], or values float64 [N] of a regression.
         """
-        each = np.asarray(self.unpack_outputs(logits, "example"), np.float64)
-        total = np.zeros((len(self.data), each.shape[-1]))
-        np.add.at(total, self._text_indices, each)
-        found = total / np.bincount(self._text_indices, minlength=len(total))[:, None]
+        window_logits = np.asarray(self.unpack_outputs(logits, "example"), np.float64)
+        sums = np.zeros((len(self.data), window_logits.shape[-1]))
+        np.add.at(sums, self._text_indices, window_logits)
+        text_logits = sums / np.bincount(self._text_indices, minlength=len(sums))[:, None]
+        predictions: np.ndarray
         if self._problem_type == "regression":
-            numbers: np.ndarray = found[:, 0]
-            return numbers
-        if self._problem_type == "multi_label_classification":
-            return 1 / (1 + np.exp(-found))
-        powers = np.exp(found - found.max(axis=-1, keepdims=True))
-        probabilities: np.ndarray = powers / powers.sum(axis=-1, keepdims=True)
-        return probabilities
+            predictions = text_logits[:, 0]
+        elif self._problem_type == "multi_label_classification":
+            predictions = scipy.special.expit(text_logits)
+        else:
+            predictions = scipy.special.softmax(text_logits, axis=-1)
+        return predictions
 
     def evaluation(
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
-        """Scores between 0 and 1 (see `scoring`); the file is `predictions`."""
-        predictions = self.predictions([each["sequence_classification_logits"] for each in outputs])
-        gold = self._gold.values
+        """Return the metrics of the problem type; the file is `predictions`."""
+        predictions = self.predictions([o["sequence_classification_logits"] for o in outputs])
+        gold = self._gold
         if self._problem_type == "regression":
             scores = regression_metrics(predictions, gold.astype(np.float64))
         elif self._problem_type == "multi_label_classification":
@@ -87,47 +95,51 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         else:
             classes = predictions.argmax(axis=1)
             if len(np.unique(classes)) == 1 < len(np.unique(gold)):
-                only = self.labels[classes[0]]
-                _log.warning("%s: every example is said to be %r.", self.name, only)
+                label = self.labels[classes[0]]
+                _log.warning("%s: all examples are predicted as %r.", self.name, label)
             scores = single_label_metrics(classes, gold, len(self.labels))
-        answers = [
-            format_prediction(each, self.labels, self._problem_type, True) for each in predictions
+        records = [
+            format_prediction(prediction, self.labels, self._problem_type, True)
+            for prediction in predictions
         ]
-        names = self.data.ids or [str(number) for number in range(len(self.data))]
+        ids = self.data.ids or [str(number) for number in range(len(self.data))]
         entries = [
-            {"id": name, "gold": value} | each
-            for name, value, each in zip(names, self.data.values or (), answers, strict=True)
+            {"id": name, "gold": value} | record
+            for name, value, record in zip(ids, self.data.values or (), records, strict=True)
         ]
-        return Evaluation(scores, {PREDICTIONS: entries}, examples=self._format_examples(answers))
+        return Evaluation(scores, {PREDICTIONS: entries}, examples=self._format_examples(records))
 
-    def _format_examples(self, answers: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The first texts, each with what is said of it and what is right."""
+    def _format_examples(self, records: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the first texts, each with its prediction and its gold label."""
         texts = zip(self.data.texts, self.data.pairs or itertools.repeat(""), strict=False)
-        rows = zip(texts, answers, self.data.values or (), strict=False)
+        rows = zip(texts, records, self.data.values or (), strict=False)
         return [
-            f"{' | '.join(filter(None, own))} → {next(iter(predictions.values()))} ({gold})"
-            for own, predictions, gold in itertools.islice(rows, NUM_EXAMPLES_SHOWN)
+            f"{' | '.join(filter(None, pair))} → {next(iter(record.values()))} ({gold})"
+            for pair, record, gold in itertools.islice(rows, NUM_EXAMPLES_SHOWN)
         ]
 
 
 def format_prediction(
-    predictions: np.ndarray, labels: Sequence[str], problem_type: str, return_all_scores: bool
+    prediction: np.ndarray, labels: Sequence[str], problem_type: str, return_all_scores: bool
 ) -> dict[str, Any]:
-    """What is said of one text, for a file.
+    """Return the prediction of one text as a JSON object.
 
     Args:
-      said: its part of `Labelled.said`.
-      everything: of classes and labels tells the probability of each.
+      prediction: its row of `SequenceClassificationEvalSet.predictions`.
+      labels: names of the classes; empty for regression.
+      problem_type: see `data.problem_type`.
+      return_all_scores: add the probability of every label.
     """
     if problem_type == "regression":
-        return {"number": round(float(predictions), 6)}
-    chances = {
-        label: round(float(chance), 6) for label, chance in zip(labels, predictions, strict=True)
+        return {"number": round(float(prediction), 6)}
+    probabilities = {
+        label: round(float(value), 6) for label, value in zip(labels, prediction, strict=True)
     }
+    record: dict[str, Any]
     if problem_type == "multi_label_classification":
-        chosen = [label for label, chance in zip(labels, predictions, strict=True) if chance > 0.5]
-        found: dict[str, Any] = {"labels": chosen}
+        chosen = [label for label, value in zip(labels, prediction, strict=True) if value > 0.5]
+        record = {"labels": chosen}
     else:
-        best = labels[int(predictions.argmax())]
-        found = {"label": best, "probability": chances[best]}
-    return found | ({"probabilities": chances} if return_all_scores else {})
+        best = labels[int(prediction.argmax())]
+        record = {"label": best, "probability": probabilities[best]}
+    return record | ({"probabilities": probabilities} if return_all_scores else {})

@@ -1,9 +1,9 @@
-"""What GLUE's server takes: one archive with the test answers of all tasks."""
+"""Submissions to GLUE's server: one archive with the test predictions of all tasks."""
 
 import collections
 import io
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from etils import epath
 
@@ -15,67 +15,74 @@ from data_pipelines.finetuning.sequence_classification import SequenceClassifica
 from data_pipelines.text.sources import TFDS
 
 FILES = tuple(name for task in GLUE.values() for name in task.test)
-_RANGE = 0.0, 5.0  # of STS-B's scores
+_STSB_RANGE = 0.0, 5.0
 
 
 def predict_test_files(predictor: PredictorProtocol, data: str) -> dict[str, str]:
-    """The files of a run's task, by their names without suffix: CoLA, MNLI-m, MNLI-mm and AX, ...
+    """Return the submission files of the task that a model was fine-tuned on.
 
     Args:
-      opened: a model that was fine-tuned on a task of GLUE.
+      predictor: a model that was fine-tuned on a GLUE task.
       data: the directory of GLUE's folders, or `tfds:glue`.
+
+    Returns:
+      Contents by file name without suffix, such as CoLA, or MNLI-m, MNLI-mm and AX.
+
     Raises:
-      InputError: it was fine-tuned on something else, or a test file is missing.
+      InputError: the model was fine-tuned on something else, or a test file is missing.
     """
     name = predictor.config.data.get("glue", "")
     if not name:
-        raise InputError(f"{predictor.path} was not trained on a task of GLUE: leave it out.")
-    task, found = find_glue_task(name), {}
-    for file, tests in _read_test_sets(name, task, data):
-        said = predict_texts(predictor, tests)
+        raise InputError(f"{predictor.path}: not fine-tuned on a GLUE task. Leave it out.")
+    task, files = find_glue_task(name), {}
+    for file, dataset in _read_test_sets(name, task, data):
+        predictions = predict_texts(predictor, dataset)
         if task.labels:
             names = model_label_names(predictor)
-            found[file] = _to_tsv(names[best] for best in said.argmax(axis=1))
+            files[file] = _to_tsv(names[best] for best in predictions.argmax(axis=1))
         else:
-            found[file] = _to_tsv(f"{number:.3f}" for number in said.clip(*_RANGE))
-    return found
+            files[file] = _to_tsv(f"{value:.3f}" for value in predictions.clip(*_STSB_RANGE))
+    return files
 
 
 def predict_majority(name: str, data: str) -> dict[str, str]:
-    """The same of a task for which every answer is the most frequent one of its training file.
+    """Return the submission files of a task with the most frequent training label everywhere.
 
     Raises:
-      InputError: there is no such task, it has numbers, or a file is missing.
+      InputError: the task is unknown or a regression, or a file is missing.
     """
     task = find_glue_task(name)
     if not task.labels:
-        raise InputError(f"--majority-class {name}: it has numbers and no classes.")
+        raise InputError(f"--majority-class={name}: a regression has no classes. Leave it out.")
     if data.startswith(TFDS):
         train = read_glue_tfds(name, f"{data}/{name}", "train", True)
     else:
         train = read_glue(name, epath.Path(data) / task.folder / "train.tsv", True)
     counts = collections.Counter(train.values or ())
-    most = max(task.labels, key=lambda label: counts[label])
-    return {file: _to_tsv([most] * len(tests)) for file, tests in _read_test_sets(name, task, data)}
+    majority = max(task.labels, key=lambda label: counts[label])
+    return {
+        file: _to_tsv([majority] * len(dataset))
+        for file, dataset in _read_test_sets(name, task, data)
+    }
 
 
 def build_submission(files: Mapping[str, str]) -> bytes:
-    """A `.zip` of all files of a submission.
+    """Return a zip archive of all files of a submission.
 
     Raises:
-      InputError: a task is missing; it is named.
+      InputError: the file of a task is missing.
     """
     missing = [name for name in FILES if name not in files]
     if missing:
         raise InputError(
-            f"the submission lacks {', '.join(missing)}: give a --checkpoint of each, or "
-            "answer a task by --majority-class."
+            f"the submission lacks {', '.join(missing)}. Add a --checkpoint of each, or "
+            "--majority-class TASK."
         )
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in FILES:
-            # Of a fixed time, so that equal answers are equal files.
-            packed.writestr(zipfile.ZipInfo(f"{name}.tsv"), files[name])
+            # ZipInfo has a fixed time, so equal predictions give equal archives.
+            archive.writestr(zipfile.ZipInfo(f"{name}.tsv"), files[name])
     return content.getvalue()
 
 
@@ -88,11 +95,11 @@ def _read_test_sets(
             yield file, read_glue_tfds(name, source, split, False)
             continue
         path = epath.Path(data) / task.folder / f"{stem}.tsv"
-        if file == "AX" and not path.exists():  # some keep it beside the tasks
+        if file == "AX" and not path.exists():  # some copies keep it beside the tasks
             path = epath.Path(data) / "diagnostic" / "diagnostic.tsv"
         yield file, read_glue(name, path, False)
 
 
-def _to_tsv(answers: Iterable[str] | Sequence[str]) -> str:
-    lines = [f"{number}\t{answer}\n" for number, answer in enumerate(answers)]
+def _to_tsv(labels: Iterable[str]) -> str:
+    lines = [f"{number}\t{label}\n" for number, label in enumerate(labels)]
     return "".join(["index\tprediction\n", *lines])

@@ -1,4 +1,4 @@
-"""TokenClassificationEvalSet of words, and what becomes of the logits of their pieces."""
+"""Evaluation of token classification: logits to tags and entity scores."""
 
 import itertools
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 
 from bertjax.config.config import Config
 from bertjax.tasks.finetuning import PackedEvalSet
@@ -31,55 +32,61 @@ def encode_sentences(
     config: Config,
     labels: Sequence[str],
 ) -> WordExamples:
-    """The examples of sentences, with the tags that they have; says what is in windows.
+    """Return the examples of sentences with their tags; log the sentences split into windows.
 
     Raises:
-      InputError: a tag is none of the labels.
+      InputError: a tag is not in `labels`.
     """
     data = config.data
-    found = encode_tagged_words(sentences, tokenizer, config.max_seq_length, data["context"])
-    if found.num_windowed:
+    examples = encode_tagged_words(sentences, tokenizer, config.max_seq_length, data["context"])
+    if examples.num_windowed:
         _log.info(
-            "%s: %d of %d sentences are longer than max_seq_length=%d and are read in windows.",
+            "%s: %d of %d sentences are longer than max_seq_length=%d and are split into windows.",
             name,
-            found.num_windowed,
+            examples.num_windowed,
             len(sentences),
             config.max_seq_length,
         )
-    return found.with_tags(encode_tags(sentences, labels))
+    return examples.with_tags(encode_tags(sentences, labels))
 
 
 def encode_tags(sentences: Sequence[TaggedSentence], labels: Sequence[str]) -> np.ndarray:
-    """The number of each word's tag among the labels, int32 [N]; -1 where it is not known.
+    """Return the index of each word's tag in `labels`, int32 [N]; -1 without a tag.
 
     Raises:
-      InputError: a tag is none of them, or they are of no scheme.
+      InputError: a tag is not in `labels`, or the labels follow no tagging scheme.
     """
-    numbers = {label: number for number, label in enumerate(labels)}
-    scheme, found = "", list[int]()
+    label_indices = {label: index for index, label in enumerate(labels)}
+    scheme, indices = "", list[int]()
     for sentence in sentences:
         if sentence.tags is None:
-            found += [-1] * len(sentence.words)
+            indices += [-1] * len(sentence.words)
             continue
         scheme = scheme or _scheme_of(labels)
         tags = entities_to_tags(entities(sentence.tags), len(sentence.tags), scheme)
-        for tag, place in zip(tags, sentence.locations, strict=True):
-            if tag not in numbers:
+        for tag, location in zip(tags, sentence.locations, strict=True):
+            if tag not in label_indices:
                 raise InputError(
-                    f"{place}: tag {tag!r} is none that was trained: there are "
+                    f"{location}: tag {tag!r} is not a label of the model. Use one of "
                     f"{', '.join(labels[:9])}{' ...' if len(labels) > 9 else ''}."
                 )
-            found.append(numbers[tag])
-    return np.array(found, np.int32)
+            indices.append(label_indices[tag])
+    return np.array(indices, np.int32)
 
 
 class TokenClassificationEvalSet(PackedEvalSet):
-    """Sentences to be tagged; see `PackedEvalSet` for the last arguments.
+    """A data set of sentences, with the evaluation of the logits of their tokens.
 
     Args:
-      labels: names of the tags, of any scheme.
+      name: name of the data set, for messages and files.
+      sentences: words with their tags, if known.
+      tokenizer: the model's tokenizer.
+      config: the configuration; `data.strict` and `data.context` are read.
+      labels: names of the tags, in any scheme.
+      sequence_shape, num_sequences, num_processes, process_id: see `PackedEvalSet`.
+
     Raises:
-      InputError: a tag is none of them.
+      InputError: a tag is not in `labels`.
     """
 
     def __init__(
@@ -89,46 +96,47 @@ class TokenClassificationEvalSet(PackedEvalSet):
         tokenizer: Tokenizer,
         config: Config,
         labels: Sequence[str],
-        row: PackedShape,
-        rows: int = 0,
+        sequence_shape: PackedShape,
+        num_sequences: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
     ) -> None:
         self.name, self.sentences, self.labels = name, sentences, labels
         self._strict = bool(config.data["strict"])
         self._words = encode_sentences(name, sentences, tokenizer, config, labels)
-        super().__init__(self._words, row, rows, num_processes, process_id)
+        super().__init__(self._words, sequence_shape, num_sequences, num_processes, process_id)
 
     def predictions(self, logits: Sequence[np.ndarray]) -> Iterator[tuple[list[str], np.ndarray]]:
-        """The tags of each sentence's words and the probability of each, float64 [N, C], from the
-        logits [R, T, C] of each batch.
+        """Yield the tags of each sentence's words and their probabilities, float64 [N, C].
+
+        Args:
+          logits: [B, T, C] of each batch.
         """
-        tokens = np.concatenate(self.unpack_outputs(logits, "token"))
-        each = tokens[self._words.first_tokens].astype(np.float64)
-        powers = np.exp(each - each.max(axis=-1, keepdims=True))
-        chances = powers / powers.sum(axis=-1, keepdims=True)
+        token_logits = np.concatenate(self.unpack_outputs(logits, "token"))
+        word_logits = token_logits[self._words.first_tokens].astype(np.float64)
+        probabilities = scipy.special.softmax(word_logits, axis=-1)
         ends = itertools.accumulate(len(sentence.words) for sentence in self.sentences)
         first = 0
         for end in ends:
-            own = chances[first:end]
-            yield [self.labels[best] for best in own.argmax(axis=-1)], own
+            sentence = probabilities[first:end]
+            yield [self.labels[best] for best in sentence.argmax(axis=-1)], sentence
             first = end
 
     def evaluation(
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
-        """`f1`, `precision` and `recall` of entities and `accuracy` of words, from 0 to 1.
+        """Return `f1`, `precision` and `recall` of entities and `accuracy` of words, in [0, 1].
 
-        The files are `predictions`, `types` with the scores of each type of entity, and columns of
-        word, gold and said tag, as conlleval reads them.
+        The files are `predictions`, `types` with the scores of each entity type, and for conlleval
+        the columns word, gold tag, predicted tag.
         """
-        found = list(self.predictions([each["token_classification_logits"] for each in outputs]))
+        tagged = list(self.predictions([o["token_classification_logits"] for o in outputs]))
         scheme = _scheme_of(self.labels)
         gold = [
             entities_to_tags(entities(tags), len(tags), scheme)
             for tags in (sentence.tags or () for sentence in self.sentences)
         ]
-        predictions = [tags for tags, _ in found]
+        predictions = [tags for tags, _ in tagged]
         counts = count_entities(gold, predictions, scheme if self._strict else "")
         pairs = [*zip(itertools.chain(*gold), itertools.chain(*predictions), strict=True)]
         accuracy = sum(a == b for a, b in pairs) / len(pairs)
@@ -137,15 +145,19 @@ class TokenClassificationEvalSet(PackedEvalSet):
             {
                 "words": list(sentence.words),
                 "gold": tags,
-                "tags": mine,
-                "probabilities": [round(float(each), 6) for each in chances.max(axis=-1)],
+                "tags": predicted,
+                "probabilities": [round(float(p), 6) for p in probabilities.max(axis=-1)],
             }
-            for sentence, tags, (mine, chances) in zip(self.sentences, gold, found, strict=True)
+            for sentence, tags, (predicted, probabilities) in zip(
+                self.sentences, gold, tagged, strict=True
+            )
         ]
         files = {PREDICTIONS: entries, "types": types, CONLL_FILE: _to_conll(entries)}
         scores = sum_counts(counts.values()).scores() | {"accuracy": accuracy}
         return Evaluation(
-            scores, files, examples=[_format_example(each) for each in entries[:NUM_EXAMPLES_SHOWN]]
+            scores,
+            files,
+            examples=[_format_example(entry) for entry in entries[:NUM_EXAMPLES_SHOWN]],
         )
 
 
@@ -154,28 +166,28 @@ def _scheme_of(labels: Sequence[str]) -> str:
         return label_scheme(labels)
     except ValueError as error:
         raise InputError(
-            f"the model's {error}: entities can be counted of one whose labels are as B-person, "
-            "I-person and O."
+            f"the model's {error}. Entities need labels such as B-person, I-person and O: take "
+            "another model."
         ) from None
 
 
 def _format_example(entry: Mapping[str, Any]) -> str:
-    """A sentence with the tags that are said, and in parentheses those that are right."""
+    """Return a sentence with its predicted tags and, in parentheses, its gold tags."""
 
-    def word(word: str, predictions: str, gold: str) -> str:
-        return word if predictions == gold == "O" else f"{word} → {predictions} ({gold})"
+    def format_word(word: str, predicted: str, gold: str) -> str:
+        return word if predicted == gold == "O" else f"{word} → {predicted} ({gold})"
 
-    return "  ".join(map(word, entry["words"], entry["tags"], entry["gold"]))
+    return "  ".join(map(format_word, entry["words"], entry["tags"], entry["gold"]))
 
 
 def _to_conll(entries: Sequence[Mapping[str, Any]]) -> str:
     sentences = (
         "".join(
-            f"{word or '_'}\t{gold}\t{predictions}\n"
-            for word, gold, predictions in zip(
-                each["words"], each["gold"], each["tags"], strict=True
+            f"{word or '_'}\t{gold}\t{predicted}\n"
+            for word, gold, predicted in zip(
+                entry["words"], entry["gold"], entry["tags"], strict=True
             )
         )
-        for each in entries
+        for entry in entries
     )
     return "\n".join(sentences)

@@ -1,5 +1,6 @@
-"""What tags are worth: entities that are found whole, as conlleval counts them (Tjong Kim Sang and
-De Meulder 2003). Where there is nothing to divide by, a score is 0.
+"""Entity scores, as conlleval counts (Tjong Kim Sang and De Meulder 2003).
+
+An entity is correct if its type and its words are. A score with denominator 0 is 0.
 """
 
 import collections
@@ -10,18 +11,18 @@ from data_pipelines.finetuning.tag_schemes import Entity, entities, strict_entit
 
 
 class EntityCounts(NamedTuple):
-    """Entities: those that are gold, that were said, and that are both, of one type or of all."""
+    """Numbers of gold, predicted and correct entities."""
 
     gold: int = 0
     predicted: int = 0
     correct: int = 0
 
     def add(self, other: "EntityCounts") -> "EntityCounts":
-        """The sums."""
+        """Return the sums of both counts."""
         return EntityCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
     def scores(self) -> dict[str, float]:
-        """`precision`, `recall` and `f1`, from 0 to 1."""
+        """Return `precision`, `recall` and `f1`, in [0, 1]."""
         return {
             "precision": _ratio(self.correct, self.predicted),
             "recall": _ratio(self.correct, self.gold),
@@ -30,8 +31,11 @@ class EntityCounts(NamedTuple):
 
 
 def find_entities(tags: Sequence[str], strict: str = "") -> list[Entity]:
-    """The entities of a sentence: with `strict`, a scheme, only those that are written as it has
-    them (as seqeval's strict mode), else as conlleval.
+    """Return the entities of a sentence, as conlleval finds them.
+
+    Args:
+      tags: the tags of its words.
+      strict: a tagging scheme: return only entities written in it, as seqeval's strict mode does.
     """
     return strict_entities(tags, strict) if strict else entities(tags)
 
@@ -39,24 +43,24 @@ def find_entities(tags: Sequence[str], strict: str = "") -> list[Entity]:
 def count_entities(
     gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]], strict: str = ""
 ) -> dict[str, EntityCounts]:
-    """The counts of each type, from the tags of sentences; see `find_entities`."""
+    """Return the counts by entity type, from the tags of sentences; see `find_entities`."""
     counts: dict[str, EntityCounts] = collections.defaultdict(EntityCounts)
-    for tags, others in zip(gold, predicted, strict=True):
-        correct = set(find_entities(tags, strict))
-        mine = find_entities(others, strict)
-        for each in correct:
-            counts[each.type] = counts[each.type].add(EntityCounts(gold=1))
-        for each in mine:
-            counts[each.type] = counts[each.type].add(EntityCounts(0, 1, each in correct))
+    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
+        gold_entities = set(find_entities(gold_tags, strict))
+        for entity in gold_entities:
+            counts[entity.type] = counts[entity.type].add(EntityCounts(gold=1))
+        for entity in find_entities(predicted_tags, strict):
+            is_correct = entity in gold_entities
+            counts[entity.type] = counts[entity.type].add(EntityCounts(0, 1, is_correct))
     return dict(sorted(counts.items()))
 
 
 def sum_counts(counts: Iterable[EntityCounts]) -> EntityCounts:
-    """Those of all types."""
-    found = EntityCounts()
-    for each in counts:
-        found = found.add(each)
-    return found
+    """Return the counts of all types together."""
+    total = EntityCounts()
+    for count in counts:
+        total = total.add(count)
+    return total
 
 
 def _ratio(part: float, whole: float) -> float:
