@@ -24,7 +24,7 @@ SIZES, SHARES = ("2-128", "4-256"), (0.1, 0.5, 1.0)
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_is_a_configuration_of_its_own(name) -> None:
     table = TABLES[name](SIZES, SHARES)
-    runs = [(v.pretraining, v.share, *v.finetuning.items()) for v in table.variants]
+    runs = [(v.pretraining_name, v.step_fraction, *v.finetuning.items()) for v in table.variants]
     assert len(set(runs)) == len(runs)
     for variant in table.variants:
         options = {"model": "2-128", "recipe": "paper", **variant.options}
@@ -229,4 +229,4 @@ def test_write_results_lists_every_score(tmp_path) -> None:
     kept = json.loads((tmp_path / "x.json").read_text())
     assert kept["rows"][0]["scores"] == {"qnli accuracy": [0.25, 0.75]}
     lines = itertools.chain(text.splitlines(), (tmp_path / "x.html").read_text().splitlines())
-    assert sum("does not show here" in line for line in lines) == 2
+    assert sum("not reproduced" in line for line in lines) == 2

@@ -131,7 +131,9 @@ def test_labels_are_said_by_name_whatever_their_order_in_the_model(glue) -> None
 def test_a_task_is_answered_by_its_majority(glue) -> None:
     _, *rows = rows_of(predict_majority("wnli", str(glue))["WNLI"])
     assert rows == [[str(i), "1"] for i in range(COUNT)]
-    with pytest.raises(InputError, match="--majority-class=stsb: a regression has no classes. Leave it out"):
+    with pytest.raises(
+        InputError, match="--majority-class=stsb: a regression has no classes. Leave it out"
+    ):
         predict_majority("stsb", str(glue))
 
 
@@ -150,7 +152,10 @@ def test_an_archive_holds_all_eleven_files_and_nothing_else(glue) -> None:
 
 def test_a_task_that_is_missing_is_named(glue) -> None:
     files = predict_test_files(model_of("mnli"), str(glue))
-    with pytest.raises(InputError, match="lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI. Add a --checkpoint of each"):
+    with pytest.raises(
+        InputError,
+        match="lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI. Add a --checkpoint of each",
+    ):
         build_submission(files)
 
 
@@ -164,7 +169,10 @@ def test_a_model_of_another_task_is_refused(glue) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--majority-class", "wnli", "wnli"], "WNLI: predicted by --majority-class wnli and --majority-class wnli. Give one"),
+        (
+            ["--majority-class", "wnli", "wnli"],
+            "WNLI: predicted by --majority-class wnli and --majority-class wnli. Give one",
+        ),
         (["--majority-class", "wlni"], "glue task 'wlni' is unknown"),
         (["--majority-class", "rte"], "RTE/train.tsv: name one that exists"),
         (["--majority-class", "wnli"], "not a model. Give a directory"),

@@ -154,7 +154,11 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
 @pytest.mark.parametrize(
     ("model", "content", "complaint"),
     [
-        ("sequence_classification", GOOD, "sequence_classification has no token_classification, only encoder"),
+        (
+            "sequence_classification",
+            GOOD,
+            "sequence_classification has no token_classification, only encoder",
+        ),
         (
             "token_classification",
             GOOD.replace("-x", "-y"),
