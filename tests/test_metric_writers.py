@@ -145,7 +145,7 @@ def test_a_truncation_that_dies_loses_nothing(
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(metrics_path(tmp_path)), "replace_masked_tokens", die)
+    monkeypatch.setattr(type(metrics_path(tmp_path)), "replace", die)
     with pytest.raises(KeyboardInterrupt):
         truncate_metrics(tmp_path, 10)
     assert raw(tmp_path) == before

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.tasks.sequence_classification.metrics import (
-    precision_recall_f1,
     macro_f1,
     matthews_correlation,
     multi_label_metrics,
     pearson,
+    precision_recall_f1,
     regression_metrics,
     single_label_metrics,
 )

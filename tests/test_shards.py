@@ -160,7 +160,7 @@ def test_the_manifest_comes_back(tmp_path: pathlib.Path) -> None:
     manifest = manifest_of(write(tmp_path))
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
-    assert not list(tmp_path.glob("*.draft"))
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_the_digest_follows_content_and_tokenizer_and_nothing_else(tmp_path: pathlib.Path) -> None:

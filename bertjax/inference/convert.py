@@ -14,6 +14,7 @@ from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import registry
 from bertjax.training.metric_writers import metrics_path, read_metrics
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 
 
 def convert(
@@ -81,7 +82,9 @@ def _copy_metadata(source: epath.Path, path: epath.Path) -> None:
 
 
 def _write_metadata(model: NumpyModel, path: epath.Path) -> None:
-    (path / "config.json").write_text(json.dumps(registry.infer_config(model).to_dict(), indent=1))
+    atomic_write_text(
+        path / "config.json", json.dumps(registry.infer_config(model).to_dict(), indent=1)
+    )
     if model.labels:
         write_labels(path, model.labels)
     if model.tokenizer is not None:

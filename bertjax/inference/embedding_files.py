@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import atomic_write, atomic_write_text, is_remote
 
 EmbeddingPart = Mapping[str, Any]
 TEXTS_KEY = "texts"  # array of a part; see `texts_to_bytes`
@@ -49,7 +49,7 @@ class PartFiles:
                 "name another file."
             )
         self._folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        atomic_write_text(file, text)
 
     def has(self, number: int, digest: str) -> bool:
         """Return whether a part exists whose input has this digest.
@@ -67,10 +67,10 @@ class PartFiles:
 
     def write(self, number: int, digest: str, part: EmbeddingPart) -> None:
         """Write a part atomically."""
-        draft, content = self._folder / "draft", io.BytesIO()
+        content = io.BytesIO()
         np.savez(content, allow_pickle=False, digest=np.array(digest), **part)
-        draft.write_bytes(content.getvalue())
-        draft.replace(self._path(number))
+        with atomic_write(self._path(number)) as partial:
+            partial.write_bytes(content.getvalue())
 
     def finish(self, count: int) -> None:
         """Join `count` parts into the file and remove them."""

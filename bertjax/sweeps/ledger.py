@@ -16,6 +16,7 @@ from bertjax.sweeps.grid import Trial
 from bertjax.tasks.task import Task
 from bertjax.workdir.workdir import PARALLEL_RUNS_DIR, RESUMABLE_FIELDS, config_difference
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 
 DONE_FILE = "done.json"  # of a wave: what became of its runs
 
@@ -138,7 +139,5 @@ def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
 
 
 def write(path: epath.Path, content: Any) -> None:
-    """Writes JSON, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1, allow_nan=False))
-    partial.replace(path)
+    """Write JSON atomically."""
+    atomic_write_text(path, json.dumps(content, indent=1, allow_nan=False))

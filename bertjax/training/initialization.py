@@ -26,6 +26,7 @@ from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.workdir.run_record import read_calibration
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 INIT_RECORD_FILE = "init.json"  # of a workdir: what its run began with
@@ -242,7 +243,7 @@ def begin(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
 def write_init_record(start: PretrainedModel, workdir: epath.Path) -> None:
     """Notes what a run begins with, beside its configuration."""
     if distributed.is_process_0() and not (workdir / INIT_RECORD_FILE).exists():
-        (workdir / INIT_RECORD_FILE).write_text(json.dumps(start.record(), indent=1))
+        atomic_write_text(workdir / INIT_RECORD_FILE, json.dumps(start.record(), indent=1))
 
 
 def _make_global_array(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:

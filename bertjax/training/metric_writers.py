@@ -8,7 +8,6 @@ the string "NaN", "Infinity" or "-Infinity", which Python's float() reads.
 
 import json
 import math
-import os
 import shutil
 import sys
 import textwrap
@@ -24,7 +23,7 @@ from bertjax.html.tables import align_columns, eval_set_table
 from bertjax.steps.histograms import Histogram
 from bertjax.training.tensorboard import TensorBoardWriter
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import atomic_write, is_remote
 
 Metrics = Mapping[str, float | int | None]
 MetricsCallback = Callable[
@@ -66,9 +65,8 @@ def truncate_metrics(workdir: epath.PathLike, step: int) -> None:
         return
     kept = b"".join(line for line, entry in _finished_lines(path) if entry["step"] <= step)
     if len(kept) != path.stat().length:
-        partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-        partial.write_bytes(kept)
-        partial.replace(path)
+        with atomic_write(path) as partial:
+            partial.write_bytes(kept)
 
 
 class MetricWriters:

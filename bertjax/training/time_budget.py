@@ -21,6 +21,7 @@ from bertjax.config.durations import TICKS
 from bertjax.mesh import distributed
 from bertjax.steps.schedules import Plan
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 
 BUDGET_FILE = "budget.json"
 _MAX_PLANS = 200  # in the whole time, at most, but for the first ones
@@ -98,9 +99,7 @@ class TimeBudget:
         self._plans.append(Plan(step, tick, max(TICKS - tick, 1.0) / steps))
         self._last_reading, self._measured_steps = (step, now), step - since
         if distributed.is_process_0():
-            partial = self._path.with_name(f"{BUDGET_FILE}.partial")
-            partial.write_text(json.dumps(self._plans))
-            partial.replace(self._path)
+            atomic_write_text(self._path, json.dumps(self._plans))
 
 
 def _read(path: epath.Path) -> list[Plan]:

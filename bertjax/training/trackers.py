@@ -17,6 +17,7 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.training.metric_writers import MetricsCallback
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 
 WANDB = "wandb"
 WANDB_ID_FILE = "wandb.json"  # of a workdir: which run there is its own
@@ -73,7 +74,7 @@ def _wandb() -> TrackerFactory:
         """A run of the workdir's name, which one that goes on goes on with."""
         record = epath.Path(workdir) / WANDB_ID_FILE
         if not record.exists():
-            record.write_text(json.dumps({"id": secrets.token_hex(8)}))
+            atomic_write_text(record, json.dumps({"id": secrets.token_hex(8)}))
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "bertjax"),
             name=epath.Path(workdir).name,

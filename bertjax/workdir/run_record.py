@@ -11,6 +11,7 @@ from bertjax.config.config import Config
 from bertjax.formats.loading import write_labels
 from bertjax.tasks.task import Evaluation, Task
 from bertjax.workdir.workdir import write_run_record
+from data_pipelines.paths import atomic_write_text
 
 CALIBRATION_FILE = "calibration.json"
 
@@ -29,7 +30,7 @@ def write_checkpoint_metadata(
     if evaluation:
         write_scores(directory, evaluation.scores)
     if evaluation and evaluation.calibration:
-        (directory / CALIBRATION_FILE).write_text(json.dumps(dict(evaluation.calibration)))
+        atomic_write_text(directory / CALIBRATION_FILE, json.dumps(dict(evaluation.calibration)))
     write_run_record(directory, config, task, step)
 
 

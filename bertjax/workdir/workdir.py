@@ -16,6 +16,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 
 PARALLEL_RUNS_DIR = "waves"  # the directory of a sweep's runs, which has no run of its own
 
@@ -109,7 +110,7 @@ def config_difference(
 
 def write_run_record(directory: epath.Path, config: Config, task: Task, step: int) -> None:
     """Writes config.json and run.json into a workdir or checkpoint, run.json last."""
-    (directory / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
+    atomic_write_text(directory / "config.json", json.dumps(config.to_dict(), indent=1))
     run = {
         "step": step,
         "rows": config.rampup.sequences_before(step),  # the data position: rows read since step 0
@@ -118,7 +119,7 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
         "bertjax": __version__,
         "jax": jax.__version__,
     }
-    (directory / "run.json").write_text(json.dumps(run, indent=1))
+    atomic_write_text(directory / "run.json", json.dumps(run, indent=1))
 
 
 def flatten_config(config: Config) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import atomic_write_text, is_remote
 
 MANIFEST = "manifest.json"
 CORPUS_VERSION = 3
@@ -227,9 +227,8 @@ def _checksum(path: epath.Path) -> str:
 def write_manifest(directory: epath.PathLike, manifest: Manifest) -> None:
     """Declare `directory` a finished corpus: the manifest appears whole or not at all."""
     path = epath.Path(directory) / MANIFEST
-    draft = path.with_name(f"{MANIFEST}.draft")
-    draft.write_text(json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False) + "\n")
-    draft.replace(path)
+    content = json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False)
+    atomic_write_text(path, content + "\n")
 
 
 def read_manifest(directory: epath.PathLike) -> Manifest:

@@ -8,7 +8,6 @@ goes on behind the complete segments that it begins with.
 
 import io
 import json
-import os
 import pathlib
 import shutil
 import zlib
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+
+from data_pipelines.paths import atomic_write
 
 _IDENTITY = "identity.json"
 _FILE_KINDS = ("payload", "index")
@@ -123,9 +124,5 @@ def _size_and_crc(content: bytes | memoryview) -> list[int]:
 
 
 def _write(path: pathlib.Path, content: bytes | memoryview) -> None:
-    draft = path.with_name(f"{path.name}.draft")
-    with draft.open("wb") as file:
+    with atomic_write(path) as partial, partial.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -10,6 +10,7 @@ import sentencepiece
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
@@ -97,7 +98,7 @@ class SentencePieceTokenizer:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MODEL_FILE).write_bytes(self.model)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS_MAP}
-        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+        atomic_write_text(directory / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 def _replace_surrogates(text: str) -> str:

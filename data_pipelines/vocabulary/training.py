@@ -11,7 +11,6 @@ import heapq
 import io
 import itertools
 import logging
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ import sentencepiece
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write
 from data_pipelines.vocabulary.counting import (
     count_words,
     reweight_counts,
@@ -82,12 +82,8 @@ def train_vocabulary(
     else:
         content = sentencepiece_from_counts(counts, size, kind=kind, cased=cased)
     output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.parent / f"{output.name}.partial-{os.getpid()}"
-    try:
+    with atomic_write(output) as partial:
         partial.write_bytes(content)
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
     return output
 
 

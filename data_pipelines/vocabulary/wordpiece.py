@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as CompiledTokenizer
 from tokenizers import models, pre_tokenizers
 
 from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
     SPECIAL_TOKENS_MAP,
@@ -189,7 +190,7 @@ class WordPieceTokenizer:
             **self._max_chars_config,
             **SPECIAL_TOKENS_MAP,
         }
-        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+        atomic_write_text(directory / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
     @property
     def _max_chars_config(self) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """Running the `bertjax` commands of an ablation."""
 
 import json
-import os
 import pathlib
 import resource
 import shlex
@@ -9,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
+
+from data_pipelines.paths import atomic_write_text
 
 Command = Sequence[str]  # a subcommand and its arguments
 
@@ -50,11 +51,7 @@ def run_once(
             sys.exit(status)
     minutes += _cpu_minutes() - before
     record.parent.mkdir(parents=True, exist_ok=True)
-    partial = record.with_name(
-        f"{record.name}.{os.getpid()}.partial"
-    )  # processes share the directory
-    partial.write_text(json.dumps([commands, minutes, status], indent=1))
-    partial.replace(record)
+    atomic_write_text(record, json.dumps([commands, minutes, status], indent=1))
     return CommandResult(status, minutes)
 
 

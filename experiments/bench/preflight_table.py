@@ -22,6 +22,7 @@ from bertjax.config.config import load_config
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import GIB, Topology
 from bertjax.tasks import registry
+from data_pipelines.paths import atomic_write_text
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "pretraining.py"
 MODELS = ("base", "large")
@@ -46,14 +47,8 @@ def judge(case: Case, cache: pathlib.Path) -> dict[str, Any]:
         }
         config = load_config(spec, overrides, registry.data_fields())
         verdict = json.loads(preflight(config, topology).to_json())
-        draft = file.with_suffix(".draft")
-        draft.write_text(
-            json.dumps(
-                verdict | {"gradient_accumulation_steps": config.gradient_accumulation_steps},
-                indent=1,
-            )
-        )
-        draft.replace(file)
+        verdict["gradient_accumulation_steps"] = config.gradient_accumulation_steps
+        atomic_write_text(file, json.dumps(verdict, indent=1))
     return json.loads(file.read_text())
 
 
