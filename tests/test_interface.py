@@ -257,7 +257,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 def spec_of(folder: pathlib.Path, **options: object) -> tuple[str, dict[str, Any]]:
     """A configuration of toys as text, and the fields that go with it."""
-    _, spec, *flags = toy_tasks.arguments("class", folder, steps=12, log_every=4, **options)
+    _, spec, *flags = toy_tasks.arguments("single_label", folder, steps=12, log_every=4, **options)
     fields = {name: toy_tasks.FIELDS.get(name, 0) for name in parse_overrides(flags)}
     fields |= {"steps": 12, "log_every": 4, "optimizer.warmup": 2}
     return spec, fields | {"data.vocab": str(folder / "vocab.txt")}

@@ -49,13 +49,13 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 def trials_of(folder: pathlib.Path, grid: list[str], seeds: int, **fields: object) -> list[Trial]:
     def load(point: Mapping[str, str]) -> Config:
-        return toy_tasks.configuration("class", folder, **{**QUICK, **fields, **point})
+        return toy_tasks.configuration("single_label", folder, **{**QUICK, **fields, **point})
 
     return make_trials(load, grid, seeds)
 
 
 def base_config(folder: pathlib.Path) -> Config:
-    return toy_tasks.configuration("class", folder, **QUICK)
+    return toy_tasks.configuration("single_label", folder, **QUICK)
 
 
 def test_a_grid_is_every_combination_with_every_seed(folder) -> None:
@@ -194,7 +194,7 @@ def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> N
     run = found["runs"][number]
     rate = dict([run["point"].split("=")])["learning_rate"]
     fields = {**QUICK, "optimizer.learning_rate": rate, "seed": run["seed"]}
-    Trainer(toy_tasks.configuration("class", folder, **fields), tmp_path / "alone").train()
+    Trainer(toy_tasks.configuration("single_label", folder, **fields), tmp_path / "alone").train()
     lines = [line for path in sorted((workdir / "waves").iterdir()) for line in metrics(path)]
     for split in ("train", "eval"):
         alone = [line["loss"] for line in metrics(tmp_path / "alone") if line["split"] == split]
@@ -230,7 +230,7 @@ def test_the_best_run_opens_with_nothing_else(swept, folder) -> None:
     assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in found["runs"])
     (answer,) = answers_of(workdir / "best", [toy_tasks.GLAD * 3])
     assert answer["label"] in toy_tasks.NAMES.values()
-    config = toy_tasks.configuration("class", folder, init=workdir / "best")
+    config = toy_tasks.configuration("single_label", folder, init=workdir / "best")
     scores = evaluate(config, workdir / "best").scores
     assert scores["accuracy"] == pytest.approx(best["scores"]["accuracy"])
     assert scores["loss"] == pytest.approx(best["scores"]["loss"], rel=1e-5)
@@ -293,7 +293,9 @@ def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_
 
     def trials(seeds: int) -> list[Trial]:
         fields = {"steps": 2, "log_every": 2, "eval_every": 2, "optimizer__warmup": 1}
-        load = functools.partial(toy_tasks.configuration, "class", folder, published, **fields)
+        load = functools.partial(
+            toy_tasks.configuration, "single_label", folder, published, **fields
+        )
         return make_trials(lambda point: load(**point), [], seeds)
 
     plain = trials(1)[0].config
@@ -330,7 +332,7 @@ def test_runs_that_the_clock_ends_are_refused(folder, tmp_path) -> None:
 @pytest.mark.slow
 def test_killed_twice_it_comes_to_the_same_table(folder, tmp_path) -> None:
     fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
-    command = ["sweep", *toy_tasks.arguments("class", folder, **fields)]
+    command = ["sweep", *toy_tasks.arguments("single_label", folder, **fields)]
     command += ["--grid", f"optimizer.learning_rate={','.join(RATES[:3])}", "--seeds", "4"]
     for seen in ("step 4/8", "8 of 12 runs done"):
         process = Command(*command, "--workdir", tmp_path / "killed")

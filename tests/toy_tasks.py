@@ -1,4 +1,4 @@
-"""Small data sets of sentences, pairs and questions, which a tiny model learns in a moment."""
+"""Small data sets for every fine-tuning task, which a tiny model learns in seconds."""
 
 import csv
 import json
@@ -18,35 +18,38 @@ TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 GLAD, SAD, ODD = "ba", "ki", "no"
 OTHER = ["me", "ra", "si", "tu", "ve"]
 NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma
-SCALE = [GLAD, SAD, ODD, "do", "lu"]  # of numbers, the word for each
-KINDS = ("class", "labels", "number", "choice", "tags")
-PROBLEM_TYPES = {"labels": "multi_label_classification", "number": "regression"}
+SCALE = [GLAD, SAD, ODD, "do", "lu"]  # the word of each score
+KINDS = ("single_label", "multi_label", "regression", "multiple_choice", "token_classification")
+PROBLEM_TYPES = {"multi_label": "multi_label_classification", "regression": "regression"}
 FIELDS = {
     "max_seq_length": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
     "checkpoint_every": "100%", "model.num_hidden_layers": 1, "model.hidden_size": 64,
     "model.num_attention_heads": 4, "model.vocab_size": 128, "model.max_position_embeddings": 64,
-    "model.dtype": "float32", "model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0,
+    "model.dtype": "float32", "model.hidden_dropout_prob": 0.0,
+    "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 4e-3, "optimizer.warmup": 20,
 }  # fmt: skip
 OPTIONS = {
-    "class": "label=mood,train_file=train.csv,eval_file=dev.csv",
-    "labels": "label=moods,problem_type=multi_label_classification,train_file=train.jsonl,eval_file=dev.jsonl",
-    "number": "text=first,text_pair=second,label=score,problem_type=regression,train_file=train.tsv,eval_file=dev.tsv",
-    "choice": "train_file=questions.jsonl,eval_file=questions-dev.jsonl",
-    "tags": "train_file=words.conll,eval_file=words-dev.conll",
+    "single_label": "label=mood,train_file=train.csv,eval_file=dev.csv",
+    "multi_label": "label=moods,problem_type=multi_label_classification,"
+    "train_file=train.jsonl,eval_file=dev.jsonl",
+    "regression": "text=first,text_pair=second,label=score,problem_type=regression,"
+    "train_file=train.tsv,eval_file=dev.tsv",
+    "multiple_choice": "train_file=questions.jsonl,eval_file=questions-dev.jsonl",
+    "token_classification": "train_file=words.conll,eval_file=words-dev.conll",
 }
 
 
 def write_data(folder: pathlib.Path) -> None:
-    """Of every kind the files of train and dev, and the vocabulary."""
+    """Write the training and eval files of every kind, and the vocabulary."""
     TOKENIZER.save(folder)
     for split, count in (("train", 300), ("dev", 60)):
         draw = random.Random(split)
 
         def text(*words: str, draw: random.Random = draw) -> str:
-            found = [*draw.choices(OTHER, k=draw.randrange(1, 5)), *words]
-            draw.shuffle(found)
-            return " ".join(found)
+            shuffled = [*draw.choices(OTHER, k=draw.randrange(1, 5)), *words]
+            draw.shuffle(shuffled)
+            return " ".join(shuffled)
 
         moods = [draw.choice([*NAMES]) for _ in range(count)]
         with open(folder / f"{split}.csv", "w") as file:
@@ -56,7 +59,10 @@ def write_data(folder: pathlib.Path) -> None:
         sets = [[mood for mood in NAMES if draw.random() < 0.4] for _ in range(count)]
         write_lines(
             folder / f"{split}.jsonl",
-            [{"text": text(*own, *own), "moods": [NAMES[mood] for mood in own]} for own in sets],
+            [
+                {"text": text(*moods, *moods), "moods": [NAMES[mood] for mood in moods]}
+                for moods in sets
+            ],
         )
         rows = ["id\tfirst\tsecond\tscore\n"]
         for number in range(count):
@@ -76,7 +82,7 @@ def write_data(folder: pathlib.Path) -> None:
 
 
 def tagged(draw: random.Random) -> str:
-    """A sentence in columns: GLAD and ODD begin an entity, with which SAD may go on."""
+    """Return a sentence in columns: GLAD and ODD begin an entity, SAD may continue it."""
     words: list[tuple[str, str]] = []
     for _ in range(draw.randrange(2, 6)):
         begin = draw.choice([GLAD, ODD, "", ""])
@@ -91,7 +97,7 @@ def tagged(draw: random.Random) -> str:
 
 
 def rows_of(path: pathlib.Path) -> list[dict]:
-    """The rows of a CSV."""
+    """Return the rows of a CSV file."""
     with open(path) as file:
         return list(csv.DictReader(file))
 
@@ -101,14 +107,15 @@ def write_lines(path: pathlib.Path, rows: list[dict]) -> None:
 
 
 def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: object) -> list[str]:
-    """Those that name a configuration; of a model that has a shape and a vocabulary, neither."""
-    file = EXPERIMENTS / {"choice": "multiple_choice.py", "tags": "token_classification.py"}.get(
-        kind, "sequence_classification.py"
+    """Return the arguments of a configuration; a model `init` gives shape and vocabulary."""
+    name = (
+        kind if kind in ("multiple_choice", "token_classification") else "sequence_classification"
     )
+    file = EXPERIMENTS / f"{name}.py"
     fields: dict[str, object] = dict(FIELDS)
-    if kind in ("labels", "tags"):
+    if kind in ("multi_label", "token_classification"):
         fields["steps"] = 160
-    if kind == "choice":
+    if kind == "multiple_choice":
         fields |= {"max_seq_length": 64, "data.max_choice_length": 24}
     if init:
         fields = {name: value for name, value in fields.items() if name[:6] != "model."}
