@@ -69,7 +69,9 @@ class Objective(objective.Objective):
 
     def forward_flops(self, rows):
         model, length = self.config.model, self.config.max_seq_length
-        return flops.forward_flops(model, rows, length, read=self.num_head_positions)
+        return flops.forward_flops(
+            model, rows, length, last_block_positions=self.num_last_block_positions
+        )
 
 
 def examples_of(texts, labels, tokenizer, max_seq_length):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bertjax.model.attention import cpu as cpu_attention
-from bertjax.model.bert import BertWithHeads, num_head_positions
+from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.flops import PEAK_FLOPS, forward_flops, peak_flops
+from bertjax.model.head_positions import num_last_block_positions
 
 CONFIG = BertConfig(
     vocab_size=300,
@@ -58,8 +59,9 @@ def test_operations_are_those_of_the_program(next_sentence, length, monkeypatch)
         return sum(x.sum() for x in model.apply(params, batch, deterministic=True).values())
 
     counted = products(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
-    pairs, read = PAIRS if next_sentence else 0, num_head_positions(model.heads, batch)
-    assert counted == 3 * forward_flops(CONFIG, ROWS, length, SLOTS, pairs, read)
+    pairs = PAIRS if next_sentence else 0
+    positions = num_last_block_positions(CONFIG, model.heads, batch)
+    assert counted == 3 * forward_flops(CONFIG, ROWS, length, SLOTS, pairs, positions)
 
 
 def test_a_large_model_comes_near_six_operations_a_parameter_and_piece():

@@ -16,10 +16,11 @@ import pytest
 from goldens import make_pretraining as recipe
 
 from bertjax.mesh.sharding import make_mesh
-from bertjax.model import heads
+from bertjax.model import bert, heads
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.encoder import Encoder, computes_only_head_positions
+from bertjax.model.encoder import Encoder
+from bertjax.model.head_positions import num_last_block_positions
 from bertjax.model.heads import head_sums
 from bertjax.model.layers import gather
 
@@ -108,18 +109,20 @@ def test_nothing_is_lost_with_what_the_last_block_does_not_compute(params, monke
         )
     }
     batch |= {name: BATCH[name] for name in ("masked_lm_positions", "cls_positions")}
-    asked: list[bool] = []
-    monkeypatch.setattr(
-        heads,
-        "narrows",
-        lambda *args: asked.append(computes_only_head_positions(*args)) or asked[-1],
-    )
-    few = logits(params, batch)
-    monkeypatch.setattr(heads, "computes_only_head_positions", lambda *args: False)
+    length = batch["example_ids"].shape[1]
+    counts: list[int] = []
+
+    def record(*args: Any) -> int:
+        counts.append(num_last_block_positions(*args))
+        return counts[-1]
+
+    monkeypatch.setattr(bert, "num_last_block_positions", record)
+    at_positions = logits(params, batch)
+    assert len(counts) == 1 and counts[0] < length
+    monkeypatch.setattr(bert, "num_last_block_positions", lambda *args: length)
     logits.clear_cache()
-    whole = logits(params, batch)
-    assert asked == [True]
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), few, whole)
+    everywhere = logits(params, batch)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), at_positions, everywhere)
 
 
 def test_a_head_that_reads_cls_has_its_vectors_and_a_pooled_one_beside_it_pooled_ones(
@@ -135,7 +138,7 @@ def test_a_head_that_reads_cls_has_its_vectors_and_a_pooled_one_beside_it_pooled
         name="raw",
         module=lambda config, name: Raw(name=name),
         pooled=False,
-        reads="cls_positions",
+        positions_key="cls_positions",
     )
     monkeypatch.setitem(heads.HEADS, "raw", raw)
     apply = functools.partial(BertWithHeads(CONFIG, ("raw", "nsp")).apply, deterministic=True)
@@ -160,9 +163,8 @@ def test_no_mesh_changes_what_is_dropped_behind_the_last_attention(params):
         name: np.tile(BATCH[name], (4, 1)) for name in ("masked_lm_positions", "cls_positions")
     }
     rngs = {"dropout": jax.random.key(0)}
-    assert computes_only_head_positions(
-        config, heads.num_head_positions(MODEL.heads, batch), batch["example_ids"].shape[1]
-    )
+    length = batch["example_ids"].shape[1]
+    assert num_last_block_positions(config, MODEL.heads, batch) < length
 
     @jax.jit
     def run(params):

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
-from bertjax.model.encoder import Encoder, computes_only_head_positions
+from bertjax.model.encoder import Encoder
+from bertjax.model.head_positions import encode_at_positions, num_last_block_positions
 from bertjax.model.layers import gather
 
 CONFIG = BertConfig(
@@ -148,7 +149,7 @@ def test_layers_start_different():
         ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob=-0.1"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
         ({"initializer_range": float("nan")}, "initializer_range=nan"),
-        ({"hidden_act": "swish"}, "activation='swish' must be gelu or gelu_tanh or relu"),
+        ({"hidden_act": "swish"}, "hidden_act='swish' must be gelu or gelu_tanh or relu"),
         ({"dtype": "float16"}, "dtype='float16' must be float32 or bfloat16"),
     ],
 )
@@ -309,44 +310,56 @@ def test_nothing_is_computed_above_the_topmost_layer(layers, scan_layers):
     "fields", [{}, {"scan_layers": True}, {"remat": True}, {"num_hidden_layers": 1}]
 )
 def test_vectors_at_some_positions_and_their_gradients_are_those_among_all(fields) -> None:
-    config, at = with_(**fields), np.array([[0, 3, 3], [15, 7, 0]], np.int32)
+    config, positions = with_(**fields), np.array([[0, 3, 3], [15, 7, 0]], np.int32)
     tree = {**params()["params"], "blocks": first_blocks(config.num_hidden_layers)}
     weights = np.random.default_rng(1).normal(size=(2, 3, config.hidden_size))
 
-    def total(tree: Any, narrow: bool) -> tuple[jax.Array, jax.Array]:
+    def total(tree: Any, only_positions: bool) -> tuple[jax.Array, jax.Array]:
         apply = functools.partial(Encoder(config).apply, {"params": tree}, deterministic=True)
-        found = apply(*inputs(), at=at) if narrow else gather(apply(*inputs()), at)
-        return (found * weights).sum(), found
+        if only_positions:
+            vectors = apply(*inputs(), output_positions=positions, method=encode_at_positions)
+        else:
+            vectors = gather(apply(*inputs()), positions)
+        return (vectors * weights).sum(), vectors
 
     run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
-    few, all_ = run(tree, True), run(tree, False)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), few, all_)
+    assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(assert_close, run(tree, True), run(tree, False))
 
 
 def test_what_is_asked_for_twice_is_dropped_from_twice() -> None:
-    at = np.array([[3, 3], [5, 5]], np.int32)
-    apply = functools.partial(Encoder(with_(hidden_dropout_prob=0.5)).apply, at=at)
+    positions = np.array([[3, 3], [5, 5]], np.int32)
+    encoder = Encoder(with_(hidden_dropout_prob=0.5))
+    apply = functools.partial(encoder.apply, output_positions=positions, method=encode_at_positions)
     run = jax.jit(apply, static_argnames="deterministic")
-    found = run(params(), *inputs(), deterministic=False, rngs={"dropout": draw_key(0)})
-    assert (np.abs(found[:, 0] - found[:, 1]).max(axis=-1) > 1e-2).all()
-    again = run(params(), *inputs(), deterministic=True)
-    np.testing.assert_array_equal(again[:, 0], again[:, 1])
+    rngs = {"dropout": draw_key(0)}
+    dropped = run(params(), *inputs(), deterministic=False, rngs=rngs)
+    assert (np.abs(dropped[:, 0] - dropped[:, 1]).max(axis=-1) > 1e-2).all()
+    same = run(params(), *inputs(), deterministic=True)
+    np.testing.assert_array_equal(same[:, 0], same[:, 1])
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted", "length", "narrow"),
+    ("fields", "heads", "num_masked", "expected"),
     [
-        ({}, 8, 16, True),
-        ({}, 9, 16, False),
-        ({"scan_layers": True}, 1, 16, False),
-        ({"bilstm": 8}, 1, 16, False),
-        ({"feature_layers": "-2..-1"}, 1, 16, False),
+        ({}, ("mlm",), 8, 8),
+        ({}, ("mlm",), 9, 16),
+        ({}, ("mlm", "nsp"), 7, 8),
+        ({}, ("mlm", "nsp"), 8, 16),
+        ({}, ("nsp", "sequence_classification"), 8, 1),
+        ({}, ("mlm", "token_classification"), 1, 16),
+        ({}, (), 1, 16),
+        ({"scan_layers": True}, ("mlm",), 1, 16),
+        ({"bilstm": 8}, ("mlm",), 1, 16),
+        ({"feature_layers": "-2..-1"}, ("mlm",), 1, 16),
     ],
 )
-def test_the_last_block_computes_what_is_read_where_that_is_not_much(
-    fields, wanted, length, narrow
+def test_num_last_block_positions_is_all_where_heads_read_many(
+    fields, heads, num_masked, expected
 ) -> None:
-    assert computes_only_head_positions(with_(**fields), wanted, length) == narrow
+    lengths = {"example_ids": 16, "masked_lm_positions": num_masked, "cls_positions": 1}
+    batch = {name: np.zeros((2, n), np.int32) for name, n in lengths.items()}
+    assert num_last_block_positions(with_(**fields), heads, batch) == expected
 
 
 @pytest.mark.parametrize("layer", [3, -4])

@@ -1,7 +1,7 @@
 """BERT: the encoder with heads."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -12,78 +12,63 @@ from jax import Array
 from bertjax.model.bert_config import BertConfig, parse_layers
 from bertjax.model.bilstm import BiLSTM, LayerMix
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import Encoder, computes_only_head_positions
+from bertjax.model.encoder import Encoder
+from bertjax.model.head_positions import (
+    POOLED_KEY,
+    encode_at_positions,
+    head_positions,
+    num_last_block_positions,
+)
 from bertjax.model.heads import HEADS, Batch, Pooler
 from bertjax.model.layers import gather
 
 
-def last_positions(example_ids: Array, count: int) -> Array:
-    """Where each of `count` examples of a row ends, int32 [B, K], from its `example_ids` [B, T]."""
-    own = example_ids[:, None] == jnp.arange(1, count + 1)[:, None]
-    return jnp.max(jnp.where(own, jnp.arange(example_ids.shape[1], dtype=jnp.int32), 0), axis=-1)
-
-
-_POOLED_KEY = "pooled"  # in place of what a head `reads`
-
-
-def head_positions(heads: Iterable[str], batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a batch with the positions [B, N] that heads of these names read.
-
-    Args:
-      batch: or its shapes.
-    """
-    found = {}
-    for head in (HEADS[name] for name in heads):
-        if head.pooled:
-            found[_POOLED_KEY] = batch["cls_positions"]
-        elif head.reads:
-            found[head.reads] = batch[head.reads]
-    return found
-
-
-def num_head_positions(heads: Sequence[str], batch: Mapping[str, Any]) -> int:
-    """How many of a row's positions heads of these names read; 0 for all, or for no heads."""
-    if not all(HEADS[name].pooled or HEADS[name].reads for name in heads):
-        return 0
-    return sum(each.shape[1] for each in head_positions(heads, batch).values())
-
-
 class BertWithHeads(nn.Module):
-    """The encoder with some of `HEADS`."""
+    """The encoder with some of `HEADS`.
+
+    Attributes:
+      config: shape of the encoder.
+      heads: names of heads.
+    """
 
     config: BertConfig
     heads: tuple[str, ...]
 
     @nn.compact
     def __call__(self, batch: Batch, *, deterministic: bool) -> dict[str, Array]:
-        """`NAME_logits` of each head, float32.
+        """Return `NAME_logits` of each head, float32.
 
-        `batch` holds int32 `input_ids`, `token_type_ids`, `example_ids` and `positions` [B, T], and what the
-        heads read; what else it holds is left alone.
+        Args:
+          batch: int32 `input_ids`, `token_type_ids`, `example_ids` and `position_ids` [B, T], and
+            the arrays that the heads read. Other arrays are ignored.
+          deterministic: turns dropout off. Otherwise `apply` needs `rngs={"dropout": key}`.
         """
         config, encoder = self.config, Encoder(self.config, name="encoder")
         inputs = [
             batch[name] for name in ("input_ids", "token_type_ids", "example_ids", "position_ids")
         ]
-        heads = [HEADS[name] for name in self.heads]
-        places = head_positions(self.heads, batch)
-        if config.causal and _POOLED_KEY in places:  # where [CLS] sees nothing but itself
-            places[_POOLED_KEY] = last_positions(batch["example_ids"], places[_POOLED_KEY].shape[1])
-        slots = num_head_positions(self.heads, batch)
-        few = slots and computes_only_head_positions(config, slots, batch["example_ids"].shape[1])
-        if few and not self.is_initializing():  # which makes the parameters of all layers at once
-            at = jnp.concatenate([*places.values()], axis=1)
-            joined = encoder(*inputs, deterministic=deterministic, at=at)
-            ends = itertools.accumulate(each.shape[1] for each in places.values())
-            vectors = dict(zip(places, jnp.split(joined, [*ends][:-1], axis=1), strict=True))
+        example_ids = batch["example_ids"]
+        positions = head_positions(self.heads, batch)
+        if config.causal and POOLED_KEY in positions:  # [CLS] comes first and sees only itself
+            count = positions[POOLED_KEY].shape[1]
+            positions[POOLED_KEY] = last_positions(example_ids, count)
+        num_positions = num_last_block_positions(config, self.heads, batch)
+        if num_positions < example_ids.shape[1] and not self.is_initializing():
+            joined = jnp.concatenate([*positions.values()], axis=1)
+            hidden = encode_at_positions(
+                encoder, *inputs, output_positions=joined, deterministic=deterministic
+            )
+            ends = itertools.accumulate(array.shape[1] for array in positions.values())
+            vectors = dict(zip(positions, jnp.split(hidden, [*ends][:-1], axis=1), strict=True))
         else:
             hidden = self._all_positions(encoder, inputs, deterministic)
-            vectors = {name: gather(hidden, at) for name, at in places.items()} | {"": hidden}
-        if _POOLED_KEY in places:
-            vectors[_POOLED_KEY] = Pooler(config, name="pooler")(vectors[_POOLED_KEY])
+            vectors = {name: gather(hidden, array) for name, array in positions.items()}
+            vectors[""] = hidden
+        if POOLED_KEY in positions:
+            vectors[POOLED_KEY] = Pooler(config, name="pooler")(vectors[POOLED_KEY])
         outputs = {}
-        for head in heads:
-            x = vectors[_POOLED_KEY if head.pooled else head.reads]
+        for head in (HEADS[name] for name in self.heads):
+            x = vectors[POOLED_KEY if head.pooled else head.positions_key]
             if head.input_dropout and not deterministic:
                 x = dropout(x, config.hidden_dropout_prob, self.make_rng("dropout"))
             module = head.module(config, name=head.name)
@@ -93,12 +78,12 @@ class BertWithHeads(nn.Module):
     def _all_positions(
         self, encoder: Encoder, inputs: Sequence[Array], deterministic: bool
     ) -> Array:
-        """The vectors of all pieces [B, T, H] that heads are given."""
+        """Return the vectors of all tokens [B, T, H] that heads read."""
         config = self.config
         if config.feature_layers:
             layers = parse_layers(config.feature_layers, config.num_hidden_layers)
-            found = jax.lax.stop_gradient(encoder(*inputs, deterministic=True, layers=layers))
-            hidden = LayerMix(config.feature_mix, name="features")(found)
+            states = jax.lax.stop_gradient(encoder(*inputs, deterministic=True, layers=layers))
+            hidden = LayerMix(config.feature_mix, name="features")(states)
         else:
             hidden = encoder(*inputs, deterministic=deterministic)
         if config.bilstm:
@@ -107,15 +92,27 @@ class BertWithHeads(nn.Module):
         return hidden
 
 
+def last_positions(example_ids: Array, num_examples: int) -> Array:
+    """Return the position of the last token of each example, int32 [B, K], 0 for none.
+
+    Args:
+      example_ids: int32 [B, T].
+      num_examples: K.
+    """
+    is_own = example_ids[:, None] == jnp.arange(1, num_examples + 1)[:, None]
+    positions = jnp.arange(example_ids.shape[1], dtype=jnp.int32)
+    return jnp.max(jnp.where(is_own, positions, 0), axis=-1)
+
+
 class _DummyBatch(dict[str, Array]):
-    """A batch of one row and one piece, with whatever a head reads."""
+    """A batch of one sequence of one token, with every array that a head may read."""
 
     def __missing__(self, name: str) -> Array:
         return jnp.zeros((1, 1), jnp.int32)
 
 
 def param_shapes(config: BertConfig) -> dict[str, Any]:
-    """The shapes of the encoder's, the pooler's and every head's parameters, by the part's name."""
+    """Return the shapes of the parameters of encoder, pooler and every head, by module name."""
 
     def init(key: Array) -> Any:
         return BertWithHeads(config, tuple(HEADS)).init(key, _DummyBatch(), deterministic=True)[

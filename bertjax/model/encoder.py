@@ -1,7 +1,7 @@
 """The BERT encoder (Devlin et al. 2019, section 3): embeddings and post-LayerNorm blocks.
 
-The parameters are a plain nested dictionary of float32 arrays. Those of the blocks are stacked:
-each has a leading axis of `num_hidden_layers`, whether the program loops over it or is unrolled.
+The parameters are a nested dictionary of float32 arrays. The blocks' parameters are stacked: they
+have a leading axis of `num_hidden_layers`, whether the program loops over layers or unrolls them.
 """
 
 import functools
@@ -12,7 +12,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.export import is_symbolic_dim
 
 from bertjax.model.attention.dispatch import attention
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
@@ -29,14 +28,21 @@ from bertjax.model.layers import (
 
 
 class Dense(nn.Module):
-    """A linear layer [..., n] -> [..., features] in the computation's dtype."""
+    """A linear layer [..., n] -> [..., features] in the computation's dtype.
+
+    Attributes:
+      config: shape of the encoder.
+      features: size of the output.
+      kernel_init: initializer of the kernel; None for a normal of `initializer_range`.
+    """
 
     config: BertConfig
     features: int
-    kernel_init: Initializer | None = None  # as all parameters
+    kernel_init: Initializer | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """Return x times the kernel plus the bias."""
         dtype = jnp.dtype(self.config.dtype)
         init = self.kernel_init or normal(self.config.initializer_range)
         kernel = self.param("kernel", init, (x.shape[-1], self.features))
@@ -45,71 +51,77 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the last axis (Ba et al. 2016): statistics in float32."""
+    """LayerNorm over the last axis (Ba et al. 2016), with statistics in float32."""
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """[..., n] in the computation's dtype."""
+        """Return the normalized vectors [..., n] in the computation's dtype."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         return layer_norm(x, scale, bias, self.config.layer_norm_eps).astype(self.config.dtype)
 
 
 class Embeddings(nn.Module):
-    """LN(word + type + position), then dropout."""
+    """The sum of word, type and position embeddings, then LayerNorm and dropout."""
 
     config: BertConfig
 
     def setup(self) -> None:
         config, init = self.config, normal(self.config.initializer_range)
-        place = (
+        position_init = (
             sinusoids(config.initializer_range) if config.initialization == "neighbours" else init
         )
         self.word = self.param("word", init, (config.vocab_size, config.hidden_size))
         self.type = self.param("type", init, (config.type_vocab_size, config.hidden_size))
         self.position = self.param(
-            "position", place, (config.max_position_embeddings, config.hidden_size)
+            "position", position_init, (config.max_position_embeddings, config.hidden_size)
         )
         self.norm = LayerNorm(config)
 
     def __call__(
-        self, input_ids: Array, token_type_ids: Array, positions: Array, *, deterministic: bool
+        self, input_ids: Array, token_type_ids: Array, position_ids: Array, *, deterministic: bool
     ) -> Array:
-        """[B, T, H] from three int32 [B, T]."""
-        tables = ((self.word, input_ids), (self.type, token_type_ids), (self.position, positions))
+        """Return vectors [B, T, H] from three int32 [B, T]."""
+        tables = (
+            (self.word, input_ids),
+            (self.type, token_type_ids),
+            (self.position, position_ids),
+        )
         dtype = jnp.dtype(self.config.dtype)
-        found = [embedding_lookup(table.astype(dtype), ids) for table, ids in tables]
-        word, kind, position = (vectors.astype(jnp.float32) for vectors in found)
+        vectors = [embedding_lookup(table.astype(dtype), ids) for table, ids in tables]
+        word, token_type, position = (x.astype(jnp.float32) for x in vectors)
         key = None if deterministic else self.make_rng("dropout")
-        return dropout(self.norm(word + kind + position), self.config.hidden_dropout_prob, key)
+        x = self.norm(word + token_type + position)
+        return dropout(x, self.config.hidden_dropout_prob, key)
 
 
 class SelfAttention(nn.Module):
-    """Every piece [B, T, H] gathers from the pieces of its pair through `num_attention_heads` heads."""
+    """Multi-head attention of the tokens [B, T, H] of each example to one another."""
 
     config: BertConfig
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x: Array, example_ids: Array, at: Array | None) -> Array:
+    def __call__(self, x: Array, example_ids: Array, output_positions: Array | None) -> Array:
+        """Return vectors of the shape of `x`, or [B, N, H] at `output_positions` [B, N]."""
         config, size = self.config, self.config.hidden_size
         heads = (*x.shape[:-1], config.num_attention_heads, size // config.num_attention_heads)
         inits: dict[str, Initializer] = {}
         if config.initialization == "neighbours":
-            aside = functools.partial(
+            local_init = functools.partial(
                 neighbours,
                 config.initializer_range,
                 config.num_attention_heads,
                 config.max_position_embeddings,
             )
-            inits = {"query": aside(query=True), "key": aside(query=False)}
+            inits = {"query": local_init(query=True), "key": local_init(query=False)}
         query, key, value = (
             Dense(config, size, inits.get(name), name=name)(x).reshape(heads)
             for name in ("query", "key", "value")
         )
-        mixed = attention(
+        context = attention(
             query,
             key,
             value,
@@ -118,23 +130,25 @@ class SelfAttention(nn.Module):
             dropout_rate=config.attention_probs_dropout_prob,
             dropout_key=None if self.deterministic else self.make_rng("dropout"),
         )
-        return Dense(config, size, name="output")(_select_positions(mixed.reshape(x.shape), at))
+        context = _select_positions(context.reshape(x.shape), output_positions)
+        return Dense(config, size, name="output")(context)
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), each piece of [B, T, H] by itself."""
+    """down(activation(up(x))) for each token of [B, T, H]."""
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """Return vectors of the shape of `x`."""
         wide = Dense(self.config, self.config.feed_forward_size, name="up")(x)
         wide = ACTIVATIONS[self.config.hidden_act](wide)
         return Dense(self.config, self.config.hidden_size, name="down")(wide)
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each as x -> LN(x + dropout(sublayer(x)))."""
+    """Attention, then feed-forward, both as x -> LayerNorm(x + dropout(sublayer(x)))."""
 
     config: BertConfig
     deterministic: bool
@@ -142,11 +156,12 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, example_ids: Array, at: Array | None = None
+        self, x: Array, example_ids: Array, output_positions: Array | None = None
     ) -> tuple[Array, Array | None]:
-        """[B, T, H], as a scan wants it: once to carry on, once to stack where asked to `output_hidden_state`.
+        """Return the carry and the output of a scan, both [B, T, H].
 
-        With `at` int32 [B, N] the vectors of these positions alone, [B, N, H].
+        The output is None unless `output_hidden_state`. With `output_positions` int32 [B, N], the
+        vectors are those at these positions, [B, N, H].
         """
 
         def add(x: Array, update: Array, name: str) -> Array:
@@ -155,7 +170,8 @@ class Block(nn.Module):
             return LayerNorm(self.config, name=name)(x + update)
 
         attend = SelfAttention(self.config, self.deterministic, name="attention")
-        x = add(_select_positions(x, at), attend(x, example_ids, at), "attention_norm")
+        residual = _select_positions(x, output_positions)
+        x = add(residual, attend(x, example_ids, output_positions), "attention_norm")
         x = add(x, FeedForward(self.config, name="feed_forward")(x), "feed_forward_norm")
         return x, x if self.output_hidden_state else None
 
@@ -174,98 +190,72 @@ class Encoder(nn.Module):
         input_ids: Array,
         token_type_ids: Array,
         example_ids: Array,
-        positions: Array,
+        position_ids: Array,
         *,
         deterministic: bool,
         layers: Sequence[int] | None = None,
-        at: Array | None = None,
     ) -> Array:
-        """The last block's vectors [B, T, H] from four int32 [B, T], in the computation's dtype.
+        """Return vectors in the computation's dtype from four int32 [B, T].
 
-        With `layers`, those of each of them [len(layers), B, T, H]; see `hidden_state_indices`. No block above
-        the topmost of them is computed. With `at` int32 [B, N] in place of it, which is not for
-        `init`, those at these positions [B, N, H], and of the last block's no others. Unless
-        `deterministic`, `apply` must be given `rngs={"dropout": key}`.
+        Args:
+          input_ids: token ids.
+          token_type_ids: 0 for sentence A, 1 for sentence B.
+          example_ids: 1..K for the example a token belongs to, 0 for padding.
+          position_ids: position within the example.
+          deterministic: turns dropout off. Otherwise `apply` needs `rngs={"dropout": key}`.
+          layers: layers to return, numbered as in `hidden_state_indices`; None for the last. No
+            block above the topmost of them is computed.
+
+        Returns:
+          The last block's vectors [B, T, H], or those of `layers` [len(layers), B, T, H].
         """
         config = self.config
-        wanted = hidden_state_indices([-1] if layers is None else layers, config.num_hidden_layers)
-        top = config.num_hidden_layers if self.is_initializing() else max(wanted)
-        x = self.embeddings(input_ids, token_type_ids, positions, deterministic=deterministic)
-        if at is not None:
-            return self._encode_at_positions(x, example_ids, at, deterministic)
-        below: list[Array] = [x]  # what is wanted of it; where only the topmost is, no more is kept
+        depths = hidden_state_indices([-1] if layers is None else layers, config.num_hidden_layers)
+        top = config.num_hidden_layers if self.is_initializing() else max(depths)
+        x = self.embeddings(input_ids, token_type_ids, position_ids, deterministic=deterministic)
+        hidden_states: list[Array] = [x]  # by depth; only as many as `layers` need
         if top:
-            blocks = self._block_stack(top, deterministic)
+            blocks = block_stack(config, top, deterministic, initializing=self.is_initializing())
             if top < config.num_hidden_layers:
                 blocks = nn.map_variables(
                     blocks, "params", lambda params: _lowest_blocks(params, top)
                 )
-            output_hidden_state = any(0 < depth < top for depth in wanted)
-            x, kept = blocks(
+            output_hidden_state = any(0 < depth < top for depth in depths)
+            x, outputs = blocks(
                 config, deterministic, output_hidden_state=output_hidden_state, name="blocks"
             )(x, example_ids)
-            below += [] if kept is None else list(kept)
+            hidden_states += [] if outputs is None else list(outputs)
         if layers is None:
             return x
-        return jnp.stack([x if depth == top else below[depth] for depth in wanted])
-
-    @property
-    def _block_class(self) -> type[Block]:
-        """One, of which the backward pass computes again what it needs where memory is short."""
-        config = self.config
-        return nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block
-
-    def _block_stack(self, count: int, deterministic: bool) -> Any:
-        """So many blocks, one after the other."""
-        return nn.scan(
-            self._block_class,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=count,
-            unroll=1 if self.config.scan_layers else count,
-            # Traces the block once more, on which random numbers depend, and nothing else does.
-            check_constancy_invariants=self.is_initializing() or not deterministic,
-        )
-
-    def _encode_at_positions(
-        self, x: Array, example_ids: Array, at: Array, deterministic: bool
-    ) -> Array:
-        """The last block's vectors at some positions, [B, N, H], from those of the embeddings."""
-        config, top = self.config, self.config.num_hidden_layers - 1
-        leaves, tree = jax.tree.flatten(self.get_variable("params", "blocks"))
-        # By one operation, whose derivative puts the gradients of all layers together at once.
-        parts = zip(*(jnp.split(leaf, [top]) for leaf in leaves), strict=True)
-        lower, last = (jax.tree.unflatten(tree, part) for part in parts)
-
-        def run(blocks: Any, params: Any, *inputs: Array) -> Array:
-            rngs = {} if deterministic else {"dropout": self.make_rng("dropout")}
-            block = blocks(
-                config, deterministic, output_hidden_state=False, parent=None, name="blocks"
-            )
-            found: tuple[Array, None] = block.apply({"params": params}, *inputs, rngs=rngs)
-            return found[0]
-
-        if top:
-            x = run(self._block_stack(top, deterministic), lower, x, example_ids)
-        return run(self._block_class, jax.tree.map(lambda leaf: leaf[0], last), x, example_ids, at)
+        return jnp.stack([x if depth == top else hidden_states[depth] for depth in depths])
 
 
-def computes_only_head_positions(config: BertConfig, wanted: int, length: int) -> bool:
-    """Whether a model whose heads read `wanted` of a row's positions leaves the others out of all
-    that comes behind the last block's attention: the wanted are at most half of the row, nothing
-    comes between that reads all, and the block is no part of a loop.
-    """
-    known = not (is_symbolic_dim(wanted) or is_symbolic_dim(length))
-    between = config.feature_layers or config.bilstm
-    return known and 2 * wanted <= length and not between and not config.scan_layers
+def block_class(config: BertConfig) -> type[Block]:
+    """Return the module of a block, rematerialized with `config.remat`."""
+    return nn.remat(Block, prevent_cse=not config.scan_layers) if config.remat else Block
 
 
-def _select_positions(x: Array, at: Array | None) -> Array:
-    """Vectors [B, T, H], or those at some positions."""
-    return x if at is None else gather(x, at)
+def block_stack(
+    config: BertConfig, count: int, deterministic: bool, initializing: bool = False
+) -> Any:
+    """Return the module of `count` consecutive blocks, as a loop or unrolled."""
+    return nn.scan(
+        block_class(config),
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=nn.broadcast,
+        length=count,
+        unroll=1 if config.scan_layers else count,
+        # The check traces the block a second time, and the random numbers depend on that.
+        check_constancy_invariants=initializing or not deterministic,
+    )
+
+
+def _select_positions(x: Array, positions: Array | None) -> Array:
+    """Return the vectors of [B, T, H] at `positions` [B, N], all without."""
+    return x if positions is None else gather(x, positions)
 
 
 def _lowest_blocks(params: Any, count: int) -> Any:
-    """The parameters of so many of the lowest blocks."""
+    """Return the parameters of the lowest `count` blocks."""
     return jax.tree.map(lambda leaf: leaf[:count], params)

@@ -1,12 +1,13 @@
-"""Floating-point operations of a forward pass, and the peaks they are measured against.
+"""Floating-point operations of a forward pass, and peak rates of devices.
 
-Utilisation is operations / (seconds * peak * devices) (Chowdhery et al. 2022, appendix B).
+Model FLOP utilization is operations / (seconds * peak * devices) (Chowdhery et al. 2022, appendix
+B).
 """
 
-from bertjax.model.encoder import BertConfig, computes_only_head_positions
+from bertjax.model.bert_config import BertConfig
 
-# Dense bfloat16 peak in FLOP/s of one JAX device, by the beginning of its `device_kind`; the first
-# that matches counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100: float16.
+# Dense bfloat16 peak in FLOP/s of one JAX device by the prefix of its `device_kind`. The first
+# match counts. On TPU v2, v3 and 7 a device is one core, half a chip. V100: float16.
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("TPU v2", 22.5e12),
     ("TPU v3", 61.5e12),
@@ -35,33 +36,32 @@ def forward_flops(
     max_seq_length: int,
     max_predictions_per_seq: int = 0,
     examples_per_seq: int = 0,
-    read: int = 0,
+    last_block_positions: int | None = None,
 ) -> int:
-    """Operations of the matrix products in a forward pass of the pre-training model.
+    """Return the operations of the matrix products in a forward pass of the pre-training model.
 
-    A multiplication and an addition count as two. What the shapes make the hardware compute
-    counts, with padding, empty slots and scores that the mask hides.
+    A multiplication and an addition count as two. Everything that the shapes make the hardware
+    compute counts, including padding, empty slots and masked attention scores.
 
     Args:
-      rows, max_seq_length: of the batch.
-      max_predictions_per_seq: slots a row for masked pieces; 0 for a model without that head.
-      pairs: slots a row for pooled vectors with two logits each; 0 for a model without.
-      read: slots a row whose vectors heads read, see `bertjax.model.heads.num_head_positions`.
+      config: shape of the encoder.
+      num_sequences: sequences of the batch.
+      max_seq_length: tokens of a sequence.
+      max_predictions_per_seq: masked LM slots of a sequence; 0 without that head.
+      examples_per_seq: pooled vectors of a sequence, with two logits each; 0 without that head.
+      last_block_positions: result of `bertjax.model.head_positions.num_last_block_positions`; None
+        for all positions.
     """
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    before = 3 * hidden**2  # in a block, the products before attention, and after
+    before = 3 * hidden**2  # operations of a block before attention, and after it, per position
     after = hidden**2 + 2 * hidden * config.feed_forward_size
     block = max_seq_length * (before + after) + 2 * max_seq_length**2 * hidden
-    unread = (
-        max_seq_length - read
-        if read and computes_only_head_positions(config, read, max_seq_length)
-        else 0
-    )
+    skipped = 0 if last_block_positions is None else max_seq_length - last_block_positions
     mlm = max_predictions_per_seq * hidden * (hidden + config.vocab_size)
     nsp = examples_per_seq * hidden * (hidden + 2)
-    return 2 * num_sequences * (layers * block - unread * after + mlm + nsp)
+    return 2 * num_sequences * (layers * block - skipped * after + mlm + nsp)
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """bfloat16 peak in FLOP/s of one device by its `jax.Device.device_kind`; None if unknown."""
+    """Return the bfloat16 peak in FLOP/s of a device, None for an unknown `device_kind`."""
     return next((peak for kind, peak in PEAK_FLOPS if device_kind.startswith(kind)), None)

@@ -112,7 +112,7 @@ class Head:
     Attributes:
       name: of its parameters; what it gives is called `NAME_logits`.
       module: from the model's configuration a module that is called with the vectors of all pieces
-        [B, T, H] or those that it `reads`, or if `pooled` with the pooled vectors of the batch's
+        [B, T, H] or those at `positions_key`, or if `pooled` with the pooled vectors of the batch's
         `cls_positions` [B, K, H] (of a causal encoder of the examples' last pieces), the batch, and
         the word embeddings [V, H].
       sums: (logits, batch) -> its loss, `NAME_loss`, and what else it reports.
@@ -122,7 +122,7 @@ class Head:
       pipeline, auto_class: what a model card says of its use.
       part: what it is called in a table of costs.
       titles: metric -> its title, and a value that its axis always shows.
-      reads: the batch's array of the positions [B, N] whose vectors it takes; "" for all pieces, or
+      positions_key: the batch's array of the positions [B, N] whose vectors it takes; "" for all pieces, or
         if `pooled`.
       dropped: whether dropout comes before it, as before those that are fine-tuned.
       labelled: whether its outputs are `num_labels` labels that have names.
@@ -138,7 +138,7 @@ class Head:
     auto_class: str
     part: str
     titles: Mapping[str, tuple[str, float | None]]
-    reads: str = ""
+    positions_key: str = ""
     input_dropout: bool = False
     has_labels: bool = False
 
@@ -194,7 +194,7 @@ register_head(
             "mlm_accuracy": ("Masked-piece accuracy", 0.0),
             "mlm_perplexity": ("Masked-piece perplexity", None),
         },
-        reads="masked_lm_positions",
+        positions_key="masked_lm_positions",
     )
 )
 register_head(

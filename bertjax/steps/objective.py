@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
 from bertjax.model.attention.dispatch import AttentionImplementation, choose
-from bertjax.model.bert import BertWithHeads, num_head_positions
+from bertjax.model.bert import BertWithHeads
+from bertjax.model.head_positions import num_last_block_positions
 from bertjax.model.heads import head_sums
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
@@ -89,9 +90,9 @@ class Objective(abc.ABC):
         """Return the model FLOPs of a forward pass over a batch."""
 
     @property
-    def num_head_positions(self) -> int:
-        """Number of positions of a sequence that the heads read; 0 for all."""
-        return num_head_positions(self.heads, self.batch_shapes(1))
+    def num_last_block_positions(self) -> int:
+        """Positions of each sequence at which the last block is computed completely."""
+        return num_last_block_positions(self.config.model, self.heads, self.batch_shapes(1))
 
     def step_flops(self) -> float:
         """Return the model FLOPs of a train step; a backward pass counts as two forward passes."""

@@ -76,7 +76,9 @@ class Objective(objective.Objective):
 
     def forward_flops(self, batch_size: int) -> float:
         model, length = self.config.model, self.config.max_seq_length
-        return flops.forward_flops(model, batch_size, length, read=self.num_head_positions)
+        return flops.forward_flops(
+            model, batch_size, length, last_block_positions=self.num_last_block_positions
+        )
 
 
 def check_num_labels(config: Config) -> None:

@@ -102,7 +102,7 @@ class Objective(objective.Objective):
         limits, model = self.options.sequence_limits, self.config.model
         pairs = limits.examples if "nsp" in self.heads else 0
         return flops.forward_flops(
-            model, rows, limits.tokens, limits.predictions, pairs, self.num_head_positions
+            model, rows, limits.tokens, limits.predictions, pairs, self.num_last_block_positions
         )
 
 
