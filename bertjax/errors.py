@@ -1,15 +1,15 @@
-"""How a process ends that did not do what it was started for."""
+"""Errors that end a run, and exit statuses."""
 
-EXIT_RESTART = 75  # exit status that asks for the same command again (EX_TEMPFAIL of sysexits.h)
-EXIT_DIVERGED = 3  # exit status of a run whose loss is no number any more
-CHILD_ENV = "BERTJAX_CHILD"  # variable in the environment of what `hosts.supervise` starts
+EXIT_RESTART = 75  # the same command may be run again (EX_TEMPFAIL of sysexits.h)
+EXIT_DIVERGED = 3  # the loss is not finite
+CHILD_ENV = "BERTJAX_CHILD"  # environment variable of the child of `distributed.run_in_child`
 
 
 class RunError(Exception):
-    """A run ended before its end, for a reason that the message gives in one sentence.
+    """A run ended early, for a reason that the message states in one sentence.
 
     Attributes:
-      status: the exit status of the command line.
+      status: exit status of the command line.
     """
 
     status = 1

@@ -234,7 +234,7 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
         ({"data__dir": "nowhere"}, r"nowhere does not exist.* run `bertjax prepare"),
         ({"init": "nowhere"}, r"there is no nowhere: give a workdir"),
         ({"optimizer__name": "sgd"}, r"'sgd' and must be one of adamw"),
-        ({"mesh__data": 3}, r"mesh data=3, .* does not fit 8 devices"),
+        ({"mesh__data": 3}, r"mesh: data=3, .* does not fit 8 devices"),
         ({"steps": "soon"}, r"steps='soon' is no duration: write"),
         ({"max_seq_length": "long"}, r"max_seq_length='long' is a str: it must be int"),
     ],

@@ -88,7 +88,7 @@ def test_it_is_not_for_a_mesh_that_cannot_share_rows_and_heads_evenly() -> None:
     assert not unsupported_reason(query) and not unsupported_reason(odd)
     with jax.set_mesh(make_mesh(2, 1, 4)):
         assert not unsupported_reason(query)
-        assert unsupported_reason(odd) == "9 rows: the mesh splits them in 2"
+        assert unsupported_reason(odd) == "9 sequences: the mesh has 2 batch shards"
     with jax.set_mesh(make_mesh(1, 1, 8)):
         assert unsupported_reason(query) == "4 heads: mesh.tensor=8 does not divide them"
     other = jax.sharding.Mesh(make_mesh(-1, 1, 1).devices, ("rows", *AXES[1:]))

@@ -1,4 +1,4 @@
-"""Several hosts are one program: same losses, own shards alone, and none outlives the others."""
+"""Several processes: same losses, own shards only, and none outlives the others."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ from bertjax.errors import CHILD_ENV, RunError
 from bertjax.mesh import distributed, signals
 from bertjax.mesh.distributed import Cluster, find_cluster
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
-from bertjax.steps import step_functions
+from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.workdir import lock
 
@@ -37,7 +37,7 @@ STEPS = 30
 TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction")
 
 
-# Restores a run's state on a mesh over all processes and saves it elsewhere.
+# Restore a run's state on a mesh over all processes and save it elsewhere.
 COPY = """
 import dataclasses, pathlib, sys
 from bertjax.tasks import registry
@@ -46,20 +46,21 @@ from bertjax.mesh import distributed
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.config.config import read_config
 number, port, run, copy = sys.argv[1:]
-distributed.join(distributed.Cluster(f"localhost:{port}", 4, int(number)), saves=False)
+cluster = distributed.Cluster(f"localhost:{port}", 4, int(number))
+distributed.initialize_distributed(cluster, handles_preemption=False)
 config = read_config(pathlib.Path(run, "config.json"), registry.data_fields())
 config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))
-target = step_functions.Programs(config, registry.objective(config)).state
+target = step_functions.StepFunctions(config, registry.objective(config)).state_shapes
 assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
 state = Checkpointer(f"{run}/checkpoints").restore(target)
 copies = Checkpointer(copy)
 copies.save(state, lambda path: None)
-copies.wait()
+copies.wait_until_finished()
 """
 
 
-# A configuration whose runs take their time after step 14, so that what happens to them then does
-# before their end.
+# A configuration whose steps take four seconds after step 14, so that a run does not end before a
+# test interferes.
 SLOW = f"""
 import runpy, time
 from bertjax.training.throughput import Profiler
@@ -74,15 +75,15 @@ Profiler.before = before
 """
 
 
-def become_host(opened: pathlib.Path, several: bool) -> None:
-    """Makes the process the child of one that supervises it, which notes the shards it opens."""
+def become_child(opened: pathlib.Path, several: bool) -> None:
+    """Make the process a child of `run_in_child` and log the shards it opens."""
 
-    def note(event: str, arguments: tuple) -> None:
+    def log(event: str, arguments: tuple) -> None:
         if event == "open" and str(arguments[0]).endswith(".tokens"):
             with opened.open("a") as file:
                 print(os.path.basename(str(arguments[0])), file=file)
 
-    sys.addaudithook(note)
+    sys.addaudithook(log)
     lock.VISIBILITY_TIMEOUT_SECONDS = 1
     if several:
         os.environ[CHILD_ENV] = str(os.getppid())
@@ -97,8 +98,8 @@ class Program:
         workdir: pathlib.Path,
         processes: int,
         *,
-        supervised: bool = False,  # each by a process of its own, as from a shell
-        last: Sequence[str] = (),  # arguments of the last process alone
+        supervised: bool = False,  # each with a parent process, as from a shell
+        last_arguments: Sequence[str] = (),  # further arguments of the last process
         checkpoint_every: int | str = 12,
         slow: bool = False,
     ) -> None:
@@ -114,13 +115,13 @@ class Program:
         flags = process_environment(4 // processes) | {"JAX_PLATFORMS": "cpu"}
         coordinator_address = f"localhost:{free_port()}"
         self.processes: list[Command | subprocess.Popen[str]] = []
-        for host in range(processes):
+        for process_id in range(processes):
             arguments = list(line)
             if processes > 1:
                 arguments += ["--coordinator-address", coordinator_address]
-                arguments += ["--num-processes", str(processes), "--process-id", str(host)]
-            if host == processes - 1:
-                arguments += last
+                arguments += ["--num-processes", str(processes), "--process-id", str(process_id)]
+            if process_id == processes - 1:
+                arguments += last_arguments
             if supervised:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "bertjax", *arguments],
@@ -130,23 +131,23 @@ class Program:
                     text=True,
                 )
             else:
-                opened = workdir.with_name(f"{workdir.name}.opened.{host}")
-                begin = functools.partial(become_host, opened, processes > 1)
+                opened = workdir.with_name(f"{workdir.name}.opened.{process_id}")
+                begin = functools.partial(become_child, opened, processes > 1)
                 process = Command(*arguments, begin=begin, **flags)
             self.processes.append(process)
-        self.said = [""] * processes
+        self.stderr = [""] * processes
 
     def wait(self, seconds: float = LONG) -> list[int | None]:
-        """The exit statuses, within so many seconds."""
-        return [self.wait_for(host, seconds) for host in range(len(self.processes))]
+        """Return the exit statuses, within a number of seconds."""
+        return [self.wait_for(process_id, seconds) for process_id in range(len(self.processes))]
 
-    def wait_for(self, host: int, seconds: float = LONG) -> int | None:
-        """The exit status of one, which is killed if it has none by then."""
-        late = threading.Timer(seconds, self.processes[host].kill)
+    def wait_for(self, process_id: int, seconds: float = LONG) -> int | None:
+        """Return the exit status of a process, which is killed if it runs longer."""
+        late = threading.Timer(seconds, self.processes[process_id].kill)
         late.start()
-        self.said[host] += self.processes[host].communicate()[1]
+        self.stderr[process_id] += self.processes[process_id].communicate()[1]
         late.cancel()
-        return self.processes[host].poll()
+        return self.processes[process_id].poll()
 
     def wait_for_step(self, step: int) -> None:
         for line in self.processes[0].stderr:
@@ -155,8 +156,8 @@ class Program:
                 return
         pytest.fail(f"no step {step}")
 
-    def sentence(self, host: int) -> str:
-        return self.said[host].splitlines()[-1]
+    def sentence(self, process_id: int) -> str:
+        return self.stderr[process_id].splitlines()[-1]
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
@@ -170,7 +171,7 @@ def assert_same_params(ours: pathlib.Path, theirs: pathlib.Path) -> None:
 
 
 def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> None:
-    """That two runs logged the same steps with the same numbers."""
+    """Assert that two runs logged the same steps with the same numbers."""
     for a, b in zip(metrics(ours), metrics(theirs), strict=True):
         assert a.keys() == b.keys() and a["split"] == b["split"]
         for name in a.keys() - {"split"}:
@@ -185,11 +186,10 @@ def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
 
 
 def state_of(checkpoints: pathlib.Path, run: pathlib.Path) -> list[np.ndarray]:
-    """All arrays of the newest checkpoint, on one device; `run` has the configuration."""
+    """Return all arrays of the newest checkpoint, on one device; `run` has the configuration."""
     config = read_config(run / "config.json", registry.data_fields())
-    target = step_functions.StepFunctions(
-        config, registry.objective(config), jax.devices()[:1]
-    ).state
+    objective = registry.objective(config)
+    target = StepFunctions(config, objective, jax.devices()[:1]).state_shapes
     state = Checkpointer(checkpoints).restore(target)
     return jax.tree.map(np.asarray, jax.tree.leaves(state))
 
@@ -200,11 +200,11 @@ def runs(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def alone(corpus, runs) -> pathlib.Path:
+def one_process(corpus, runs) -> pathlib.Path:
     """A run of one process, without interruption."""
-    program = Program(corpus, runs / "alone", 1)
+    program = Program(corpus, runs / "one", 1)
     assert program.wait() == [0], program.sentence(0)
-    return runs / "alone"
+    return runs / "one"
 
 
 @pytest.fixture(scope="module")
@@ -216,43 +216,43 @@ def two(corpus, runs) -> pathlib.Path:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_losses_of_one(alone, two) -> None:
-    assert_close(two, alone, 1e-6)
+def test_two_processes_have_the_losses_of_one(one_process, two) -> None:
+    assert_close(two, one_process, 1e-6)
 
 
 @pytest.mark.slow
-def test_a_process_opens_its_own_shards_alone(alone, two) -> None:
-    def opened(workdir: pathlib.Path, host: int) -> set[str]:
-        names = (workdir.parent / f"{workdir.name}.opened.{host}").read_text().split()
+def test_process_opens_only_its_own_shards(one_process, two) -> None:
+    def opened(workdir: pathlib.Path, process_id: int) -> set[str]:
+        names = (workdir.parent / f"{workdir.name}.opened.{process_id}").read_text().split()
         return {name for name in names if "train" in name}
 
     first, second = opened(two, 0), opened(two, 1)
     assert len(first) == len(second) == 4
     assert not first & second
-    assert first | second == opened(alone, 0)
+    assert first | second == opened(one_process, 0)
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_process_ends_the_others_and_the_same_command_goes_on(
-    corpus, runs, two
-) -> None:
+def test_loss_of_a_process_ends_the_others_and_the_same_command_resumes(corpus, runs, two) -> None:
     program = Program(corpus, runs / "killed", 2, supervised=True, slow=True)
     program.wait_for_step(14)
-    while not Checkpointer(runs / "killed" / "checkpoints").all_steps():  # it is written meanwhile
+    while not Checkpointer(
+        runs / "killed" / "checkpoints"
+    ).all_steps():  # written in the background
         time.sleep(0.05)
     program.processes[1].kill()
     assert program.wait_for(0) == 75
     assert program.sentence(0).startswith("bertjax: ")
-    assert "run the same command on all hosts" in program.sentence(0)
+    assert "Run the same command in all processes" in program.sentence(0)
     again = Program(corpus, runs / "killed", 2, checkpoint_every="0.02 minutes")
     assert again.wait() == [0, 0], again.sentence(0)
-    assert "going on from step 12" in again.said[1]
+    assert "going on from step 12" in again.stderr[1]
     assert metrics(runs / "killed") == metrics(two)
     assert_same_params(runs / "killed", two)
 
 
 @pytest.mark.slow
-def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
+def test_stop_signal_to_one_process_stops_all_and_another_number_resumes(
     corpus, runs, alone
 ) -> None:
     program = Program(corpus, runs / "stopped", 4, slow=True)
@@ -263,52 +263,53 @@ def test_a_stop_signal_to_one_of_four_stops_all_and_another_number_goes_on(
     assert Checkpointer(runs / "stopped" / "checkpoints").all_steps()[-1] == int(step)
     again = Program(corpus, runs / "stopped", 1)
     assert again.wait() == [0], again.sentence(0)
-    assert f"going on from step {step}" in again.said[0]
-    assert_close(runs / "stopped", alone, 1e-6)
+    assert f"going on from step {step}" in again.stderr[0]
+    assert_close(runs / "stopped", one_process, 1e-6)
 
 
 @pytest.mark.slow
-def test_four_processes_open_and_save_the_state_of_one_to_the_last_bit(alone, tmp_path) -> None:
+def test_checkpoint_of_one_process_is_bit_identical_on_four(one_process, tmp_path) -> None:
     port = free_port()
     environment = process_environment(2) | {"JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", COPY, str(number), str(port), alone, tmp_path / "copy"],
+            [sys.executable, "-c", COPY, str(number), str(port), one_process, tmp_path / "copy"],
             env=environment,
         )
         for number in range(4)
     ]
     assert [process.wait(LONG) for process in processes] == [0] * 4
-    ours, theirs = state_of(tmp_path / "copy", alone), state_of(alone / "checkpoints", alone)
+    ours, theirs = (
+        state_of(tmp_path / "copy", one_process),
+        state_of(one_process / "checkpoints", one_process),
+    )
     assert len(ours) > 3 * 20  # parameters and two moments of each
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow
-def test_an_error_of_one_process_ends_it_at_once_with_its_own_status(corpus, runs) -> None:
+def test_process_with_an_error_ends_at_once_with_its_own_status(corpus, runs) -> None:
     program = Program(
-        corpus, runs / "wrong", 2, supervised=True, last=["--config.data.dir=nowhere"]
+        corpus, runs / "wrong", 2, supervised=True, last_arguments=["--config.data.dir=nowhere"]
     )
     assert program.wait_for(1) == 2
     assert "nowhere" in program.sentence(1)
     assert program.wait_for(0) == 75
-    assert "another host is lost" in program.sentence(0)
+    assert "another process was lost" in program.sentence(0)
 
 
 @pytest.mark.slow
-def test_hosts_that_see_no_common_workdir_are_refused_before_anything_compiles(
-    corpus, runs
-) -> None:
-    program = Program(corpus, runs / "mine", 2, last=["--workdir", str(runs / "yours")])
+def test_processes_without_a_common_workdir_fail_before_compilation(corpus, runs) -> None:
+    program = Program(corpus, runs / "mine", 2, last_arguments=["--workdir", str(runs / "yours")])
     assert program.wait() == [2, 2]
-    for host in range(2):
-        assert "host 1 does not see what host 0 wrote there" in program.sentence(host)
-        assert "compiling" not in program.said[host]
+    for process_id in range(2):
+        assert "host 1 does not see what host 0 wrote there" in program.sentence(process_id)
+        assert "compiling" not in program.stderr[process_id]
     assert not (runs / "mine" / "lock.json").exists()
 
 
-def test_a_child_that_fails_does_not_wait_for_the_others(monkeypatch, capfd) -> None:
+def test_run_child_does_not_wait_for_others_after_a_failure(monkeypatch, capfd) -> None:
     def end(status: int) -> None:
         raise SystemExit(status)
 
@@ -321,68 +322,68 @@ def test_a_child_that_fails_does_not_wait_for_the_others(monkeypatch, capfd) -> 
             distributed.run_child(run)
         assert ended.value.code == status
     assert "KeyError: 'a defect'" in capfd.readouterr().err
-    for status in (0, 75):  # all hosts end so together
+    for status in (0, 75):  # all processes end together with these
         assert distributed.run_child(lambda status=status: status) == status
 
 
-def test_a_tpu_without_others_trains_alone(monkeypatch) -> None:
+def test_initialize_distributed_allows_a_single_tpu_process(monkeypatch) -> None:
     def find_none(*_: object, **__: object) -> None:
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", find_none)
-    distributed.join(Cluster(allow_single_process=True), handles_preemption=True)
-    with pytest.raises(RunError, match="did not come together"):
-        distributed.join(Cluster(), handles_preemption=True)
+    distributed.initialize_distributed(Cluster(allow_single_process=True), handles_preemption=True)
+    with pytest.raises(RunError, match="did not join"):
+        distributed.initialize_distributed(Cluster(), handles_preemption=True)
 
 
-def test_a_process_is_alone_where_nothing_speaks_of_others(monkeypatch) -> None:
+def test_find_cluster_returns_none_for_a_single_process(monkeypatch) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(distributed, "on_tpu", lambda: False)
     assert find_cluster(None, None, None) is None
 
 
-def test_slurm_gives_a_process_all_devices_of_its_node(monkeypatch) -> None:
+def test_find_cluster_uses_all_gpus_of_a_slurm_node(monkeypatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "1(x4)")
-    assert find_cluster(None, None, None) == Cluster(devices=tuple(range(8)))
+    assert find_cluster(None, None, None) == Cluster(local_device_ids=tuple(range(8)))
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "8(x4)")
     assert find_cluster(None, None, None) == Cluster()
 
 
-def test_arguments_name_a_cluster() -> None:
+def test_find_cluster_takes_arguments() -> None:
     assert find_cluster("first:1234", 4, 3) == Cluster("first:1234", 4, 3)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("first:1234", 4, None), "go together"),
-        ((None, 4, 0), "go together"),
-        (("first:1234", 4, 4), "--host=4 is none of --num-processes=4"),
-        (("first:1234", 4, -1), "--host=-1 is none"),
+        (("first:1234", 4, None), "one is missing. Give all three"),
+        ((None, 4, 0), "one is missing. Give all three"),
+        (("first:1234", 4, 4), "--process-id=4: is not one of --num-processes=4"),
+        (("first:1234", 4, -1), "--process-id=-1: is not one"),
         (("first", 4, 0), "has no port"),
     ],
 )
-def test_what_names_no_cluster_is_refused(arguments, sentence) -> None:
+def test_find_cluster_rejects_incomplete_arguments(arguments, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         find_cluster(*arguments)
 
 
 @pytest.fixture
 def run_in_child(monkeypatch):
-    """`distributed.supervise` with a program of ours as the child."""
+    """`distributed.run_in_child` with a given program as the child."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     handlers = {number: signal.getsignal(number) for number in numbers}
     plain = subprocess.Popen
 
-    def supervised(program: str) -> int:
+    def run_program(program: str) -> int:
         line = [sys.executable, "-c", program]
         monkeypatch.setattr(subprocess, "Popen", lambda _, **options: plain(line, **options))
         return distributed.run_in_child([])
 
-    yield supervised
+    yield run_program
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -390,20 +391,20 @@ def run_in_child(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "status", "sentence"),
     [
-        ("SIGABRT", 75, "run the same command on all hosts"),
-        ("SIGKILL", 75, "no memory left"),
+        ("SIGABRT", 75, "Run the same command in all processes"),
+        ("SIGKILL", 75, "ran out of memory"),
         ("SIGSEGV", 1, "a fault of the program or the machine"),
     ],
 )
-def test_a_child_that_a_signal_ends_says_whether_to_run_again(
+def test_run_in_child_reports_the_signal_that_ended_the_child(
     run_in_child, capfd, name: str, status: int, sentence: str
 ) -> None:
     assert run_in_child(f"import os, signal; os.kill(os.getpid(), signal.{name})") == status
-    said = capfd.readouterr().err
-    assert f"ended by {name}" in said and sentence in said
+    stderr = capfd.readouterr().err
+    assert f"ended by {name}" in stderr and sentence in stderr
 
 
-def test_a_child_has_the_time_that_it_takes_to_save(run_in_child, monkeypatch, tmp_path) -> None:
+def test_run_in_child_gives_the_child_time_to_save(run_in_child, monkeypatch, tmp_path) -> None:
     ended: list[bool] = []
     monkeypatch.setattr(termination, "_GRACE_SECONDS", 0.1)
     monkeypatch.setattr(termination, "exit_stopped", lambda: ended.append(True))
@@ -427,21 +428,23 @@ def test_a_child_has_the_time_that_it_takes_to_save(run_in_child, monkeypatch, t
     assert not ended
 
 
-def test_hosts_are_asked_by_numbers_that_grow_whatever_the_steps_are(monkeypatch) -> None:
-    """A signal before the first question stops at the one after 0; one between waves, likewise."""
-    asked: list[int] = []
+def test_stop_signals_polls_with_increasing_numbers(monkeypatch) -> None:
+    """A signal before the first poll, or between sweeps' runs, stops at the next poll."""
+    polled: list[int] = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(signals, "_sync_points", itertools.count(1))
     monkeypatch.setattr(
-        signals.multihost_utils, "reached_preemption_sync_point", lambda n: asked.append(n) or n > 3
+        signals.multihost_utils,
+        "reached_preemption_sync_point",
+        lambda n: polled.append(n) or n > 3,
     )
     for steps in ([28, 29], [1, 2]):
         with signals.stop_signals() as stop:
             found = [stop(step) for step in steps]
-    assert asked == [1, 2, 3, 4] and found == [False, True]
+    assert polled == [1, 2, 3, 4] and found == [False, True]
 
 
-def test_a_second_interrupt_ends_a_child_that_does_not_stop(run_in_child, tmp_path) -> None:
+def test_second_interrupt_kills_the_child(run_in_child, tmp_path) -> None:
     ready, ended = tmp_path / "ready", threading.Event()
 
     def interrupt() -> None:

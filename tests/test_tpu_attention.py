@@ -128,7 +128,7 @@ def test_it_is_for_tpus_that_it_was_compiled_for(monkeypatch) -> None:
         ({"shape": (8, 96, HEADS, SIZE)}, "rows of 96 pieces: the kernel takes multiples of 128"),
         ({"shape": (8, 640, HEADS, SIZE)}, "rows of 640 pieces: .* up to 512"),
         ({"shape": (8, LENGTH, HEADS, 80)}, "heads of 80: the kernel takes multiples of 64"),
-        ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 rows: the mesh splits them in 8"),
+        ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 sequences: the mesh has 8 batch shards"),
         ({"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)}, "6 heads: mesh.tensor=4 does not"),
         ({"shape": (8, 512, 3, 192)}, "3 heads of 192 and 512 pieces: no share of them fits"),
         ({"names": ("rows", "columns", "depth")}, "there is no mesh of data, fsdp, model"),

@@ -34,7 +34,7 @@ def run_in_child(args: argparse.Namespace) -> int | None:
     return distributed.run_in_child(args.argv)
 
 
-def join(args: argparse.Namespace, handles_preemption: bool) -> None:
+def initialize_distributed(args: argparse.Namespace, handles_preemption: bool) -> None:
     """Initialize `jax.distributed` if other processes take part.
 
     Args:
@@ -43,7 +43,7 @@ def join(args: argparse.Namespace, handles_preemption: bool) -> None:
     """
     from bertjax.mesh import distributed
 
-    distributed.join(_cluster(args), handles_preemption)
+    distributed.initialize_distributed(_cluster(args), handles_preemption)
 
 
 def _cluster(args: argparse.Namespace) -> "Cluster | None":

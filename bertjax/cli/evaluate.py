@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from bertjax.cli.config_args import add_config, load
-from bertjax.cli.distributed import add_distributed_arguments, join, run_in_child
+from bertjax.cli.distributed import (
+    add_distributed_arguments,
+    initialize_distributed,
+    run_in_child,
+)
 from bertjax.cli.files import as_json, check_directory, open_output
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from data_pipelines.errors import InputError
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int | None:
     config = load(args)
     directory = epath.Path(args.output)
     _check_same_evaluation(directory / EVALUATION_FILE, args.checkpoint, config)
-    join(args, handles_preemption=False)
+    initialize_distributed(args, handles_preemption=False)
     enable_compilation_cache()
     evaluation = evaluate(config, *args.checkpoint)
     if distributed.is_process_0():

@@ -5,7 +5,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertjax.cli.config_args import add_config, load
-from bertjax.cli.distributed import add_distributed_arguments, join, run_in_child
+from bertjax.cli.distributed import (
+    add_distributed_arguments,
+    initialize_distributed,
+    run_in_child,
+)
 from bertjax.cli.files import check_directory
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 from bertjax.html.tables import align_columns
@@ -70,7 +74,7 @@ def run(args: argparse.Namespace) -> int | None:
 
     base_config = load_with({})
     trials = make_trials(load_with, args.grid, args.seeds)
-    join(args, handles_preemption=True)
+    initialize_distributed(args, handles_preemption=True)
     enable_compilation_cache(args.workdir)
     results = sweep(trials, base_config, args.workdir, args.runs_per_device)
     if distributed.is_process_0():

@@ -3,7 +3,11 @@
 import argparse
 
 from bertjax.cli.config_args import add_config, load
-from bertjax.cli.distributed import add_distributed_arguments, join, run_in_child
+from bertjax.cli.distributed import (
+    add_distributed_arguments,
+    initialize_distributed,
+    run_in_child,
+)
 from bertjax.cli.files import check_directory
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
 
@@ -37,7 +41,7 @@ def run(args: argparse.Namespace) -> int | None:
     check_directory(args.workdir, "--workdir")
     config = load(args)
     tell = make_tracker(args.report_to, config, args.workdir) if args.report_to else None
-    join(args, handles_preemption=True)
+    initialize_distributed(args, handles_preemption=True)
     enable_compilation_cache(args.workdir)
     Trainer(config, args.workdir, tell).train()
     return None

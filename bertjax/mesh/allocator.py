@@ -1,19 +1,19 @@
-"""Memory of a host that computes itself: what is freed stays with the process."""
+"""Memory of a process that computes on CPUs: freed memory stays with the process."""
 
 import ctypes
 import sys
 
-# Of glibc's malloc.h.
+# Parameters of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """Lets the next step have the pages of the last one.
+    """Reuse the pages of one step for the next.
 
-    glibc gives what is freed back to the system where it is large, and a step's arrays are: every
-    step would wait until the system has cleared their pages anew, a tenth to a quarter of its time.
-    Threads that there are by then go on to do so with what is over 64 MiB, for they have a place of
-    their own to take memory from: best called before there are any. Does nothing without glibc.
+    glibc returns large freed blocks to the system, and the system clears their pages again for
+    every step: a tenth to a quarter of a step's time. Call it before threads are started: threads
+    that exist already keep returning blocks over 64 MiB, as they have arenas of their own. Does
+    nothing without glibc.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_MAX, 0)

@@ -1,7 +1,7 @@
-"""Several hosts: how they find each other, agree on numbers, and end when one of them is lost.
+"""Several processes: how they join, agree on numbers, and end when one of them is lost.
 
-JAX's runtime ends a process at once, past all of Python, when another process is lost. What joins
-other hosts therefore runs in a child, whose parent says in a sentence what happened.
+JAX's runtime aborts a process, without running Python's handlers, when another process is lost. A
+process that joins others therefore runs in a child, whose parent reports the loss in one sentence.
 """
 
 import ctypes
@@ -23,91 +23,102 @@ from bertjax.errors import CHILD_ENV, EXIT_RESTART, RunError
 from bertjax.faults import fault_point
 from data_pipelines.errors import InputError
 
-HEARTBEAT_SECONDS = 60  # a host that was silent for so long is lost
+HEARTBEAT_SECONDS = 60  # a process that is silent for longer is lost
 _INITIALIZATION_TIMEOUT_SECONDS = 300
-_BARRIER_TIMEOUT_SECONDS = (
-    3600  # between the first and the last host, when one of them compiles or copies
-)
+# Between the first and the last process at a barrier, when one of them compiles or copies.
+_BARRIER_TIMEOUT_SECONDS = 3600
 _barrier_ids = itertools.count()
-# What ends a process when another one is lost, when memory is short, and when the machine goes.
+# Signals after the loss of another process, without free memory, and when the machine goes.
 _EXTERNAL_SIGNALS = {signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """How this process finds the others.
+    """Arguments of `jax.distributed.initialize`.
 
     Attributes:
-      coordinator: HOST:PORT at which the first process listens, or "" for JAX to find all out.
-      hosts, host: how many processes there are, and which of them this is.
-      devices: of this machine that are this process's; all for an empty tuple.
-      optional: whether a process to which JAX finds no others goes on alone.
+      coordinator_address: HOST:PORT at which process 0 listens, or "" if JAX detects the cluster.
+      num_processes: number of processes; None if JAX detects it.
+      process_id: index of this process; None if JAX detects it.
+      local_device_ids: devices of this machine that the process uses; all for an empty tuple.
+      allow_single_process: whether the process runs alone if JAX detects no others.
     """
 
     coordinator_address: str = ""
-    hosts: int | None = None
-    host: int | None = None
-    devices: tuple[int, ...] = ()
+    num_processes: int | None = None
+    process_id: int | None = None
+    local_device_ids: tuple[int, ...] = ()
     allow_single_process: bool = False
 
 
 def find_cluster(
-    coordinator_address: str | None, hosts: int | None, host: int | None
+    coordinator_address: str | None, num_processes: int | None, process_id: int | None
 ) -> Cluster | None:
-    """The cluster that the arguments name, or the one around this process; None if it is alone.
+    """Return the cluster of the arguments, or a detected one; None for a single process.
 
-    Cloud TPU, GKE and Slurm tell a process of the others.
+    Clusters of Cloud TPU, GKE and Slurm are detected.
+
+    Args:
+      coordinator_address: HOST:PORT of process 0.
+      num_processes: number of processes.
+      process_id: index of this process.
 
     Raises:
       InputError: the arguments are incomplete or contradict each other.
     """
-    if (coordinator_address, hosts, host) != (None, None, None):
-        if coordinator_address is None or hosts is None or host is None:
+    arguments = (coordinator_address, num_processes, process_id)
+    if arguments != (None, None, None):
+        if coordinator_address is None or num_processes is None or process_id is None:
             raise InputError(
-                "--coordinator-address, --num-processes and --host go together: give all three."
+                "--coordinator-address, --num-processes, --process-id: one is missing. Give all "
+                "three."
             )
-        if not 0 <= host < hosts:
+        if not 0 <= process_id < num_processes:
             raise InputError(
-                f"--host={host} is none of --num-processes={hosts}: count them from 0."
+                f"--process-id={process_id}: is not one of --num-processes={num_processes}. Count "
+                "processes from 0."
             )
         if not coordinator_address.rpartition(":")[2].isdigit():
             raise InputError(
-                f"--coordinator-address={coordinator_address} has no port: write HOST:PORT."
+                f"--coordinator-address={coordinator_address}: has no port. Write HOST:PORT."
             )
-        return Cluster(coordinator_address, hosts, host)
+        return Cluster(coordinator_address, num_processes, process_id)
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        # A process a node has all of its GPUs; by itself JAX would give it one.
-        alone = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1"
-        gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if alone else 0
-        return Cluster(devices=tuple(range(gpus)))
+        # With one process per node it uses all GPUs of the node; JAX's default is one GPU.
+        one_per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1"
+        num_gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if one_per_node else 0
+        return Cluster(local_device_ids=tuple(range(num_gpus)))
     return Cluster(allow_single_process=True) if on_tpu() else None
 
 
 def on_tpu() -> bool:
-    """Whether TPUs are here and JAX is to use them."""
-    wanted = "tpu" in (os.environ.get("JAX_PLATFORMS") or "tpu")
+    """Return whether this machine has TPUs that JAX uses."""
+    enabled = "tpu" in (os.environ.get("JAX_PLATFORMS") or "tpu")
     chips = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
-    return wanted and bool(chips) and importlib.util.find_spec("libtpu") is not None
+    return enabled and bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
 def is_child() -> bool:
-    """Whether this process is the child that `run_in_child` started."""
+    """Return whether this process is the child that `run_in_child` started."""
     return CHILD_ENV in os.environ
 
 
 def run_in_child(argv: Sequence[str]) -> int:
-    """Runs the command line in a child process and returns its exit status.
+    """Run the command line in a child process and return its exit status.
 
-    SIGTERM and SIGINT are passed on as SIGTERM, a second SIGINT as SIGKILL. The child dies with
-    this process. Where a signal ends the child, says so; the status is `EXIT_RESTART` after one such as
-    JAX's runtime sends when it loses another host, and 1 after one of a fault in the program.
+    SIGTERM and SIGINT are forwarded as SIGTERM, a second SIGINT as SIGKILL. The child dies with
+    this process. If a signal ends the child, a sentence is printed. The status is then
+    `EXIT_RESTART` for the signals that follow the loss of another process, and 1 for a fault.
+
+    Args:
+      argv: arguments of `bertjax`.
     """
     child = subprocess.Popen(
         [sys.executable, "-m", "bertjax", *argv],
         env=os.environ | {CHILD_ENV: str(os.getpid())},
         start_new_session=True,  # or a terminal would interrupt it a second time
     )
-    # Who else is told of signals would end this process in a moment, and the child must save first.
+    # Another handler that learns of the signal would end this process before the child has saved.
     signal.set_wakeup_fd(-1)
     interrupts = iter([signal.SIGTERM])
     signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
@@ -115,24 +126,23 @@ def run_in_child(argv: Sequence[str]) -> int:
     status = child.wait()
     if status >= 0:
         return status
-    ended = f"bertjax: this host's process was ended by {signal.Signals(-status).name}"
+    ended = f"bertjax: the process was ended by {signal.Signals(-status).name}"
     if -status not in _EXTERNAL_SIGNALS:
         print(f"{ended}, a fault of the program or the machine.", file=sys.stderr)
         return 1
     print(
-        f"{ended}, as happens when another host is lost (the cause stands above, here or on that "
-        "host) or a machine has no memory left: run the same command on all hosts to go on from "
-        "the last checkpoint.",
+        f"{ended}: another process was lost (its error is above, here or in its log), or the "
+        "machine ran out of memory. Run the same command in all processes to resume.",
         file=sys.stderr,
     )
     return EXIT_RESTART
 
 
 def run_child(run: Callable[[], int]) -> int:
-    """The exit status of `run`, in a child of `run_in_child`; ends the process where `run` failed.
+    """Return the exit status of `run` in a child; end the process if `run` failed.
 
-    At its exit JAX waits for the other hosts, which wait for this one in the midst of a step, until
-    it aborts. Only where the failure may be the loss of another host is that left to JAX.
+    At exit JAX waits for the other processes, which wait for this one inside a step, until it
+    aborts. Only a failure that may be the loss of another process is left to JAX.
     """
     try:
         status = run()
@@ -148,13 +158,15 @@ def run_child(run: Callable[[], int]) -> int:
     return status
 
 
-def join(cluster: Cluster | None, handles_preemption: bool) -> None:
-    """Makes the processes of the cluster one program; to be called before JAX looks for devices.
+def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) -> None:
+    """Join the processes of the cluster; called before JAX looks for devices.
 
     Args:
-      saves: whether the program will ask `stop_signals`; otherwise SIGTERM ends it at once.
+      cluster: as `find_cluster` returns it; None does nothing.
+      handles_preemption: whether the program polls `stop_signals`. Otherwise SIGTERM ends it.
+
     Raises:
-      RunError: the others were not there in time.
+      RunError: the other processes did not join in time.
     """
     if cluster is None:
         return
@@ -165,62 +177,67 @@ def join(cluster: Cluster | None, handles_preemption: bool) -> None:
     try:
         jax.distributed.initialize(
             cluster.coordinator_address or None,
-            cluster.hosts,
-            cluster.host,
-            cluster.devices or None,
+            cluster.num_processes,
+            cluster.process_id,
+            cluster.local_device_ids or None,
             cluster_detection_method="deactivate" if cluster.coordinator_address else None,
             initialization_timeout=_INITIALIZATION_TIMEOUT_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
-        if cluster.allow_single_process and isinstance(error, ValueError):  # it found none
+        if cluster.allow_single_process and isinstance(error, ValueError):  # none was detected
             return
         raise RunError(
-            f"the hosts did not come together ({str(error).splitlines()[0]}): start the same "
-            f"command on every host within {_INITIALIZATION_TIMEOUT_SECONDS} s."
+            f"the processes did not join ({str(error).splitlines()[0]}). Start the same command in "
+            f"all processes within {_INITIALIZATION_TIMEOUT_SECONDS} s."
         ) from error
-    if jax.process_count() == 1:  # nobody will ask JAX for the signal that it took for itself
+    if jax.process_count() == 1:  # JAX's handler of SIGTERM is not polled
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def is_process_0() -> bool:
-    """Whether this process is the one that writes what is written once."""
+    """Return whether this is process 0, which writes what is written once."""
     return jax.process_index() == 0
 
 
 def broadcast_from_process_0(make: Callable[[], Sequence[int]], size: int) -> tuple[int, ...]:
-    """The `size` integers, of 32 bits, that `make` gives on the first process, on all of them."""
+    """Return on every process the integers that `make` returns on process 0.
+
+    Args:
+      make: returns `size` integers of 32 bits; called on process 0 only.
+      size: their number.
+    """
     if jax.process_count() == 1:
         return tuple(make())
     numbers = make() if is_process_0() else [0] * size
     sync_processes("share")  # `make` may read for minutes
-    mine = jax.numpy.asarray(numbers, jax.numpy.int32)
-    return tuple(int(n) for n in multihost_utils.broadcast_one_to_all(mine))
+    array = jax.numpy.asarray(numbers, jax.numpy.int32)
+    return tuple(int(n) for n in multihost_utils.broadcast_one_to_all(array))
 
 
 def failing_processes(ok: bool) -> list[int]:
-    """The processes on which something is not so; the same on all of them."""
+    """Return, on every process, the indices of the processes where `ok` is False."""
     if jax.process_count() == 1:
         return [] if ok else [0]
     sync_processes("fact")
-    facts = multihost_utils.process_allgather(jax.numpy.asarray([ok], jax.numpy.int32))
-    return [host for host, is_so in enumerate(facts.ravel()) if not is_so]
+    all_ok = multihost_utils.process_allgather(jax.numpy.asarray([ok], jax.numpy.int32))
+    return [index for index, process_ok in enumerate(all_ok.ravel()) if not process_ok]
 
 
 def sync_processes(name: str) -> None:
-    """Returns once every process is here; the loss of one ends the others before the limit does.
+    """Wait until every process is here; the loss of one ends the others earlier.
 
-    By the coordinator and not by the devices, where on CPUs none may be half a minute late.
+    The barrier is the coordinator's: on CPUs a barrier of the devices fails after 30 seconds.
     """
     if jax.process_count() > 1:
-        import orbax.checkpoint as ocp  # a second, which a process that only supervises is spared
+        import orbax.checkpoint as ocp  # takes a second, which a supervising process does not need
 
-        meet = ocp.multihost.get_barrier_sync_fn()
-        meet(key=f"{name} {next(_barrier_ids)}", timeout_ms=1000 * _BARRIER_TIMEOUT_SECONDS)
+        barrier = ocp.multihost.get_barrier_sync_fn()
+        barrier(key=f"{name} {next(_barrier_ids)}", timeout_ms=1000 * _BARRIER_TIMEOUT_SECONDS)
 
 
 def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ[CHILD_ENV]):  # it died meanwhile
+    if os.getppid() != int(os.environ[CHILD_ENV]):  # the parent has died already
         os.kill(os.getpid(), signal.SIGKILL)

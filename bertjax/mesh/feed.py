@@ -1,4 +1,4 @@
-"""Host batches become global arrays on the devices, ahead of the step that needs them."""
+"""Host-to-device feed: batches of a process become global arrays before a step needs them."""
 
 import contextlib
 import queue
@@ -13,21 +13,20 @@ from jax.sharding import NamedSharding
 
 Batch = dict[str, jax.Array]
 
-_PREFETCH_BATCHES = 2  # batches on the devices before they are asked for
-_POLL_SECONDS = 0.002  # between looks at whether the devices are idle, where there is no batch
+_PREFETCH_BATCHES = 2  # batches on the devices that no step has taken yet
+_POLL_SECONDS = 0.002  # interval of checks for idle devices while there is no batch
 
 
 class Feed:
-    """Iterates over batches as global arrays; a thread keeps the next ones on the devices.
+    """An iterator over batches as global arrays; a thread keeps the next ones on the devices.
 
     Args:
-      batches: this host's rows of each global batch: name -> array [rows, ...].
-      sharding: how rows lie over the mesh.
+      batches: this process's sequences of each global batch: name -> array [sequences, ...].
+      sharding: sharding of every array of a batch.
 
     Attributes:
-      waited: seconds that the devices have waited for data so far: that the consumer has, less
-        those in which they were still at work.
-      working: arrays that the devices are at, for the consumer to set; none at first.
+      wait_seconds: seconds that idle devices have waited for data so far.
+      in_flight: arrays that the devices are computing, set by the consumer; None at first.
     """
 
     def __init__(self, batches: Iterable[dict[str, np.ndarray]], sharding: NamedSharding) -> None:
@@ -52,13 +51,13 @@ class Feed:
         while not all(array.is_ready() for array in jax.tree.leaves(self.in_flight)):
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=_POLL_SECONDS)
-        began = time.perf_counter()
+        start = time.perf_counter()
         batch = self._queue.get()
-        self.wait_seconds += time.perf_counter() - began
+        self.wait_seconds += time.perf_counter() - start
         return batch
 
     def close(self) -> None:
-        """Stops the thread; batches that were prepared are dropped."""
+        """Stop the thread and drop prefetched batches."""
         self._closed.set()
         while self._thread.is_alive():
             try:
@@ -79,18 +78,18 @@ class Feed:
 
 
 def to_global(batch: dict[str, np.ndarray], sharding: NamedSharding) -> Batch:
-    """Global arrays from this host's rows."""
+    """Return global arrays from the sequences of this process."""
     return {
         name: jax.make_array_from_process_local_data(sharding, array)
         for name, array in batch.items()
     }
 
 
-def fetch_to_host(arrays: Iterable[Any]) -> Iterator[Any]:
-    """Arrays of devices as NumPy's, each fetched when the one after it has been started."""
+def fetch_to_host(trees: Iterable[Any]) -> Iterator[Any]:
+    """Yield trees of device arrays as NumPy arrays, each after the next one was dispatched."""
     waiting: list[Any] = []
-    for each in arrays:
-        waiting.append(each)
+    for tree in trees:
+        waiting.append(tree)
         if len(waiting) > 1:
             yield jax.device_get(waiting.pop(0))
     yield from map(jax.device_get, waiting)

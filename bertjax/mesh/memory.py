@@ -1,7 +1,6 @@
-"""Memory of devices: how much there is, what arrays and programs take of it, and when it is short.
+"""Memory of devices: limits, sizes of arrays and compiled functions, and failed allocations.
 
-What a CPU computes lies in the memory of the machine, of which a container or `ulimit -v` may allow
-a process less.
+A CPU's arrays are in host memory, which a container or `ulimit -v` may limit for a process.
 """
 
 import math
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 
 GIB = 2**30
-_RESERVED_BYTES = GIB // 2  # of a process, for threads, batches, and what is read and written
+_RESERVED_BYTES = GIB // 2  # of a process, for threads, batches and files
 
 _REQUIRED_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of|memory required[^(]*\(([\d.]+)([KMGT])\)")
 _FAILED_ALLOCATION = re.compile(
@@ -24,36 +23,37 @@ _FAILED_ALLOCATION = re.compile(
 
 
 def device_memory_limit(devices: Sequence[jax.Device]) -> int | None:
-    """Bytes that arrays and programs may take on each of these devices; None where it is not known.
+    """Return the bytes that arrays and programs may take on each device; None if unknown.
 
-    Of a CPU what the process holds already is left out.
+    For CPUs, memory that the process already uses is not available.
     """
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    if own[0].platform == "cpu":
-        return available_host_memory() // len(own)
-    limit: int | None = (own[0].memory_stats() or {}).get("bytes_limit")
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    if local[0].platform == "cpu":
+        return available_host_memory() // len(local)
+    limit: int | None = (local[0].memory_stats() or {}).get("bytes_limit")
     return limit
 
 
 def available_host_memory() -> int:
-    """Bytes that arrays of this process may have besides what it has: of the machine, its
-    containers and `ulimit -v`, what allows the least.
+    """Return the bytes that this process may still allocate.
+
+    The limit is the least of the machine's memory, its containers' limits and `ulimit -v`.
     """
     page = os.sysconf("SC_PAGE_SIZE")
     limit = min([page * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()])
     try:
         sizes = pathlib.Path("/proc/self/statm").read_text().split()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return limit
-    left = limit - page * int(sizes[1])
-    addresses = free_address_space()
-    if addresses is not None:
-        left = min(left, addresses)
-    return max(left - _RESERVED_BYTES, 0)
+    available = limit - page * int(sizes[1])
+    address_space = free_address_space()
+    if address_space is not None:
+        available = min(available, address_space)
+    return max(available - _RESERVED_BYTES, 0)
 
 
 def free_address_space() -> int | None:
-    """Bytes of addresses that `ulimit -v` leaves this process; None where it sets no limit."""
+    """Return the bytes of address space that `ulimit -v` leaves this process; None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -62,7 +62,7 @@ def free_address_space() -> int | None:
 
 
 def _cgroup_limits() -> Iterator[int]:
-    """The limits of the control groups that this process is in."""
+    """Yield the memory limits of this process's control groups."""
     try:
         groups = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -73,17 +73,17 @@ def _cgroup_limits() -> Iterator[int]:
             continue
         root = pathlib.Path("/sys/fs/cgroup") / ("memory" if controllers else "")
         file = "memory.limit_in_bytes" if controllers else "memory.max"
-        for place in [own := root / path.lstrip("/"), *own.parents]:
+        for directory in [group_dir := root / path.lstrip("/"), *group_dir.parents]:
             try:
-                text = (place / file).read_text().strip()
-            except OSError:  # a container sees its own groups as the root
+                text = (directory / file).read_text().strip()
+            except OSError:  # in a container its own group is the root
                 continue
             if text.isdigit():
                 yield int(text)
 
 
 def shard_bytes(tree: Any) -> int:
-    """Bytes of a tree of shapes with shardings on the device that holds most of it."""
+    """Return the bytes per device of a tree of shapes with shardings, on the device with most."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -91,7 +91,7 @@ def shard_bytes(tree: Any) -> int:
 
 
 def program_bytes(compiled: jax.stages.Compiled) -> int:
-    """Bytes of a device that a program takes with all that it is given and gives."""
+    """Return the bytes per device of a compiled function, with its arguments and results."""
     memory: Any = compiled.memory_analysis()
     state = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     used: int = state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
@@ -99,18 +99,19 @@ def program_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def failed_allocation_bytes(error: BaseException) -> int | None:
-    """Bytes for which there was no room, as an error of XLA says: of a program that its compiler
-    refused all that it needs, else those that came last. None for another error.
+    """Return the bytes that an out-of-memory error of XLA names; None for another error.
+
+    A compiler's error names all memory of the program, a run-time error the last allocation.
     """
     message = str(error)
-    if found := _FAILED_ALLOCATION.search(message):  # of a CPU the status is another one
-        return int(found[1])
-    if "RESOURCE_EXHAUSTED" in message and (found := _REQUIRED_MEMORY.search(message)):
-        number, unit = (part for part in found.groups() if part)
+    if match := _FAILED_ALLOCATION.search(message):  # on CPUs with another status code
+        return int(match[1])
+    if "RESOURCE_EXHAUSTED" in message and (match := _REQUIRED_MEMORY.search(message)):
+        number, unit = (part for part in match.groups() if part)
         return round(float(number) * 1024 ** (" KMGT".index(unit)))
     return None
 
 
 def format_bytes(number: float) -> str:
-    """Bytes for a person."""
+    """Return a number of bytes as text, in GiB or MiB."""
     return f"{number / GIB:,.2f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.1f} MiB"

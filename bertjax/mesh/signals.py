@@ -1,4 +1,4 @@
-"""ShouldStop signals as a question that a loop asks between its steps."""
+"""Stop signals, which a training loop polls between its steps."""
 
 import contextlib
 import itertools
@@ -12,24 +12,24 @@ import jax
 from jax.experimental import multihost_utils
 
 ShouldStop = Callable[[int], bool]
-# JAX has all stop at the number after the highest that one of them asked of, which is 0 where none
-# did: a step at which a run goes on is never that one, and the count of all questions is.
+# After a signal JAX stops all processes at the poll after the highest number polled so far, 0 if
+# there was none. The step of a resumed run may never equal that number; a count of polls does.
 _sync_points = itertools.count(1)
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[ShouldStop]:
-    """A function from the step just done to whether SIGTERM or SIGINT asks to stop after it.
+    """Yield a function that returns whether SIGTERM or SIGINT asks to stop after a step.
 
-    It must be called once a step. With several processes a signal to any of them makes it true
-    after the same step on all. Only Python's main thread can receive signals: elsewhere it is
-    never true of a single process.
+    Call the function exactly once a step. With several processes a signal to any of them makes it
+    return True after the same step on all. Only Python's main thread receives signals: in another
+    thread of a single process it always returns False.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda step: False
     elif jax.process_count() > 1:
-        # JAX has taken SIGTERM for itself when it joined the processes.
-        with _handling([signal.SIGINT], lambda _: signal.raise_signal(signal.SIGTERM)):
+        # JAX handles SIGTERM since it joined the processes.
+        with _handle_once([signal.SIGINT], lambda _: signal.raise_signal(signal.SIGTERM)):
             yield lambda step: multihost_utils.reached_preemption_sync_point(next(_sync_points))
     else:
         stop = threading.Event()
@@ -39,29 +39,30 @@ def stop_signals() -> Iterator[ShouldStop]:
             name = signal.Signals(number).name
             logging.getLogger("bertjax").info("%s: saving after this step, then stopping.", name)
 
-        with _handling([signal.SIGTERM, signal.SIGINT], request):
+        with _handle_once([signal.SIGTERM, signal.SIGINT], request):
             yield lambda step: stop.is_set()
 
 
 @contextlib.contextmanager
-def _handling(numbers: list[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
-    """Handles the first of these signals, of which nobody else is told; a second one acts as it
-    does outside.
+def _handle_once(numbers: list[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
+    """Handle the first of these signals; the handlers of outside get the second one.
+
+    The wakeup file descriptor is disabled meanwhile, so no other handler notices the first.
     """
-    before = {number: signal.getsignal(number) for number in numbers}
-    told = signal.set_wakeup_fd(-1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    wakeup_fd = signal.set_wakeup_fd(-1)
 
     def restore() -> None:
-        signal.set_wakeup_fd(told)
-        for number, handler in before.items():
+        signal.set_wakeup_fd(wakeup_fd)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
-    def first(number: int, _: Any) -> None:
+    def handle_first(number: int, _: Any) -> None:
         restore()
         handle(number)
 
     for number in numbers:
-        signal.signal(number, first)
+        signal.signal(number, handle_first)
     try:
         yield
     finally:
