@@ -12,7 +12,8 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 from bertjax.inference.model import Model
 from bertjax.training import evaluator as evaluation
-from bertjax.training.trainer import Trainer
+from bertjax.training.setup import make_trainer
+from bertjax.training.trackers import CallbackTracker
 from bertjax.workdir.run_config import ConfigSource, make_run_config
 from data_pipelines.errors import InputError
 
@@ -48,9 +49,9 @@ def train(
       bertjax.errors.RunError: the run ended before its end: its loss was not finite, a checkpoint
         could not be written, or SIGINT or SIGTERM arrived, for which its state was saved.
     """
-    Trainer(
-        make_run_config(config, _quote_strings(overrides), workdir), workdir, on_metrics
-    ).train()
+    trackers = [CallbackTracker(lambda: on_metrics)] if on_metrics else []
+    run_config = make_run_config(config, _quote_strings(overrides), workdir)
+    make_trainer(run_config, workdir, trackers).train()
 
 
 def evaluate(

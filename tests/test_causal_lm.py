@@ -10,7 +10,7 @@ from test_train import losses, make_run_config, metrics
 from bertjax.inference.convert import convert
 from bertjax.model.bert import last_positions
 from bertjax.tasks.pretraining import Objective, Task
-from bertjax.training.trainer import Trainer
+from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import PretrainingOptions
@@ -80,7 +80,7 @@ def test_a_model_says_whether_it_continues_texts_or_fills_masks(corpus) -> None:
 @pytest.mark.slow
 def test_it_is_trained_opened_and_goes_on_with_a_line(corpus, tmp_path) -> None:
     config = make_run_config(corpus, **CAUSAL, steps=60, eval_every=60)
-    Trainer(config, tmp_path / "run").train()
+    make_trainer(config, tmp_path / "run").train()
     first, *_, last = [m["mlm_loss"] for m in metrics(tmp_path / "run") if m["split"] == "train"]
     assert last < first - 0.5 and losses(tmp_path / "run")
 
@@ -93,7 +93,7 @@ def test_it_is_trained_opened_and_goes_on_with_a_line(corpus, tmp_path) -> None:
 
     # What it has learned of words serves where it goes on with masks, and sees both sides.
     masks = make_run_config(corpus, steps=2, log_every=1, init=str(tmp_path / "run"))
-    Trainer(masks, tmp_path / "masks").train()
+    make_trainer(masks, tmp_path / "masks").train()
     assert metrics(tmp_path / "masks")[0]["mlm_loss"] < math.log(masks.model.vocab_size) - 0.3
 
     convert(tmp_path / "run", tmp_path / "hf", "bertjax", "hf")

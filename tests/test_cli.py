@@ -30,8 +30,8 @@ from bertjax.config.config import load_config
 from bertjax.config.config_file import builtin_configs
 from bertjax.errors import RunError
 from bertjax.tasks import registry
-from bertjax.training.metric_writers import read_metrics
-from bertjax.training.trainer import Trainer
+from bertjax.training.metrics_file import read_metrics
+from bertjax.training.setup import make_trainer
 from bertjax.workdir.workdir import claim_workdir
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
@@ -252,7 +252,7 @@ def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, re
     workdir = tmp_path / "workdir"
     given = {"model.vocab_size": "128", "data.workers": "1"}
     config = load_config(f"{PRETRAIN}:smoke,data={corpus}", given, registry.data_fields())
-    run = Trainer(config, workdir)
+    run = make_trainer(config, workdir)
     claim_workdir(workdir, run.config, run.task)
     assert "model.num_hidden_layers=2" in refused(
         *train(corpus, workdir, model__num_hidden_layers=3)

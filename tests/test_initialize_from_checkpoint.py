@@ -21,8 +21,9 @@ from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.initialization import PretrainedModel, begin, write_init_record
-from bertjax.training.trainer import Stopped, Trainer
+from bertjax.training.initialization import PretrainedModel, open_init, write_init_record
+from bertjax.training.setup import make_trainer
+from bertjax.training.trainer import Stopped
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
@@ -54,7 +55,9 @@ def first_params(config: Config) -> tuple[Any, Any]:
     config = config.resolve(100)
     programs = StepFunctions(config, registry.objective(config))
     random = programs.init().params
-    given = PretrainedModel(config.init).given(programs.init_shapes, config.reinit_layers)
+    given = PretrainedModel(config.init).load_init_params(
+        programs.init_shapes, config.reinit_layers
+    )
     return random, programs.init(given).params
 
 
@@ -119,9 +122,9 @@ def test_how_a_model_was_trained_is_not_inherited_but_said(
     model = make_run_config(corpus, model__hidden_dropout_prob=0.3, model__dtype="bfloat16").model
     start = PretrainedModel(tmp_path / "model")
     with caplog.at_level(logging.INFO, "bertjax"):
-        start.check(start.model, {}, ())
+        start.check_compatible(start.model, {}, ())
         assert not caplog.messages
-        start.check(model, {}, ())
+        start.check_compatible(model, {}, ())
     where = f"where {tmp_path / 'model'} was made"
     said = [f"hidden_dropout_prob=0.3 here, 0.1 {where}"]
     if format_name == "bertjax":  # no published model says in what it was computed
@@ -159,7 +162,7 @@ def test_a_published_model_is_trained_further(corpus, tmp_path, caplog) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     config = make_run_config(corpus, init=tmp_path / "model", steps=3)
     with caplog.at_level(logging.INFO, "bertjax"):
-        Trainer(config, tmp_path / "run").train()
+        make_trainer(config, tmp_path / "run").train()
     assert "model (encoder, pooler); random: mlm, nsp." in caplog.text
 
 
@@ -179,7 +182,7 @@ def test_a_published_model_is_trained_further(corpus, tmp_path, caplog) -> None:
 def test_another_model_is_refused(override: dict, complaint: str, corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     with pytest.raises(ValueError, match=complaint):
-        Trainer(make_run_config(corpus, init=tmp_path / "model", **override), tmp_path / "run")
+        make_trainer(make_run_config(corpus, init=tmp_path / "model", **override), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
 
 
@@ -189,7 +192,7 @@ def test_another_vocabulary_is_refused(corpus, tmp_path) -> None:
     for name in ("vocab.txt", "tokenizer.json"):
         (tmp_path / "model" / name).unlink()
     with pytest.raises(ValueError, match="trained with another vocabulary"):
-        Trainer(make_run_config(corpus, init=tmp_path / "model"), tmp_path / "run")
+        make_trainer(make_run_config(corpus, init=tmp_path / "model"), tmp_path / "run")
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,15 +212,15 @@ def test_a_run_goes_on_when_what_it_began_with_is_gone(
     config = make_run_config(
         corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4
     )
-    Trainer(config, tmp_path / "whole").train()
+    make_trainer(config, tmp_path / "whole").train()
     with monkeypatch.context() as context:
         stop_after(2, context)
         with pytest.raises(Stopped):
-            Trainer(config, tmp_path / "run").train()
+            make_trainer(config, tmp_path / "run").train()
     record = json.loads((tmp_path / "run" / "init.json").read_text())
     assert record["path"] == str(tmp_path / "model") and len(record["digest"]) == 64
     shutil.rmtree(tmp_path / "model")
-    Trainer(config, tmp_path / "run").train()
+    make_trainer(config, tmp_path / "run").train()
     assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
 
 
@@ -228,14 +231,14 @@ def test_another_model_in_its_place_is_refused_before_the_first_checkpoint(
     begun = PretrainedModel(tmp_path / "model")
     (tmp_path / "run").mkdir()
     write_init_record(begun, tmp_path / "run")
-    assert begin(tmp_path / "model", tmp_path / "run").digest == begun.digest
+    assert open_init(tmp_path / "model", tmp_path / "run").digest == begun.digest
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "model").mkdir()
     other = draw_model(make_run_config(corpus).model, load_tokenizer(corpus), "pooler")
     other.params["encoder"]["embeddings"]["norm"]["bias"][0] += 1
     huggingface.write(other, tmp_path / "model")
     with pytest.raises(InputError, match=r"is not what the run in .* began with"):
-        begin(tmp_path / "model", tmp_path / "run")
+        open_init(tmp_path / "model", tmp_path / "run")
 
 
 def test_a_run_that_trains_on_is_taken_at_the_step_it_was_taken_at(corpus, tmp_path) -> None:
@@ -245,5 +248,5 @@ def test_a_run_that_trains_on_is_taken_at_the_step_it_was_taken_at(corpus, tmp_p
     (tmp_path / "run").mkdir()
     write_init_record(PretrainedModel(tmp_path / "other"), tmp_path / "run")
     shutil.copytree(tmp_path / "model", checkpoints / "00000009")
-    assert begin(tmp_path / "other", tmp_path / "run").path.name == "00000007"
+    assert open_init(tmp_path / "other", tmp_path / "run").path.name == "00000007"
     assert PretrainedModel(tmp_path / "other").path.name == "00000009"

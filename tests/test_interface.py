@@ -25,7 +25,7 @@ from bertjax.cli.config_args import parse_overrides
 from bertjax.cli.main import main
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
-from bertjax.training.metric_writers import read_metrics
+from bertjax.training.metrics_file import read_metrics
 from bertjax.workdir.run_config import make_run_config
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from bertjax.mesh.sharding import make_mesh
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.training.memory_budget import MemoryBudget, OutOfMemory, check_evaluation, smaller
-from bertjax.training.trainer import Trainer
+from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
@@ -87,7 +87,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_compiles(
 ) -> None:
     monkeypatch.setattr(memory, "device_memory_limit", lambda _: MIB // 8)
     with pytest.raises(InputError, match=r"optimizer need .* MiB a device, and 0\.1 MiB are left"):
-        Trainer(make_run_config(corpus), tmp_path / "run")
+        make_trainer(make_run_config(corpus), tmp_path / "run")
     assert not compilations and not (tmp_path / "run").exists()
 
 
@@ -98,7 +98,7 @@ def test_a_step_that_does_not_fit_is_refused_with_one_that_does(
     monkeypatch.setattr(MemoryBudget, "_device_limit", lambda need: 3 * need.step // 4)
     said = r"a step needs .* are left there: with --config\.accumulation=(2|4|8) it needs .* fits"
     with pytest.raises(InputError, match=said):
-        Trainer(make_run_config(corpus, batch_size=256), tmp_path).train()
+        make_trainer(make_run_config(corpus, batch_size=256), tmp_path).train()
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_of_batches_that_grow_the_largest_is_to_fit(corpus, tmp_path, monkeypatc
     monkeypatch.setattr(MemoryBudget, "check_step", refuse)
     for rampup in (1, 8):
         with pytest.raises(InputError, match="enough is known"):
-            Trainer(
+            make_trainer(
                 make_run_config(corpus, batch_size_rampup=rampup), tmp_path / str(rampup)
             ).train()
     assert taken[0] == taken[1]
@@ -141,7 +141,7 @@ def test_devices_that_run_out_end_a_run_with_a_sentence(corpus, tmp_path, monkey
     with pytest.raises(
         OutOfMemory, match=r"28\.08 GiB could not be had of a device: .* fits"
     ) as ended:
-        Trainer(make_run_config(corpus), tmp_path).train()
+        make_trainer(make_run_config(corpus), tmp_path).train()
     assert ended.value.status == 1
 
 

@@ -19,15 +19,17 @@ from hypothesis import strategies as st
 from run_outputs import events
 
 from bertjax.steps.histograms import Histogram
-from bertjax.training import metric_writers as writers
-from bertjax.training.metric_writers import (
+from bertjax.training import metric_writers, terminal
+from bertjax.training.metric_writers import MetricWriters
+from bertjax.training.metrics_file import (
+    LocalMetricsFile,
     Metrics,
-    MetricWriters,
-    duration,
+    encode_line,
     metrics_path,
     read_metrics,
     truncate_metrics,
 )
+from bertjax.training.terminal import ProgressPrinter, format_duration
 
 TRAIN: Metrics = {
     "loss": 7.25,
@@ -36,7 +38,7 @@ TRAIN: Metrics = {
     "sequences_per_second": 812.4,
     "mfu": None,
 }
-HELDOUT: Metrics = {"loss": 6.5, "mlm_accuracy": 0.25, "mlm_perplexity": 420.5, "examples": 2048}
+EVAL: Metrics = {"loss": 6.5, "mlm_accuracy": 0.25, "mlm_perplexity": 420.5, "examples": 2048}
 
 
 class Terminal(io.StringIO):
@@ -58,13 +60,13 @@ def raw(workdir: pathlib.Path) -> bytes:
 def test_a_line_is_one_json_object_in_order(tmp_path: pathlib.Path) -> None:
     with quiet(tmp_path / "new" / "run") as w:
         w.write(10, "train", TRAIN)
-        w.write(10, "eval", HELDOUT)
+        w.write(10, "eval", EVAL)
     first, second = raw(tmp_path / "new" / "run").decode().splitlines()
     assert first == (
         '{"step": 10, "split": "train", "loss": 7.25, "mlm_accuracy": 0.125, '
         '"learning_rate": 0.0001, "sequences_per_second": 812.4, "mfu": null}'
     )
-    assert json.loads(second) == {"step": 10, "split": "eval", **HELDOUT}
+    assert json.loads(second) == {"step": 10, "split": "eval", **EVAL}
 
 
 def test_what_is_written_is_read_back(tmp_path: pathlib.Path) -> None:
@@ -118,9 +120,9 @@ def test_a_resumed_file_equals_an_uninterrupted_one(
     workdir = tmp_path_factory.mktemp("run")
 
     def lines(start: int) -> bytes:
-        splits = [("train", TRAIN), ("eval", HELDOUT)]
+        splits = [("train", TRAIN), ("eval", EVAL)]
         return b"".join(
-            writers._line(step, split, {**metrics, "loss": 1 / step})
+            encode_line(step, split, {**metrics, "loss": 1 / step})
             for step in range(start, 7)
             for split, metrics in splits
         )
@@ -167,10 +169,10 @@ def test_lines_survive_kill_9(tmp_path: pathlib.Path) -> None:
     program = """
         import io, os, signal, sys
         from etils import epath
-        from bertjax.training.metric_writers import LocalMetricsFile
+        from bertjax.training.metrics_file import LocalMetricsFile
         lines = LocalMetricsFile(epath.Path(sys.argv[1]))
         for step in range(1, 6):
-            lines.write(step, "train", {"loss": 1.0})
+            lines.log(step, "train", {"loss": 1.0})
         os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run(
@@ -182,38 +184,40 @@ def test_lines_survive_kill_9(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("line", ["{}", "[1]", '"a"', '{"step": 1}', "{", "\0\0", "\xff", ""])
 def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: pathlib.Path, line: str) -> None:
-    good = writers._line(1, "train", TRAIN)
+    good = encode_line(1, "train", TRAIN)
     damaged = good + line.encode("latin-1") + b"\n" + good
     metrics_path(tmp_path).write_bytes(damaged)
     for call in (lambda: read_metrics(tmp_path), lambda: truncate_metrics(tmp_path, 0)):
-        with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not a line of metrics"):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not a line of metrics"):
             call()
     assert raw(tmp_path) == damaged
 
 
 def test_a_line_still_being_written_is_not_read(tmp_path: pathlib.Path) -> None:
-    metrics_path(tmp_path).write_bytes(writers._line(1, "train", TRAIN) + b'{"step": 2, "sp')
+    metrics_path(tmp_path).write_bytes(encode_line(1, "train", TRAIN) + b'{"step": 2, "sp')
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
 
 
 def test_metrics_of_no_run_are_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"metrics\.jsonl does not exist: give the --workdir"):
+    with pytest.raises(
+        ValueError, match=r"metrics\.jsonl: the file does not exist\. Name the --workdir"
+    ):
         read_metrics(tmp_path)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> None:
     os.symlink("/dev/full", tmp_path / "metrics.jsonl")
-    lines = writers.LocalMetricsFile(metrics_path(tmp_path))
+    lines = LocalMetricsFile(metrics_path(tmp_path))
     with pytest.raises(OSError, match=r"metrics\.jsonl") as caught:
-        lines.write(1, "train", TRAIN)
+        lines.log(1, "train", TRAIN)
     assert caught.value.errno == errno.ENOSPC
 
 
 def test_in_remote_storage_the_file_is_rewritten_when_flushed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "is_remote", lambda path: True)
+    monkeypatch.setattr(metric_writers, "is_remote", lambda path: True)
     with quiet(tmp_path) as w:
         w.write(1, "train", TRAIN)
         assert not metrics_path(tmp_path).exists()
@@ -268,12 +272,11 @@ def test_tensorboard_shows_examples_and_histograms(tmp_path: pathlib.Path) -> No
         w.write_summaries(7, ["a <b>", "c"], spread)
     _, _, shown = events(tmp_path, "eval")
     text, bars = shown.summary.value
-    assert (shown.step, text.tag, bars.tag) == (7, "examples", "a/b")
-    plugins = [each.metadata.plugin_data.plugin_name for each in (text, bars)]
-    assert plugins == ["text", "histograms"]
+    assert (shown.step, text.tag, bars.tag) == (7, "examples/text_summary", "a/b")
+    assert text.metadata.plugin_data.plugin_name == "text"
     assert text.tensor.string_val[0] == b"a &lt;b&gt;\n\nc"
-    rows = np.frombuffer(bars.tensor.tensor_content).reshape(-1, 3)
-    assert rows.tolist() == [[0, 1, 5], [1, 3, 2]]  # left, right, how many
+    assert (bars.histo.min, bars.histo.max, bars.histo.num) == (0, 3, 7)
+    assert (bars.histo.bucket_limit, bars.histo.bucket) == ([1, 3], [5, 2])
 
 
 # The terminal
@@ -282,24 +285,24 @@ def test_tensorboard_shows_examples_and_histograms(tmp_path: pathlib.Path) -> No
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(writers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     return now
 
 
 def test_elsewhere_than_in_a_terminal_a_write_is_a_line(clock: list[float]) -> None:
     stream = io.StringIO()
-    progress = writers.ProgressPrinter(20_000, stream)
-    progress.write(1_000, "train", TRAIN)
+    progress = ProgressPrinter(20_000, stream)
+    progress.log(1_000, "train", TRAIN)
     clock[0] = 100.0
-    progress.write(2_000, "train", TRAIN)
-    progress.write(2_000, "eval", HELDOUT)
+    progress.log(2_000, "train", TRAIN)
+    progress.log(2_000, "eval", EVAL)
     progress.print_line("saved step 2,000")
-    progress.write(20_000, "train", TRAIN)
+    progress.log(20_000, "train", TRAIN)
     progress.close()
     assert stream.getvalue().splitlines() == [
         "step 1,000/20,000   5%  loss 7.25  mlm accuracy 12.5%  812 seq/s",
         "step 2,000/20,000  10%  loss 7.25  mlm accuracy 12.5%  812 seq/s  30m 00s left",
-        "step 2,000/20,000  held-out  loss 6.5  mlm accuracy 25.0%  mlm perplexity 420.5"
+        "step 2,000/20,000  eval  loss 6.5  mlm accuracy 25.0%  mlm perplexity 420.5"
         "  2,048 examples",
         "saved step 2,000",
         "step 20,000/20,000 100%  loss 7.25  mlm accuracy 12.5%  812 seq/s",
@@ -311,9 +314,9 @@ def test_in_a_terminal_one_line_is_drawn_over_and_over(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = Terminal()
-    progress = writers.ProgressPrinter(100, stream)
-    progress.write(1, "train", TRAIN)
-    progress.write(2, "train", TRAIN)
+    progress = ProgressPrinter(100, stream)
+    progress.log(1, "train", TRAIN)
+    progress.log(2, "train", TRAIN)
     progress.print_line("saved step 2")
     progress.close()
     drawn = stream.getvalue()
@@ -332,7 +335,7 @@ def test_in_a_terminal_one_line_is_drawn_over_and_over(
 def test_any_value_can_be_shown(name: str, value: float | None) -> None:
     for split in ("train", "eval"):
         stream = io.StringIO()
-        writers.ProgressPrinter(10, stream).write(1, split, {name: value})
+        ProgressPrinter(10, stream).log(1, split, {name: value})
         assert len(stream.getvalue().splitlines()) == 1
 
 
@@ -349,4 +352,4 @@ def test_any_value_can_be_shown(name: str, value: float | None) -> None:
     ],
 )
 def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

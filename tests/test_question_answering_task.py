@@ -33,7 +33,7 @@ from bertjax.tasks.question_answering.metrics import score_files
 from bertjax.tasks.question_answering.task import Task
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
-from bertjax.training.trainer import Trainer
+from bertjax.training.setup import make_trainer
 from bertjax.workdir.run_record import CALIBRATION_FILE
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -170,7 +170,7 @@ def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
 def test_several_checkpoints_are_an_ensemble(folder, tmp_path, capsys) -> None:
     workdirs = [tmp_path / name for name in "ab"]
     for seed, workdir in enumerate(workdirs):
-        Trainer(configuration(folder, 1, seed=seed, steps=3, eval_every=3), workdir).train()
+        make_trainer(configuration(folder, 1, seed=seed, steps=3, eval_every=3), workdir).train()
     alone = [evaluate(configuration(folder, 1), workdir) for workdir in workdirs]
     given = ["--checkpoint", *map(str, workdirs), "--output", str(tmp_path / "both")]
     assert main(["evaluate", *given, *arguments(folder, 1)]) == 0
@@ -248,7 +248,7 @@ def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
 @pytest.mark.slow
 def test_a_threshold_is_kept_with_the_parameters_that_were_evaluated(folder, tmp_path) -> None:
     config = configuration(folder, 2, steps=2, checkpoint_every=1, eval_every=2)
-    Trainer(config, tmp_path).train()
+    make_trainer(config, tmp_path).train()
     first, second = map(Checkpointer(tmp_path / "checkpoints").path, (1, 2))
     assert not (first / CALIBRATION_FILE).exists() and (second / CALIBRATION_FILE).exists()
 
@@ -341,7 +341,7 @@ def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
     for shape in ((8, 1, 1), (2, 2, 2)):
         mesh = {f"mesh.{axis}": size for axis, size in zip(AXES, shape, strict=True)}
         workdir = tmp_path / "x".join(map(str, shape))
-        Trainer(
+        make_trainer(
             configuration(folder, 2, steps=4, log_every=1, eval_every=4, **mesh), workdir
         ).train()
         losses.append([line["loss"] for line in metrics(workdir)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bertjax.reports.run import render, write_report
-from bertjax.training.metric_writers import LocalMetricsFile, metrics_path
+from bertjax.training.metrics_file import LocalMetricsFile, metrics_path
 
 CONFIG = {
     "steps": 40,
@@ -87,7 +87,7 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
     lines = LocalMetricsFile(metrics_path(tmp_path))
     for entry in RUN:
         metrics = {key: value for key, value in entry.items() if key not in ("step", "split")}
-        lines.write(entry["step"], entry["split"], metrics)
+        lines.log(entry["step"], entry["split"], metrics)
     lines.close()
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
@@ -234,7 +234,7 @@ def test_what_is_no_run_is_refused_in_a_sentence(workdir: pathlib.Path) -> None:
     metrics_path(workdir).unlink()
     with pytest.raises(ValueError, match=r"metrics\.jsonl does not exist: give the --workdir"):
         write_report(workdir)
-    (workdir / "waves").mkdir()
+    (workdir / "parallel_runs").mkdir()
     with pytest.raises(ValueError, match="holds a sweep that is not done: run it again"):
         write_report(workdir)
     assert (workdir / "report.html").read_text() == "an older report"

@@ -14,7 +14,7 @@ from bertjax.cli.main import _parser
 from bertjax.config.config import Config, load_config
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.run_summary import closing, config_warnings, opening
+from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run
 from data_pipelines.corpus.prepare import prepare
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
@@ -32,7 +32,7 @@ def page(config: Config, step: int = 0) -> list[str]:
     config = task.config.resolve(task.examples_per_epoch)
     task.prepare(config.total_steps)
     programs = StepFunctions(config, task.objective)
-    lines = opening(config, task, programs, epath.Path("runs/x"), step, 1).splitlines()
+    lines = summarize_run(config, task, programs, epath.Path("runs/x"), step, 1).splitlines()
     assert len(lines) <= 12
     return lines
 
@@ -104,7 +104,9 @@ def test_documents_of_single_sentences_are_odd_where_next_ones_are_learnt(
 
 def test_at_the_end_stand_the_commands_that_a_model_is_for(corpus) -> None:
     task = registry.find("pretraining")(make_run_config(corpus))
-    said = closing(epath.Path("my runs/x"), epath.Path("/my runs/x/checkpoints/00000020"), task)
+    said = summarize_result(
+        epath.Path("my runs/x"), epath.Path("/my runs/x/checkpoints/00000020"), task
+    )
     assert said.splitlines() == [
         "done; the model is in /my runs/x/checkpoints/00000020. Next:",
         "  bertjax evaluate --checkpoint 'my runs/x' --output 'my runs/x/scores'",

@@ -24,7 +24,7 @@ from bertjax.tasks.task import Input
 from bertjax.tasks.token_classification.task import _parse_input
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
-from bertjax.training.trainer import Trainer
+from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 
 LABELS = ("glad", "odd, or so", "sad")
@@ -257,10 +257,12 @@ def test_one_goes_on_from_a_classifier_if_its_labels_are_the_same(
     own = read_model(begin).params["sequence_classification"]
     cases = [("single_label", {}, True), ("multi_label", {}, True), ("regression", {}, False)]
     for kind, overrides, kept in cases:
-        new = Trainer(toy_tasks.configuration(kind, folder, begin, **overrides), tmp_path / kind)
+        new = make_trainer(
+            toy_tasks.configuration(kind, folder, begin, **overrides), tmp_path / kind
+        )
         start = PretrainedModel(begin)
-        start.check(new.config.model, new.programs.param_shapes, new.task.labels)
-        found = start.given(new.programs.param_shapes)
+        start.check_compatible(new.config.model, new.step_functions.param_shapes, new.task.labels)
+        found = start.load_init_params(new.step_functions.param_shapes)
         same = "sequence_classification" in found and leaves(
             found["sequence_classification"]
         ) == leaves(own)

@@ -27,7 +27,7 @@ from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
 from bertjax.sweeps.grid import Trial, group_by_shape, make_trials
 from bertjax.sweeps.sweep import summarize, sweep
 from bertjax.training.evaluator import evaluate
-from bertjax.training.trainer import Trainer
+from bertjax.training.setup import make_trainer
 from bertjax.workdir.lock import WorkdirLock
 from data_pipelines.errors import InputError
 
@@ -49,13 +49,13 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 def trials_of(folder: pathlib.Path, grid: list[str], seeds: int, **fields: object) -> list[Trial]:
     def load(point: Mapping[str, str]) -> Config:
-        return toy_tasks.configuration("single_label", folder, **{**QUICK, **fields, **point})
+        return toy_tasks.configuration("class", folder, **{**QUICK, **fields, **point})
 
     return make_trials(load, grid, seeds)
 
 
 def base_config(folder: pathlib.Path) -> Config:
-    return toy_tasks.configuration("single_label", folder, **QUICK)
+    return toy_tasks.configuration("class", folder, **QUICK)
 
 
 def test_a_grid_is_every_combination_with_every_seed(folder) -> None:
@@ -194,8 +194,10 @@ def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> N
     run = found["runs"][number]
     rate = dict([run["point"].split("=")])["learning_rate"]
     fields = {**QUICK, "optimizer.learning_rate": rate, "seed": run["seed"]}
-    Trainer(toy_tasks.configuration("single_label", folder, **fields), tmp_path / "alone").train()
-    lines = [line for path in sorted((workdir / "waves").iterdir()) for line in metrics(path)]
+    make_trainer(toy_tasks.configuration("class", folder, **fields), tmp_path / "alone").train()
+    lines = [
+        line for path in sorted((workdir / "parallel_runs").iterdir()) for line in metrics(path)
+    ]
     for split in ("train", "eval"):
         alone = [line["loss"] for line in metrics(tmp_path / "alone") if line["split"] == split]
         own = [line["loss"] for line in lines if line["split"] == f"{run['name']}/{split}"]
@@ -205,7 +207,7 @@ def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> N
 @pytest.mark.slow
 def test_each_run_tells_its_own_rate(swept) -> None:
     workdir, found, _ = swept
-    waves = sorted((workdir / "waves").iterdir())
+    waves = sorted((workdir / "parallel_runs").iterdir())
     lines = {line["split"]: line for path in waves for line in metrics(path)}
     assert "learning_rate" not in lines["train"]
     for run in found["runs"]:
@@ -230,7 +232,7 @@ def test_the_best_run_opens_with_nothing_else(swept, folder) -> None:
     assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in found["runs"])
     (answer,) = answers_of(workdir / "best", [toy_tasks.GLAD * 3])
     assert answer["label"] in toy_tasks.NAMES.values()
-    config = toy_tasks.configuration("single_label", folder, init=workdir / "best")
+    config = toy_tasks.configuration("class", folder, init=workdir / "best")
     scores = evaluate(config, workdir / "best").scores
     assert scores["accuracy"] == pytest.approx(best["scores"]["accuracy"])
     assert scores["loss"] == pytest.approx(best["scores"]["loss"], rel=1e-5)
@@ -275,10 +277,10 @@ def test_runs_may_be_added_and_more_be_trained_at_once(folder, tmp_path) -> None
     trials = trials_of(folder, ["optimizer.learning_rate=1e-3,4e-3"], 6, **fields)
     few = [trial for trial in trials if trial.config.seed == 0]
     before = sweep(few, base_config(folder), tmp_path / "grid")
-    (tmp_path / "grid" / "waves" / "00002-abandoned").mkdir()
+    (tmp_path / "grid" / "parallel_runs" / "00002-abandoned").mkdir()
     found = sweep(trials, base_config(folder), tmp_path / "grid", 2)
     assert len(found["runs"]) == 12 and all(run in found["runs"] for run in before["runs"])
-    assert len([*(tmp_path / "grid" / "waves").iterdir()]) == 2
+    assert len([*(tmp_path / "grid" / "parallel_runs").iterdir()]) == 2
 
 
 @pytest.mark.slow
@@ -293,9 +295,7 @@ def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_
 
     def trials(seeds: int) -> list[Trial]:
         fields = {"steps": 2, "log_every": 2, "eval_every": 2, "optimizer__warmup": 1}
-        load = functools.partial(
-            toy_tasks.configuration, "single_label", folder, published, **fields
-        )
+        load = functools.partial(toy_tasks.configuration, "class", folder, published, **fields)
         return make_trials(lambda point: load(**point), [], seeds)
 
     plain = trials(1)[0].config
@@ -332,7 +332,7 @@ def test_runs_that_the_clock_ends_are_refused(folder, tmp_path) -> None:
 @pytest.mark.slow
 def test_killed_twice_it_comes_to_the_same_table(folder, tmp_path) -> None:
     fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
-    command = ["sweep", *toy_tasks.arguments("single_label", folder, **fields)]
+    command = ["sweep", *toy_tasks.arguments("class", folder, **fields)]
     command += ["--grid", f"optimizer.learning_rate={','.join(RATES[:3])}", "--seeds", "4"]
     for seen in ("step 4/8", "8 of 12 runs done"):
         process = Command(*command, "--workdir", tmp_path / "killed")

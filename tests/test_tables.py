@@ -8,7 +8,7 @@ from hypothesis import given
 
 from bertjax.html.tables import align_columns, eval_set_table
 from bertjax.reports.run import render
-from bertjax.training.metric_writers import ProgressPrinter
+from bertjax.training.terminal import ProgressPrinter
 
 SCORES = {
     "loss": 1.5, "accuracy": 0.5, "f1": 0.4,
@@ -52,9 +52,9 @@ def test_lines_end_where_the_head_does(rows: list) -> None:
 
 def test_a_run_tells_its_sets_below_the_line_of_an_evaluation() -> None:
     stream = io.StringIO()
-    ProgressPrinter(100, stream).write(50, "eval", SCORES)
+    ProgressPrinter(100, stream).log(50, "eval", SCORES)
     line, *table = stream.getvalue().splitlines()
-    assert line == "step 50/100  held-out  loss 1.5  accuracy 50.0%  f1 0.4"
+    assert line == "step 50/100  eval  loss 1.5  accuracy 50.0%  f1 0.4"
     assert table == [f"  {each}" for each in align_columns(*eval_set_table(SCORES)).splitlines()]
 
 

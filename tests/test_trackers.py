@@ -1,4 +1,4 @@
-"""Metrics are told to others too: to Weights & Biases, or to a function of the user's."""
+"""Tests of trackers: Weights & Biases, and a user's function."""
 
 import sys
 import types
@@ -6,101 +6,110 @@ import types
 import pytest
 
 from bertjax.config.config import Config
-from bertjax.training.trackers import make_tracker
+from bertjax.training.trackers import Tracker, make_tracker
 from data_pipelines.errors import InputError
 
 LINES = [
     {"step": 1, "split": "train", "loss": 2.5, "mfu": None},
     {"step": 2, "split": "eval", "mlm_loss": 2.0},
 ]
-OWN = """
-told = []
+MODULE = """
+lines = []
 
-def open_own(config, workdir):
-    told.append((config.seed, workdir))
-    return told.append
+def open_tracker(config, workdir):
+    lines.append((config.seed, workdir))
+    return lines.append
 """
 
 
+def log(tracker: Tracker) -> None:
+    for line in LINES:
+        metrics = {name: value for name, value in line.items() if name not in ("step", "split")}
+        tracker.log(line["step"], line["split"], metrics)
+    tracker.close()
+
+
 @pytest.fixture
-def own(tmp_path, monkeypatch) -> str:
-    """The name of a module that lies in the directory of the command."""
-    (tmp_path / "own_metrics.py").write_text(OWN)
+def user_module(tmp_path, monkeypatch) -> str:
+    """The name of a module in the current directory."""
+    (tmp_path / "my_metrics.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    yield "own_metrics"
-    sys.modules.pop("own_metrics", None)
+    yield "my_metrics"
+    sys.modules.pop("my_metrics", None)
 
 
-def test_a_function_of_ones_own_is_given_every_line(own: str) -> None:
-    tell = make_tracker(f"{own}:open_own", Config(seed=7), "runs/x")
-    module = sys.modules[own]
-    assert module.told == []  # nothing is opened before there is something to tell
-    for line in LINES:
-        tell(line)
-    assert module.told == [(7, "runs/x"), *LINES]
+def test_user_function_takes_every_line(user_module: str) -> None:
+    tracker = make_tracker(f"{user_module}:open_tracker", Config(seed=7), "runs/x")
+    module = sys.modules[user_module]
+    assert module.lines == []  # opened with the first line
+    log(tracker)
+    assert module.lines == [(7, "runs/x"), *LINES]
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"),
+    ("name", "message"),
     [
-        ("own_metrics", "must be wandb, or MODULE:FUNCTION"),
-        ("own_metrics:none", "own_metrics has no function none"),
-        ("own_metrics:told", "own_metrics has no function told"),
-        ("no_such.module:f", "there is no module no_such.module here"),
-        (".module:f", "must be wandb, or MODULE:FUNCTION"),
-        ("no_such_module:f", "there is no module no_such_module here"),
+        ("my_metrics", "my_metrics: unknown tracker. Use wandb or MODULE:FUNCTION"),
+        ("my_metrics:none", "my_metrics has no function none"),
+        ("my_metrics:lines", "my_metrics has no function lines"),
+        ("no_such.module:f", "there is no module no_such.module"),
+        (".module:f", "unknown tracker. Use wandb or MODULE:FUNCTION"),
+        ("no_such_module:f", "there is no module no_such_module"),
     ],
 )
-def test_what_cannot_be_told_is_refused_at_once(own: str, name: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_unknown_tracker_is_rejected(user_module: str, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         make_tracker(name, Config(), "runs/x")
 
 
 class Wandb(types.ModuleType):
-    """As much of Weights & Biases as is called."""
+    """The used part of the wandb package."""
 
-    def __init__(self, key: bool = True) -> None:
+    def __init__(self, has_key: bool = True) -> None:
         super().__init__("wandb")
-        self.key = key
-        self.begun: list[dict] = []
+        self.has_key = has_key
+        self.opened: list[dict] = []
         self.logged: list[tuple] = []
+        self.finished = 0
 
     def login(self, prompt: bool) -> bool:
         assert not prompt  # nobody is there to answer
-        return self.key
+        return self.has_key
 
     def init(self, **fields: object) -> "Wandb":
-        self.begun.append(fields)
+        self.opened.append(fields)
         return self
 
     def log(self, values: dict, step: int) -> None:
         self.logged.append((values, step))
 
+    def finish(self) -> None:
+        self.finished += 1
 
-def test_weights_and_biases_get_a_run_of_the_workdir(monkeypatch, tmp_path) -> None:
+
+def test_wandb_run_is_that_of_the_workdir(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", wandb := Wandb())
-    for name in ("x", "x", "other"):  # the second goes on with the first
+    for name in ("x", "x", "other"):  # the second resumes the first
         (tmp_path / name).mkdir(exist_ok=True)
-        tell = make_tracker("wandb", Config(seed=7), tmp_path / name)
-        for line in LINES:
-            tell(line)
-    assert wandb.logged == [({"train/loss": 2.5}, 1), ({"heldout/mlm_loss": 2.0}, 2)] * 3
-    first, again, other = wandb.begun
+        log(make_tracker("wandb", Config(seed=7), tmp_path / name))
+    assert wandb.logged == [({"train/loss": 2.5}, 1), ({"eval/mlm_loss": 2.0}, 2)] * 3
+    assert wandb.finished == 3
+    first, again, other = wandb.opened
     assert first == again and first["resume"] == "allow" and first["name"] == "x"
     assert other["id"] != first["id"]
     assert first["config"]["seed"] == 7
 
 
-def test_without_a_key_a_run_does_not_begin(monkeypatch, tmp_path) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", Wandb(key=False))
-    with pytest.raises(InputError, match="has no key here: run `wandb login`"):
+def test_wandb_needs_a_key(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", Wandb(has_key=False))
+    with pytest.raises(InputError, match="no API key. Run `wandb login`"):
         make_tracker("wandb", Config(), tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     make_tracker("wandb", Config(), tmp_path)
 
 
-def test_where_it_is_not_installed_what_brings_it_is_said(monkeypatch) -> None:
+def test_missing_wandb_names_the_extra(monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(InputError, match=r"bertjax\[wandb\]"):

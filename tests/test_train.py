@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import shutil
 import signal
 import time
 
@@ -17,7 +16,6 @@ from run_outputs import answers_of, events
 
 import bertjax.training.trainer as train_module
 from bertjax.checkpointing.checkpointer import CheckpointError
-from bertjax.checkpointing.integrity import mark_finished
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.config.config import Config, load_config
@@ -29,11 +27,13 @@ from bertjax.mesh.sharding import BATCH_SPEC, make_mesh, sharded_shapes, tree_sh
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means, sums_and_gradient
 from bertjax.tasks import registry
+from bertjax.training import setup
 from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
+from bertjax.training.setup import make_trainer
 from bertjax.training.throughput import Profiler
-from bertjax.training.trainer import Diverged, Stopped, Trainer
+from bertjax.training.trainer import Diverged, Stopped
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_sequences
 
@@ -68,7 +68,7 @@ def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
 def whole(corpus, tmp_path_factory) -> pathlib.Path:
     """A run of 12 steps without interruption."""
     workdir = tmp_path_factory.mktemp("whole")
-    Trainer(make_run_config(corpus, tensorboard="examples+parameters"), workdir).train()
+    make_trainer(make_run_config(corpus, tensorboard="examples+parameters"), workdir).train()
     return workdir
 
 
@@ -127,9 +127,9 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
         time.sleep(0.1)  # as long as the devices need for the step
         return means(window)
 
-    monkeypatch.setattr(train_module, "means", slow)
+    monkeypatch.setattr(setup, "means", slow)
     config = make_run_config(corpus, steps=6, checkpoint_every=1, log_every=6, eval_every=6)
-    Trainer(config, tmp_path).train()
+    make_trainer(config, tmp_path).train()
     rate = metrics(tmp_path)[0]["sequences_per_second"]
     assert 6 * config.batch_size / rate > 6 * 0.1
 
@@ -138,7 +138,7 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
 def peak_at_six(whole, monkeypatch) -> None:
     """Evaluations have a score that is highest after six steps."""
     (loss,) = (m["loss"] for m in metrics(whole) if (m["step"], m["split"]) == (6, "eval"))
-    plain = train_module.make_evaluator
+    plain = setup.make_evaluator
 
     def make(task, programs):
         def evaluator(members):
@@ -147,7 +147,7 @@ def peak_at_six(whole, monkeypatch) -> None:
 
         return evaluator
 
-    monkeypatch.setattr(train_module, "make_evaluator", make)
+    monkeypatch.setattr(setup, "make_evaluator", make)
 
 
 @pytest.mark.slow
@@ -163,8 +163,8 @@ def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
             with monkeypatch.context() as patch:
                 stop_at(step, patch)
                 with pytest.raises(Stopped):
-                    Trainer(config, workdir).train()
-        Trainer(config, workdir).train()
+                    make_trainer(config, workdir).train()
+        make_trainer(config, workdir).train()
         saved = sorted((workdir / "checkpoints").iterdir())
         assert [path.name for path in saved] == ["00000006", "00000012"]
         for path in saved:
@@ -183,15 +183,15 @@ def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_p
     with pytest.raises(
         InputError, match=r"best_metric='f1': is not a score .* Use one of loss, .*"
     ):
-        Trainer(make_run_config(corpus, best_metric="f1", steps=3), tmp_path).train()
+        make_trainer(make_run_config(corpus, best_metric="f1", steps=3), tmp_path).train()
     assert (tmp_path / "checkpoints" / "00000003" / "scores.json").exists()
-    Trainer(make_run_config(corpus, best_metric="loss", steps=3), tmp_path).train()
+    make_trainer(make_run_config(corpus, best_metric="loss", steps=3), tmp_path).train()
 
 
 def test_the_best_needs_held_out_data(corpus, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(registry.find("pretraining"), "eval_sets", lambda task: [])
     with pytest.raises(InputError, match=r"best_metric='loss' needs evaluations and .* held-out"):
-        Trainer(make_run_config(corpus, best_metric="loss"), tmp_path)
+        make_trainer(make_run_config(corpus, best_metric="loss"), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
 
@@ -211,17 +211,17 @@ def stop_at(step: int, monkeypatch) -> None:
 def test_a_signal_that_comes_during_the_last_save_does_not_end_it(
     corpus, tmp_path, monkeypatch
 ) -> None:
-    run = Trainer(make_run_config(corpus, steps=2), tmp_path)
-    plain, came = run.checkpoints.wait_until_finished, []
+    run = make_trainer(make_run_config(corpus, steps=2), tmp_path)
+    plain, came = run.checkpointer.wait_until_finished, []
 
     def wait() -> None:
         if not came:
             came.append(signal.raise_signal(signal.SIGTERM))
         plain()
 
-    monkeypatch.setattr(run.checkpoints, "wait_until_finished", wait)
+    monkeypatch.setattr(run.checkpointer, "wait_until_finished", wait)
     run.train()
-    assert came and run.checkpoints.all_steps() == [2]
+    assert came and run.checkpointer.all_steps() == [2]
 
 
 @pytest.mark.slow
@@ -230,13 +230,13 @@ def test_a_save_that_fails_ends_the_run_at_the_next_step(corpus, tmp_path, monke
 
     def before(self, step: int, state: object) -> None:
         seen.append(step)
-        run.checkpoints.close()  # waits for the save, and says nothing of how it ended
+        run.checkpointer.close()  # waits for the save, and says nothing of how it ended
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(train_module.Profiler, "before", before)
-    run = Trainer(make_run_config(corpus), tmp_path)
+    run = make_trainer(make_run_config(corpus), tmp_path)
     monkeypatch.setattr(train_module, "write_checkpoint_metadata", fail)
     with pytest.raises(CheckpointError, match=r"checkpoint of step 4 .*No space left on device"):
         run.train()
@@ -252,13 +252,13 @@ def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are
     monkeypatch.setattr(
         distributed, "broadcast_from_process_0", lambda make, size: (next(answers),)
     )
-    assert [step for step in range(1, 12) if cadence.due(step)] == [6]
+    assert [step for step in range(1, 12) if cadence.is_due(step)] == [6]
     assert next(answers, None) is None
 
 
 @pytest.mark.slow
 def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> None:
-    Trainer(
+    make_trainer(
         make_run_config(corpus, checkpoint_every="0.0001 minutes", max_to_keep=9), tmp_path
     ).train()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -277,12 +277,12 @@ def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> Non
 )
 def test_every_schedule_goes_on_to_the_last_bit(corpus, tmp_path, monkeypatch, fields) -> None:
     whole, again = tmp_path / "whole", tmp_path / "again"
-    Trainer(make_run_config(corpus, **fields), whole).train()
+    make_trainer(make_run_config(corpus, **fields), whole).train()
     with monkeypatch.context() as patch:
         stop_at(7, patch)
         with pytest.raises(Stopped):
-            Trainer(make_run_config(corpus, **fields), again).train()
-    Trainer(make_run_config(corpus, **fields), again).train()
+            make_trainer(make_run_config(corpus, **fields), again).train()
+    make_trainer(make_run_config(corpus, **fields), again).train()
     assert losses(again) == losses(whole)
 
 
@@ -294,8 +294,8 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
         with monkeypatch.context() as patch:
             stop_at(step, patch)
             with pytest.raises(Stopped, match=f"stopped at step {step + 1}"):
-                Trainer(make_run_config(corpus), tmp_path).train()
-    Trainer(make_run_config(corpus), tmp_path).train()
+                make_trainer(make_run_config(corpus), tmp_path).train()
+    make_trainer(make_run_config(corpus), tmp_path).train()
     assert losses(tmp_path) == losses(whole)
     for ours, theirs in zip(
         params_of(tmp_path, make_run_config(corpus)),
@@ -325,7 +325,7 @@ def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> 
         return all(leaf.is_ready() for leaf in jax.tree.leaves(window))
 
     monkeypatch.setattr(StepFunctions, "compile_train_step", counted)
-    Trainer(
+    make_trainer(
         make_run_config(corpus, log_every=12, eval_every=12, checkpoint_every=12), tmp_path
     ).train()
     assert len(begun) == 12 and not late
@@ -334,7 +334,7 @@ def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> 
 @pytest.mark.slow
 def test_a_finished_run_is_left_alone(corpus, whole) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
-    Trainer(make_run_config(corpus), whole).train()
+    make_trainer(make_run_config(corpus), whole).train()
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
@@ -346,15 +346,15 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
         corpus, optimizer__learning_rate=1e30, optimizer__warmup=6, optimizer__max_grad_norm=1e30
     )
     with pytest.raises(Diverged, match=r"at step .*: lower optimizer\.learning_rate"):
-        Trainer(config, tmp_path).train()
+        make_trainer(config, tmp_path).train()
     for leaf in params_of(tmp_path, config) if (tmp_path / "checkpoints").exists() else []:
         assert np.isfinite(leaf).all()
 
 
 def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
-    (tmp_path / "waves").mkdir()
+    (tmp_path / "parallel_runs").mkdir()
     with pytest.raises(InputError, match="holds a sweep: use another --workdir, or go on with"):
-        Trainer(make_run_config(corpus), tmp_path)
+        make_trainer(make_run_config(corpus), tmp_path)
 
 
 @pytest.mark.slow
@@ -370,54 +370,21 @@ def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
 )
 def test_a_workdir_belongs_to_one_run(corpus, whole, change, message) -> None:
     with pytest.raises(ValueError, match=message):
-        Trainer(make_run_config(corpus, **change), whole)
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_is_not_gone_on_with(corpus, whole, tmp_path) -> None:
-    for name in ("config.json", "run.json"):
-        shutil.copy(whole / name, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["model"]["dropout_rng"] = "rbg"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"model\.dropout_rng, which this version .* not have"):
-        Trainer(make_run_config(corpus), tmp_path)
+        make_trainer(make_run_config(corpus, **change), whole)
 
 
 @pytest.mark.slow
 def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
-    Trainer(
+    make_trainer(
         make_run_config(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole
     )
-    Trainer(make_run_config(corpus, max_to_keep=7, best_metric="loss"), whole)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_older_than_a_field_is_gone_on_with(corpus, whole, tmp_path) -> None:
-    shutil.copytree(whole, tmp_path / "old")
-    shutil.rmtree(tmp_path / "old" / "checkpoints" / "00000012")
-    for path in (tmp_path / "old").rglob("config.json"):
-        config = json.loads(path.read_text())
-        del config["best_metric"], config["reinit_layers"]
-        del config["optimizer"]["layerwise_lr_decay"], config["optimizer"]["frozen_layers"]
-        path.write_text(json.dumps(config))
-    for path in (tmp_path / "old").rglob("scores.json"):
-        path.unlink()
-    for checkpoint in (tmp_path / "old" / "checkpoints").iterdir():
-        mark_finished(epath.Path(checkpoint), lambda path: (path / "files.json").unlink())
-    Trainer(make_run_config(corpus), tmp_path / "old").train()
-    for ours, theirs in zip(
-        params_of(tmp_path / "old", make_run_config(corpus)),
-        params_of(whole, make_run_config(corpus)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+    make_trainer(make_run_config(corpus, max_to_keep=7, best_metric="loss"), whole)
 
 
 @pytest.mark.slow
 def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) -> None:
     config = make_run_config(corpus, init=whole, optimizer__learning_rate=1e-9, steps=3)
-    Trainer(config, tmp_path).train()
+    make_trainer(config, tmp_path).train()
     for ours, theirs in zip(params_of(tmp_path, config), params_of(whole, config), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-7)
 
@@ -425,7 +392,7 @@ def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) 
 @pytest.mark.slow
 def test_parameters_of_another_shape_are_refused(corpus, tmp_path, whole) -> None:
     with pytest.raises(ValueError, match="give it the model"):
-        Trainer(make_run_config(corpus, init=whole, model__hidden_size=32), tmp_path)
+        make_trainer(make_run_config(corpus, init=whole, model__hidden_size=32), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
 

@@ -34,14 +34,14 @@ def run(args: argparse.Namespace) -> int | None:
     """Run the subcommand."""
     if (status := run_in_child(args)) is not None:
         return status
+    from bertjax.training.setup import make_trainer
     from bertjax.training.trackers import make_tracker
-    from bertjax.training.trainer import Trainer
 
     skip_missing_tpu()
     check_directory(args.workdir, "--workdir")
     config = load(args)
-    tell = make_tracker(args.report_to, config, args.workdir) if args.report_to else None
+    trackers = [make_tracker(args.report_to, config, args.workdir)] if args.report_to else []
     initialize_distributed(args, handles_preemption=True)
     enable_compilation_cache(args.workdir)
-    Trainer(config, args.workdir, tell).train()
+    make_trainer(config, args.workdir, trackers).train()
     return None

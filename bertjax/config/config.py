@@ -17,7 +17,7 @@ from etils import epath
 
 from bertjax.config import durations
 from bertjax.config.config_file import run_config_file
-from bertjax.config.durations import SECONDS_PER_UNIT, TICKS, Duration, is_percentage
+from bertjax.config.durations import SECONDS_PER_UNIT, Duration, is_percentage
 from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
 from bertjax.config.optimizer_config import OptimizerConfig, OptimizerFields
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
@@ -308,16 +308,19 @@ class Config:
         return resolved
 
     def optimizer_config(self) -> OptimizerConfig:
-        """The optimizer of a resolved configuration, in `TICKS` where the clock ends the run."""
+        """Return the optimizer of a resolved configuration.
+
+        With a time budget its durations are fractions of the budget instead of steps.
+        """
         fields = dataclasses.asdict(self.optimizer)
         parts = {name: fields.pop(name) for name in ("warmup", "cooldown", "decay_steps")}
         if self.budget_seconds is not None:
             parts = {
-                name: durations.ticks(f"optimizer.{name}", value, self.budget_seconds)
+                name: durations.fraction_of_budget(f"optimizer.{name}", value, self.budget_seconds)
                 for name, value in parts.items()
             }
-            parts["decay_steps"] = whole = parts["decay_steps"] or TICKS
-            if whole < TICKS:
+            parts["decay_steps"] = whole = parts["decay_steps"] or 1.0
+            if whole < 1:
                 given = self.optimizer.decay_steps
                 raise InputError(f"optimizer.decay_steps={given!r} ends before the run: give 100%.")
             if parts["warmup"] >= whole or parts["warmup"] + parts["cooldown"] > whole:
@@ -327,9 +330,9 @@ class Config:
                 )
         return OptimizerConfig(
             num_hidden_layers=self.model.num_hidden_layers,
-            warmup_steps=int(parts["warmup"]),
-            cooldown_steps=int(parts["cooldown"]),
-            total_steps=int(parts["decay_steps"]),
+            warmup_steps=parts["warmup"],
+            cooldown_steps=parts["cooldown"],
+            total_steps=parts["decay_steps"],
             **fields,
         )
 

@@ -10,7 +10,6 @@ from data_pipelines.errors import InputError
 # run itself, evaluations and checkpoints also "30 minutes", "2 hours".
 Duration = int | str
 
-TICKS = 1_000_000  # that a run which ends by the clock is divided into
 SECONDS_PER_UNIT = {"second": 1, "minute": 60, "hour": 3600}
 _UNITS = "%|percent|steps?|epochs?|examples?|seconds?|minutes?|hours?|h"
 _DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
@@ -79,15 +78,17 @@ def _whole(number: float, numerator: int, denominator: Fraction | int) -> int:
     return math.ceil(Fraction(repr(number)) * numerator / denominator)
 
 
-def ticks(name: str, value: Duration, budget: float) -> int:
-    """A part of a run of `budget` seconds in `TICKS` of it.
+def fraction_of_budget(name: str, value: Duration, budget_seconds: float) -> float:
+    """Return a duration as a fraction of a time budget.
 
     Raises:
-      InputError: it is neither a share nor a time, nor 0.
+      InputError: the duration is not 0, a percentage or a time.
     """
     number, unit = parse(name, value)
     if unit in SECONDS_PER_UNIT:
-        return round(number * SECONDS_PER_UNIT[unit] / budget * TICKS)
+        return number * SECONDS_PER_UNIT[unit] / budget_seconds
     if unit == "%" or not number:
-        return round(number / 100 * TICKS)
-    raise InputError(f"{name}={value!r} is no part of a run that the clock ends: give '10%'.")
+        return number / 100
+    raise InputError(
+        f"{name}={value!r}: not a part of a run with a time budget. Use a percentage such as '10%'."
+    )

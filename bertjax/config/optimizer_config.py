@@ -54,9 +54,9 @@ class OptimizerConfig(OptimizerFields):
       InputError: values that make no optimiser.
     """
 
-    warmup_steps: int = 10_000
-    total_steps: int = 1_000_000
-    cooldown_steps: int = 0
+    warmup_steps: float = 10_000  # these three are fractions with a time budget
+    total_steps: float = 1_000_000
+    cooldown_steps: float = 0
     num_hidden_layers: int = 12
 
     def __post_init__(self) -> None:
@@ -96,7 +96,10 @@ class OptimizerConfig(OptimizerFields):
                 f"optimizer.cooldown is of schedule=wsd and the schedule is {self.schedule}: leave "
                 "it out"
             )
-        if not 0 <= self.cooldown_steps <= self.total_steps - self.warmup_steps:
+        if (
+            not 0 <= self.cooldown_steps
+            or self.warmup_steps + self.cooldown_steps > self.total_steps
+        ):
             raise InputError(
                 f"a cool-down of {self.cooldown_steps} steps does not fit the "
                 f"{self.total_steps - self.warmup_steps} after the warm-up: use at most these"

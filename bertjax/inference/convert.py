@@ -12,7 +12,7 @@ from bertjax.formats.loading import read_model, write_labels
 from bertjax.formats.model_card import model_card
 from bertjax.formats.tensors import NumpyModel
 from bertjax.tasks import registry
-from bertjax.training.metric_writers import metrics_path, read_metrics
+from bertjax.training.metrics_file import metrics_path, read_metrics
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 

@@ -23,7 +23,8 @@ from bertjax.reports import corpus, sweep
 from bertjax.sweeps.sweep import RESULT_FILE
 from bertjax.tasks import registry
 from bertjax.tasks.task import EVALUATION_FILE
-from bertjax.training.metric_writers import duration, metrics_path, read_metrics
+from bertjax.training.metrics_file import metrics_path, read_metrics
+from bertjax.training.terminal import format_duration
 from bertjax.workdir.workdir import PARALLEL_RUNS_DIR
 from data_pipelines.corpus.shards import MANIFEST
 from data_pipelines.errors import InputError
@@ -239,7 +240,7 @@ def _speed(entries: Sequence[MetricEntry], batch_size: Any) -> str:
         steps = [entry["step"] for entry in train]
         taken = zip([0, *steps], steps, rates, strict=False)
         seconds = sum((to - since) * batch_size / rate for since, to, rate in taken if rate > 0)
-        parts.append(f"{duration(seconds)} in training steps")
+        parts.append(f"{format_duration(seconds)} in training steps")
     return " · ".join(parts)
 
 

@@ -33,7 +33,7 @@ from bertjax.steps.cpu_layout import CpuLayout
 from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective
 from bertjax.steps.optimizer import stop_frozen_gradients, with_learning_rate
-from bertjax.steps.schedules import Plan, learning_rate_schedule
+from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.steps.train_step import TrainState, make_train_step
 
 
@@ -100,25 +100,17 @@ class StepFunctions:
         """Return the arrays that are not trained, on the devices."""
         return jax.device_put(self._objective.constants(), tree_shardings_of(self._constants))
 
-    def planned(self, constants: Any, plan: Plan) -> Any:
-        """Return the constants of a train step that follows a plan."""
-        values = (
-            np.asarray(value, leaf.dtype) for value, leaf in zip(plan, self._plan, strict=True)
-        )
-        return {"fixed": constants, "plan": jax.device_put(Plan(*values), self._replicated)}
-
-    @functools.cached_property
-    def _plan(self) -> Plan:
-        scalars = Plan(
-            *(jax.ShapeDtypeStruct((), kind) for kind in (jnp.int32, jnp.int32, jnp.float32))
-        )
-        plan: Plan = with_shardings(scalars, self._replicated)
-        return plan
+    def with_progress(self, constants: Any, progress: float) -> Any:
+        """Return the constants of a train step at `progress` in [0, 1] of a time budget."""
+        scalar = np.asarray(progress, np.float32)
+        # `jax.device_put` would compare the value between processes at every step.
+        array = jax.make_array_from_callback((), self._replicated, lambda _: scalar)
+        return {"fixed": constants, "progress": array}
 
     def compile_train_step(self, batch_size: int | None = None) -> jax.stages.Compiled:
         """Compile the train step: (state, batch, constants) -> (state, window).
 
-        See `make_train_step`. With a time budget the constants are those of `planned`.
+        See `make_train_step`. With a time budget the constants are those of `with_progress`.
 
         Args:
           batch_size: sequences of the batch during a ramp-up; None for the full batch.
@@ -126,14 +118,15 @@ class StepFunctions:
         config, objective = self._config, self._objective
         batch_size = batch_size or objective.batch_size
         timed = config.budget_seconds is not None
-        constants = {"fixed": self._constants, "plan": self._plan} if timed else self._constants
+        progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
+        constants = {"fixed": self._constants, "progress": progress} if timed else self._constants
         schedule = learning_rate_schedule(config.optimizer_config())
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
             optimizer = self._initializer.optimizer
             if timed:
-                plan, constants = constants["plan"], constants["fixed"]
-                optimizer = with_learning_rate(optimizer, schedule(plan.at(state.step)))
+                progress, constants = constants["progress"], constants["fixed"]
+                optimizer = with_learning_rate(optimizer, schedule(progress))
 
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 outputs = objective.apply(stack_layers(params), batch, key, constants)
@@ -219,7 +212,7 @@ class StepFunctions:
         config = self._config.optimizer_config()
         if self._config.budget_seconds is None:
             return config
-        # The learning rate follows the plan: see `with_learning_rate`.
+        # The learning rate is a function of progress: see `with_learning_rate`.
         return dataclasses.replace(
             config, schedule="wsd", learning_rate=1.0, warmup_steps=0, cooldown_steps=0
         )

@@ -16,21 +16,21 @@ class Trial(NamedTuple):
     """One run of a sweep.
 
     Attributes:
-      point: the values that it tries, by the fields' last names.
-      config: its whole configuration, on one device.
+      point: its values of the grid's fields, by the last part of the fields' names.
+      config: its configuration, on one device.
     """
 
     point: Mapping[str, str]
     config: Config
 
     @property
-    def at(self) -> str:
-        """The values, such as "learning_rate=5e-5 batch_size=16"."""
+    def label(self) -> str:
+        """The values as text, such as "learning_rate=5e-5 batch_size=16"."""
         return " ".join(f"{name}={value}" for name, value in self.point.items()) or "as configured"
 
     @property
     def name(self) -> str:
-        """Its own among all runs of the sweep."""
+        """Unique name in the sweep, such as "learning_rate=5e-5,seed=1"."""
         values = [*self.point.items(), ("seed", self.config.seed)]
         return ",".join(f"{name}={value}" for name, value in values)
 
@@ -38,41 +38,47 @@ class Trial(NamedTuple):
 def make_trials(
     load: Callable[[Mapping[str, str]], Config], grid: Sequence[str], seeds: int
 ) -> list[Trial]:
-    """The runs of a grid, seed by seed within each combination.
+    """Return the runs of a grid, seed by seed within each combination of values.
 
     Args:
-      load: the configuration with some fields overridden, by their dotted names.
-      grid: of each field "FIELD=VALUE,VALUE,...".
-      seeds: of each combination, counted from the configuration's.
+      load: returns the configuration with some fields replaced, by their dotted names.
+      grid: "FIELD=VALUE,VALUE,..." for each field.
+      seeds: number of seeds of each combination, counted from that of the configuration.
+
     Raises:
-      InputError: a field comes twice or has no value, or as `load`.
+      InputError: a field is repeated, unknown or has no values.
     """
     fields: dict[str, list[str]] = {}
-    for each in grid:
-        name, _, text = each.partition("=")
+    for entry in grid:
+        name, _, text = entry.partition("=")
         values = [value.strip() for value in text.split(",") if value.strip()]
         if not values or name in fields:
-            raise InputError(f"--grid {each} must be FIELD=VALUE,VALUE,..., each field once.")
+            raise InputError(f"--grid={entry}: must be FIELD=VALUE,VALUE,... with each field once.")
         if name in ("seed", "task"):
-            raise InputError(f"--grid {each}: a sweep has one task, and seeds by --seeds N.")
+            raise InputError(
+                f"--grid={entry}: a sweep has one task and takes its seeds from --seeds N."
+            )
         fields[name] = list(dict.fromkeys(values))
     if seeds < 1:
-        raise InputError(f"--seeds {seeds} must be at least 1.")
-    short = {name: name.rpartition(".")[2] for name in fields}
-    if len(set(short.values())) < len(short):
-        short = {name: name for name in fields}
+        raise InputError(f"--seeds={seeds}: must be at least 1.")
+    short_names = {name: name.rpartition(".")[2] for name in fields}
+    if len(set(short_names.values())) < len(short_names):
+        short_names = {name: name for name in fields}
     trials = []
-    for tried in itertools.product(*fields.values()):
-        config = load(dict(zip(fields, tried, strict=True)))
-        point = dict(zip(short.values(), tried, strict=True))
+    for values_of_point in itertools.product(*fields.values()):
+        config = load(dict(zip(fields, values_of_point, strict=True)))
+        point = dict(zip(short_names.values(), values_of_point, strict=True))
         for seed in range(config.seed, config.seed + seeds):
-            own = dataclasses.replace(config, seed=seed, mesh=MeshConfig(1, 1, 1))
-            trials.append(Trial(point, own))
+            on_one_device = dataclasses.replace(config, seed=seed, mesh=MeshConfig(1, 1, 1))
+            trials.append(Trial(point, on_one_device))
     return trials
 
 
 def group_by_shape(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """The runs in groups that one program trains: they differ in `Together.VARIED` alone."""
+    """Group the runs that one compiled program trains.
+
+    Runs of a group differ only in `ParallelStepFunctions.PER_RUN_FIELDS`.
+    """
     groups: dict[str, list[Trial]] = collections.defaultdict(list)
     for trial in trials:
         fields: dict[str, Any] = trial.config.to_dict()

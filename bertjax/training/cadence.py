@@ -22,7 +22,7 @@ class Cadence:
         self._log_every = int(config.log_every)
         self._start_time = time.monotonic()
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether it is time after this step."""
         if self._seconds is None:
             return step % int(self._every) == 0

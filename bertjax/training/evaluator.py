@@ -22,7 +22,7 @@ from bertjax.tasks import registry
 from bertjax.tasks.task import EvalSet, Evaluation, Task
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.memory_budget import check_evaluation
-from bertjax.training.metric_writers import duration
+from bertjax.training.terminal import format_duration
 from bertjax.workdir.workdir import flatten_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -168,7 +168,7 @@ def _make_eval_loop(
             if report_progress and now - told > _PROGRESS_SECONDS:
                 told = now
                 report_progress(
-                    f"{held_out.name}: batch {len(outputs):,} after {duration(now - began)}"
+                    f"{held_out.name}: batch {len(outputs):,} after {format_duration(now - began)}"
                 )
         return total, outputs
 

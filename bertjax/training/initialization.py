@@ -114,13 +114,13 @@ class PretrainedModel:
         """The configuration of the run that made it; None of a published model."""
         return self.config() if self._published is None else None
 
-    def record(self) -> dict[str, Any]:
+    def init_record(self) -> dict[str, Any]:
         """What a workdir writes down of it: path, step (None for a published model), digest."""
         name = self.path.name
         step = int(name) if name.isdigit() and self._published is None else None
         return {"path": str(self.path), "step": step, "digest": self.digest}
 
-    def check(self, model: BertConfig, shapes: Any, labels: Sequence[str]) -> None:
+    def check_compatible(self, model: BertConfig, shapes: Any, labels: Sequence[str]) -> None:
         """Refuses to begin a model of another kind, or with parameters of other shapes.
 
         Says which fields differ that may: those are the configuration's, never the start's. A
@@ -195,7 +195,7 @@ class PretrainedModel:
         arrays = {part: self._published.params[part] for part in targets}
         return jax.tree.map(_make_global_array, targets, arrays)
 
-    def given(self, shapes: Any, reinit_layers: int = 0) -> Any:
+    def load_init_params(self, shapes: Any, reinit_layers: int = 0) -> Any:
         """What is begun with of a tree of `jax.ShapeDtypeStruct` with shardings; says so.
 
         Args:
@@ -221,7 +221,7 @@ class PretrainedModel:
         return [part for part in tree if part in self._shapes or part == "encoder"]
 
 
-def begin(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
+def open_init(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
     """What a run in a workdir begins with: the very thing that it began with before, if it did.
 
     Raises:
@@ -243,7 +243,7 @@ def begin(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
 def write_init_record(start: PretrainedModel, workdir: epath.Path) -> None:
     """Notes what a run begins with, beside its configuration."""
     if distributed.is_process_0() and not (workdir / INIT_RECORD_FILE).exists():
-        atomic_write_text(workdir / INIT_RECORD_FILE, json.dumps(start.record(), indent=1))
+        atomic_write_text(workdir / INIT_RECORD_FILE, json.dumps(start.init_record(), indent=1))
 
 
 def _make_global_array(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:

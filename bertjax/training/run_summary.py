@@ -10,7 +10,6 @@ import jax
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.config.durations import TICKS
 from bertjax.mesh.memory import format_bytes, shard_bytes
 from bertjax.mesh.sharding import num_batch_shards
 from bertjax.model.heads import HEADS
@@ -22,7 +21,7 @@ _MAX_EPOCHS = 200  # of which even small data need fewer
 _MAX_FINAL_LR_FRACTION = 0.5  # of the peak, more of which a decay is not to leave at the end
 
 
-def opening(
+def summarize_run(
     config: Config,
     task: Task,
     programs: AnyStepFunctions,
@@ -76,7 +75,7 @@ def config_warnings(config: Config, task: Task) -> Iterator[str]:
         )
 
 
-def closing(workdir: epath.Path, checkpoint: epath.Path, task: Task) -> str:
+def summarize_result(workdir: epath.Path, checkpoint: epath.Path, task: Task) -> str:
     """Where the result is, and what to do with it."""
     paths = str(workdir), str(workdir / "scores"), f"{workdir.name}-hf"
     place, scores, exported = map(shlex.quote, paths)
@@ -137,7 +136,7 @@ def _schedule(config: Config) -> str:
     said = f"{optimizer.name} at {optimizer.learning_rate:g}, {optimizer.schedule}"
     if config.budget_seconds is not None:
         shares = {"warm-up": optimizer.warmup_steps, "cool-down": optimizer.cooldown_steps}
-        parts = [f"{name} {n / TICKS:.0%} of the time" for name, n in shares.items() if n]
+        parts = [f"{name} {n:.0%} of the time" for name, n in shares.items() if n]
         return ", ".join([said, *parts])
     said += f", warm-up {int(given.warmup):,} steps"
     if optimizer.schedule != "wsd":

@@ -1,86 +1,125 @@
-"""What TensorBoard shows of a run."""
+"""TensorBoard event files, written through tensorboardX."""
 
+import contextlib
 import html
 import os
-import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import register_writer_factory
 
 from bertjax.steps.histograms import Histogram
+from bertjax.training.metrics_file import Metrics
 
 
-class TensorBoardWriter:
-    """TensorBoard event files, in a directory a split so that it draws the curves in one chart."""
+class TensorBoardTracker:
+    """A tracker with one directory a split, so that TensorBoard draws the curves in one chart.
 
-    def __init__(self, directory: epath.Path, start_step: int) -> None:
-        # Slow to import, and whoever only reads metrics does without.
-        import tensorflow as tf
+    Args:
+      directory: parent of the splits' directories, local or gs://.
+      start_step: step that the run resumes from; TensorBoard hides later steps of older files.
+    """
 
-        self._tf = tf
-        self._directory = directory
-        self._start_step = start_step
-        self._writers: dict[str, Any] = {}
+    def __init__(self, directory: str, start_step: int) -> None:
+        self._directory, self._start_step = directory, start_step
+        self._writers: dict[str, EventsWriter] = {}
 
-    def write(self, step: int, split: str, metrics: Mapping[str, float | int | None]) -> None:
-        proto = self._tf.compat.v1
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
         values = [
-            proto.Summary.Value(tag=name, simple_value=value)
+            summary.Summary.Value(tag=name, simple_value=value)
             for name, value in metrics.items()
             if value is not None
         ]
-        self._write_event(split, step=step, summary=proto.Summary(value=values))
+        self._write(split, step=step, summary=summary.Summary(value=values))
 
     def write_summaries(
         self, step: int, examples: Sequence[str], histograms: Mapping[str, Histogram]
     ) -> None:
-        """Writes examples as a text, and histograms, among what is held out."""
-        text = "\n\n".join(html.escape(each) for each in examples)
-        values = [self._plugin_value("examples", "text", [text])] if examples else []
-        for name, found in histograms.items():
-            bars = np.stack([found.edges[:-1], found.edges[1:], found.counts], axis=-1)
-            values.append(self._plugin_value(name, "histograms", bars.astype(np.float64)))
-        self._write_event("eval", step=step, summary=self._tf.compat.v1.Summary(value=values))
-
-    def _plugin_value(self, tag: str, plugin: str, content: Any) -> Any:
-        """What one of TensorBoard's plugins shows."""
-        proto = self._tf.compat.v1
-        data = proto.SummaryMetadata.PluginData(plugin_name=plugin)
-        return proto.Summary.Value(
-            tag=tag,
-            metadata=proto.SummaryMetadata(plugin_data=data),
-            tensor=self._tf.make_tensor_proto(content),
-        )
+        """Write examples as a text, and histograms, into the eval split."""
+        values = []
+        if examples:
+            text = "\n\n".join(html.escape(example) for example in examples)
+            values += summary.text("examples", text).value
+        for name, histogram in histograms.items():
+            values += _histogram_summary(name, histogram).value
+        self._write("eval", step=step, summary=summary.Summary(value=values))
 
     def flush(self) -> None:
         for split, writer in self._writers.items():
-            self._reraise_as_os_error(split, writer.flush)
+            with self._naming_directory(split):
+                writer.flush()
 
     def close(self) -> None:
         for split, writer in self._writers.items():
-            self._reraise_as_os_error(split, writer.close)
+            with self._naming_directory(split):
+                writer.close()
 
-    def _open(self, split: str) -> None:
-        directory = self._directory / split
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._writers[split] = self._tf.io.TFRecordWriter(os.fspath(directory / name))
-        self._write_event(split, file_version="brain.Event:2")
-        # TensorBoard drops what older files of the directory hold from this step on.
-        start = self._tf.compat.v1.SessionLog(status=self._tf.compat.v1.SessionLog.START)
-        self._write_event(split, step=self._start_step + 1, session_log=start)
-
-    def _write_event(self, split: str, **fields: Any) -> None:
+    def _write(self, split: str, **fields: Any) -> None:
         if split not in self._writers:
-            self._open(split)
-        event = self._tf.compat.v1.Event(wall_time=time.time(), **fields)
-        self._reraise_as_os_error(split, self._writers[split].write, event.SerializeToString())
+            directory = f"{self._directory}/{split}"
+            epath.Path(directory).mkdir(parents=True, exist_ok=True)
+            # The time in nanoseconds keeps the files of two processes apart, and in order.
+            suffix = f".{time.time_ns()}.{os.getpid()}"
+            self._writers[split] = EventsWriter(f"{directory}/events", suffix)
+            start = SessionLog(status=SessionLog.START)
+            self._write(split, step=self._start_step + 1, session_log=start)
+        with self._naming_directory(split):
+            self._writers[split].write_event(Event(wall_time=time.time(), **fields))
 
-    def _reraise_as_os_error(self, split: str, call: Any, *arguments: Any) -> None:
+    @contextlib.contextmanager
+    def _naming_directory(self, split: str) -> Iterator[None]:
+        """Add the directory to an OSError, such as that of a full disk."""
         try:
-            call(*arguments)
-        except self._tf.errors.OpError as error:
-            raise OSError(f"{self._directory / split}: {error.message}") from error
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"{self._directory}/{split}") from error
+
+
+def _histogram_summary(name: str, histogram: Histogram) -> Any:
+    """Return a histogram; its moments are those of the bins' centers."""
+    counts, edges = histogram.counts, histogram.edges
+    centers = (edges[:-1] + edges[1:]) / 2
+    return summary.histogram_raw(
+        name,
+        min=float(edges[0]),
+        max=float(edges[-1]),
+        num=int(counts.sum()),
+        sum=float(np.dot(counts, centers)),
+        sum_squares=float(np.dot(counts, centers**2)),
+        bucket_limits=edges[1:].tolist(),
+        bucket_counts=counts.tolist(),
+    )
+
+
+class _RemoteFile:
+    """An event file in remote storage, which is replaced as a whole.
+
+    tensorboardX has its own, which needs google-cloud-storage and its credentials.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._content = epath.Path(path), bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._content += data
+
+    def flush(self) -> None:
+        self._path.write_bytes(bytes(self._content))
+
+    def close(self) -> None:
+        self.flush()
+
+
+class _RemoteFiles:
+    """Opens event files of gs:// paths."""
+
+    open = staticmethod(_RemoteFile)
+
+
+register_writer_factory("gs", _RemoteFiles())

@@ -1,113 +1,133 @@
-"""A run that ends by the clock: how far it is at each step, and which step is its last.
+"""Progress of a run with a time budget: the fraction of its time that each step starts at.
 
-A program cannot look at a clock, and hosts must not disagree. So the first host makes plans: from
-some step on the run is at some tick of `TICKS`, and each step takes so many. A new plan is made
-when metrics are logged and enough time has passed. Plans are kept in WORKDIR/budget.json before
-they are followed, and a run that goes on from a checkpoint follows them as far as they go: what was
-trained by them is trained again to the same bytes.
+Schedules read one number a step, `progress` in [0, 1]. All processes and every resumed run must
+compute the same number, so it does not come from a clock directly. Process 0 reads the clock when
+metrics are logged and appends a segment of linear progress to WORKDIR/budget.json. A segment is
+written before any step uses it. A resumed run replays the segments of the file, so it repeats the
+same progress, to the bit, as far as the file reaches.
 
-Until the first plan is made, at the second look, the run stays at tick 0; it begins with the part
-of the time that has passed by then. What counts is the time in the train loop, evaluations and
-saving with it, and neither what is compiled before it nor what passes while a run is stopped.
+Progress stays at 0 until the second reading, which measures the first duration of a step. The
+clock counts the time in the training loop with evaluations and checkpoints. It does not count the
+compilation before the loop, nor the time between two processes of a resumed run.
 """
 
 import json
 import logging
 import time
+from typing import NamedTuple
 
 from etils import epath
 
-from bertjax.config.durations import TICKS
 from bertjax.mesh import distributed
-from bertjax.steps.schedules import Plan
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 
 BUDGET_FILE = "budget.json"
-_MAX_PLANS = 200  # in the whole time, at most, but for the first ones
-_MIN_STEPS_PER_PLAN = 8  # steps that tell how long one takes; a plan from fewer is soon replaced
+_MAX_SEGMENTS = 200  # in the whole budget, apart from those that follow short measurements
+_MIN_MEASURED_STEPS = 8  # a segment that was measured over fewer steps is replaced early
 
 _log = logging.getLogger("bertjax")
 
 
+class Segment(NamedTuple):
+    """Linear progress from one step on.
+
+    Attributes:
+      step: number of updates before the segment.
+      progress: fraction of the time budget at that step.
+      per_step: increase of progress a step; 0 while the duration of a step is unknown.
+    """
+
+    step: int
+    progress: float
+    per_step: float
+
+    def at(self, step: int) -> float:
+        """Return the progress after `step` updates."""
+        return min(1.0, self.progress + (step - self.step) * self.per_step)
+
+
 class TimeBudget:
-    """The plans of a run.
+    """Clock of a run and the record of its progress.
 
     Args:
-      seconds: of the whole run.
+      workdir: directory that holds budget.json.
+      seconds: length of the run.
+
     Raises:
-      InputError: the file in the workdir is not what a run wrote.
+      InputError: budget.json cannot be read.
     """
 
     def __init__(self, workdir: epath.Path, seconds: float) -> None:
         self._path, self._seconds = workdir / BUDGET_FILE, seconds
-        self._plans = _read(self._path) or [Plan(0, 0.0, 0.0)]
-        self._last_known_step = self._plans[-1].step  # by the run that this one goes on from
-        self._measured_steps = _MIN_STEPS_PER_PLAN  # steps that the last plan was made from
+        self._segments = _read_segments(self._path) or [Segment(0, 0.0, 0.0)]
+        self._last_recorded_step = self._segments[-1].step  # replayed up to here
+        self._measured_steps = _MIN_MEASURED_STEPS  # that the last segment comes from
 
-    def begin(self, step: int) -> None:
-        """Starts the clock, at what the plans say of the time after `step` updates."""
-        passed = self.share(step) * self._seconds
-        self._start_time = time.monotonic() - passed
-        self._last_reading = step, passed  # when the clock was read last for a plan
-        self._warmed_up = False
+    def start_clock(self, step: int) -> None:
+        """Start the clock at the recorded progress of `step`."""
+        elapsed = self.progress(step) * self._seconds
+        self._start_time = time.monotonic() - elapsed
+        self._last_reading = step, elapsed
+        self._is_warm = False
 
-    def plan(self, step: int) -> Plan:
-        """The one that holds for the update that comes after `step` updates."""
-        return next(plan for plan in reversed(self._plans) if plan.step <= step)
-
-    def share(self, step: int) -> float:
-        """Of the time, after `step` updates."""
-        return min(1.0, float(self.plan(step).at(step)) / TICKS)
+    def progress(self, step: int) -> float:
+        """Return the progress in [0, 1] after `step` updates."""
+        return self._segment(step).at(step)
 
     def is_over(self, step: int) -> bool:
-        """Whether the run ends after `step` updates."""
-        plan = self.plan(max(step - 1, 0))
-        return bool(plan.pace) and step >= plan.step + max(
-            1, round((TICKS - plan.tick) / plan.pace)
-        )
+        """Return whether the run ends after `step` updates."""
+        segment = self._segment(max(step - 1, 0))
+        # The last step is the one whose end is closest to the end of the budget.
+        return segment.per_step > 0 and segment.at(step) >= 1 - segment.per_step / 2
 
     def update(self, step: int) -> None:
-        """Makes a new plan for what comes after `step` updates, if it is time; on all hosts."""
-        if step <= self._last_known_step:
-            self.begin(step)
-        if step <= max(self._plans[-1].step, self._last_reading[0]):
+        """Read the clock and, if it is time, add a segment that starts after `step` updates.
+
+        All processes must call this after the same steps.
+        """
+        if step <= self._last_recorded_step:
+            self.start_clock(step)
+        if step <= max(self._segments[-1].step, self._last_reading[0]):
             return
         passed = time.monotonic() - self._start_time
         (hundredths,) = distributed.broadcast_from_process_0(lambda: [int(100 * passed)], 1)
-        now, before, (since, then) = hundredths / 100, self.plan(step), self._last_reading
-        if not before.pace and not self._warmed_up:  # the first step is like no other
-            self._last_reading, self._warmed_up = (step, now), True
+        now, current = hundredths / 100, self._segment(step)
+        last_step, last_time = self._last_reading
+        if not current.per_step and not self._is_warm:  # the first step takes longer than others
+            self._last_reading, self._is_warm = (step, now), True
             return
-        if (
-            before.pace
-            and self._measured_steps >= _MIN_STEPS_PER_PLAN
-            and now - then < self._seconds / _MAX_PLANS
-        ):
+        is_measured = current.per_step > 0 and self._measured_steps >= _MIN_MEASURED_STEPS
+        if is_measured and now - last_time < self._seconds / _MAX_SEGMENTS:
             return
-        each = max(now - then, 0.01) / (step - since)  # seconds of a step
-        steps = max(self._seconds - now, each) / each
-        # The tick goes on from where it is, so that no rate leaps; the pace makes up for it.
-        tick = float(before.at(step) if before.pace else min(now / self._seconds, 1.0) * TICKS)
-        if not before.pace and now >= self._seconds and distributed.is_process_0():
+        step_seconds = max(now - last_time, 0.01) / (step - last_step)
+        remaining_steps = max(self._seconds - now, step_seconds) / step_seconds
+        # Progress continues where it is, so no learning rate jumps. The slope corrects the error.
+        progress = current.at(step) if current.per_step else min(now / self._seconds, 1.0)
+        if not current.per_step and now >= self._seconds and distributed.is_process_0():
             _log.warning(
-                "the time of the run, %g s, was over after %d steps, before it had a rate to learn "
-                "at: give it more.",
+                "steps=%g seconds: the budget ended after %d steps, before the first learning rate "
+                "above 0. Raise it.",
                 self._seconds,
                 step,
             )
-        self._plans.append(Plan(step, tick, max(TICKS - tick, 1.0) / steps))
-        self._last_reading, self._measured_steps = (step, now), step - since
+        per_step = max(1 - progress, 1e-6) / remaining_steps
+        self._segments.append(Segment(step, progress, per_step))
+        self._last_reading, self._measured_steps = (step, now), step - last_step
         if distributed.is_process_0():
-            atomic_write_text(self._path, json.dumps(self._plans))
+            atomic_write_text(self._path, json.dumps(self._segments))
+
+    def _segment(self, step: int) -> Segment:
+        """Return the segment of the update that follows `step` updates."""
+        return next(segment for segment in reversed(self._segments) if segment.step <= step)
 
 
-def _read(path: epath.Path) -> list[Plan]:
+def _read_segments(path: epath.Path) -> list[Segment]:
     if not path.exists():
         return []
     try:
-        return [Plan(int(s), float(t), float(p)) for s, t, p in json.loads(path.read_text())]
+        return [Segment(int(s), float(p), float(d)) for s, p, d in json.loads(path.read_text())]
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{path} is not what a run wrote ({error}): begin with another --workdir."
+            f"{path}: not a budget file that a run wrote ({error}). Use another --workdir."
         ) from error

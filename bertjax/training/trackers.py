@@ -1,7 +1,7 @@
-"""Metrics for others than our own files: Weights & Biases, or a function of the user's.
+"""Trackers: receivers of the metrics of a run, such as Weights & Biases or a user's function.
 
-What can be refused is refused before a run begins, on every host; what is told is opened with the
-first line, on the host that writes.
+A tracker is validated on every process before the run starts. It is opened with the first line, on
+the process that writes.
 """
 
 import importlib
@@ -10,85 +10,119 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.training.metric_writers import MetricsCallback
+from bertjax.training.metrics_file import Metrics
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 
 WANDB = "wandb"
-WANDB_ID_FILE = "wandb.json"  # of a workdir: which run there is its own
-TrackerFactory = Callable[[Config, str], MetricsCallback]
+WANDB_ID_FILE = "wandb.json"  # in a workdir: the id of its run at Weights & Biases
+
+MetricsCallback = Callable[[dict[str, Any]], object]  # takes a line as `read_metrics` returns it
 
 
-def make_tracker(name: str, config: Config, workdir: epath.PathLike) -> MetricsCallback:
-    """What gives each line of metrics, a dictionary, to `name`.
+class Tracker(Protocol):
+    """Receiver of the metrics of a run."""
+
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Record the metrics of a split after `step` updates."""
+
+    def close(self) -> None:
+        """Finish; nothing is logged afterwards."""
+
+
+class CallbackTracker:
+    """Passes each line of metrics.jsonl to a function.
 
     Args:
-      name: "wandb", or MODULE:FUNCTION, which is called with the configuration and the workdir, and
-        gives what is called with each line.
-    Raises:
-      InputError: there is no such module or function, or wandb has no key.
+      open_callback: returns the function; called with the first line.
     """
-    make = _wandb() if name == WANDB else _import_tracker(name)
-    made: list[MetricsCallback] = []
 
-    def tell(line: dict[str, Any]) -> None:
-        if not made:
-            made.append(make(config, os.fspath(workdir)))
-        made[0](line)
+    def __init__(self, open_callback: Callable[[], MetricsCallback]) -> None:
+        self._open_callback, self._callback = open_callback, cast(MetricsCallback | None, None)
 
-    return tell
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
+        if self._callback is None:
+            self._callback = self._open_callback()
+        self._callback({"step": int(step), "split": split, **metrics})
+
+    def close(self) -> None:
+        pass
 
 
-def _import_tracker(name: str) -> TrackerFactory:
+class WandbTracker:
+    """Logs to a Weights & Biases run with the name of the workdir; a resumed run continues it."""
+
+    def __init__(self, config: Config, workdir: epath.Path) -> None:
+        self._wandb = _import_module(WANDB, WANDB, "Run `pip install 'bertjax[wandb]'`.")
+        self._config, self._workdir, self._run = config, workdir, cast(Any, None)
+        offline = os.environ.get("WANDB_MODE", "online") in ("offline", "disabled")
+        if not offline and not self._wandb.login(prompt=False):
+            raise InputError(
+                f"--report-to={WANDB}: no API key. Run `wandb login`, or set WANDB_MODE=offline."
+            )
+
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
+        if self._run is None:
+            self._run = self._open()
+        known = {f"{split}/{name}": v for name, v in metrics.items() if v is not None}
+        self._run.log(known, step=step)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+    def _open(self) -> Any:
+        record = self._workdir / WANDB_ID_FILE
+        if not record.exists():
+            atomic_write_text(record, json.dumps({"id": secrets.token_hex(8)}))
+        return self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "bertjax"),
+            name=self._workdir.name,
+            id=json.loads(record.read_text())["id"],
+            resume="allow",
+            config=self._config.to_dict(),
+        )
+
+
+def make_tracker(name: str, config: Config, workdir: epath.PathLike) -> Tracker:
+    """Return the tracker of `--report-to`.
+
+    Args:
+      name: "wandb", or MODULE:FUNCTION. The function takes the configuration and the workdir, and
+        returns a function that takes each line of metrics.jsonl as a dictionary.
+      config: configuration of the run.
+      workdir: directory of the run.
+
+    Raises:
+      InputError: the module or function does not exist, or wandb has no API key.
+    """
+    if name == WANDB:
+        return WandbTracker(config, epath.Path(workdir))
+    factory = _import_function(name)
+    return CallbackTracker(lambda: factory(config, os.fspath(workdir)))
+
+
+def _import_function(name: str) -> Callable[[Config, str], MetricsCallback]:
     module, _, function = name.partition(":")
     if not (module and function) or module.startswith("."):
-        raise InputError(f"--report-to={name} must be {WANDB}, or MODULE:FUNCTION of your own.")
-    sys.path.insert(0, os.getcwd())  # where a user's own file is
-    made = getattr(_import_module(module, "name one that Python finds"), function, None)
-    if not callable(made):
-        raise InputError(f"--report-to={name}: the module {module} has no function {function}.")
-    return cast(TrackerFactory, made)
+        raise InputError(f"--report-to={name}: unknown tracker. Use {WANDB} or MODULE:FUNCTION.")
+    sys.path.insert(0, os.getcwd())  # where a user's own module is
+    imported = _import_module(name, module, "Name a module that Python finds.")
+    factory = getattr(imported, function, None)
+    if not callable(factory):
+        raise InputError(f"--report-to={name}: {module} has no function {function}. Name another.")
+    return cast(Callable[[Config, str], MetricsCallback], factory)
 
 
-def _import_module(module: str, fix: str) -> Any:
+def _import_module(name: str, module: str, fix: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # of what it imports itself
-        raise InputError(f"there is no module {module} here: {fix}.") from None
-
-
-def _wandb() -> TrackerFactory:
-    wandb = _import_module(WANDB, "pip install 'bertjax[wandb]' brings it")
-    sends = os.environ.get("WANDB_MODE", "online") not in ("offline", "disabled")
-    if sends and not wandb.login(prompt=False):
-        raise InputError("wandb has no key here: run `wandb login`, or set WANDB_MODE=offline.")
-
-    def open_run(config: Config, workdir: str) -> MetricsCallback:
-        """A run of the workdir's name, which one that goes on goes on with."""
-        record = epath.Path(workdir) / WANDB_ID_FILE
-        if not record.exists():
-            atomic_write_text(record, json.dumps({"id": secrets.token_hex(8)}))
-        run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "bertjax"),
-            name=epath.Path(workdir).name,
-            id=json.loads(record.read_text())["id"],
-            resume="allow",
-            config=config.to_dict(),
-        )
-
-        def tell(line: dict[str, Any]) -> None:
-            split = line["split"]
-            values = {f"{split}/{k}": v for k, v in line.items() if k not in ("step", "split")}
-            known = {name: value for name, value in values.items() if value is not None}
-            run.log(known, step=line["step"])
-
-        return tell
-
-    return open_run
+            raise  # missing import inside the module
+        raise InputError(f"--report-to={name}: there is no module {module}. {fix}") from None

@@ -18,7 +18,7 @@ from bertjax.version import __version__
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 
-PARALLEL_RUNS_DIR = "waves"  # the directory of a sweep's runs, which has no run of its own
+PARALLEL_RUNS_DIR = "parallel_runs"  # the directory of a sweep's runs, which has no run of its own
 
 # Fields that may differ between the runs that continue each other in one workdir.
 RESUMABLE_FIELDS = {

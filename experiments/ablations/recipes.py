@@ -17,7 +17,7 @@ import pathlib
 from typing import Any
 
 from bertjax.errors import EXIT_DIVERGED
-from bertjax.training.metric_writers import read_metrics
+from bertjax.training.metrics_file import read_metrics
 from experiments.ablations.commands import override_flags, run_once
 from experiments.ablations.results import VariantResult, write_results
 from experiments.ablations.tables import AblationTable, Finding, Variant

@@ -11,7 +11,7 @@ from html import escape
 from bertjax.html.page import page, section
 from bertjax.html.page import table as draw_table
 from bertjax.html.plots import STYLE, strip_plot
-from bertjax.training.metric_writers import read_metrics
+from bertjax.training.metrics_file import read_metrics
 from experiments.ablations.tables import TASKS, AblationTable, Finding, Variant
 
 Scores = Mapping[

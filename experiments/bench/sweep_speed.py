@@ -73,7 +73,7 @@ def sweep(
         [*command, "--grid", f"optimizer.learning_rate={','.join(RATES)}", *extra_flags]
     )
     found: dict[str, Values] = {}
-    for path in sorted(workdir.glob("waves/*/metrics.jsonl")):
+    for path in sorted(workdir.glob("parallel_runs/*/metrics.jsonl")):
         found |= {run: values for run, values in read_metric_values(path).items() if run}
     return found, cost
 

@@ -1,0 +1,204 @@
+"""Parallel runs of a sweep: the trainer of runs of one shape, each on a device of its own."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from bertjax.checkpointing.lookup import write_params
+from bertjax.config.config import Config
+from bertjax.mesh import distributed
+from bertjax.steps.parallel_runs import ParallelStepFunctions
+from bertjax.steps.schedules import learning_rate_schedule
+from bertjax.steps.train_step import Sums, means
+from bertjax.sweeps.grid import Trial
+from bertjax.tasks.task import Evaluation, HostBatch, Task
+from bertjax.training.evaluator import make_parallel_evaluator
+from bertjax.training.metrics_file import read_metrics
+from bertjax.training.trainer import Trainer
+from bertjax.workdir.run_record import write_checkpoint_metadata
+
+
+class ParallelRuns:
+    """Stacked batches, metrics and scores of parallel runs; see `bertjax.training.trainer.Runs`.
+
+    A run that diverges stops no other run.
+
+    Args:
+      names: names of the trials. There may be fewer than runs: copies of the last fill the devices.
+      configs: resolved configurations of all runs, copies included.
+      task: the data of the sweep.
+      step_functions: vmapped step functions of these configurations.
+      batch_size: sequences of the batch of each run.
+    """
+
+    standalone = False
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        configs: Sequence[Config],
+        task: Task,
+        step_functions: ParallelStepFunctions,
+        batch_size: int,
+    ) -> None:
+        self.num_runs = len(configs)
+        self._names, self._task, self._step_functions = names, task, step_functions
+        self._batch_size, self._total_steps = batch_size, configs[0].total_steps
+        self._schedules = [learning_rate_schedule(config.optimizer_config()) for config in configs]
+        num_local = len(configs) // jax.process_count()
+        first = num_local * jax.process_index()
+        self._tasks = [prepare_task(task, config) for config in configs[first : first + num_local]]
+
+    def train_batches(self, start: int) -> Iterable[HostBatch]:
+        batches = [task.train_batches(start, self._total_steps) for task in self._tasks]
+        for run_batches in zip(*batches, strict=True):
+            yield {
+                name: np.stack([_pad(batch[name], self._batch_size) for batch in run_batches])
+                for name in run_batches[0]
+            }
+
+    def fetch(self, sums: Sums) -> Sums:
+        fetched: Sums = jax.device_get(self._step_functions.gather(sums))
+        return fetched
+
+    def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
+        fetched = self.fetch(sums)
+        runs = [
+            means({name: (value[run], weight[run]) for name, (value, weight) in fetched.items()})
+            for run in range(len(self._names))
+        ]
+        metrics = {"": _finite_means(runs)}
+        for name, values, schedule in zip(self._names, runs, self._schedules, strict=False):
+            metrics[name] = values | {"learning_rate": float(schedule(position))}
+        return metrics
+
+    def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
+        evaluate = make_parallel_evaluator(self._task, self._step_functions)
+
+        def evaluator(params: Any) -> dict[str, Evaluation]:
+            evaluations = evaluate(params)[: len(self._names)]
+            mean = Evaluation(_finite_means([evaluation.scores for evaluation in evaluations]))
+            return {"": mean} | dict(zip(self._names, evaluations, strict=True))
+
+        return evaluator
+
+
+def make_parallel_trainer(
+    trials: Sequence[Trial],
+    task: Task,
+    step_functions: ParallelStepFunctions,
+    batch_size: int,
+    workdir: epath.Path,
+    sweep_dir: epath.Path,
+) -> Trainer:
+    """Return the trainer of parallel runs, whose state has a leading axis of runs.
+
+    Args:
+      trials: the runs, at most as many as the step functions have.
+      task: their data, prepared once for all.
+      step_functions: compiled once for all runs of the shape.
+      batch_size: sequences of the batch of each run.
+      workdir: directory of these runs.
+      sweep_dir: directory of the sweep, which records the initial model of all its runs.
+    """
+    first = trials[0].config
+    task = task.with_config(resolve_like(first, task.config))
+    config = dataclasses.replace(task.config, init=first.init).resolve(task.examples_per_epoch)
+    num_copies = len(step_functions.configs) - len(trials)
+    filled = [*trials, *[trials[-1]] * num_copies]
+    configs = [resolve_like(trial.config, config) for trial in filled]
+    step_functions = step_functions.with_configs(configs)
+    names = [trial.name for trial in trials]
+    runs = ParallelRuns(names, configs, task, step_functions, batch_size)
+    return Trainer(config, workdir, task, step_functions, runs, init_record_dir=sweep_dir)
+
+
+def read_final_scores(trainer: Trainer, trials: Sequence[Trial]) -> list[dict[str, float]]:
+    """Return the last scores of each run, in the order of the trials."""
+    scores = {
+        line["split"]: {k: v for k, v in line.items() if k not in ("step", "split")}
+        for line in read_metrics(trainer.workdir)
+        if line["step"] == trainer.config.total_steps
+    }
+    return [scores[f"{trial.name}/eval"] for trial in trials]
+
+
+def write_run(
+    trainer: Trainer,
+    number: int,
+    trial: Trial,
+    scores: Mapping[str, float],
+    base_config: Config,
+    path: epath.Path,
+) -> None:
+    """Write the parameters of one run as a checkpoint that opens by itself.
+
+    Args:
+      trainer: the trainer of the parallel runs, at their end.
+      number: index of the run.
+      trial: the run.
+      scores: its scores.
+      base_config: configuration with the mesh that the run would have alone.
+      path: directory of the checkpoint, which is replaced.
+    """
+    step_functions = trainer.step_functions
+    assert isinstance(step_functions, ParallelStepFunctions)
+    state = trainer.checkpointer.restore(step_functions.state_shapes)
+    assert state is not None
+    params = step_functions.gather(jax.tree.map(lambda array: array[number], state.params))
+    config = resolve_like(trial.config, trainer.config)
+    config = dataclasses.replace(config, mesh=base_config.mesh)
+    partial = path.with_name(f"{path.name}.partial")
+    if distributed.is_process_0():
+        if partial.exists():
+            partial.rmtree()
+        partial.mkdir(parents=True)
+    distributed.sync_processes("best")
+
+    def write_metadata(directory: epath.Path) -> None:
+        evaluation = Evaluation(dict(scores))
+        write_checkpoint_metadata(
+            directory, config, trainer.task, int(trainer.config.steps), evaluation
+        )
+
+    write_params(partial, params, write_metadata)
+    if distributed.is_process_0():
+        if path.exists():
+            path.rmtree()
+        partial.rename(path)
+
+
+def prepare_task(task: Task, config: Config) -> Task:
+    """Return the same data for another configuration."""
+    prepared = task.with_config(config)
+    prepared.prepare(config.total_steps)
+    return prepared
+
+
+def resolve_like(config: Config, resolved: Config) -> Config:
+    """Return a resolved configuration with the learning rate and the seeds of another one."""
+    optimizer = dataclasses.replace(
+        resolved.optimizer, learning_rate=config.optimizer.learning_rate
+    )
+    return dataclasses.replace(
+        resolved, seed=config.seed, data_seed=config.data_seed, optimizer=optimizer
+    )
+
+
+def _pad(array: np.ndarray, batch_size: int) -> np.ndarray:
+    """Return an array with empty sequences at the end."""
+    return np.pad(array, [(0, batch_size - len(array))] + [(0, 0)] * (array.ndim - 1))
+
+
+def _finite_means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over the runs with a finite value; NaN for a name without one."""
+    result = {}
+    for name in runs[0]:
+        finite = [run[name] for run in runs if math.isfinite(run.get(name, math.nan))]
+        result[name] = float(np.mean(finite)) if finite else math.nan
+    return result

@@ -1,0 +1,146 @@
+"""Results of a sweep so far: the outcome of each finished run, its configuration and its data.
+
+SWEEP/parallel_runs/NAME/done.json holds them for the runs that were trained in parallel. Until it
+exists, an error can be fixed by any change of the configuration.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from bertjax.mesh import distributed
+from bertjax.sweeps.grid import Trial
+from bertjax.tasks.task import Task
+from bertjax.workdir.workdir import PARALLEL_RUNS_DIR, RESUMABLE_FIELDS, config_difference
+from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write_text
+
+DONE_FILE = "done.json"  # in a directory of parallel runs: their outcomes
+
+# Fields that may change when a sweep is resumed. These two decide the scores and the best run.
+_RESUMABLE_FIELDS = RESUMABLE_FIELDS - {"eval_batches", "best_metric"}
+_RUN_KEYS = ("config", "data_fingerprint")  # of an entry; its other keys are the outcome
+
+
+class SweepState:
+    """Finished runs of the sweep in a workdir; a resumed sweep may have more runs than before.
+
+    Args:
+      workdir: directory of the sweep.
+      trials: all runs of the sweep, finished or not.
+
+    Raises:
+      InputError: the workdir holds a single run, or results of other runs or configurations.
+    """
+
+    def __init__(self, workdir: epath.Path, trials: Sequence[Trial]) -> None:
+        self.workdir = workdir
+        if (workdir / "run.json").exists():
+            raise InputError(f"{workdir}: holds a run, not a sweep. Use another --workdir.")
+        self._entries: dict[str, dict[str, Any]] = {}
+        for path in self._parallel_dirs():
+            if (path / DONE_FILE).exists():
+                self._entries |= _read_entries(path / DONE_FILE)
+        if lost := self._entries.keys() - {trial.name for trial in trials}:
+            raise InputError(
+                f"{workdir}: holds a sweep of other runs, {min(lost)!r} among them. Use another "
+                "--workdir, or the grid and seeds of that sweep; more may be added."
+            )
+        for trial in trials:
+            if trial.name in self._entries:
+                self._check_config(trial)
+
+    def _check_config(self, trial: Trial) -> None:
+        before = self._entries[trial.name]["config"]
+        if difference := config_difference(before, trial.config, _RESUMABLE_FIELDS):
+            name, recorded, value = difference
+            raise InputError(
+                f"{name}={value!r}: {self.workdir} holds a sweep whose run {trial.name!r} has "
+                f"{name}={recorded!r}. Use another --workdir, or the configuration of that sweep."
+            )
+
+    def check_data(self, trials: Sequence[Trial], task: Task) -> None:
+        """Raise InputError if runs were trained on other data than those of the task."""
+        for trial in trials:
+            entry = self._entries.get(trial.name)
+            if entry and entry["data_fingerprint"] != task.data_fingerprint:
+                raise InputError(
+                    f"data.dir={trial.config.data['dir']}: {self.workdir} holds a sweep on other "
+                    "data. Use another --workdir, or the data of that sweep."
+                )
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Outcomes of the finished runs by their names."""
+        return {
+            name: {key: value for key, value in entry.items() if key not in _RUN_KEYS}
+            for name, entry in self._entries.items()
+        }
+
+    def parallel_dir(self, trials: Sequence[Trial], num_parallel: int) -> epath.Path:
+        """Return the directory of parallel runs.
+
+        Its name depends on the runs: a state of other runs, or of more, cannot be resumed.
+
+        Args:
+          trials: the runs.
+          num_parallel: number of runs in the state, including the copies that fill it.
+        """
+        names = "\n".join([str(num_parallel), *(trial.name for trial in trials)])
+        digest = hashlib.sha256(names.encode()).hexdigest()[:12]
+        return self.workdir / PARALLEL_RUNS_DIR / f"{len(self._entries):05d}-{digest}"
+
+    def record(
+        self,
+        directory: epath.Path,
+        trials: Sequence[Trial],
+        task: Task,
+        outcomes: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Record the outcomes of parallel runs, which are the same on all processes.
+
+        Args:
+          directory: directory of the parallel runs.
+          trials: the runs.
+          task: their data.
+          outcomes: `scores` and `failed` of each run by its name.
+        """
+        entries = {
+            trial.name: {
+                **outcomes[trial.name],
+                "config": trial.config.to_dict(),
+                "data_fingerprint": task.data_fingerprint,
+            }
+            for trial in trials
+        }
+        if distributed.is_process_0():
+            write_json(directory / DONE_FILE, entries)
+        self._entries |= entries
+
+    def remove_unfinished(self) -> None:
+        """Delete directories of parallel runs that were interrupted and trained elsewhere."""
+        for path in self._parallel_dirs():
+            if not (path / DONE_FILE).exists():
+                path.rmtree()
+
+    def _parallel_dirs(self) -> list[epath.Path]:
+        parent = self.workdir / PARALLEL_RUNS_DIR
+        return sorted(parent.iterdir()) if parent.exists() else []
+
+
+def _read_entries(path: epath.Path) -> dict[str, dict[str, Any]]:
+    try:
+        entries: dict[str, dict[str, Any]] = json.loads(path.read_text())
+        for entry in entries.values():
+            [entry[name] for name in (*_RUN_KEYS, "scores", "failed")]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: not the outcomes of a sweep. Use another --workdir.") from error
+    return entries
+
+
+def write_json(path: epath.Path, content: Any) -> None:
+    """Write a JSON file atomically."""
+    atomic_write_text(path, json.dumps(content, indent=1, allow_nan=False))

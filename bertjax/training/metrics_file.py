@@ -1,0 +1,128 @@
+"""WORKDIR/metrics.jsonl: one JSON object a line, with "step", "split" and the metrics.
+
+The split is "train" or "eval"; runs that are trained in parallel have RUN/train and RUN/eval too.
+An unknown metric is null. JSON has no notation for numbers that are not finite: they are the
+strings "NaN", "Infinity" and "-Infinity", which Python's float() reads.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from data_pipelines.errors import InputError
+from data_pipelines.paths import atomic_write
+
+Metrics = Mapping[str, float | int | None]
+
+_NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def metrics_path(workdir: epath.PathLike) -> epath.Path:
+    """Return the path of a run's metrics."""
+    return epath.Path(workdir) / "metrics.jsonl"
+
+
+def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
+    """Return the metrics of a run, one dictionary a line, oldest first.
+
+    An unfinished last line, which a running or a killed process leaves, is skipped.
+
+    Raises:
+      InputError: the file does not exist, or a line of it is damaged.
+    """
+    path = metrics_path(workdir)
+    if not path.exists():
+        raise InputError(f"{path}: the file does not exist. Name the --workdir of a trained run.")
+    return [
+        {key: value if key == "split" else _parse_number(value) for key, value in entry.items()}
+        for _, entry in _finished_lines(path)
+    ]
+
+
+def truncate_metrics(workdir: epath.PathLike, step: int) -> None:
+    """Remove the lines after `step`, and an unfinished last line.
+
+    A run that resumes from the checkpoint of `step` then ends with the same lines as a run without
+    interruption. The file is replaced in one move, so a process killed here loses nothing.
+
+    Raises:
+      InputError: a line of the file is damaged.
+    """
+    path = metrics_path(workdir)
+    if not path.exists():
+        return
+    kept = b"".join(line for line, entry in _finished_lines(path) if entry["step"] <= step)
+    if len(kept) != path.stat().length:
+        with atomic_write(path) as partial:
+            partial.write_bytes(kept)
+
+
+class LocalMetricsFile:
+    """metrics.jsonl on a local disk; each line reaches the operating system in one call."""
+
+    def __init__(self, path: epath.Path) -> None:
+        self._path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
+        line = encode_line(step, split, metrics)
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        if written != len(line):
+            raise OSError(f"{self._path}: the disk is full. Free space on it.")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class RemoteMetricsFile:
+    """metrics.jsonl in remote storage, where a file is only ever replaced as a whole."""
+
+    def __init__(self, path: epath.Path) -> None:
+        self._path = path
+        self._lines = path.read_bytes() if path.exists() else b""
+
+    def log(self, step: int, split: str, metrics: Metrics) -> None:
+        self._lines += encode_line(step, split, metrics)
+
+    def flush(self) -> None:
+        self._path.write_bytes(self._lines)
+
+    def close(self) -> None:
+        self.flush()
+
+
+def encode_line(step: int, split: str, metrics: Metrics) -> bytes:
+    """Return a line of the file."""
+    entry: dict[str, Any] = {"step": int(step), "split": split}
+    for name, value in metrics.items():
+        finite = value is None or math.isfinite(value)
+        entry[name] = value if finite else _NON_FINITE[str(value)]
+    return json.dumps(entry, allow_nan=False).encode() + b"\n"
+
+
+def _parse_number(value: Any) -> Any:
+    return float(value) if value in _NON_FINITE.values() else value
+
+
+def _finished_lines(path: epath.Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return each line that ends in a newline, raw and parsed."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    entries = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            int(entry["step"]), str(entry["split"])
+        except (ValueError, TypeError, KeyError):
+            raise InputError(
+                f"{path}:{number}: not a line of metrics. Restore the file or move it away."
+            ) from None
+        entries.append((line, entry))
+    return entries

@@ -1,0 +1,76 @@
+"""The trainer of one run, from its configuration."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from etils import epath
+
+from bertjax.checkpointing.lookup import has_checkpoint
+from bertjax.config.config import Config
+from bertjax.steps.batch_sizes import check_batch_sizes
+from bertjax.steps.schedules import learning_rate_schedule
+from bertjax.steps.step_functions import StepFunctions
+from bertjax.steps.train_step import Sums, means
+from bertjax.tasks import registry
+from bertjax.tasks.task import Evaluation, HostBatch, Task
+from bertjax.training.evaluator import make_evaluator
+from bertjax.training.trackers import Tracker
+from bertjax.training.trainer import Trainer
+
+
+def make_trainer(
+    config: Config, workdir: epath.PathLike, trackers: Sequence[Tracker] = ()
+) -> Trainer:
+    """Return the trainer of a run, after everything that can be checked before compilation.
+
+    Args:
+      config: configuration, not yet resolved.
+      workdir: a new directory, or that of a run to resume.
+      trackers: further receivers of the metrics.
+
+    Raises:
+      InputError: configuration, data, `init` and workdir do not fit each other.
+    """
+    # A checkpoint holds everything that came from `init`, which may be gone by now.
+    source = dataclasses.replace(config, init=str(workdir)) if has_checkpoint(workdir) else config
+    task = registry.find(config.task)(source, jax.process_count(), jax.process_index())
+    config = dataclasses.replace(task.config, init=config.init).resolve(task.examples_per_epoch)
+    task.prepare(config.total_steps)
+    step_functions = StepFunctions(config, task.objective)
+    check_batch_sizes(config, task.objective, step_functions.mesh, train=True)
+    run = SingleRun(config, task, step_functions)
+    return Trainer(config, workdir, task, step_functions, run, trackers=trackers)
+
+
+class SingleRun:
+    """Data, metrics and scores of a run that is trained alone; see `bertjax.training.trainer.Runs`."""
+
+    num_runs = 1
+    standalone = True
+
+    def __init__(self, config: Config, task: Task, step_functions: StepFunctions) -> None:
+        self._task, self._step_functions = task, step_functions
+        self._total_steps = config.total_steps
+        self._schedule = learning_rate_schedule(config.optimizer_config())
+
+    def train_batches(self, start: int) -> Iterable[HostBatch]:
+        return self._task.train_batches(start, self._total_steps)
+
+    def fetch(self, sums: Sums) -> Sums:
+        fetched: Sums = jax.device_get(sums)
+        return fetched
+
+    def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
+        learning_rate = float(self._schedule(position))
+        return {"": means(self.fetch(sums)) | {"learning_rate": learning_rate}}
+
+    def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
+        evaluate = make_evaluator(self._task, self._step_functions)
+
+        def evaluator(params: Any) -> dict[str, Evaluation]:
+            evaluation = evaluate([params])
+            return {} if evaluation is None else {"": evaluation}
+
+        return evaluator
