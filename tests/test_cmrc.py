@@ -114,5 +114,5 @@ def test_score_files_scores_and_rejects_other_layout(tmp_path, capsys) -> None:
     assert main(["score", "cmrc", "--data", str(data), "--predictions", str(predictions)]) == 0
     assert json.loads(capsys.readouterr().out)["average"] == 100
     predictions.write_text("[]")
-    with pytest.raises(InputError, match="no JSON object. Write one object"):
+    with pytest.raises(InputError, match=r"no JSON object\. Write one object"):
         score_files(data, predictions)

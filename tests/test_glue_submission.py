@@ -1,4 +1,4 @@
-"""What is handed in to GLUE: eleven files of the right names, headers, counts and label texts."""
+"""GLUE submissions: eleven files with the right names, headers, counts and labels."""
 
 import io
 import pathlib
@@ -50,7 +50,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def glue(tmp_path_factory) -> pathlib.Path:
-    """The test files of all tasks, as they are published."""
+    """Write the test files of all tasks in the published layout."""
     folder = tmp_path_factory.mktemp("glue")
     for task in GLUE.values():
         (folder / task.folder).mkdir()
@@ -66,7 +66,7 @@ def glue(tmp_path_factory) -> pathlib.Path:
 
 
 def model_of(name: str, seed: int = 0) -> types.SimpleNamespace:
-    """A model of a task that says anything at all."""
+    """Return a model of a task with random logits."""
     raw = {
         "task": "sequence_classification",
         "max_seq_length": 32,
@@ -91,10 +91,10 @@ def rows_of(content: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", list(GLUE))
-def test_every_test_example_has_one_answer_in_its_place(glue, name: str) -> None:
-    found = predict_test_files(model_of(name), str(glue))
-    assert found.keys() == GLUE[name].test.keys()
-    for content in found.values():
+def test_predict_test_files_has_one_row_per_example(glue, name: str) -> None:
+    files = predict_test_files(model_of(name), str(glue))
+    assert files.keys() == GLUE[name].test.keys()
+    for content in files.values():
         header, *rows = rows_of(content)
         assert header == ["index", "prediction"]
         assert [row[0] for row in rows] == [str(i) for i in range(COUNT)]
@@ -102,15 +102,15 @@ def test_every_test_example_has_one_answer_in_its_place(glue, name: str) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in GLUE if name != "stsb"])
-def test_classes_are_said_by_the_texts_of_the_server(glue, name: str) -> None:
-    said: dict[str, set[str]] = {}
+def test_predict_test_files_uses_server_labels(glue, name: str) -> None:
+    labels: dict[str, set[str]] = {}
     for seed in range(20):
         for file, content in predict_test_files(model_of(name, seed), str(glue)).items():
-            said.setdefault(file, set()).update(row[1] for row in rows_of(content)[1:])
-    assert said == {file: TEXTS[file] for file in said}
+            labels.setdefault(file, set()).update(row[1] for row in rows_of(content)[1:])
+    assert labels == {file: TEXTS[file] for file in labels}
 
 
-def test_numbers_have_three_decimals_and_stay_in_their_range(glue) -> None:
+def test_predict_test_files_clips_and_rounds_scores(glue) -> None:
     contents = [
         predict_test_files(model_of("stsb", seed), str(glue))["STS-B"] for seed in range(20)
     ]
@@ -119,50 +119,48 @@ def test_numbers_have_three_decimals_and_stay_in_their_range(glue) -> None:
     assert (min(numbers), max(numbers)) == ("0.000", "5.000")
 
 
-def test_labels_are_said_by_name_whatever_their_order_in_the_model(glue) -> None:
-    one, other = model_of("qnli"), model_of("qnli")
-    other.labels = one.labels[::-1]
-    first, second = (
-        rows_of(predict_test_files(each, str(glue))["QNLI"])[1:] for each in (one, other)
-    )
+def test_predict_test_files_uses_the_label_order_of_the_model(glue) -> None:
+    model, other = model_of("qnli"), model_of("qnli")
+    other.labels = model.labels[::-1]
+    first, second = (rows_of(predict_test_files(m, str(glue))["QNLI"])[1:] for m in (model, other))
     assert all(a[1] != b[1] for a, b in zip(first, second, strict=True))
 
 
-def test_a_task_is_answered_by_its_majority(glue) -> None:
+def test_predict_majority_returns_most_frequent_label(glue) -> None:
     _, *rows = rows_of(predict_majority("wnli", str(glue))["WNLI"])
     assert rows == [[str(i), "1"] for i in range(COUNT)]
     with pytest.raises(
-        InputError, match="--majority-class=stsb: a regression has no classes. Leave it out"
+        InputError, match=r"--majority-class=stsb: a regression has no classes\. Leave it out"
     ):
         predict_majority("stsb", str(glue))
 
 
-def test_an_archive_holds_all_eleven_files_and_nothing_else(glue) -> None:
+def test_build_submission_contains_eleven_files(glue) -> None:
     files: dict[str, str] = {}
     for name in GLUE:
         files |= predict_test_files(model_of(name), str(glue))
     content = build_submission(files)
-    with zipfile.ZipFile(io.BytesIO(content)) as packed:
-        assert sorted(packed.namelist()) == sorted(f"{name}.tsv" for name in FILES)
-        assert len(packed.namelist()) == 11
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert sorted(archive.namelist()) == sorted(f"{name}.tsv" for name in FILES)
+        assert len(archive.namelist()) == 11
         for name, text in files.items():
-            assert packed.read(f"{name}.tsv").decode() == text
+            assert archive.read(f"{name}.tsv").decode() == text
     assert build_submission(files) == content
 
 
-def test_a_task_that_is_missing_is_named(glue) -> None:
+def test_build_submission_names_missing_tasks(glue) -> None:
     files = predict_test_files(model_of("mnli"), str(glue))
     with pytest.raises(
         InputError,
-        match="lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI. Add a --checkpoint of each",
+        match=r"lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI\. Add a --checkpoint of each",
     ):
         build_submission(files)
 
 
-def test_a_model_of_another_task_is_refused(glue) -> None:
+def test_predict_test_files_rejects_other_task(glue) -> None:
     model = model_of("rte")
     model.config = parse_config({"task": "question_answering"}, registry.data_fields())
-    with pytest.raises(InputError, match="runs/rte: not fine-tuned on a GLUE task. Leave it out"):
+    with pytest.raises(InputError, match=r"runs/rte: not fine-tuned on a GLUE task\. Leave it out"):
         predict_test_files(model, str(glue))
 
 
@@ -178,7 +176,7 @@ def test_a_model_of_another_task_is_refused(glue) -> None:
         (["--majority-class", "wnli"], "not a model. Give a directory"),
     ],
 )
-def test_what_cannot_be_packed_is_refused_and_nothing_written(
+def test_submit_rejects_incomplete_submissions(
     glue, tmp_path, capsys, arguments: list[str], message: str
 ) -> None:
     command = ["submit", "--data", str(glue), "--checkpoint", str(tmp_path)]

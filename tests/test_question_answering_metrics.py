@@ -164,6 +164,6 @@ def test_score_files_rejects_other_layouts(predictions, odds, problem: str, tmp_
 def test_score_files_rejects_null_odds_of_version_1(tmp_path) -> None:
     files = write(tmp_path / "p.json", {"0": "Paris"}), write(tmp_path / "o.json", {"0": 1.0})
     with pytest.raises(
-        InputError, match="dev.json: no question has is_impossible, .*. Leave them out"
+        InputError, match=r"dev\.json: no question has is_impossible, .*\. Leave them out"
     ):
         score_files(squad_file(tmp_path / "dev.json", 1), *files)

@@ -1,4 +1,4 @@
-"""Fine-tuning on SQuAD goes through the one loop, from files to answers."""
+"""Fine-tuning on question answering, from files to answers."""
 
 import functools
 import json
@@ -58,12 +58,12 @@ TOKENIZER = WordPieceTokenizer(
 
 
 def questions(version: int, count: int) -> dict:
-    """Where the first of two lives; in version 2 every third asks for nobody."""
+    """Return questions where a person lives; every third of version 2 has no answer."""
     paragraphs = []
     for i in range(count):
-        said = [(NAMES[(i + j) % 4], PLACES[(i // 4 + j) % 4]) for j in range(2)]
-        passage = " ".join(f"{name.title()} lives in {place.title()}." for name, place in said)
-        name, place = said[0]
+        residents = [(NAMES[(i + j) % 4], PLACES[(i // 4 + j) % 4]) for j in range(2)]
+        passage = " ".join(f"{name.title()} lives in {place.title()}." for name, place in residents)
+        name, place = residents[0]
         qa: dict = {"id": str(i), "question": f"Where lives {name}?", "answers": []}
         if version == 2:
             qa["is_impossible"] = i % 3 == 0
@@ -78,7 +78,7 @@ def questions(version: int, count: int) -> dict:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    """Data of both versions, and a published model to begin with."""
+    """Data of both versions, and a published model to initialize from."""
     path = tmp_path_factory.mktemp("squad")
     for version, name in ((1, "1.1"), (2, "2.0")):
         for split, count in (("train", 64), ("dev", 24)):
@@ -114,7 +114,7 @@ def configuration(folder: pathlib.Path, version: int, **overrides: object) -> Co
 
 @pytest.fixture(scope="module", params=[1, 2])
 def trained(request, folder, tmp_path_factory) -> tuple[int, pathlib.Path]:
-    """The version, and a run that has learnt who lives where."""
+    """The version, and a trained run."""
     workdir = tmp_path_factory.mktemp(f"run{request.param}")
     done = run("train", "--workdir", workdir, *arguments(folder, request.param))
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def trained(request, folder, tmp_path_factory) -> tuple[int, pathlib.Path]:
 
 @pytest.fixture(scope="module")
 def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dict]:
-    """The version, the output of an evaluation, and what it printed."""
+    """The version, the output directory of an evaluation, and its printed scores."""
     version, workdir = trained
     output = tmp_path_factory.mktemp("scores")
     given = ["--checkpoint", workdir, "--output", output, *arguments(folder, version)]
@@ -138,7 +138,7 @@ def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dic
 
 
 @pytest.mark.slow
-def test_evaluation_writes_answers_and_official_scores(trained, evaluated, folder) -> None:
+def test_evaluate_writes_answers_and_official_scores(trained, evaluated, folder) -> None:
     version, output, scores = evaluated
     assert scores == json.loads((output / "scores.json").read_text())
     assert scores["total"] == 24 and scores["f1"] > 50
@@ -156,7 +156,7 @@ def test_evaluation_writes_answers_and_official_scores(trained, evaluated, folde
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
+def test_report_of_an_evaluation_shows_scores(trained, evaluated) -> None:
     _, output, scores = evaluated
     page = write_report(output).read_text()
     assert f"<b>{scores['f1']:.1f}</b><span>F1</span>" in page and str(trained[1]) in page
@@ -167,26 +167,26 @@ def test_an_evaluation_is_shown_as_a_page(trained, evaluated) -> None:
 
 
 @pytest.mark.slow
-def test_several_checkpoints_are_an_ensemble(folder, tmp_path, capsys) -> None:
+def test_evaluate_averages_logits_of_checkpoints(folder, tmp_path, capsys) -> None:
     workdirs = [tmp_path / name for name in "ab"]
     for seed, workdir in enumerate(workdirs):
         make_trainer(configuration(folder, 1, seed=seed, steps=3, eval_every=3), workdir).train()
     alone = [evaluate(configuration(folder, 1), workdir) for workdir in workdirs]
     given = ["--checkpoint", *map(str, workdirs), "--output", str(tmp_path / "both")]
     assert main(["evaluate", *given, *arguments(folder, 1)]) == 0
-    losses = [each.scores["loss"] for each in alone]
+    losses = [evaluation.scores["loss"] for evaluation in alone]
     assert losses[0] != losses[1]
     loss = json.loads(capsys.readouterr().out)["loss"]
     assert loss == pytest.approx(sum(losses) / 2, abs=1e-5)
 
     shared = 0
     both = json.loads((tmp_path / "both" / "nbest_predictions.json").read_text())
-    one, other = (each.files["nbest_predictions"] for each in alone)
+    first, second = (evaluation.files["nbest_predictions"] for evaluation in alone)
     for name, candidates in both.items():
         for best in candidates:
             logits = [
-                next((c["start_logit"] for c in each[name] if c["start"] == best["start"]), None)
-                for each in (one, other)
+                next((c["start_logit"] for c in answers[name] if c["start"] == best["start"]), None)
+                for answers in (first, second)
             ]
             if None not in logits:
                 assert best["start_logit"] == pytest.approx(sum(logits) / 2, abs=1e-4)
@@ -195,7 +195,7 @@ def test_several_checkpoints_are_an_ensemble(folder, tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys, caplog) -> None:
+def test_evaluate_scores_several_eval_sets(trained, folder, tmp_path, capsys, caplog) -> None:
     version, workdir = trained
     for name, count in (("xx.de", 8), ("xx.fr", 16)):
         (folder / f"{name}.json").write_text(json.dumps(questions(version, count)))
@@ -203,8 +203,7 @@ def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys, c
     given += arguments(folder, version, data__eval_file="xx.*.json")
     assert main(["evaluate", *given]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["data", "xx.de", "xx.fr", "mean"]
     assert "was made: data.eval_file='xx.*.json' here, '' there." in caplog.text
     assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
@@ -214,15 +213,15 @@ def test_several_sets_are_evaluated_at_once(trained, folder, tmp_path, capsys, c
 
 
 @pytest.mark.slow
-def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
+def test_predict_returns_answer_offsets(trained, folder, capsys) -> None:
     version, workdir = trained
     context = "Anna lives in Oslo. Bob lives in Rome."
-    asked = ["predict", "--checkpoint", str(workdir)]
-    assert main([*asked, "--question", "Where lives bob?", "--context", context]) == 0
+    command = ["predict", "--checkpoint", str(workdir)]
+    assert main([*command, "--question", "Where lives bob?", "--context", context]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["text"] == context[answer["start"] : answer["end"]]
     assert ("null_odds" in answer) == (version == 2)
-    assert main([*asked, "--question", "Where lives bob?"]) == 2
+    assert main([*command, "--question", "Where lives bob?"]) == 2
     assert "--question and --context go together" in capsys.readouterr().err
 
     line = json.dumps({"question": "Where lives bob?", "context": context})
@@ -234,8 +233,7 @@ def test_questions_are_answered_with_the_place(trained, folder, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
-    """Its threshold, if it has one, and how its passages are cut included."""
+def test_converted_copy_predicts_as_the_run(trained, tmp_path, caplog) -> None:
     version, workdir = trained
     convert(workdir, tmp_path / "copy", "bertjax", "bertjax")
     line = json.dumps({"question": "Where lives bob?", "context": "Bob lives in Rome. " * 9})
@@ -246,7 +244,7 @@ def test_a_copy_answers_as_the_run_does(trained, tmp_path, caplog) -> None:
 
 
 @pytest.mark.slow
-def test_a_threshold_is_kept_with_the_parameters_that_were_evaluated(folder, tmp_path) -> None:
+def test_calibration_is_saved_with_evaluated_checkpoint(folder, tmp_path) -> None:
     config = configuration(folder, 2, steps=2, checkpoint_every=1, eval_every=2)
     make_trainer(config, tmp_path).train()
     first, second = map(Checkpointer(tmp_path / "checkpoints").path, (1, 2))
@@ -254,34 +252,33 @@ def test_a_threshold_is_kept_with_the_parameters_that_were_evaluated(folder, tmp
 
 
 def prepared(task: Task) -> Iterator[dict[str, Any]]:
-    """The first batch of a task that is to train a step."""
+    """Yield batches of a task prepared for one step."""
     task.prepare(1)
     return iter(task.train_batches(0, 1))
 
 
-def test_hosts_that_are_only_looked_at_have_all_windows_between_them(folder) -> None:
+def test_processes_share_all_windows_of_a_batch(folder) -> None:
     batches = [
-        next(prepared(Task(configuration(folder, 1, batch_size=17), 3, host))) for host in range(3)
+        next(prepared(Task(configuration(folder, 1, batch_size=17), 3, process)))
+        for process in range(3)
     ]
     assert sum(batch["answer_positions_weights"].sum() for batch in batches) == 17
 
 
-@pytest.mark.parametrize(("packing", "most"), [(True, 8), (False, 1)])
-def test_without_packing_a_row_has_one_window(folder, packing: bool, most: int) -> None:
+@pytest.mark.parametrize(("packing", "windows"), [(True, 8), (False, 1)])
+def test_packing_sets_windows_per_sequence(folder, packing: bool, windows: int) -> None:
     task = Task(configuration(folder, 1, batch_size=16, max_seq_length=64, packing=packing))
     (training,) = prepared(task)
-    (held_out,) = task.eval_sets()
-    for batch in (training, *held_out.batches()):
-        assert batch["answer_positions_weights"].shape[1] == most
+    (eval_set,) = task.eval_sets()
+    for batch in (training, *eval_set.batches()):
+        assert batch["answer_positions_weights"].shape[1] == windows
         assert (batch["answer_positions_weights"].sum(1).max() > 1) == packing
     assert training["answer_positions_weights"].sum() == 16
     shapes = task.objective.batch_shapes(task.objective.batch_size)
     assert {n: x.shape for n, x in shapes.items()} == {n: x.shape for n, x in training.items()}
 
 
-def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(
-    folder, tmp_path, capsys
-) -> None:
+def test_evaluate_rejects_output_that_is_a_file(folder, tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("mine")
     given = ["--checkpoint", "none", "--output", str(tmp_path / "file"), *arguments(folder, 1)]
     assert main(["evaluate", *given]) == 2
@@ -290,7 +287,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(
 
 
 @pytest.mark.slow
-def test_half_a_surrogate_pair_in_a_passage_is_written_escaped(trained, capsys) -> None:
+def test_predict_escapes_lone_surrogates(trained, capsys) -> None:
     _, workdir = trained
     asked = ["--question", "Where lives bob?", "--context", "\ud83d"]
     assert main(["predict", "--checkpoint", str(workdir), *asked]) == 0
@@ -298,7 +295,7 @@ def test_half_a_surrogate_pair_in_a_passage_is_written_escaped(trained, capsys) 
 
 
 @pytest.mark.slow
-def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
+def test_evaluate_rejects_incompatible_models(folder, tmp_path) -> None:
     convert(folder / "model", tmp_path / "encoder", "hf", "bertjax")
     with pytest.raises(ValueError, match=r"with activation='gelu' .* model.hidden_act='gelu'"):
         evaluate(configuration(folder, 1, model__hidden_act="relu"), tmp_path / "encoder")
@@ -311,21 +308,20 @@ def test_a_model_of_another_kind_is_not_evaluated(folder, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_topology_would_make_of_it_is_known(folder) -> None:
+def test_preflight_reports_steps_and_batch_size(folder) -> None:
     config = configuration(folder, 1, steps="3 epochs", batch_size=16)
     verdict = preflight(config, Topology("cpu:8"))
     assert verdict.steps == 3 * 64 // 16 and verdict.train.per_device_batch_size == 2
 
 
 @pytest.mark.slow
-def test_a_topology_need_not_divide_the_windows_of_a_step(folder) -> None:
+def test_preflight_accepts_indivisible_batch_size(folder) -> None:
     config = configuration(folder, 1, batch_size=10, gradient_accumulation_steps=2)
     assert preflight(config, Topology("cpu:8")).train.per_device_batch_size == 2
 
 
 @pytest.mark.slow
-def test_scores_keep_the_precision_that_they_are_summed_in(folder) -> None:
-    """Or answers, and null odds, would tie."""
+def test_logits_are_float32_in_bfloat16_models(folder) -> None:
     task = Task(configuration(folder, 1, **{"model.dtype": "bfloat16"}))
     batch, objective = next(prepared(task)), task.objective
     params = jax.jit(objective.init_params)(jax.random.key(0))
@@ -336,7 +332,7 @@ def test_scores_keep_the_precision_that_they_are_summed_in(folder) -> None:
 
 
 @pytest.mark.slow
-def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
+def test_losses_are_equal_on_every_mesh(folder, tmp_path) -> None:
     losses = []
     for shape in ((8, 1, 1), (2, 2, 2)):
         mesh = {f"mesh.{axis}": size for axis, size in zip(AXES, shape, strict=True)}
@@ -349,7 +345,7 @@ def test_every_mesh_gives_the_same_losses(folder, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_kills_change_nothing(folder, tmp_path) -> None:
+def test_killed_run_resumes_identically(folder, tmp_path) -> None:
     given = arguments(folder, 2, steps=120, checkpoint_every=10, eval_every=20, log_every=5)
     given += [
         "--config.model.hidden_dropout_prob=0.1",
@@ -385,7 +381,7 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "overrides", "complaint"),
+    ("version", "overrides", "problem"),
     [
         (1, {"data__eval_file": "dev-v2.0.json"}, "has questions that cannot be answered"),
         (2, {"data__eval_file": "dev-v1.1.json"}, "has no questions that cannot be answered"),
@@ -398,11 +394,11 @@ def test_kills_change_nothing(folder, tmp_path) -> None:
     ],
     ids=str,
 )
-def test_bad_input_is_refused_in_a_sentence(
-    version: int, overrides: dict, complaint: str, folder, tmp_path, capsys
+def test_train_rejects_bad_input_in_one_line(
+    version: int, overrides: dict, problem: str, folder, tmp_path, capsys
 ) -> None:
     given = ["--workdir", str(tmp_path / "w"), *arguments(folder, version, **overrides)]
     assert main(["train", *given]) == 2
-    said = capsys.readouterr().err
-    assert complaint in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
     assert not (tmp_path / "w").exists()

@@ -1,4 +1,4 @@
-"""SequenceClassificationDataset of a table, their labels, and what of a long text a model reads."""
+"""Data sets of sequence classification: rows, labels, eval splits and truncation."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ from data_pipelines.finetuning.table import TableRow, read_table
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
-WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # a piece each
+WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
 CLASS = TableColumns(("text",), label="label")
 LABELS = dataclasses.replace(CLASS, problem_type="multi_label_classification")
 NUMBER = dataclasses.replace(CLASS, problem_type="regression")
@@ -40,15 +40,15 @@ NUMBER = dataclasses.replace(CLASS, problem_type="regression")
 def read(
     rows: list[dict], columns: TableColumns = CLASS, labeled: bool = True
 ) -> SequenceClassificationDataset:
-    placed = [TableRow(f"t.csv line {i}", values) for i, values in enumerate(rows, 2)]
-    return from_rows("t.csv", placed, columns, labeled)
+    table_rows = [TableRow(f"t.csv line {i}", values) for i, values in enumerate(rows, 2)]
+    return from_rows("t.csv", table_rows, columns, labeled)
 
 
 def labeled(*labels: object, columns: TableColumns = CLASS) -> SequenceClassificationDataset:
     return read([{"text": f"text {i}", "label": label} for i, label in enumerate(labels)], columns)
 
 
-def test_columns_of_a_text_are_joined_and_a_pair_is_kept_apart() -> None:
+def test_from_rows_joins_text_columns() -> None:
     columns = TableColumns(
         split_column_names("title+body"), split_column_names("answer"), "label", "id"
     )
@@ -58,7 +58,7 @@ def test_columns_of_a_text_are_joined_and_a_pair_is_kept_apart() -> None:
     assert found.locations == ["t.csv line 2"] and len(found) == 1
 
 
-def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
+def test_from_rows_without_labels_has_zero_weights() -> None:
     found = read([{"text": "a"}], labeled=False)
     assert found.values is None and found.pairs is None and found.ids is None
     target = make_target(found, ["x", "y"], "single_label_classification")
@@ -66,7 +66,7 @@ def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "rows", "complaint"),
+    ("columns", "rows", "problem"),
     [
         (CLASS, [{"label": "x"}], "line 2: there is no column 'text', but 'label'"),
         (CLASS, [{"text": "a", "label": "x"}, {"text": "b"}], "line 3: there is no column 'label'"),
@@ -102,13 +102,13 @@ def test_nothing_is_asked_of_a_label_where_none_is_read() -> None:
         ),
     ],
 )
-def test_a_row_that_does_not_say_what_it_should_is_refused(columns, rows, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_from_rows_rejects_bad_rows(columns, rows, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
         read(rows, columns)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "problem"),
     [
         ({"text": ()}, "data.text is empty: name the column"),
         ({"text": ("a",), "label": "a"}, "column 'a' is the text and the label: name different"),
@@ -120,8 +120,8 @@ def test_a_row_that_does_not_say_what_it_should_is_refused(columns, rows, compla
         ),
     ],
 )
-def test_columns_that_cannot_be_are_refused(arguments: dict, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_table_columns_reject_conflicts(arguments: dict, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
         TableColumns(**arguments)
 
 
@@ -139,11 +139,11 @@ def test_columns_that_cannot_be_are_refused(arguments: dict, complaint: str) -> 
         ("a b", "a b"),
     ],
 )
-def test_a_label_is_compared_by_its_text(value: object, text: str) -> None:
+def test_label_text_normalizes_values(value: object, text: str) -> None:
     assert label_text(value) == text
 
 
-def test_labels_are_between_separators_or_in_a_list_and_may_be_none() -> None:
+def test_from_rows_reads_label_sets() -> None:
     found = labeled("b, a,b,", ["a", 3, ""], "", [], columns=LABELS)
     assert found.values == [("b", "a"), ("a", "3"), (), ()]
     columns = dataclasses.replace(LABELS, label_separator="|")
@@ -151,7 +151,7 @@ def test_labels_are_between_separators_or_in_a_list_and_may_be_none() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "B", "b c", "é", "10", "9", "-1"]), min_size=2), st.randoms())
-def test_the_order_of_labels_is_not_that_of_the_rows(labels: list[str], draw) -> None:
+def test_label_names_do_not_depend_on_row_order(labels: list[str], draw) -> None:
     if len(set(labels)) < 2:
         return
     shuffled = draw.sample(labels, len(labels))
@@ -160,7 +160,7 @@ def test_the_order_of_labels_is_not_that_of_the_rows(labels: list[str], draw) ->
     assert label_names(labeled(*labels, columns=LABELS)) == names
 
 
-def test_labels_that_are_whole_numbers_are_in_their_order() -> None:
+def test_label_names_sorts_integers_by_value() -> None:
     assert label_names(labeled(10, "9", -1, "2")) == ("-1", "2", "9", "10")
     assert label_names(labeled("10", "9", "-")) == ("-", "10", "9")
 
@@ -175,7 +175,7 @@ def test_labels_that_are_whole_numbers_are_in_their_order() -> None:
         ("clinc150/test.tsv", "sentence", "label", 5500, 151),
     ],
 )
-def test_real_files_have_all_their_examples(
+def test_published_files_are_read_completely(
     file: str, text: str, label: str, count: int, classes: int, data_dir
 ) -> None:
     rows = read_table(data_dir / "classification" / file)
@@ -186,7 +186,7 @@ def test_real_files_have_all_their_examples(
     assert len(train) + len(dev) == count and not {*train.texts} & {*dev.texts}
 
 
-def test_there_must_be_something_to_tell_apart() -> None:
+def test_label_names_rejects_fewer_than_two() -> None:
     with pytest.raises(InputError, match=r"^t.csv has nothing to tell apart \(all have 'x'\)"):
         label_names(labeled("x", "x"))
     with pytest.raises(InputError, match=r"\(there is no label at all\)"):
@@ -198,9 +198,7 @@ texts = st.lists(st.text(max_size=8), min_size=1, max_size=40, unique=True)
 
 @settings(deadline=None)
 @given(texts, st.lists(st.text(max_size=8), max_size=10), st.floats(0.1, 0.9), st.randoms())
-def test_no_order_and_no_later_example_moves_one_to_the_other_side(
-    first: list[str], more: list[str], share: float, draw
-) -> None:
+def test_split_by_text_is_stable(first: list[str], more: list[str], share: float, draw) -> None:
     def sides(texts: list[str], pairs: list[str] | None = None) -> tuple[set[str], set[str]] | None:
         locations = [str(i) for i in range(len(texts))]
         try:
@@ -219,7 +217,7 @@ def test_no_order_and_no_later_example_moves_one_to_the_other_side(
         assert not later[0] & later[1]
 
 
-def test_about_the_share_is_held_out_and_of_every_pair_the_two_texts_count() -> None:
+def test_split_by_text_keeps_the_fraction() -> None:
     count = 4000
     texts = [f"text {i}" for i in range(count)]
     for pairs in (None, texts[::-1]):
@@ -232,42 +230,44 @@ def test_about_the_share_is_held_out_and_of_every_pair_the_two_texts_count() -> 
     )
 
 
-def test_the_parts_are_those_that_runs_have_kept() -> None:
+def test_split_by_text_is_fixed() -> None:
     texts = [f"text {i}" for i in range(20)]
     assert SequenceClassificationDataset("it", texts, texts).split_by_text(0.1)[1].texts == [
         f"text {i}" for i in (2, 3, 6, 18)
     ]
 
 
-def test_too_few_to_hold_out_are_refused() -> None:
+def test_split_by_text_rejects_empty_part() -> None:
     with pytest.raises(InputError, match=r"t.csv has too few examples \(2\) .*data.eval_file=FILE"):
         labeled("a", "b").split_by_text(0.001)
 
 
-def test_targets_are_by_name_whatever_the_order_of_the_rows() -> None:
+def test_make_target_uses_label_order() -> None:
     names = ("a", "b", "c")
     assert make_target(labeled("c", "a"), names, "single_label_classification").values.tolist() == [
         2,
         0,
     ]
-    of_sets = make_target(labeled("c,a", "", columns=LABELS), names, "multi_label_classification")
-    assert of_sets.values.tolist() == [[1, 0, 1], [0, 0, 0]]
-    number = make_target(labeled(3, "-0.5", columns=NUMBER), (), "regression")
-    assert number.values.tolist() == [3, -0.5] and number.weights.tolist() == [1, 1]
+    label_sets = make_target(
+        labeled("c,a", "", columns=LABELS), names, "multi_label_classification"
+    )
+    assert label_sets.values.tolist() == [[1, 0, 1], [0, 0, 0]]
+    regression = make_target(labeled(3, "-0.5", columns=NUMBER), (), "regression")
+    assert regression.values.tolist() == [3, -0.5] and regression.weights.tolist() == [1, 1]
 
 
-def test_a_label_that_was_not_trained_is_refused_at_its_row() -> None:
-    complaint = r"^t.csv line 3: label 'z' is none that was trained \('a', 'b'\): mend it, or"
+def test_make_target_rejects_unknown_label() -> None:
+    problem = r"^t.csv line 3: label 'z' is none that was trained \('a', 'b'\): mend it, or"
     for columns in (CLASS, LABELS):
-        with pytest.raises(InputError, match=complaint):
+        with pytest.raises(InputError, match=problem):
             make_target(labeled("a", "z", columns=columns), ("a", "b"), columns.problem_type)
 
 
-def test_classes_weigh_as_they_are_told_to() -> None:
+def test_class_weights_follow_the_option() -> None:
     labels, classes = ("a", "b", "c=d"), np.array([0, 0, 0, 1])
     assert class_weights("", labels, classes).tolist() == [1, 1, 1]
     assert class_weights("b=2,c=d=0.5", labels, classes).tolist() == [1, 2, 0.5]
-    # N / (C * count), as scikit-learn has it; of a class without examples as if of one.
+    # N / (C * count), as scikit-learn; a class without examples counts as one example.
     found = class_weights("balanced", labels, classes)
     np.testing.assert_allclose(found, [4 / 9, 4 / 3, 4 / 3])
     weights = class_weights("balanced", labels[:2], classes)
@@ -275,13 +275,13 @@ def test_classes_weigh_as_they_are_told_to() -> None:
 
 
 @pytest.mark.parametrize("spec", ["z=2", "a", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,=2"])
-def test_weights_of_no_class_or_no_weight_are_refused(spec: str) -> None:
+def test_class_weights_reject_bad_options(spec: str) -> None:
     with pytest.raises(InputError, match=r"data.class_weights='.*' must be LABEL=WEIGHT, of a, b"):
         class_weights(spec, ("a", "b"), np.array([0, 1]))
 
 
-def original(first: int, second: int, room: int) -> tuple[int, int]:
-    """The rule of google-research/bert, run_classifier.py: one piece at a time."""
+def original_pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the lengths by google-research/bert's run_classifier.py, one token at a time."""
     while first + second > room:
         if first > second:
             first -= 1
@@ -294,8 +294,8 @@ lengths = st.integers(0, 60)
 
 
 @given(lengths, lengths, st.integers(0, 70))
-def test_the_longer_of_two_texts_loses_pieces_of_equal_ones_the_second(a, b, room) -> None:
-    assert truncated_pair_lengths(a, b, room) == original(a, b, room)
+def test_truncated_pair_lengths_equal_the_original(a, b, room) -> None:
+    assert truncated_pair_lengths(a, b, room) == original_pair_lengths(a, b, room)
 
 
 def words(count: int, seed: int = 0) -> str:
@@ -312,13 +312,11 @@ def rows_of(encoded) -> list[list[int]]:
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(3, 24), st.sampled_from(TRUNCATION_MODES))
-def test_of_a_long_text_is_kept_what_was_asked_for(
-    count: int, max_seq_length: int, how: str
-) -> None:
+def test_encode_truncates_as_configured(count: int, max_seq_length: int, truncation: str) -> None:
     text, room = words(count), max_seq_length - 2
     ids = tokens(text)
     found = encode(
-        SequenceClassificationDataset("it", ["here"], [text]), TOKENIZER, max_seq_length, how
+        SequenceClassificationDataset("it", ["here"], [text]), TOKENIZER, max_seq_length, truncation
     )
     rows = rows_of(found)
     for row in rows:
@@ -327,10 +325,10 @@ def test_of_a_long_text_is_kept_what_was_asked_for(
     assert found.examples.prefix_lengths.tolist() == [len(row) for row in rows]
     assert found.text_indices.tolist() == [0] * len(rows)
     bare = [row[1:-1] for row in rows]
-    assert found.num_truncated == (count > room and how != "windows")
+    assert found.num_truncated == (count > room and truncation != "windows")
     if count <= room:
         assert bare == [ids]
-    elif how == "windows":
+    elif truncation == "windows":
         stride = max(1, room - room // 4)
         for number, window in enumerate(bare):
             assert window == ids[number * stride :][:room]
@@ -338,14 +336,14 @@ def test_of_a_long_text_is_kept_what_was_asked_for(
             i for n, window in enumerate(bare) for i in range(n * stride, len(window) + n * stride)
         }
         assert covered == set(range(count))
-        assert (len(bare) - 1) * stride + room - stride < count  # none is of what others have
+        assert (len(bare) - 1) * stride + room - stride < count  # no window is redundant
     else:
-        head = {"head": room, "tail": 0, "head_tail": room // 4}[how]
+        head = {"head": room, "tail": 0, "head_tail": room // 4}[truncation]
         assert bare == [ids[:head] + ids[count - room + head :]]
 
 
-def test_a_quarter_of_head_and_tail_is_head() -> None:
-    """128 of 510, which is 127 here (Sun et al. 2019)."""
+def test_encode_keeps_a_quarter_as_head() -> None:
+    """Sun et al. 2019 keep 128 of 510 tokens; a quarter is 127."""
     text = words(1000)
     (row,) = rows_of(
         encode(SequenceClassificationDataset("it", ["here"], [text]), TOKENIZER, 512, "head_tail")
@@ -357,13 +355,15 @@ def test_a_quarter_of_head_and_tail_is_head() -> None:
 @given(
     st.integers(0, 20), st.integers(0, 20), st.integers(5, 30), st.sampled_from(["head", "tail"])
 )
-def test_pairs_are_cut_by_the_rule(a: int, b: int, max_seq_length: int, how: str) -> None:
+def test_encode_truncates_pairs_as_the_original(
+    a: int, b: int, max_seq_length: int, truncation: str
+) -> None:
     texts = [words(a, 1), words(b, 2)]
     data = SequenceClassificationDataset("it", ["here"], texts[:1], texts[1:])
-    found = encode(data, TOKENIZER, max_seq_length, how)
-    sizes = original(a, b, max_seq_length - 3)
+    found = encode(data, TOKENIZER, max_seq_length, truncation)
+    sizes = original_pair_lengths(a, b, max_seq_length - 3)
     parts = [
-        tokens(text)[:size] if how == "head" else tokens(text)[len(tokens(text)) - size :]
+        tokens(text)[:size] if truncation == "head" else tokens(text)[len(tokens(text)) - size :]
         for text, size in zip(texts, sizes, strict=True)
     ]
     sep = [TOKENIZER.sep_id]
@@ -372,7 +372,7 @@ def test_pairs_are_cut_by_the_rule(a: int, b: int, max_seq_length: int, how: str
     assert found.num_truncated == (a + b > max_seq_length - 3)
 
 
-def test_windows_share_the_weight_of_their_text() -> None:
+def test_with_target_divides_weights_over_windows() -> None:
     texts = [words(3), words(50), words(20)]
     data = SequenceClassificationDataset("it", texts, texts, None, ["a", "b", "b"])
     encoded = encode(data, TOKENIZER, 10, "windows")
@@ -387,16 +387,16 @@ def test_windows_share_the_weight_of_their_text() -> None:
     assert np.bincount(encoded.text_indices).tolist() == [1, 8, 3]
 
 
-def test_ways_and_lengths_that_cannot_be_are_refused() -> None:
+def test_encode_rejects_bad_truncation_and_length() -> None:
     with pytest.raises(
         InputError, match=r"data.truncation='middle' is unknown: choose one of head"
     ):
         check_truncation("middle", False)
-    for how in ("windows", "head_tail"):
+    for truncation in ("windows", "head_tail"):
         with pytest.raises(
-            InputError, match=f"data.truncation={how} is not for pairs: choose head"
+            InputError, match=f"data.truncation={truncation} is not for pairs: choose head"
         ):
-            check_truncation(how, True)
+            check_truncation(truncation, True)
     for pairs, max_seq_length in ((None, 2), (["b"], 4)):
         with pytest.raises(
             InputError, match=f"max_seq_length={max_seq_length} leaves no room for text: raise"

@@ -1,4 +1,4 @@
-"""Sentences and multiple choice go through the one loop, from files to answers."""
+"""Fine-tuning on every toy task, from files to predictions."""
 
 import dataclasses
 import json
@@ -43,36 +43,36 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """The workdir of a kind, trained when it is first asked for."""
-    found: dict[str, pathlib.Path] = {}
+    """Return a function from a kind to its workdir, trained at the first call."""
+    directories: dict[str, pathlib.Path] = {}
 
     def of(kind: str) -> pathlib.Path:
-        if kind not in found:
-            found[kind] = tmp_path_factory.mktemp(kind) / "run"
-            # In a process of one device: of eight on two cores, steps wait for each other too long.
-            done = run("train", "--workdir", found[kind], *toy_tasks.arguments(kind, folder))
+        if kind not in directories:
+            directories[kind] = tmp_path_factory.mktemp(kind) / "run"
+            # In a process with one device: eight devices on two cores are slow.
+            done = run("train", "--workdir", directories[kind], *toy_tasks.arguments(kind, folder))
             assert done.returncode == 0, done.stderr
-        return found[kind]
+        return directories[kind]
 
     return of
 
 
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
-    """The same as a directory of Hugging Face."""
-    found: dict[str, pathlib.Path] = {}
+    """Return a function from a kind to its model in Hugging Face format."""
+    directories: dict[str, pathlib.Path] = {}
 
     def of(kind: str) -> pathlib.Path:
-        if kind not in found:
-            found[kind] = tmp_path_factory.mktemp(f"{kind}-hf") / "model"
-            convert(trained(kind), found[kind], "bertjax", "hf")
-        return found[kind]
+        if kind not in directories:
+            directories[kind] = tmp_path_factory.mktemp(f"{kind}-hf") / "model"
+            convert(trained(kind), directories[kind], "bertjax", "hf")
+        return directories[kind]
 
     return of
 
 
-def task_of(config: Config, num_processes: int = 1, host: int = 0):
-    return registry.find(config.task)(config, num_processes, host)
+def task_of(config: Config, num_processes: int = 1, process_id: int = 0):
+    return registry.find(config.task)(config, num_processes, process_id)
 
 
 def leaves(params) -> dict[str, bytes]:
@@ -81,14 +81,14 @@ def leaves(params) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
-def test_a_tiny_model_learns(kind: str, trained) -> None:
+def test_training_learns_the_toy_task(kind: str, trained) -> None:
     scores = metrics(trained(kind))[-1]
     assert scores["split"] == "eval" and scores[PRIMARY_METRICS[kind]] > 0.9, scores
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
-def test_it_scores_the_same_wherever_it_is_opened(kind, trained, exported, folder) -> None:
+def test_evaluate_scores_checkpoint_and_export_alike(kind, trained, exported, folder) -> None:
     while_training = metrics(trained(kind))[-1]
     for path in (trained(kind), exported(kind)):
         found = evaluate(toy_tasks.configuration(kind, folder, path), path)
@@ -106,7 +106,7 @@ def test_it_scores_the_same_wherever_it_is_opened(kind, trained, exported, folde
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
-def test_what_is_exported_is_read_back_byte_for_byte(kind, trained, exported, tmp_path) -> None:
+def test_export_round_trip_is_bit_identical(kind, trained, exported, tmp_path) -> None:
     own, back = read_model(trained(kind)), read_model(exported(kind))
     assert leaves(own.params) == leaves(back.params)
     expected = {"single_label": LABELS, "multi_label": LABELS, "token_classification": TAGS}.get(
@@ -134,7 +134,7 @@ def predict(capsys, *given: object) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_text_a_line_of_json_and_a_table_are_answered(trained, exported, folder, capsys) -> None:
+def test_predict_accepts_text_json_and_table(trained, exported, folder, capsys) -> None:
     for path in (trained("single_label"), exported("single_label")):
         (found,) = predict(
             capsys, "--checkpoint", path, "--text", "do ki lu ki", "--return-all-scores"
@@ -153,7 +153,7 @@ def test_a_text_a_line_of_json_and_a_table_are_answered(trained, exported, folde
 
 
 @pytest.mark.slow
-def test_labels_and_numbers_are_answered(trained, folder, capsys) -> None:
+def test_predict_returns_label_sets_and_values(trained, folder, capsys) -> None:
     given = "--checkpoint", trained("multi_label"), "--text"
     (found,) = predict(capsys, *given, "do ba lu no me", "--return-all-scores")
     assert found["labels"] == ["glad", "odd, or so"]
@@ -165,7 +165,7 @@ def test_labels_and_numbers_are_answered(trained, folder, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_questions_are_answered_in_either_layout(trained, tmp_path, capsys) -> None:
+def test_predict_accepts_both_multiple_choice_layouts(trained, tmp_path, capsys) -> None:
     given = "--checkpoint", trained("multiple_choice"), "--return-all-scores"
     asked = {"context": "do lu", "choices": ["ki me", "me ba", "ki ki"]}
     (found,) = predict(capsys, *given, "--text", json.dumps(asked))
@@ -180,7 +180,7 @@ def test_questions_are_answered_in_either_layout(trained, tmp_path, capsys) -> N
 
 
 @pytest.mark.slow
-def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
+def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
     for path in (trained("token_classification"), exported("token_classification")):
         given = "--checkpoint", path, "--text"
         (found,) = predict(capsys, *given, '{"words": ["ra", "ba", "ki", "me", "no"]}')
@@ -192,7 +192,7 @@ def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
             (e["text"], e["type"], text.strip()[e["start"] : e["end"]]) for e in found["entities"]
         ]
         assert said == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
-    long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # of several windows
+    long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # several windows
     (found,) = predict(capsys, *given, long, "--return-all-scores")
     assert [each["text"] for each in found["entities"]] == ["ba ki", "no"]
     assert len(found["probabilities"]) == 103
@@ -214,13 +214,13 @@ def test_words_and_running_text_are_tagged(trained, exported, capsys) -> None:
         ("-", "-"),
     ],
 )
-def test_running_text_falls_into_words_in_any_script(text: str, words: str) -> None:
+def test_text_splits_into_words_in_any_script(text: str, words: str) -> None:
     asked = _parse_input("input 0", text)[1]
     assert asked.words == words.split("|")
 
 
 @pytest.mark.slow
-def test_words_in_columns_are_tagged_by_themselves(trained, tmp_path, capsys) -> None:
+def test_predict_ignores_gold_tags_of_a_file(trained, tmp_path, capsys) -> None:
     (tmp_path / "test.conll").write_text("ra\tO\nba\tB-odd,\nki\tO\n\nno\tO\n")
     given = "--checkpoint", trained("token_classification"), "--input"
     found = predict(capsys, *given, tmp_path / "test.conll")
@@ -229,7 +229,7 @@ def test_words_in_columns_are_tagged_by_themselves(trained, tmp_path, capsys) ->
 
 
 @pytest.mark.slow
-def test_labels_of_no_scheme_are_types(trained, tmp_path, capsys) -> None:
+def test_labels_without_scheme_are_entity_types(trained, tmp_path, capsys) -> None:
     model = read_model(trained("token_classification"))
     plain = ("O", "GLAD", "GLAD2", "ODD", "ODD2")
     (tmp_path / "plain").mkdir()
@@ -240,7 +240,7 @@ def test_labels_of_no_scheme_are_types(trained, tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_column_named_pair_or_a_missing_id_changes_nothing_of_ones_own_model(trained) -> None:
+def test_predict_ignores_unconfigured_columns(trained) -> None:
     opened = Predictor(trained("single_label"))
     data = {**opened.config.data, "id": "number"}
     opened.config = dataclasses.replace(opened.config, data=data)
@@ -250,9 +250,7 @@ def test_a_column_named_pair_or_a_missing_id_changes_nothing_of_ones_own_model(t
 
 
 @pytest.mark.slow
-def test_one_goes_on_from_a_classifier_if_its_labels_are_the_same(
-    trained, folder, tmp_path
-) -> None:
+def test_init_keeps_classifier_with_equal_labels(trained, folder, tmp_path) -> None:
     begin = trained("single_label")
     own = read_model(begin).params["sequence_classification"]
     cases = [("single_label", {}, True), ("multi_label", {}, True), ("regression", {}, False)]
@@ -277,7 +275,7 @@ def published(path: pathlib.Path, labels: tuple[str, ...]) -> pathlib.Path:
     return path
 
 
-def test_labels_keep_the_order_of_the_model_one_goes_on_from(folder, tmp_path) -> None:
+def test_labels_keep_the_order_of_init(folder, tmp_path) -> None:
     turned = LABELS[1:] + LABELS[:1]
     task = task_of(
         toy_tasks.configuration("single_label", folder, published(tmp_path / "same", turned))
@@ -292,7 +290,7 @@ def test_labels_keep_the_order_of_the_model_one_goes_on_from(folder, tmp_path) -
         assert task.labels == LABELS and task.config.model.num_labels == 3
 
 
-def test_labels_are_compared_by_name_whatever_the_order_of_the_rows(folder, tmp_path) -> None:
+def test_labels_do_not_depend_on_row_order(folder, tmp_path) -> None:
     config = toy_tasks.configuration("single_label", folder)
     task = task_of(config)
     first, *rows = (folder / "train.csv").read_text().splitlines()
@@ -308,8 +306,7 @@ def test_labels_are_compared_by_name_whatever_the_order_of_the_rows(folder, tmp_
     ]
 
 
-def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
-    """Every label of the file is, whichever part of it has the only example."""
+def test_labels_include_those_of_the_eval_split(tmp_path) -> None:
     toy_tasks.write_data(tmp_path)
     for path in tmp_path.glob("dev.*"):
         path.unlink()
@@ -324,7 +321,7 @@ def test_a_label_that_chance_holds_out_is_known(tmp_path) -> None:
     assert len(held_out.data) + len(task.examples) == 340
 
 
-def test_a_file_needs_no_directory(tmp_path) -> None:
+def test_train_file_needs_no_data_dir(tmp_path) -> None:
     toy_tasks.write_data(tmp_path)
     files = {
         "data__train_file": str(tmp_path / "train.csv"),
@@ -335,7 +332,7 @@ def test_a_file_needs_no_directory(tmp_path) -> None:
     assert 0 < len(task.eval_sets()[0].data) == 300 - len(task.examples)
 
 
-def test_of_a_task_of_glue_nothing_is_held_out_of_a_file_of_another_name(tmp_path) -> None:
+def test_glue_train_file_is_not_split(tmp_path) -> None:
     lines = ["index\tquestion\tsentence\tlabel"]
     lines += [f"{i}\tba {i}\tdo\t{'not_' * (i % 2)}entailment" for i in range(50)]
     (tmp_path / "QNLI").mkdir()
@@ -351,11 +348,11 @@ def test_of_a_task_of_glue_nothing_is_held_out_of_a_file_of_another_name(tmp_pat
 
 
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
-def test_the_batch_is_the_same_for_any_number_of_hosts(kind: str, folder) -> None:
+def test_batch_is_equal_for_any_number_of_processes(kind: str, folder) -> None:
     config = toy_tasks.configuration(kind, folder)
     found = []
     for num_processes in (1, 2, 4):
-        tasks = [task_of(config, num_processes, host) for host in range(num_processes)]
+        tasks = [task_of(config, num_processes, process_id) for process_id in range(num_processes)]
         for task in tasks:
             task.prepare(30)
         parts = [next(iter(task.train_batches(25, 26))) for task in tasks]
@@ -373,8 +370,7 @@ def test_the_batch_is_the_same_for_any_number_of_hosts(kind: str, folder) -> Non
 
 
 @pytest.mark.slow
-def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -> None:
-    """As MNLI's two, whose three classes have no F1 of their own."""
+def test_evaluate_reports_each_eval_set_and_mean(trained, folder, tmp_path) -> None:
     first, *rows = (folder / "dev.csv").read_text().splitlines()
     for name, own in (("dev-a", rows[:20]), ("dev-b", rows[20:])):
         (tmp_path / f"{name}.csv").write_text("\n".join([first, *own]))
@@ -385,12 +381,12 @@ def test_several_sets_are_scored_apart_and_together(trained, folder, tmp_path) -
     scores = found.scores
     mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
     assert scores["accuracy"] == pytest.approx(mean)
-    assert not registry.find(config.task).is_degenerate(scores)  # which a sweep asks of all
+    assert not registry.find(config.task).is_degenerate(scores)
     assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
 
 
 @pytest.mark.slow
-def test_a_tagger_of_documents_reads_no_other_input(trained) -> None:
+def test_predict_reads_inputs_as_separate_documents(trained) -> None:
     opened = Predictor(trained("token_classification"))
     data = {**opened.config.data, "context": "document"}
     opened.config = dataclasses.replace(opened.config, data=data)
@@ -401,7 +397,7 @@ def test_a_tagger_of_documents_reads_no_other_input(trained) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_to_train_on_is_needed_to_be_evaluated(trained, folder, tmp_path) -> None:
+def test_evaluate_needs_no_training_data(trained, folder, tmp_path) -> None:
     (tmp_path / "test.csv").write_text((folder / "dev.csv").read_text())
     config = toy_tasks.configuration("single_label", folder, init=trained("single_label"))
     data = {**config.data, "dir": str(tmp_path), "train_file": "", "eval_file": "test.csv"}
@@ -410,7 +406,7 @@ def test_nothing_to_train_on_is_needed_to_be_evaluated(trained, folder, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_by_its_own_configuration_where_none_is_given(trained, tmp_path) -> None:
+def test_evaluate_defaults_to_the_run_configuration(trained, tmp_path) -> None:
     given = ["--checkpoint", str(trained("single_label")), "--output", str(tmp_path / "own")]
     assert main(["evaluate", *given]) == 0
     scores = json.loads((tmp_path / "own" / "scores.json").read_text())
@@ -420,7 +416,7 @@ def test_a_run_is_scored_by_its_own_configuration_where_none_is_given(trained, t
 
 
 @pytest.mark.slow
-def test_a_model_of_other_labels_is_not_scored(trained, folder) -> None:
+def test_evaluate_rejects_other_labels(trained, folder) -> None:
     with pytest.raises(InputError, match="tells apart glad, odd, or so, sad and the data"):
         evaluate(
             toy_tasks.configuration("regression", folder, trained("single_label")),

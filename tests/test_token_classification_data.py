@@ -1,4 +1,4 @@
-"""Words and their tags: schemes, layouts of files, and pieces."""
+"""Data sets of token classification: tagging schemes, file layouts and tokens."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ TOKENIZER = toy_tasks.TOKENIZER
 
 @st.composite
 def sentences(draw: st.DrawFn) -> tuple[list[Entity], int]:
-    """Entities side by side or apart, and how many words there are."""
+    """Draw entities, adjacent or apart, and the number of words."""
     found, at = [], 0
     for gap, length, kind in draw(
         st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.sampled_from("ab")), max_size=6)
@@ -47,7 +47,7 @@ def sentences(draw: st.DrawFn) -> tuple[list[Entity], int]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(st.lists(sentences(), min_size=1, max_size=5))
-def test_what_is_written_in_a_scheme_is_read_and_breaks_nothing(scheme, given) -> None:
+def test_entities_round_trip_in_every_scheme(scheme, given) -> None:
     written = [entities_to_tags(found, size, scheme) for found, size in given]
     assert [entities(tags) for tags in written] == [found for found, _ in given]
     _, broken = detect_scheme(written)
@@ -69,11 +69,11 @@ def test_what_is_written_in_a_scheme_is_read_and_breaks_nothing(scheme, given) -
         ("B-a I-a L-a", "BILOU"),
     ],
 )
-def test_a_scheme_is_known_by_its_tags(tags: str, scheme: str) -> None:
+def test_detect_scheme_from_tags(tags: str, scheme: str) -> None:
     assert detect_scheme([tags.split()]) == (scheme, [])
 
 
-def test_most_tags_decide_and_the_others_break_the_scheme() -> None:
+def test_detect_scheme_returns_broken_tags() -> None:
     good = ["B-a", "I-a", "O"]
     assert detect_scheme([good, good, ["O", "I-a"], good]) == ("BIO", [(2, 1)])
 
@@ -87,12 +87,11 @@ def test_most_tags_decide_and_the_others_break_the_scheme() -> None:
         ("O I-a I-b", "IOB1"),
     ],
 )
-def test_labels_of_a_model_tell_its_scheme(labels: str, scheme: str) -> None:
+def test_label_scheme_from_labels(labels: str, scheme: str) -> None:
     assert label_scheme(labels.split()) == scheme
 
 
-def test_labels_that_are_no_tags_are_types() -> None:
-    """They go on from word to word only beside words of no type."""
+def test_labels_to_tags_joins_equal_types_beside_o() -> None:
     tags = labels_to_tags(["O", "PER", "B-LOC"])
     assert entities([tags[each] for each in ("PER", "PER", "O", "B-LOC", "PER")]) == [
         Entity("PER", 0, 1),
@@ -107,7 +106,7 @@ def read(text: str) -> list[TaggedSentence]:
     return list(parse_conll("f", text.split("\n")))
 
 
-def test_columns_are_read_between_tabs_or_white_space() -> None:
+def test_parse_conll_splits_at_tabs_or_spaces() -> None:
     for text in ("a\tO\nb c\tB-x\n", "a O\nb B-x"):
         (found,) = read(text)
         assert found.tags == ["O", "B-x"] and found.locations == ["f line 1", "f line 2"]
@@ -116,13 +115,13 @@ def test_columns_are_read_between_tabs_or_white_space() -> None:
     assert (four.words, four.tags) == (["U.N.", "official"], ["I-ORG", "O"])
 
 
-def test_sentences_end_at_blank_lines_and_documents_at_their_marks() -> None:
+def test_parse_conll_splits_sentences_and_documents() -> None:
     text = "-DOCSTART- -X- O O\n\na O\n\n\t\nb O \n\n-DOCSTART- -X- O O\n\nc O"
     found = read(text)
     assert [(each.words, each.document) for each in found] == [(["a"], 0), (["b"], 0), (["c"], 1)]
 
 
-def test_comments_are_passed_over_and_a_hash_may_be_a_word() -> None:
+def test_parse_conll_skips_comments() -> None:
     (found,) = read("# sent_id = 1\n# text = # a\n#\tO\na\tB-x\n")
     assert found.words == ["#", "a"]
     (found,) = read("# one two\na O\n# O\n")
@@ -135,20 +134,20 @@ def test_comments_are_passed_over_and_a_hash_may_be_a_word() -> None:
         ]
 
 
-def test_a_no_break_space_is_part_of_a_word() -> None:
+def test_parse_conll_keeps_no_break_spaces() -> None:
     for text in ("10\u00a0000 \t B-x\r\neuros\tO\n", "10\u00a0000  B-x\r\neuros O\n"):
         (found,) = read(text)
         assert (found.words, found.tags) == (["10\u00a0000", "euros"], ["B-x", "O"])
 
 
-def test_a_word_between_tabs_may_be_empty() -> None:
+def test_parse_conll_accepts_empty_words() -> None:
     (found,) = read("a\tO\n\tO\n")
     assert found.words == ["a", ""]
     encoded = encode_tagged_words([found], TOKENIZER, 16)
     assert encoded.ids[encoded.first_tokens[1]] == TOKENIZER.unk_id
 
 
-def test_json_lines_are_read(tmp_path) -> None:
+def test_read_tagged_file_reads_json_lines(tmp_path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(
         '{"tokens": ["a", "b"], "ner_tags": ["B-x", "O"], "document": 1}\n'
@@ -162,7 +161,7 @@ def test_json_lines_are_read(tmp_path) -> None:
     assert found.tags == ["B-x", "O", "B-x", "O"] and found.scheme == "BILOU"
 
 
-def test_labels_do_not_depend_on_the_order_of_sentences() -> None:
+def test_label_names_do_not_depend_on_sentence_order() -> None:
     rows = [TaggedSentence(["a"], [tag], ["f line 1"]) for tag in ("B-z", "O", "B-a-b", "B-m")]
     expected = ("O", "B-a-b", "I-a-b", "B-m", "I-m", "B-z", "I-z")
     for order in (rows, rows[::-1]):
@@ -177,9 +176,7 @@ words = st.lists(
 
 
 @given(words, st.integers(3, 20), st.sampled_from(["sentence", "document"]))
-def test_every_word_is_said_something_once_at_its_first_piece(
-    given, max_seq_length, context
-) -> None:
+def test_encode_tagged_words_labels_first_tokens(given, max_seq_length, context) -> None:
     rows = [TaggedSentence(each, None, each, i // 2) for i, each in enumerate(given)]
     found = encode_tagged_words(rows, TOKENIZER, max_seq_length, context)
     flat = [word for each in given for word in each]
@@ -192,14 +189,14 @@ def test_every_word_is_said_something_once_at_its_first_piece(
     assert target.weights is not None and target.weights.sum() == len(flat) - 1
 
 
-def test_a_word_of_a_long_sentence_is_read_where_most_is_around_it() -> None:
+def test_encode_tagged_words_uses_window_of_maximum_context() -> None:
     row = TaggedSentence(["ba"] * 20, None, [""] * 20)
     found = encode_tagged_words([row], TOKENIZER, 12)  # windows of 10 pieces, 5 apart
     assert found.lengths.tolist() == [12, 12, 12] and found.num_windowed == 1
     assert (found.first_tokens // 12).tolist() == [0] * 8 + [1] * 5 + [2] * 7
 
 
-def test_the_document_around_a_sentence_fills_it_up_on_both_sides() -> None:
+def test_encode_tagged_words_adds_document_context() -> None:
     rows = [
         TaggedSentence([word] * 3, None, [""] * 3, i // 3)
         for i, word in enumerate(("ba", "do", "ki", "lu"))
@@ -217,7 +214,7 @@ def test_the_document_around_a_sentence_fills_it_up_on_both_sides() -> None:
     ]
 
 
-def test_real_files_are_read_whole(data_dir: pathlib.Path) -> None:
+def test_published_files_are_read_completely(data_dir: pathlib.Path) -> None:
     counts = {}
     for path in sorted((data_dir / "ner").glob("*/*[dl]")):  # .conll and .annotated
         found = read_tagged_file(path)

@@ -1,4 +1,4 @@
-"""What is wrong with words and their tags is one sentence, with its place."""
+"""Errors of token classification are one line with the location."""
 
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ FILES = {"train.conll": GOOD, "dev.conll": GOOD}
 LABELS = ("O", "B-x", "I-x")
 
 
-def publish_tagger(path: pathlib.Path, labels: tuple[str, ...]) -> None:
+def publish_model(path: pathlib.Path, labels: tuple[str, ...]) -> None:
     config = BertConfig(128, 1, 64, 2, max_position_embeddings=64, num_labels=len(labels))
     model = draw_model(config, toy_tasks.TOKENIZER, "token_classification")
     path.mkdir()
@@ -28,13 +28,13 @@ def publish_tagger(path: pathlib.Path, labels: tuple[str, ...]) -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("models")
-    publish_tagger(folder / "token_classification", LABELS)
+    publish_model(folder / "token_classification", LABELS)
     publish(folder / "sequence_classification", "sequence_classification")
     toy_tasks.TOKENIZER.save(folder)
     return folder
 
 
-# Files, options and fields, and the sentence.
+# Files, options and fields, expected error.
 CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "no directory": ({}, "", "DIR has no train.conll, .bio, .iob, .txt"),
     "no such file": (
@@ -135,24 +135,26 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "a context that is none": (
         FILES, "context=page", "data.context='page': unknown context. Choose sentence or document.",
     ),
-    "a row too short for any word": (FILES, " max_seq_length=2", "max_seq_length=2: no room for words. Raise it."),
+    "a row too short for any word": (
+        FILES, " max_seq_length=2", "max_seq_length=2: no room for words. Raise it.",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path, refused) -> None:
-    files, given, complaint = CASES[case]
+def test_train_rejects_bad_data(case: str, models, tmp_path, refused) -> None:
+    files, given, problem = CASES[case]
     write(tmp_path, files)
     options, _, fields = given.partition(" ")
     flags = [f"--config.{field}" for field in fields.split()]
     spec = f"token_classification:data={tmp_path}" + (f",{options}" if options else "")
     sentence = refused("train", "--workdir", tmp_path / "run", *arguments(models, spec), *flags)
-    assert re.match(complaint.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
+    assert re.match(problem.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("model", "content", "complaint"),
+    ("model", "content", "problem"),
     [
         (
             "sequence_classification",
@@ -166,20 +168,19 @@ def test_training_on_what_cannot_be_read_is_refused(case: str, models, tmp_path,
         ),
     ],
 )
-def test_evaluating_another_model_is_refused(
-    model: str, content: str, complaint: str, models, tmp_path, refused
+def test_evaluate_rejects_another_model(
+    model: str, content: str, problem: str, models, tmp_path, refused
 ) -> None:
     write(tmp_path, {"train.conll": content, "dev.conll": content})
     sentence = refused(
         "evaluate", "--checkpoint", models / model, "--output", tmp_path / "scores",
         *arguments(models, f"token_classification:data={tmp_path}", init=models / model),
     )  # fmt: skip
-    assert re.search(complaint, sentence), sentence
+    assert re.search(problem, sentence), sentence
 
 
-def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refused) -> None:
-    """As those of published models may be, which yet tag."""
-    publish_tagger(tmp_path / "plain", ("O", "LOC", "PER"))
+def test_evaluate_rejects_labels_without_scheme(models, tmp_path, refused) -> None:
+    publish_model(tmp_path / "plain", ("O", "LOC", "PER"))
     write(tmp_path, {"dev.conll": GOOD.replace("B-x", "O").replace("I-x", "O")})
     sentence = refused(
         "evaluate", "--checkpoint", tmp_path / "plain", "--output", tmp_path / "scores",
@@ -189,7 +190,7 @@ def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refuse
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "problem"),
     [
         ('{"words"', "line 1 is no JSON .*: write an object on it"),
         ('{"words": "ba"}', "line 1: 'words' is no list of texts: write one."),
@@ -198,6 +199,6 @@ def test_entities_of_labels_of_no_scheme_are_not_scored(models, tmp_path, refuse
         ('{"text": 3}', 'line 1: "text" is 3: write some text, or a list "words"'),
     ],
 )
-def test_predicting_what_cannot_be_read_is_refused(line, complaint, models, refused) -> None:
+def test_predicting_what_cannot_be_read_is_refused(line, problem, models, refused) -> None:
     sentence = refused("predict", "--checkpoint", models / "token_classification", "--text", line)
-    assert re.search(complaint, sentence), sentence
+    assert re.search(problem, sentence), sentence

@@ -1,4 +1,4 @@
-"""XNLI is read as it is published, scored by language, and chosen by English alone."""
+"""XNLI: published files, scores by language, model selection on English."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ EXPERIMENT = toy_tasks.EXPERIMENTS / "xnli.py"
 
 
 def published(language: str, label: str, first: str, second: str) -> str:
-    """A line of dev or test."""
+    """Return a line of dev or test."""
     own = {
         "language": language, "gold_label": label, "sentence1": first, "sentence2": second,
         "promptID": "1", "pairID": "1", "genre": "letters", "label1": "neutral",
@@ -47,7 +47,7 @@ def write(path: pathlib.Path, *lines: str) -> pathlib.Path:
 
 
 def rows(seed: object, count: int) -> list[tuple[str, str, str]]:
-    """Label, premise and hypothesis, which a word tells."""
+    """Return label, premise and hypothesis, whose words determine the label."""
     draw = random.Random(str(seed))
     found = []
     for _, label in zip(range(count), itertools.cycle(WORDS), strict=False):
@@ -57,8 +57,8 @@ def rows(seed: object, count: int) -> list[tuple[str, str, str]]:
     return found
 
 
-def abroad(text: str, language: str) -> str:
-    """Greek is as English here, German is not known, Urdu tells neutral from nothing."""
+def translate(text: str, language: str) -> str:
+    """Translate: Greek equals English, German is unknown, Urdu loses the neutral word."""
     if language == "de":
         return re.sub(r"\w+", "ไทย", text)
     return text.replace("ki", "do") if language == "ur" else text
@@ -72,10 +72,10 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 def write_archives(path: pathlib.Path) -> pathlib.Path:
-    """Both, unpacked, and MNLI beside them, with a few lines each."""
+    """Write both archives, unpacked, and MNLI, with a few lines each."""
     for split, languages in (("dev", ("de", "en", "ur")), ("test", ("de", "el", "en", "ur"))):
         lines = [
-            published(language, label, first, abroad(second, language))
+            published(language, label, first, translate(second, language))
             for language in languages
             for label, first, second in rows(split, 30)
         ]
@@ -90,7 +90,7 @@ def write_archives(path: pathlib.Path) -> pathlib.Path:
     write(path / "MNLI/train.tsv", "\t".join(header), *lines)
     label_aliases = {"contradiction": "contradictory"}
     lines = [
-        f"{a} .\t{abroad(b, 'ur')}\t{label_aliases.get(label, label)}" for label, a, b in train
+        f"{a} .\t{translate(b, 'ur')}\t{label_aliases.get(label, label)}" for label, a, b in train
     ]
     write(path / "XNLI-MT-1.0/multinli/multinli.train.ur.tsv", TRANSLATED, *lines)
     return path
@@ -116,7 +116,7 @@ def sets(folder: pathlib.Path, options: str, split: str = "eval", **fields: str)
     return dict(read_sets(configuration(folder, options, **fields), split))
 
 
-def test_dev_and_test_are_read_as_they_are_published(tmp_path) -> None:
+def test_read_glue_reads_xnli_files(tmp_path) -> None:
     lines = [
         published("en", "neutral", 'He said: "Mum', "''It's''"),
         published("zh", "neutral", "我", "家"),
@@ -127,14 +127,14 @@ def test_dev_and_test_are_read_as_they_are_published(tmp_path) -> None:
     assert (found.values, found.eval_set_names) == (["neutral", "neutral"], ["en", "zh"])
 
 
-def test_a_translation_has_its_own_columns_and_a_spelling_of_its_own(folder) -> None:
+def test_read_glue_reads_translations(folder) -> None:
     path = folder / "XNLI-MT-1.0/multinli/multinli.train.ur.tsv"
     found = read_glue("mnli", path, True)
     assert set(found.values) == set(WORDS) and len(found) == 240
     assert found.texts[0].endswith(" .") and "ki" not in " ".join(found.pairs)
 
 
-def test_bad_lines_of_a_translation_are_left_out_and_counted(tmp_path, caplog) -> None:
+def test_read_glue_skips_and_counts_bad_lines(tmp_path, caplog) -> None:
     lines = ["a\tb\tneutral"] * 17 + ["", "a\tneutral", "a\t \tneutral", "\tb\tneutral"]
     path = write(tmp_path / "multinli.train.sw.tsv", TRANSLATED, *lines)
     assert len(read_glue("mnli", path, True, max_bad_fraction=0.2)) == 17
@@ -148,7 +148,7 @@ def test_bad_lines_of_a_translation_are_left_out_and_counted(tmp_path, caplog) -
             read_glue("mnli", path, True, max_bad_fraction=share)
 
 
-def test_every_language_is_a_set_and_some_may_be_chosen(folder) -> None:
+def test_read_sets_returns_a_set_per_language(folder) -> None:
     found = sets(folder, "test")
     assert [*found] == ["de", "el", "en", "ur"] and {len(each) for each in found.values()} == {30}
     assert [*sets(folder, "test,language=ur+el")] == ["ur", "el"]
@@ -156,8 +156,7 @@ def test_every_language_is_a_set_and_some_may_be_chosen(folder) -> None:
     assert [*two] == ["xnli.dev.ur", "xnli.test.ur"]
 
 
-def test_any_table_falls_into_sets_by_a_column(tmp_path) -> None:
-    """Of what is held out for want of a dev file too; training reads no such column."""
+def test_read_sets_divides_tables_by_eval_set_column(tmp_path) -> None:
     head, *lines = ["text,label,of", *(f"ba {i},{i % 2},{'xyz'[i % 3]}" for i in range(60))]
     for name, own in (("train.csv", lines), ("dev.csv", lines[:9])):
         write(tmp_path / name, head, *own)
@@ -170,7 +169,7 @@ def test_any_table_falls_into_sets_by_a_column(tmp_path) -> None:
         assert len(train) + sum(map(len, found.values())) == (60 if name == "train.csv" else 69)
 
 
-def test_one_chooses_by_english_and_of_a_translation_by_its_language(folder) -> None:
+def test_modes_set_language_of_eval_and_training(folder) -> None:
     for options, language, texts in (
         ("mode=zero_shot", "en", 240),
         ("mode=zero_shot,language=ur", "en", 240),
@@ -181,7 +180,7 @@ def test_one_chooses_by_english_and_of_a_translation_by_its_language(folder) -> 
         assert len(sets(folder, options, "train")["train"]) == texts
 
 
-def test_translations_may_be_a_file_for_each_language(folder, tmp_path) -> None:
+def test_read_sets_reads_a_file_per_language(folder, tmp_path) -> None:
     for name in ("de", "el"):
         write(tmp_path / f"test.{name}.tsv", TRANSLATED, "a\tb\tcontradictory", "a\tb\tneutral")
     fields = {"data__eval_file": str(tmp_path / "test.*.tsv"), "data__eval_set_column": ""}
@@ -192,7 +191,7 @@ def test_translations_may_be_a_file_for_each_language(folder, tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory) -> dict[str, pathlib.Path]:
-    """Toys that were trained in English and on a translation."""
+    """Train models in English and on a translation."""
     workdirs = {name: tmp_path_factory.mktemp(name) / "run" for name in ("en", "ur")}
     modes = {"en": "mode=zero_shot", "ur": "mode=translate_train,language=ur"}
     commands = [
@@ -200,8 +199,8 @@ def trained(folder, tmp_path_factory) -> dict[str, pathlib.Path]:
         for name, path in workdirs.items()
     ]
     for command in commands:
-        _, said = command.communicate()
-        assert command.poll() == 0, said
+        _, error = command.communicate()
+        assert command.poll() == 0, error
     return workdirs
 
 
@@ -216,7 +215,7 @@ def evaluated(folder, output, options: str, checkpoint, capsys) -> tuple[str, di
 @pytest.mark.parametrize(
     ("name", "options"), [("en", "mode=zero_shot"), ("ur", "mode=translate_train,language=ur")]
 )
-def test_a_run_chooses_by_dev_of_its_language_alone(
+def test_training_selects_by_its_own_language(
     name: str, options: str, folder, trained, tmp_path, capsys
 ) -> None:
     eval = [line for line in metrics(trained[name]) if line["split"] == "eval"]
@@ -227,9 +226,7 @@ def test_a_run_chooses_by_dev_of_its_language_alone(
 
 
 @pytest.mark.slow
-def test_languages_are_a_table_in_the_terminal_and_on_the_page(
-    folder, trained, tmp_path, capsys, caplog
-) -> None:
+def test_evaluate_prints_and_reports_languages(folder, trained, tmp_path, capsys, caplog) -> None:
     out, scores = evaluated(folder, tmp_path, "mode=zero_shot,test", trained["en"], capsys)
     head, *lines, mean = (line.split() for line in out.splitlines())
     assert head[:3] == ["data", "set", "accuracy"]
@@ -238,8 +235,8 @@ def test_languages_are_a_table_in_the_terminal_and_on_the_page(
     assert found["en"] == found["el"] == pytest.approx(scores["en/accuracy"], abs=1e-4)
     assert found["en"] > 0.9 and found["de"] == pytest.approx(1 / 3, abs=1e-4)
     assert found["mean"] == pytest.approx(scores["accuracy"], abs=1e-4)
-    (told,) = [line for line in caplog.messages if "loses part" in line]
-    assert "loses part of de (" in told and " ur (" not in told
+    (warning,) = [line for line in caplog.messages if "loses part" in line]
+    assert "loses part of de (" in warning and " ur (" not in warning
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert f"<tr><td>de</td><td>{scores['de/accuracy']:.4f}</td>" in page
@@ -247,9 +244,7 @@ def test_languages_are_a_table_in_the_terminal_and_on_the_page(
 
 
 @pytest.mark.slow
-def test_translations_into_english_are_scored_by_the_language_they_are_of(
-    folder, trained, tmp_path, capsys
-) -> None:
+def test_translate_test_is_scored_by_source_language(folder, trained, tmp_path, capsys) -> None:
     options = "mode=translate_test,test"
     _, scores = evaluated(folder, tmp_path, options, trained["en"], capsys)
     found = {name: value for name, value in scores.items() if name.endswith("/accuracy")}
@@ -299,7 +294,8 @@ CASES = {
     ),
     "a row without a hypothesis": (
         {DEV: ["\t".join(HEADER), published("en", "neutral", "a", "")]}, "mode=zero_shot",
-        f"DIR/{DEV} line 2: column 'sentence2' is empty: leave the row out, .* data.max_bad_fraction",
+        f"DIR/{DEV} line 2: column 'sentence2' is empty: leave the row out, .* "
+        "data.max_bad_fraction",
     ),
     "a row without a language": (
         {DEV: ["\t".join(HEADER), published("", "neutral", "a", "b")]}, "mode=zero_shot",
@@ -314,14 +310,15 @@ CASES = {
         "there is no file DIR/MNLI/no.tsv: data=DIR is to be",
     ),
     "sets that nothing names": (
-        {}, "mode=zero_shot data.eval_set_column=", "data.eval_sets='en': no column divides the eval set. Set",
+        {}, "mode=zero_shot data.eval_set_column=",
+        "data.eval_sets='en': no column divides the eval set. Set",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_as_published_is_refused(case: str, folder, tmp_path, refused) -> None:
-    files, given, complaint = CASES[case]
+def test_train_rejects_bad_xnli_files(case: str, folder, tmp_path, refused) -> None:
+    files, given, problem = CASES[case]
     for file in folder.rglob("*.*"):
         if file.is_file():
             write(tmp_path / file.relative_to(folder), file.read_text().removesuffix("\n"))
@@ -332,4 +329,4 @@ def test_what_is_not_as_published_is_refused(case: str, folder, tmp_path, refuse
     sentence = refused(
         "train", "--workdir", tmp_path / "run", *arguments(tmp_path, options), *flags
     )
-    assert re.match(complaint.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
+    assert re.match(problem.replace("DIR", re.escape(str(tmp_path))), sentence), sentence

@@ -40,7 +40,7 @@ def change(text: str, kind: float) -> str:
 
 
 def predictions(questions: Questions, variant: str) -> dict[str, str]:
-    """Return "gold", "empty" or "changed" predictions, for version 1 also "missing" or "surplus"."""
+    """Return predictions of a variant; "missing" and "surplus" are for version 1."""
     draw = random.Random(variant)
     answers = {}
     for question in questions:
