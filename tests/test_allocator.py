@@ -1,4 +1,4 @@
-"""A host that computes keeps the memory that it frees."""
+"""A process that computes on CPUs keeps the memory that it frees."""
 
 import subprocess
 import sys
@@ -32,10 +32,10 @@ print(resident() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where memory is glibc's")
-@pytest.mark.parametrize("where", ["alone", "thread"])
-def test_a_freed_block_stays_and_is_taken_again(where) -> None:
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_keep_freed_memory_reuses_a_freed_block(where) -> None:
     freed, kept = (
-        int(subprocess.check_output([sys.executable, "-c", PROGRAM, where, what]))
-        for what in ("", "keep")
+        int(subprocess.check_output([sys.executable, "-c", PROGRAM, where, option]))
+        for option in ("", "keep")
     )
     assert freed < 50 < 150 < kept < 300  # MiB, of a block of 200

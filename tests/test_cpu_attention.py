@@ -93,4 +93,4 @@ def test_it_is_not_for_a_mesh_that_cannot_share_rows_and_heads_evenly() -> None:
         assert unsupported_reason(query) == "4 heads: mesh.tensor=8 does not divide them"
     other = jax.sharding.Mesh(make_mesh(-1, 1, 1).devices, ("rows", *AXES[1:]))
     with jax.set_mesh(other):
-        assert unsupported_reason(query) == "there is no mesh of data, fsdp, model"
+        assert unsupported_reason(query) == "there is no mesh with axes data, fsdp, tensor"

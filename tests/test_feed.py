@@ -1,4 +1,4 @@
-"""Host batches become global arrays, in order, ahead of their use."""
+"""Host-to-device feed: order, sharding, errors, and time spent waiting for data."""
 
 import math
 import queue
@@ -23,18 +23,18 @@ def batches(count: int):
         yield {"ids": np.arange(16, dtype=np.int32).reshape(8, 2) + 100 * step}
 
 
-def test_every_batch_arrives_whole_and_in_order(sharding) -> None:
-    arrived = [np.asarray(batch["ids"]) for batch in Feed(batches(5), sharding)]
-    np.testing.assert_array_equal(arrived, [batch["ids"] for batch in batches(5)])
+def test_feed_yields_every_batch_in_order(sharding) -> None:
+    arrays = [np.asarray(batch["ids"]) for batch in Feed(batches(5), sharding)]
+    np.testing.assert_array_equal(arrays, [batch["ids"] for batch in batches(5)])
 
 
-def test_rows_lie_over_all_devices(sharding) -> None:
+def test_feed_shards_batches_over_all_devices(sharding) -> None:
     batch = next(iter(Feed(batches(1), sharding)))
     assert {shard.data.shape for shard in batch["ids"].addressable_shards} == {(1, 2)}
     assert len(batch["ids"].sharding.device_set) == len(jax.devices())
 
 
-def test_an_error_of_the_source_arrives_after_the_batches_before_it(sharding) -> None:
+def test_feed_raises_an_error_of_the_source_after_earlier_batches(sharding) -> None:
     def failing():
         yield from batches(2)
         raise OSError("the disk is gone")
@@ -45,7 +45,7 @@ def test_an_error_of_the_source_arrives_after_the_batches_before_it(sharding) ->
         next(feed)
 
 
-def test_closing_ends_the_thread_of_an_endless_source(sharding) -> None:
+def test_close_stops_the_thread(sharding) -> None:
     feed = Feed(batches(10**9), sharding)
     next(iter(feed))
     feed.close()
@@ -53,7 +53,7 @@ def test_closing_ends_the_thread_of_an_endless_source(sharding) -> None:
 
 
 class Clock:
-    """Time that passes when somebody waits."""
+    """A clock that advances only when code waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -63,7 +63,7 @@ class Clock:
 
 
 class Paced:
-    """A queue whose batches come `gap` seconds after the last one was taken."""
+    """A queue whose next batch is ready `gap` seconds after the last one was taken."""
 
     def __init__(self, clock: Clock, gap: float) -> None:
         self._clock, self._gap, self._due = clock, gap, gap
@@ -78,7 +78,7 @@ class Paced:
 
 
 class Work:
-    """Arrays that a device gives at some time."""
+    """Arrays that are ready at a given time."""
 
     def __init__(self, clock: Clock, done: float) -> None:
         self._clock, self._done = clock, done
@@ -92,24 +92,24 @@ class Work:
     [(0.04, 0.0, 0.0), (0.0, 0.04, 1.0), (0.03, 0.06, 0.5), (0.06, 0.03, 0.0)],
     ids=["slow device", "slow data", "data at half the speed", "device at half the speed"],
 )
-def test_waiting_counts_from_when_the_devices_are_idle(
+def test_wait_seconds_counts_only_while_devices_are_idle(
     step, gap, share, sharding, monkeypatch
 ) -> None:
-    """A device takes `step` seconds for a batch, which comes `gap` seconds after the last one."""
+    """A step takes `step` seconds, and a batch is ready `gap` seconds after the last one."""
     clock = Clock()
     feed = Feed([], sharding)
     feed.close()
     monkeypatch.setattr(feed_module, "time", clock)
     monkeypatch.setattr(feed, "_queue", Paced(clock, gap))
     batches = iter(feed)
-    next(batches)  # the first, for which there is nothing to do
-    began, wait_seconds, done, idle = clock.now, feed.wait_seconds, clock.now, 0.0
+    next(batches)  # the devices have no step yet
+    start, wait_seconds, done, idle = clock.now, feed.wait_seconds, clock.now, 0.0
     for _ in range(50):
         done = max(clock.now, done) + step
         feed.in_flight = [Work(clock, done)]
         next(batches)
         idle += max(0.0, clock.now - done)
-    found = feed.wait_seconds - wait_seconds
-    # What passes between two looks is not told apart.
-    assert found == pytest.approx(idle, abs=50 * feed_module._POLL_SECONDS)
-    assert found == pytest.approx(share * (clock.now - began), rel=0.1)
+    waited = feed.wait_seconds - wait_seconds
+    # Times shorter than a poll are not resolved.
+    assert waited == pytest.approx(idle, abs=50 * feed_module._POLL_SECONDS)
+    assert waited == pytest.approx(share * (clock.now - start), rel=0.1)

@@ -92,7 +92,7 @@ def test_they_are_for_gpus_that_they_were_compiled_for(monkeypatch) -> None:
     [
         ({"shape": (8, LENGTH, HEADS, 80)}, "heads of 80: the kernels take 32, 64, 128"),
         ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 sequences: the mesh has 8 batch shards"),
-        ({"names": ("rows", "columns", "depth")}, "there is no mesh of data, fsdp, model"),
+        ({"names": ("rows", "columns", "depth")}, "there is no mesh with axes data, fsdp, tensor"),
     ],
     ids=str,
 )

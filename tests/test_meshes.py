@@ -1,4 +1,4 @@
-"""The mesh changes neither the losses nor what the table of shardings says of a parameter."""
+"""Losses and checkpoints do not depend on the mesh, and parameters are sharded by the table."""
 
 import concurrent.futures
 import math
@@ -24,12 +24,14 @@ pytestmark = pytest.mark.slow
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 STEPS = 4
-# Devices along the axes data, fsdp and model.
+# Devices along the axes data, fsdp and tensor.
 SIXTEEN = (4, 2, 2)
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8), SIXTEEN, (64, 1, 1), (4, 4, 4)]
 
 
-def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[StepFunctions, Task]:
+def step_functions_on(
+    mesh: tuple[int, int, int], corpus: pathlib.Path
+) -> tuple[StepFunctions, Task]:
     fields = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), mesh, strict=True))
     fields |= {"model.vocab_size": 128, "model.num_attention_heads": 8, "model.dtype": "float32"}
     fields |= {"model.hidden_dropout_prob": 0, "model.attention_probs_dropout_prob": 0}
@@ -47,20 +49,20 @@ def program_on(mesh: tuple[int, int, int], corpus: pathlib.Path) -> tuple[StepFu
 def train(
     mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Path | None = None
 ) -> tuple[list[float], list[str]]:
-    """Losses of the first steps, and the parameters that are not stored as the table says.
+    """Return the losses of the first steps, and the parameters with a misplaced sharding.
 
     The last state is saved to the directory.
     """
-    program, task = program_on(mesh, corpus)
-    step, state, losses = program.compile_train_step(), program.init(), []
+    step_functions, task = step_functions_on(mesh, corpus)
+    step, state, losses = step_functions.compile_train_step(), step_functions.init(), []
     for batch in task.train_batches(0, STEPS):
-        state, window = step(state, to_global(batch, program.batch_sharding), {})
+        state, window = step(state, to_global(batch, step_functions.batch_sharding), {})
         losses.append(means(jax.device_get(window))["loss"])
-    stored = tree_shardings(program.mesh, state.params)
-    wrong = [
+    shardings = tree_shardings(step_functions.mesh, state.params)
+    misplaced = [
         name
         for (name, leaf), (_, sharding) in zip(
-            named_leaves(state.params), named_leaves(stored), strict=True
+            named_leaves(state.params), named_leaves(shardings), strict=True
         )
         if {shard.data.shape for shard in leaf.addressable_shards}
         != {sharding.shard_shape(leaf.shape)}
@@ -69,54 +71,54 @@ def train(
         checkpoints = Checkpointer(directory)
         checkpoints.save(state, lambda path: None)
         checkpoints.wait_until_finished()
-    return losses, wrong
+    return losses, misplaced
 
 
 def restore(
     mesh: tuple[int, int, int], corpus: pathlib.Path, directory: pathlib.Path
 ) -> list[np.ndarray]:
-    program, _ = program_on(mesh, corpus)
-    state = Checkpointer(directory).restore(program.state_shapes)
+    step_functions, _ = step_functions_on(mesh, corpus)
+    state = Checkpointer(directory).restore(step_functions.state_shapes)
     assert state is not None
     return jax.tree.map(np.asarray, jax.tree.leaves((state.params, state.opt_state, state.step)))
 
 
 @pytest.fixture(scope="module")
 def devices():
-    """A process with 64 devices, to which functions of this module can be given."""
-    before = os.environ["XLA_FLAGS"]
+    """A process with 64 devices that runs functions of this module."""
+    flags = os.environ["XLA_FLAGS"]
     os.environ["XLA_FLAGS"] = process_environment(64)["XLA_FLAGS"]
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as process:
         yield process
-    os.environ["XLA_FLAGS"] = before
+    os.environ["XLA_FLAGS"] = flags
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> pathlib.Path:
-    """Where sixteen devices save."""
+    """Checkpoints of sixteen devices."""
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
 def trained(corpus, devices, checkpoints):
-    """What `train` gives on each mesh."""
+    """Results of `train` on each mesh."""
     return {
         mesh: devices.submit(train, mesh, corpus, checkpoints if mesh == SIXTEEN else None)
         for mesh in MESHES
     }
 
 
-def test_the_mesh_changes_no_loss_and_every_parameter_is_stored_as_the_table_says(trained) -> None:
-    alone, _ = trained[1, 1, 1].result()
-    assert len(alone) == STEPS and alone[-1] < alone[0]
+def test_losses_do_not_depend_on_the_mesh_and_parameters_are_sharded_by_the_table(trained) -> None:
+    one_device, _ = trained[1, 1, 1].result()
+    assert len(one_device) == STEPS and one_device[-1] < one_device[0]
     for mesh, job in trained.items():
-        losses, wrong = job.result()
-        np.testing.assert_allclose(losses, alone, rtol=1e-5, err_msg=str(mesh))
-        assert not wrong, mesh
+        losses, misplaced = job.result()
+        np.testing.assert_allclose(losses, one_device, rtol=1e-5, err_msg=str(mesh))
+        assert not misplaced, mesh
 
 
-def test_a_checkpoint_of_sixteen_devices_opens_on_any_number(
+def test_checkpoint_of_sixteen_devices_restores_on_any_mesh(
     corpus, devices, checkpoints, trained
 ) -> None:
     trained[SIXTEEN].result()

@@ -1,4 +1,4 @@
-"""The mesh and the table of rules."""
+"""Meshes, and the table of sharding rules."""
 
 import dataclasses
 import importlib.util
@@ -62,19 +62,19 @@ def params():
     ("sizes", "shape"),
     [((-1, 1, 1), (8, 1, 1)), ((2, -1, 2), (2, 2, 2)), ((1, 1, 8), (1, 1, 8))],
 )
-def test_one_axis_may_take_all_devices_that_are_left(sizes, shape) -> None:
+def test_make_mesh_gives_one_axis_the_remaining_devices(sizes, shape) -> None:
     assert tuple(make_mesh(*sizes).shape.values()) == shape
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 1, 8), (-1, 16, 1)])
-def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes) -> None:
+def test_make_mesh_rejects_sizes_that_do_not_fit(sizes) -> None:
     with pytest.raises(ValueError, match="does not fit 8 devices"):
         make_mesh(*sizes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a TPU's device says of its place."""
+    """The attributes of a TPU device that a mesh reads."""
 
     id: int
     process_index: int
@@ -84,12 +84,12 @@ class Chip:
 
 
 def pod(width: int, height: int, slices: int = 1) -> list[Chip]:
-    """Slices of so many chips, of which a host has 2 x 2, numbered along the width first."""
-    hosts_wide, hosts = width // 2, width * height // 4
+    """Return the chips of slices; a process has 2 x 2 chips, numbered along the width first."""
+    processes_wide, processes = width // 2, width * height // 4
     return [
         Chip(
             number * 100_000 + y * width + x,
-            number * hosts + y // 2 * hosts_wide + x // 2,
+            number * processes + y // 2 * processes_wide + x // 2,
             (x, y, 0),
         )
         for number in range(slices)
@@ -100,57 +100,57 @@ def pod(width: int, height: int, slices: int = 1) -> list[Chip]:
 PODS = [pod(2, 2), pod(4, 4), pod(8, 8), pod(4, 4, slices=2)]
 POWERS = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (1, 2), (2, 2), (4, 2), (1, 4), (4, 4)]
 EVERY_MESH = [
-    pytest.param(chips, fsdp, model, id=f"{len(chips)}-{fsdp}-{model}")
+    pytest.param(chips, fsdp, tensor, id=f"{len(chips)}-{fsdp}-{tensor}")
     for chips in PODS
-    for fsdp, model in POWERS
-    if fsdp * model <= len(chips)
+    for fsdp, tensor in POWERS
+    if fsdp * tensor <= len(chips)
 ]
 
 
 def hops(one: Chip, other: Chip) -> int:
-    """Links between two chips of a slice that is too small to wrap."""
+    """Return the links between two chips of a slice without wraparound."""
     return sum(abs(a - b) for a, b in zip(one.coords, other.coords, strict=True))
 
 
-@pytest.mark.parametrize(("chips", "fsdp", "model"), EVERY_MESH)
-def test_a_host_holds_the_rows_of_its_number(chips, fsdp, model) -> None:
-    devices = make_mesh(-1, fsdp, model, chips).devices
-    of_rows = devices.reshape(-1, model)  # the devices of each part of the rows
-    hosts = [{chip.process_index for chip in part} for part in of_rows]
-    share = len(hosts) * 4 // len(chips)
-    assert hosts == [{part // share} for part in range(len(hosts))]
+@pytest.mark.parametrize(("chips", "fsdp", "tensor"), EVERY_MESH)
+def test_make_mesh_gives_each_process_consecutive_sequences(chips, fsdp, tensor) -> None:
+    devices = make_mesh(-1, fsdp, tensor, chips).devices
+    shards = devices.reshape(-1, tensor)  # the devices of each batch shard
+    processes = [{chip.process_index for chip in shard} for shard in shards]
+    share = len(processes) * 4 // len(chips)
+    assert processes == [{shard // share} for shard in range(len(processes))]
 
 
-@pytest.mark.parametrize(("chips", "fsdp", "model"), EVERY_MESH)
-def test_within_a_host_neighbours_along_an_axis_are_linked(chips, fsdp, model) -> None:
-    devices = make_mesh(-1, fsdp, model, chips[::-1]).devices
+@pytest.mark.parametrize(("chips", "fsdp", "tensor"), EVERY_MESH)
+def test_make_mesh_links_adjacent_devices_of_a_process(chips, fsdp, tensor) -> None:
+    devices = make_mesh(-1, fsdp, tensor, chips[::-1]).devices
     for axis in range(3):
         lines = np.moveaxis(devices, axis, -1).reshape(-1, devices.shape[axis])
         for one, other in (pair for line in lines for pair in itertools.pairwise(line)):
             assert one.process_index != other.process_index or hops(one, other) == 1
 
 
-@pytest.mark.parametrize(("chips", "fsdp", "model"), EVERY_MESH)
-def test_the_devices_along_an_axis_are_a_grid_of_the_slice(chips, fsdp, model) -> None:
-    devices = make_mesh(-1, fsdp, model, chips).devices
+@pytest.mark.parametrize(("chips", "fsdp", "tensor"), EVERY_MESH)
+def test_make_mesh_arranges_the_devices_of_an_axis_in_a_grid(chips, fsdp, tensor) -> None:
+    devices = make_mesh(-1, fsdp, tensor, chips).devices
     for axis in range(3):
         for line in np.moveaxis(devices, axis, -1).reshape(-1, devices.shape[axis]):
-            within = {chip.coords for chip in line}
-            sides = [len(set(along)) for along in zip(*within, strict=True)]
-            assert len(within) == np.prod(sides)
+            coords = {chip.coords for chip in line}
+            sides = [len(set(values)) for values in zip(*coords, strict=True)]
+            assert len(coords) == np.prod(sides)
 
 
-def test_a_row_of_hosts_is_one_path() -> None:
+def test_make_mesh_arranges_processes_along_one_path() -> None:
     first, *_ = np.split(make_mesh(-1, 1, 1, pod(8, 8)).devices.ravel(), 4)
     assert all(hops(*pair) == 1 for pair in itertools.pairwise(first))
 
 
-def test_a_host_s_devices_make_a_ring() -> None:
+def test_make_mesh_arranges_devices_of_a_process_in_a_ring() -> None:
     for line in make_mesh(-1, 1, 4, pod(4, 4)).devices.reshape(-1, 4):
         assert all(hops(*pair) == 1 for pair in itertools.pairwise([*line, line[0]]))
 
 
-def test_what_has_no_place_keeps_its_order() -> None:
+def test_make_mesh_keeps_the_order_of_devices_without_coordinates() -> None:
     assert make_mesh(2, 2, 2).devices.ravel().tolist() == jax.devices()
 
 
@@ -162,10 +162,10 @@ import jax
 from jax.experimental.topologies import get_topology_desc
 from jax.sharding import PartitionSpec
 from bertjax.mesh.sharding import make_mesh
-for name, fsdp, model in [
+for name, fsdp, tensor in [
     ("v5e:4x4", 4, 2), ("v5e:8x8", 1, 2), ("v5e:8x8", 1, 4), ("v5e:8x8", 8, 1), ("v5e:8x8", 2, 2)
 ]:
-    mesh = make_mesh(-1, fsdp, model, get_topology_desc(name, "tpu").devices)
+    mesh = make_mesh(-1, fsdp, tensor, get_topology_desc(name, "tpu").devices)
     sums = jax.shard_map(
         lambda x: [jax.lax.psum(x, axis) for axis in ("data", "fsdp", "tensor")],
         mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False,
@@ -177,7 +177,7 @@ for name, fsdp, model in [
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
-def test_the_tpu_compiler_finds_a_route_along_every_axis() -> None:
+def test_tpu_compiler_routes_collectives_along_every_axis() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ROUTES],
         capture_output=True,
@@ -187,14 +187,14 @@ def test_the_tpu_compiler_finds_a_route_along_every_axis() -> None:
     assert done.returncode == 0 and len(done.stdout.split()) == 5, done.stderr
 
 
-def test_every_matrix_of_a_block_is_split_over_both_axes(params) -> None:
+def test_every_kernel_of_a_block_is_sharded_over_all_axes(params) -> None:
     shardings = dict(named_leaves(tree_shardings(make_mesh(1, 4, 2), params)))
     for name, _ in named_leaves(params):
         if "blocks" in name and name.endswith("kernel"):
-            assert sorted(axes_of(shardings[name])) == ["data", "fsdp", "model"], name
+            assert sorted(axes_of(shardings[name])) == ["data", "fsdp", "tensor"], name
 
 
-def test_what_the_data_axis_does_not_divide_is_whole_on_each_of_its_devices(params) -> None:
+def test_dimensions_that_data_does_not_divide_are_not_sharded_over_it(params) -> None:
     mesh = make_mesh(3, 2, 1, jax.devices()[:6])
     check_mesh(mesh, params)
     for name, sharding in named_leaves(tree_shardings(mesh, params)):
@@ -202,7 +202,7 @@ def test_what_the_data_axis_does_not_divide_is_whole_on_each_of_its_devices(para
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params, per_layer) -> None:
+def test_gather_matrices_gathers_over_data_and_casts(params, per_layer) -> None:
     mesh = make_mesh(4, 2, 1)
     shapes = sharded_shapes(mesh, params)
     jaxpr_of = jax.jit(
@@ -217,7 +217,7 @@ def test_a_step_computes_with_matrices_that_are_whole_over_the_data_axis(params,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_gradients_come_back_summed_in_pieces_and_in_float32(params, per_layer) -> None:
+def test_gather_matrices_returns_summed_float32_gradients(params, per_layer) -> None:
     mesh = make_mesh(8, 1, 1)
     tree = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), params)
     tree = jax.device_put(tree, tree_shardings(mesh, tree))
@@ -230,14 +230,16 @@ def test_gradients_come_back_summed_in_pieces_and_in_float32(params, per_layer) 
         assert leaf.dtype == jnp.float32 and (leaf == 2).all(), name
 
 
-def test_the_layer_axis_is_never_split(params) -> None:
+def test_layer_dimension_is_never_sharded(params) -> None:
     shardings = dict(named_leaves(tree_shardings(make_mesh(1, 4, 2), params)))
     for name, sharding in shardings.items():
         if "blocks" in name:
             assert sharding.spec[0] is None, name
 
 
-def test_a_dimension_must_divide_over_its_axis(params) -> None:
+def test_check_mesh_rejects_a_dimension_that_does_not_divide(params) -> None:
     wide = {"encoder": {"blocks": {"up": {"kernel": jax.ShapeDtypeStruct((2, 12, 48), "float32")}}}}
-    with pytest.raises(ValueError, match="up/kernel has a dimension of 12"):
+    with pytest.raises(
+        ValueError, match=r"mesh\.fsdp=8: does not divide a dimension of 12 of .*up/kernel"
+    ):
         check_mesh(make_mesh(1, 8, 1), wide)

@@ -131,7 +131,7 @@ def test_it_is_for_tpus_that_it_was_compiled_for(monkeypatch) -> None:
         ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 sequences: the mesh has 8 batch shards"),
         ({"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)}, "6 heads: mesh.tensor=4 does not"),
         ({"shape": (8, 512, 3, 192)}, "3 heads of 192 and 512 pieces: no share of them fits"),
-        ({"names": ("rows", "columns", "depth")}, "there is no mesh of data, fsdp, model"),
+        ({"names": ("rows", "columns", "depth")}, "there is no mesh with axes data, fsdp, tensor"),
     ],
     ids=str,
 )

@@ -280,7 +280,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _raise_checkpoint_errors(self, step: int) -> Iterator[None]:
-        """Raise a CheckpointError for any error inside, after deleting the unfinished checkpoint."""
+        """Raise a CheckpointError for an error inside, after deleting unfinished checkpoints."""
         try:
             yield
         except Exception as error:
@@ -292,8 +292,9 @@ class Checkpointer:
             # The outermost of Orbax's chained messages says least.
             reason = str(error).strip().split(": ")[-1] or type(error).__name__
             raise CheckpointError(
-                f"{self.path(step)}: the checkpoint of step {step} could not be written ({reason}); "
-                "earlier checkpoints are intact. Free disk space and run the same command again."
+                f"{self.path(step)}: the checkpoint of step {step} could not be written "
+                f"({reason}); earlier checkpoints are intact. Free disk space and run the same "
+                "command again."
             ) from error
 
     def _delete_old(self, newest: int) -> None:

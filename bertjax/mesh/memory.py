@@ -53,7 +53,7 @@ def available_host_memory() -> int:
 
 
 def free_address_space() -> int | None:
-    """Return the bytes of address space that `ulimit -v` leaves this process; None without a limit."""
+    """Return the bytes of address space that `ulimit -v` leaves; None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None

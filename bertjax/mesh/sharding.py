@@ -140,7 +140,7 @@ def gpu_kind() -> str:
 
 
 def is_traced_for_cpu() -> bool:
-    """Return whether code is traced for CPUs: of the context's mesh, else of the default backend."""
+    """Return whether code is traced for CPUs of the context's mesh, or by default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return (jax.default_backend() if device is None else device.platform) == "cpu"
 
