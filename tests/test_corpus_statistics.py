@@ -94,7 +94,7 @@ def test_inspect_prints_the_facts_of_the_report(corpus, tmp_path, capsys) -> Non
 
 
 def test_statistics_reject_a_directory_that_is_no_corpus(tmp_path) -> None:
-    with pytest.raises(InputError, match="is not a finished corpus"):
+    with pytest.raises(InputError, match="not a finished corpus"):
         compute_corpus_statistics(tmp_path)
 
 
@@ -105,7 +105,5 @@ def test_statistics_reject_a_directory_that_is_no_corpus(tmp_path) -> None:
 def test_inspect_corpus_rejects_options_of_a_run(tmp_path, capsys, argument) -> None:
     assert main(["inspect", "--corpus", str(tmp_path), argument]) == 2
     sentence = capsys.readouterr().err
-    assert (
-        f"{argument.partition('=')[0].replace('.steps', '.*')} is of a run: leave it out"
-        in sentence
-    )
+    option = argument.partition("=")[0].replace(".steps", ".*")
+    assert f"{option}: belongs to a run, not to --corpus. Leave it out." in sentence
