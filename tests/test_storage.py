@@ -17,7 +17,7 @@ from conftest import sample_pieces, sample_text
 from processes import Command
 from run_outputs import metrics, params_of
 
-from bertjax.reports.run import write_report
+from bertjax.reports.writer import write_report
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
 PRETRAIN, SQUAD = EXPERIMENTS / "pretraining.py", EXPERIMENTS / "squad.py"
