@@ -1,1 +1,1 @@
-"""Text to batches: sources, vocabularies, token shards, tf.data pipeline. No jax, no bertjax."""
+"""Data pipelines: sources, vocabularies, token shards, batches. Imports neither jax nor bertjax."""

@@ -1,9 +1,9 @@
-"""What both packages say to a user who gave something that cannot be used."""
+"""The error for invalid input of a user, in data_pipelines and bertjax."""
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used: a file, a vocabulary, a text or an option.
+    """A user's mistake: an invalid file, vocabulary, text, option or field.
 
-    The message is one sentence that names the thing, its value and the cure; the command line
-    prints it as it stands and ends with exit status 2.
+    The message is one line, `field=value: problem. Fix.` or `path:line: problem. Fix.`. The command
+    line prints it without a traceback and exits with status 2.
     """

@@ -1,4 +1,4 @@
-"""How a field of a configuration is declared: its default and its meaning, in one place."""
+"""Declaration of configuration fields: default and description in one place."""
 
 import dataclasses
 from typing import Any
@@ -7,9 +7,10 @@ Field = dataclasses.Field[Any]
 
 
 def field(default: Any, description: str) -> Any:
-    """A field for a dataclass, or for a task's `DATA_FIELDS`.
+    """Return a field of a dataclass or of a task's `DATA_FIELDS`.
 
     Args:
-      meaning: what a user reads of it, in the table of all fields.
+      default: default value.
+      description: description for the table of all fields.
     """
     return dataclasses.field(default=default, metadata={"description": description})

@@ -1,4 +1,4 @@
-"""A function of many items in processes of their own, its results in order."""
+"""Parallel map over worker processes with results in order."""
 
 import contextlib
 import multiprocessing
@@ -10,11 +10,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-ResultOrError = tuple[Any, Exception | None]  # what came of an item, or what went wrong
+
+
+class _Outcome(NamedTuple):
+    """The result of an item, or the error it raised."""
+
+    result: Any = None
+    error: Exception | None = None
 
 
 def ordered_map(
@@ -22,35 +28,36 @@ def ordered_map(
     items: Iterable[Item],
     workers: int | None,
 ) -> Iterator[Result]:
-    """The function that `make_function` gives, of every item, in order; few items are in flight at a time.
+    """Yield the results of a function of each item, in order; at most 2 items per worker wait.
 
-    Each process has a thread here and a pipe that no other one holds, so that whatever becomes of
-    one, none waits for another. (In the standard library's pool of processes all answer by one
-    pipe: of a worker that ends in the midst of an answer the rest is waited for without end.)
+    Each worker process has a thread here and a pipe of its own, so a killed worker blocks no other.
+    (The workers of `ProcessPoolExecutor` share one result pipe. If one is killed while it writes,
+    the executor waits forever.)
 
     Args:
-      make: called once in each process; can be pickled.
-      workers: processes; 0 and 1 mean this process alone, None one for each core. With more than
-        one, a script needs the usual `if __name__ == "__main__"`.
+      make_function: called once in each process to make the function; must be picklable.
+      items: the items.
+      workers: number of processes; 0 and 1 mean this process, None means one for each core. With
+        more than one, a script needs the usual `if __name__ == "__main__"`.
 
     Raises:
-      ChildProcessError: a process was killed, as those are for which memory does not suffice.
+      ChildProcessError: a process was killed, for example for lack of memory.
     """
     workers = os.cpu_count() or 1 if workers is None else workers
     if workers <= 1:
         yield from map(make_function(), items)
         return
-    own = threading.local()
+    thread = threading.local()
 
     def start() -> None:
-        own.worker = _Worker(make_function)
+        thread.worker = _Worker(make_function)
 
-    def compute(item: Item) -> ResultOrError:
-        return own.worker(item)
+    def compute(item: Item) -> _Outcome:
+        return thread.worker(item)
 
     pool = ThreadPoolExecutor(workers, initializer=start)
     try:
-        pending: deque[Future[ResultOrError]] = deque()
+        pending: deque[Future[_Outcome]] = deque()
         for item in items:
             pending.append(pool.submit(compute, item))
             if len(pending) > 2 * workers:
@@ -58,51 +65,52 @@ def ordered_map(
         while pending:
             yield _wait_for_result(pending.popleft())
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # they end while the caller goes on
+        pool.shutdown(wait=False, cancel_futures=True)  # workers end in the background
 
 
 class _Worker:
-    """A process that computes one item at a time, and ends when nobody holds this any more."""
+    """A process that computes one item at a time and ends when this object is deleted."""
 
     def __init__(self, make_function: Callable[[], Callable]) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
+        self._pipe, child_pipe = spawn.Pipe()
         self._process = spawn.Process(
-            target=_worker_loop, args=(theirs, make_function), daemon=True
+            target=_worker_loop, args=(child_pipe, make_function), daemon=True
         )
         self._process.start()
-        theirs.close()  # or the end of the process would not be that of the pipe
+        child_pipe.close()  # so that the pipe ends when the process does
 
-    def __call__(self, item: object) -> ResultOrError:
+    def __call__(self, item: object) -> _Outcome:
         try:
             self._pipe.send(item)
-            answer: ResultOrError = self._pipe.recv()
-        except (EOFError, OSError):  # the second of an answer that ends in its midst
+            outcome: _Outcome = self._pipe.recv()
+        except (EOFError, OSError):  # OSError: the process ended while it wrote
             self._process.join()
             status = self._process.exitcode
-            return None, ChildProcessError(
-                f"a worker process ended with status {status}: have fewer of them, or more memory."
+            error = ChildProcessError(
+                f"A worker process ended with status {status}. Use fewer workers or more memory."
             )
-        return answer
+            return _Outcome(error=error)
+        return outcome
 
 
-def _wait_for_result(future: Future[ResultOrError]) -> Any:
+def _wait_for_result(future: Future[_Outcome]) -> Any:
     result, error = future.result()
     if error is not None:
-        raise error  # here, since its traceback holds all that it passes through
+        raise error
     return result
 
 
 def _worker_loop(pipe: Connection, make_function: Callable[[], Callable]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
     function: Callable | None = None
-    with contextlib.suppress(EOFError, OSError):  # the parent has ended, or needs no more
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended or needs no more results
         while True:
             item = pipe.recv()
             try:
                 function = function or make_function()
-                answer: ResultOrError = function(item), None
+                outcome = _Outcome(function(item))
             except Exception as error:
                 error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-                answer = None, error
-            pipe.send(answer)
+                outcome = _Outcome(error=error)
+            pipe.send(outcome)

@@ -1,14 +1,14 @@
-"""JSON as users write it."""
+"""JSON parsing that tolerates byte-order marks and rejects deep nesting."""
 
 import json
 from typing import Any
 
 
 def parse_json(text: str) -> Any:
-    """What a JSON text says; a byte-order mark before it is passed over.
+    """Return the value of a JSON text, without the byte-order mark it may begin with.
 
     Raises:
-      json.JSONDecodeError: it is no JSON, or is nested deeper than Python reads.
+      json.JSONDecodeError: it is not JSON, or nested more deeply than Python can parse.
     """
     try:
         return json.loads(text.removeprefix("\ufeff"))

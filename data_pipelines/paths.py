@@ -22,9 +22,9 @@ def check_file(path: epath.PathLike) -> epath.Path:
     """
     path = epath.Path(path)
     if path.is_dir():
-        raise InputError(f"{path} is a directory: name a file in it.")
+        raise InputError(f"{path}: a directory. Name a file in it.")
     if not path.exists():
-        raise InputError(f"there is no file {path}: name one that exists.")
+        raise InputError(f"{path}: no such file. Name one that exists.")
     return path
 
 

@@ -6,11 +6,12 @@ Its data are JSON lines, {"text": ..., "label": "glad"}.
 import dataclasses
 import json
 import math
+from html import escape
 
 import jax
 import numpy as np
 
-from bertjax.html.page import Section, render_report
+from bertjax.html.page import page, section
 from bertjax.model import flops, heads, losses
 from bertjax.steps import objective
 from bertjax.tasks import task
@@ -190,4 +191,4 @@ class Task(task.Task):
     @staticmethod
     def report(name, config, directory):
         said = json.loads((directory / "said.json").read_text())
-        return render_report(name, [Section("Moods", paragraphs=[", ".join(said)])])
+        return page(name, [section("Moods", f"<p>{escape(', '.join(said))}</p>")])

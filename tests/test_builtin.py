@@ -1,4 +1,4 @@
-"""The built-in corpus is prose, the same each time, and found without running anybody's code."""
+"""The built-in corpus: prose, always the same, read without importing modules."""
 
 import itertools
 import pathlib
@@ -67,7 +67,7 @@ Says in one line of text what a method with one line does."""
 
 @pytest.fixture
 def installation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A Python of our own: two roots, no modules."""
+    """A Python installation with two empty directories of modules."""
     roots = {"stdlib": tmp_path / "lib", "purelib": tmp_path / "site-packages"}
     for root in roots.values():
         root.mkdir()
@@ -80,18 +80,18 @@ def install(path: pathlib.Path, source: str) -> None:
     path.write_text(textwrap.dedent(source))
 
 
-def test_prose_is_kept_and_code_is_not(installation: pathlib.Path) -> None:
+def test_documents_contain_prose_and_no_code(installation: pathlib.Path) -> None:
     install(installation / "lib" / "module.py", MODULE)
     assert ["\n".join(document) for document in builtin.documents()] == [EXPECTED]
 
 
-def test_a_text_that_comes_again_is_left_out(installation: pathlib.Path) -> None:
+def test_documents_skip_repeated_paragraphs(installation: pathlib.Path) -> None:
     for name in ("lib/a.py", "lib/b.py", "site-packages/c.py"):
         install(installation / name, MODULE)
     assert len(list(builtin.documents())) == 1
 
 
-def test_tests_and_copies_are_left_out(installation: pathlib.Path) -> None:
+def test_documents_skip_tests_and_vendored_packages(installation: pathlib.Path) -> None:
     for name in ("lib/test/a.py", "site-packages/p/_vendor/b.py", "lib/site-packages/c.py"):
         install(installation / name, MODULE)
     assert list(builtin.documents()) == []
@@ -101,21 +101,21 @@ def test_tests_and_copies_are_left_out(installation: pathlib.Path) -> None:
     "source",
     ["def broken(:" + '"""' + "x" * 2000 + '"""', '"""\\ud800 """' + MODULE, "\0" + MODULE],
 )
-def test_files_that_are_no_modules_do_no_harm(installation: pathlib.Path, source: str) -> None:
+def test_documents_skip_files_that_do_not_parse(installation: pathlib.Path, source: str) -> None:
     install(installation / "lib" / "a.py", source)
     list(builtin.documents())
 
 
-def test_help_topics_are_documents(installation: pathlib.Path) -> None:
+def test_documents_include_help_topics(installation: pathlib.Path) -> None:
     paragraph = " ".join(["It is a sentence about {0} that is long enough to count."] * 8)
     topics = {name: f"Title\n*****\n\n{paragraph.format(name)}\n" for name in ("while", "break")}
     install(installation / "lib" / "pydoc_data" / "topics.py", f"topics = {topics!r}")
     assert list(builtin.documents()) == [[paragraph.format("break")], [paragraph.format("while")]]
 
 
-def check_prose(documents: list[list[str]], least: int) -> None:
+def check_prose(documents: list[list[str]], min_characters: int) -> None:
     lines = [line for document in documents for line in document]
-    assert sum(map(len, lines)) > least
+    assert sum(map(len, lines)) > min_characters
     assert len(set(lines)) == len(lines)
     assert all(line == " ".join(line.split()) for line in lines)
     words = [word for line in lines for word in line.split()]
@@ -124,18 +124,18 @@ def check_prose(documents: list[list[str]], least: int) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_prose_and_the_same_each_time() -> None:
+def test_documents_are_prose_in_a_fixed_order() -> None:
     documents = list(itertools.islice(builtin.documents(), 100))
     assert documents == list(itertools.islice(builtin.documents(), 100))
-    check_prose(documents, least=300_000)
+    check_prose(documents, min_characters=300_000)
 
 
 @pytest.mark.slow
-def test_this_python_has_megabytes_of_it() -> None:
-    documents, most = [], 2_100_000  # all of it takes a while
+def test_documents_of_this_python_are_megabytes() -> None:
+    documents, remaining = [], 2_100_000  # all documents take too long
     for document in builtin.documents():
         documents.append(document)
-        most -= sum(map(len, document))
-        if most < 0:
+        remaining -= sum(map(len, document))
+        if remaining < 0:
             break
-    check_prose(documents, least=2_000_000)
+    check_prose(documents, min_characters=2_000_000)

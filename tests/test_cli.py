@@ -259,7 +259,7 @@ def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, re
     )
     other = tmp_path / "other"
     assert main(["prepare", "--input", str(text), "--vocab", str(vocab), "--output", str(other),
-                 "--workers", "1", "--eval-fraction", "0.1", "--num-shards", "8"]) == 0  # fmt: skip
+                 "--workers", "1", "--eval-fraction", "0.1", "--shards", "8"]) == 0  # fmt: skip
     sentence = refused(*train(other, workdir))
     assert "another corpus" in sentence and "use another --workdir" in sentence
 
@@ -386,7 +386,7 @@ TEXT = ["--input", "text.txt"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "--checkpoint", "c", "--input", "lost"], "there is no file lost"),
+        (["predict", "--checkpoint", "c", "--input", "lost"], "lost: no such file"),
         (["predict", "--checkpoint", "c", "--input", "folder"], "folder is a directory"),
         (["predict", "--checkpoint", "c", *TEXT, "--output", "folder"], "folder: is a directory"),
         (
@@ -394,7 +394,7 @@ TEXT = ["--input", "text.txt"]
             "lost/x: lost is not a directory",
         ),
         (["predict", "--checkpoint", "text.txt", *TEXT], "text.txt is no model"),
-        (["score", "squad", "--data", "lost", "--predictions", "p"], "there is no file lost"),
+        (["score", "squad", "--data", "lost", "--predictions", "p"], "lost: no such file"),
         (["score", "cmrc", "--data", "folder", "--predictions", "p"], "folder is a directory"),
         (["train", *SMOKE, "--workdir", "text.txt"], "--workdir=text.txt: is a file"),
         (
@@ -563,7 +563,7 @@ def test_check_directory_follows_links_and_rejects_dangling_ones(tmp_path) -> No
 
 def test_read_lines_rejects_binary_input(tmp_path) -> None:
     (tmp_path / "text.txt").write_bytes(b"ba\n\xff\n")
-    with pytest.raises(InputError, match=r"text\.txt: byte 3 is not UTF-8; convert the file"):
+    with pytest.raises(InputError, match=r"text\.txt: byte 3 is not UTF-8. Convert it"):
         list(read_lines(str(tmp_path / "text.txt")))
 
 

@@ -429,7 +429,7 @@ def test_what_no_run_wrote_is_refused(written: str | None, message: str, tmp_pat
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(InputError, match=r"there is no file nowhere\.py: name one"):
         load_config("nowhere.py:x", {}, FIELDS)
-    with pytest.raises(InputError, match="is a directory: name a file"):
+    with pytest.raises(InputError, match=": a directory. Name a file"):
         load_config(str(tmp_path), {}, FIELDS)
 
 

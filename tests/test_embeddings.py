@@ -311,8 +311,8 @@ def test_modules_that_bertjax_has_not_are_refused(tmp_path) -> None:
         ("", "", "the input has no lines: give some text"),
         ("", 'ba\n{"text": 3}', 'line 2 has no "text": write'),
         ("", 'ba\n\n{"body": "ba"}', 'line 3 has no "text": write'),
-        ("", "ba\n{ba", "line 2 is no JSON .*: write an object on it"),
-        ("--input DIR/nothing.txt", "ba", "there is no file DIR/nothing.txt"),
+        ("", "ba\n{ba", "line 2: not JSON .*. Write one object per line"),
+        ("--input DIR/nothing.txt", "ba", "DIR/nothing.txt: no such file"),
         ("--checkpoint DIR/nowhere", "ba", "there is no .*nowhere"),
     ],
 )

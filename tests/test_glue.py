@@ -1,4 +1,4 @@
-"""The tasks of GLUE are read in the layouts in which they are published, oddities and all."""
+"""GLUE in its published files and in TensorFlow Datasets."""
 
 import pathlib
 
@@ -6,9 +6,9 @@ import pytest
 from tfds_datasets import tiny_builder
 
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.glue import GLUE, find_glue_task, is_tfds, read_glue, read_glue_tfds
+from data_pipelines.finetuning.glue import GLUE, find_glue_task, read_glue, read_glue_tfds
 
-# Task -> file -> lines as they are published.
+# Task -> file -> lines as published.
 PUBLISHED = {
     "cola": {
         "train": ['gj04\t1\t\tOur friends "won\'t" buy this.', "gj04\t0\t*\tThey drank the pub"],
@@ -96,8 +96,8 @@ PUBLISHED = {
         "test": ["index\tsentence1\tsentence2", "0\tMaude and Dora.\tHorses ran."],
     },
 }
-# What is found of the first example of each, and the labels of both of train.
-FOUND = {
+# Task -> texts of the first training example, labels of both training examples.
+EXPECTED = {
     "cola": ('Our friends "won\'t" buy this.', None, ["1", "0"]),
     "sst2": ("hide new secretions", None, ["0", "1"]),
     "mrpc": ('He called "the witness', "Referring to him", ["1", "0"]),
@@ -117,40 +117,42 @@ def write(folder: pathlib.Path, lines: list[str], stem: str = "train") -> pathli
 
 
 @pytest.mark.parametrize("name", GLUE)
-def test_train_files_are_read(name: str, tmp_path) -> None:
+def test_read_glue_reads_training_files(name: str, tmp_path) -> None:
     found = read_glue(name, write(tmp_path, PUBLISHED[name]["train"]), True)
-    text, pair, values = FOUND[name]
-    assert (found.texts[0], found.pairs and found.pairs[0]) == (text, pair)
+    text, pair, values = EXPECTED[name]
+    assert (found.texts[0], found.text_pairs and found.text_pairs[0]) == (text, pair)
     assert found.values == values
     first = 1 if name == "cola" else 2
-    assert found.locations == [f"{tmp_path}/train.tsv line {first + i}" for i in (0, 1)]
+    assert found.locations == [f"{tmp_path}/train.tsv:{first + i}" for i in (0, 1)]
 
 
 @pytest.mark.parametrize(
     ("name", "stem"), [(name, stem) for name, files in PUBLISHED.items() for stem in files]
 )
-def test_of_test_files_the_texts_are_read(name: str, stem: str, tmp_path) -> None:
+def test_read_glue_reads_texts_of_unlabeled_files(name: str, stem: str, tmp_path) -> None:
     if stem == "train" and name == "cola":
-        return  # which alone differs in its header
+        return  # its training file has no header
     lines = PUBLISHED[name][stem]
     found = read_glue(name, write(tmp_path, lines, stem), False)
     assert found.values is None and len(found) == len(lines) - 1
-    assert all(map(str.strip, found.texts)) and (found.pairs is None) == (name in ("cola", "sst2"))
+    assert all(map(str.strip, found.texts)) and (found.text_pairs is None) == (
+        name in ("cola", "sst2")
+    )
 
 
-def test_a_label_among_many_is_the_gold_one(tmp_path) -> None:
+def test_read_glue_reads_the_gold_label_of_mnli(tmp_path) -> None:
     found = read_glue("mnli", write(tmp_path, PUBLISHED["mnli"]["dev_matched"]), True)
     assert found.values == ["neutral"]
 
 
-def test_every_file_of_a_submission_is_of_some_task() -> None:
+def test_glue_tasks_cover_all_files_of_a_submission() -> None:
     names = [name for task in GLUE.values() for name in task.test]
     assert sorted(names) == sorted(
         ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI", "AX"]
     )
 
 
-def test_scores_are_those_by_which_glue_counts() -> None:
+def test_glue_tasks_have_the_primary_metrics_of_glue() -> None:
     primary_metrics = {name: task.metrics[0] for name, task in GLUE.items()}
     others = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
     assert primary_metrics == dict.fromkeys(GLUE, "accuracy") | others
@@ -158,30 +160,34 @@ def test_scores_are_those_by_which_glue_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "complaint"),
+    ("name", "line", "message"),
     [
-        ("cola", "gj04\t1\t\tOne\tof too many", "line 3 has 5 fields and should have 4: mend it"),
-        ("cola", "gj04\t2\t\tA sentence", "line 3: label '2' is none of 0, 1: give the files of C"),
-        ("qqp", "1\t2\t3\tA\ttab?\tB?\t0", "line 4 has 7 fields where the header has 6: mend"),
-        ("qqp", "1\t2\t3\tA?", "line 4 has 4 fields where the header has 6: mend"),
-        ("mnli", None, "line 4: label '-' is none of contradiction, entailment, neutral"),
-        ("stsb", None, "line 4: column 'score' is '-', which is no finite number"),
-        ("rte", "2\tA\tB\tEntailment", "line 4: label 'Entailment' is none of entailment, not_"),
-        ("qnli", "2\tA\t\tentailment", "line 4: column 'sentence' is empty"),
+        ("cola", "gj04\t1\t\tOne\tof too many", ":3: 5 fields instead of 4. Fix the row"),
+        (
+            "cola",
+            "gj04\t2\t\tA sentence",
+            ":3: label '2' is not one of 0, 1. Give the published files of CoLA",
+        ),
+        ("qqp", "1\t2\t3\tA\ttab?\tB?\t0", ":4: 7 fields instead of 6. Fix"),
+        ("qqp", "1\t2\t3\tA?", ":4: 4 fields instead of 6. Fix"),
+        ("mnli", None, ":4: label '-' is not one of contradiction, entailment, neutral"),
+        ("stsb", None, ":4: column 'score' is '-', not a finite number"),
+        ("rte", "2\tA\tB\tEntailment", ":4: label 'Entailment' is not one of entailment, not_"),
+        ("qnli", "2\tA\t\tentailment", ":4: column 'sentence' is empty"),
     ],
 )
-def test_a_line_that_is_not_as_published_is_refused(
-    name: str, line: str | None, complaint: str, tmp_path
+def test_read_glue_rejects_lines_of_another_layout(
+    name: str, line: str | None, message: str, tmp_path
 ) -> None:
     lines = PUBLISHED[name]["train"]
     if line is None:
         line = lines[-1].rpartition("\t")[0] + "\t-"
     path = write(tmp_path, [*lines, line])
-    with pytest.raises(InputError, match=f"^{path} {complaint}"):
+    with pytest.raises(InputError, match=f"^{path}{message}"):
         read_glue(name, path, True)
 
 
-def test_bad_lines_may_be_left_out(tmp_path) -> None:
+def test_read_glue_skips_bad_rows_within_the_fraction(tmp_path) -> None:
     for name in ("cola", "qqp"):
         path = write(tmp_path, [*PUBLISHED[name]["train"], "broken"])
         assert len(read_glue(name, path, True, max_bad_fraction=0.4)) == 2
@@ -189,18 +195,18 @@ def test_bad_lines_may_be_left_out(tmp_path) -> None:
             read_glue(name, path, True, max_bad_fraction=0.3)
 
 
-def test_files_of_another_task_are_refused(tmp_path) -> None:
+def test_read_glue_rejects_files_of_another_task(tmp_path) -> None:
     path = write(tmp_path, PUBLISHED["rte"]["train"])
-    with pytest.raises(InputError, match=r"line 2: there is no column 'question'.* but 'index'"):
+    with pytest.raises(InputError, match=r"train\.tsv:2: no column 'question', only 'index'"):
         read_glue("qnli", path, True)
-    with pytest.raises(InputError, match=r"line 1: label 'sentence1' is none of 0, 1"):
+    with pytest.raises(InputError, match=r"train\.tsv:1: label 'sentence1' is not one of 0, 1"):
         read_glue("cola", path, True)
-    with pytest.raises(InputError, match="has no rows: give CoLA's file as it was published"):
+    with pytest.raises(InputError, match="train.tsv: no rows. Give"):
         read_glue("cola", write(tmp_path, [""]), True)
 
 
-def test_a_task_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="glue task 'sst' is unknown: choose one of cola, sst2"):
+def test_find_glue_task_rejects_an_unknown_name() -> None:
+    with pytest.raises(InputError, match="glue='sst': unknown task. Choose one of cola, sst2"):
         find_glue_task("sst")
 
 
@@ -220,7 +226,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize(("name", "file"), COUNTS)
-def test_published_files_have_all_their_examples(name: str, file: str, data_dir) -> None:
+def test_read_glue_reads_all_examples_of_published_files(name: str, file: str, data_dir) -> None:
     is_test = "test" in file
     found = read_glue(name, data_dir / "glue" / file, not is_test)
     assert len(found) == COUNTS[name, file]
@@ -230,7 +236,7 @@ def test_published_files_have_all_their_examples(name: str, file: str, data_dir)
         assert set(found.values) == set(GLUE[name].labels)
 
 
-# Classes as the catalogue names them; None for a number.
+# Class names in TensorFlow Datasets; None for regression.
 CLASSES = {
     "cola": ["unacceptable", "acceptable"],
     "sst2": ["negative", "positive"],
@@ -245,24 +251,27 @@ CLASSES = {
 
 
 @pytest.fixture(scope="module")
-def catalogue(tmp_path_factory) -> None:
-    """The examples of train as the catalogue has them."""
+def tfds_builders(tmp_path_factory) -> None:
+    """TensorFlow Datasets builders with the training examples."""
     import numpy as np
     import tensorflow_datasets as tfds
 
     home = tiny_builder(tmp_path_factory.mktemp("tfds"))
     for name, classes in CLASSES.items():
-        task, (text, pair, values) = GLUE[name], FOUND[name]
+        task, (text, pair, values) = GLUE[name], EXPECTED[name]
         kind = tfds.features.ClassLabel(names=classes) if classes else np.float32
-        features = dict.fromkeys(task.tfds, tfds.features.Text()) | {"label": kind, "idx": np.int32}
-        text_column = task.tfds[0]
-        texts = dict(zip(task.tfds, filter(None, (text, pair)), strict=True))
-        # What is a number in the files is that of the class.
+        features = dict.fromkeys(task.tfds_columns, tfds.features.Text()) | {
+            "label": kind,
+            "idx": np.int32,
+        }
+        text_column = task.tfds_columns[0]
+        texts = dict(zip(task.tfds_columns, filter(None, (text, pair)), strict=True))
+        # A digit in the files is the class id.
         train = [
             texts | {"label": int(v) if str(v).isdigit() else v, "idx": i}
             for i, v in enumerate(values)
         ]
-        # As they lie there: in any order.
+        # Not sorted, like the records of TensorFlow Datasets.
         test = [texts | {text_column: f"the {i}.", "label": -1, "idx": i} for i in (2, 0, 1)]
         type(
             f"Tiny{name}",
@@ -272,16 +281,16 @@ def catalogue(tmp_path_factory) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("catalogue")
+@pytest.mark.usefixtures("tfds_builders")
 @pytest.mark.parametrize("name", GLUE)
-def test_the_catalogue_gives_the_same_as_the_files(name: str) -> None:
-    source, (text, pair, values) = f"tfds:tiny{name}", FOUND[name]
+def test_read_glue_tfds_returns_the_examples_of_the_files(name: str) -> None:
+    source, (text, pair, values) = f"tfds:tiny{name}", EXPECTED[name]
     found = read_glue_tfds(name, source, "train", True)
-    assert found.texts == [text, text] and found.pairs == (pair and [pair, pair])
+    assert found.texts == [text, text] and found.text_pairs == (pair and [pair, pair])
     assert found.values == pytest.approx(values)
     tests = read_glue_tfds(name, source, "test", False)
     assert tests.values is None and tests.texts == ["the 0.", "the 1.", "the 2."]
-    with pytest.raises(InputError, match='"idx" of its records does not count them from 0'):
+    with pytest.raises(InputError, match='values of "idx" are not 0, 1, 2'):
         read_glue_tfds(name, source, "train[1:]", False)
     if name != "stsb":
         with pytest.raises(InputError, match=f"{source} test record 1: "):
@@ -289,7 +298,7 @@ def test_the_catalogue_gives_the_same_as_the_files(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_of_xnli_the_catalogue_gives_every_language(tmp_path) -> None:
+def test_read_glue_tfds_reads_every_language_of_xnli(tmp_path) -> None:
     import tensorflow_datasets as tfds
 
     languages = ["de", "en"]
@@ -303,16 +312,12 @@ def test_of_xnli_the_catalogue_gives_every_language(tmp_path) -> None:
     records = {"test": [whole], "train": [whole, whole | {"hypothesis": {"de": "nein"}}]}
     type("Tinyxnli", (tiny_builder(tmp_path),), {"features": features, "records": records})
     found = read_glue_tfds("mnli", "tfds:tinyxnli", "test", True, "language")
-    assert (found.eval_set_names, found.texts, found.pairs) == (
+    assert (found.eval_set_names, found.texts, found.text_pairs) == (
         languages,
         ["ja", "yes"],
         ["nein", "no"],
     )
     assert found.values == ["contradiction"] * 2
     assert found.locations[1] == "tfds:tinyxnli test record 1 (en)"
-    with pytest.raises(InputError, match=r"train record .: of 'en' there is not every text: leave"):
+    with pytest.raises(InputError, match=r"train record .: a text in 'en' is missing. Remove"):
         read_glue_tfds("mnli", "tfds:tinyxnli", "train", True, "language")
-
-
-def test_a_source_of_the_catalogue_is_no_path() -> None:
-    assert is_tfds("tfds:glue/mrpc") and not is_tfds("glue/mrpc")

@@ -169,7 +169,7 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(opened, method, aske
         ),
         ("answer", ("ba?", " "), "^the passage of input 0 is empty"),
         ("classify", (["ba", " "],), "^input 1: column 'text' is empty"),
-        ("classify", ({"body": "ba"},), "^input 0: there is no column 'text', but 'body'"),
+        ("classify", ({"body": "ba"},), "^input 0: no column 'text', only 'body'"),
         ("tag", ("",), "^input 0: \"text\" is '': write some text"),
         ("choose", ("ba", ["do"]), "^input 0: 1 answers leave nothing to choose"),
         ("choose", ("ba", "do"), "^'do' is one text where a list of choices is to be"),

@@ -1,4 +1,4 @@
-"""Work in several processes: its results in order, and nobody left when it is stopped."""
+"""Parallel map: results in order, errors, and no process left behind."""
 
 import functools
 import multiprocessing
@@ -14,7 +14,7 @@ import pytest
 from data_pipelines import parallel
 from data_pipelines.parallel import ordered_map
 
-FIRST = functools.partial(operator.itemgetter, 0)  # makes the function that is to be mapped
+FIRST = functools.partial(operator.itemgetter, 0)  # makes the function to map
 
 
 def no_process_is_left() -> bool:
@@ -26,14 +26,14 @@ def no_process_is_left() -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_come_in_the_order_of_the_items(workers: int) -> None:
+def test_ordered_map_yields_results_in_order(workers: int) -> None:
     items = ((number, None) for number in range(50))
     assert list(ordered_map(FIRST, items, workers)) == list(range(50))
     assert no_process_is_left()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_goes_wrong_in_a_worker_is_raised_here(workers: int) -> None:
+def test_ordered_map_raises_errors_of_the_function(workers: int) -> None:
     with pytest.raises(IndexError):
         list(ordered_map(FIRST, [(1,), ()], workers))
 
@@ -43,12 +43,12 @@ def failing() -> Callable:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_so_is_what_goes_wrong_before_its_first_item(workers: int) -> None:
+def test_ordered_map_raises_errors_of_make_function(workers: int) -> None:
     with pytest.raises(ValueError, match="no function"):
         list(ordered_map(failing, [1], workers))
 
 
-def test_a_stop_leaves_no_worker() -> None:
+def test_ordered_map_leaves_no_process_after_an_interrupt() -> None:
     def items() -> Iterator[tuple[int]]:
         yield from [(1,), (2,)]
         raise KeyboardInterrupt  # while the workers are started
@@ -67,15 +67,15 @@ def dying() -> Callable[[int], int]:
     return die
 
 
-def test_a_worker_that_is_killed_is_missed() -> None:
-    with pytest.raises(ChildProcessError, match="status -9: have fewer"):
+def test_ordered_map_reports_a_killed_worker() -> None:
+    with pytest.raises(ChildProcessError, match="status -9. Use fewer"):
         list(ordered_map(dying, [signal.SIGKILL] * 5, 2))
     assert no_process_is_left()
 
 
-def test_a_worker_whose_item_ends_in_its_midst_ends_in_silence(monkeypatch) -> None:
+def test_worker_ends_without_error_if_its_parent_is_killed(monkeypatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    ours, theirs = multiprocessing.Pipe()
-    os.write(ours.fileno(), struct.pack("!i", 100) + b"a part")  # as where the parent is killed
-    ours.close()
-    parallel._worker_loop(theirs, FIRST)
+    parent_pipe, child_pipe = multiprocessing.Pipe()
+    os.write(parent_pipe.fileno(), struct.pack("!i", 100) + b"a part")  # an incomplete item
+    parent_pipe.close()
+    parallel._worker_loop(child_pipe, FIRST)

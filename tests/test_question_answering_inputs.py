@@ -57,8 +57,11 @@ def test_inputs_of_no_lines_are_empty() -> None:
         ("?", "line 2 is not of the form"),
         (line(context=None), "line 2 is not of the form"),
         ("[1]", "line 2 is not of the form"),
-        (line(context=" "), "the passage of line 2 is empty"),
-        (line(context="a" * 200_001), "line 2 has 200,001 characters and may have 200,000"),
+        (line(context=" "), "line 2: the passage is empty"),
+        (
+            line(context="a" * 200_001),
+            "line 2: the passage has 200,001 characters, more than 200,000",
+        ),
     ],
     ids=lambda value: value[:40],
 )

@@ -1,4 +1,4 @@
-"""Sentences end where a reader would end them, and nothing of a line is lost."""
+"""Sentence splitting in several languages; no text is lost."""
 
 import re
 import time
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.text.sentence_splitting import split_sentences
 
-# Text made to be hard: words, stops, quotes, spaces of every kind, several scripts.
+# Difficult text: words, stops, quotes, all kinds of spaces, several scripts.
 parts = st.sampled_from(
     [
         *"AaBb 1\t\u00a0.!?…。！？」\"')([“”-",
@@ -27,33 +27,33 @@ parts = st.sampled_from(
 hard_lines = st.lists(parts, max_size=40).map("".join)
 
 
-def squeezed(text: str) -> str:
+def without_space(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
 @given(hard_lines | st.text(max_size=200))
-def test_sentences_put_together_are_the_line(line: str) -> None:
+def test_split_sentences_keeps_all_text(line: str) -> None:
     sentences = split_sentences(line)
-    assert squeezed("".join(sentences)) == squeezed(line)
+    assert without_space("".join(sentences)) == without_space(line)
     assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
 @given(hard_lines)
 @example(". a。A")
-def test_a_sentence_is_one_sentence(line: str) -> None:
+def test_split_sentences_does_not_split_a_sentence_again(line: str) -> None:
     for sentence in split_sentences(line):
-        # What is lower-case by itself, in a line that is not, loses the capital that tells so.
+        # Without the capitals of its line, a lower-case sentence follows other rules.
         if line.islower() or not sentence.islower():
             assert split_sentences(sentence) == [sentence]
 
 
 @given(st.lists(st.sampled_from(["It rains. ", "Why? ", "No! ", "He left (again). "]), max_size=9))
-def test_plain_sentences_are_found_again(sentences: list[str]) -> None:
+def test_split_sentences_splits_joined_sentences(sentences: list[str]) -> None:
     assert split_sentences("".join(sentences)) == [sentence.strip() for sentence in sentences]
 
 
 def check(marked: str) -> None:
-    """The line without its marks splits where it was marked."""
+    """Check that a line is split exactly where it has a |."""
     assert split_sentences(marked.replace("|", "")) == [part.strip() for part in marked.split("|")]
 
 
@@ -67,7 +67,7 @@ def check(marked: str) -> None:
         "The cost rose by 3.5 percent. |Version 2.0 came out. |See www.example.com for more.",
         "It was 10 p.m. |The shop was shut.",
         "He lives in the U.S. |He was born in the U.K. and works for the U.S. Army.",
-        "SavedEvaluation by J. R. R. Tolkien and C. S. Lewis. |Both taught.",
+        "Written by J. R. R. Tolkien and C. S. Lewis. |Both taught.",
         "Mr. Smith, Mrs. Jones and Dr. No met Prof. Kim at St. Paul's. |They talked.",
         "Acme Inc. and Sons Ltd. Holdings merged. |It was sold to Acme Inc. |The price was high.",
         "See Fig. 3, pp. 7-9, vol. 2 and No. 5. |It is on Sept. 11. |No. |He did not.",
@@ -81,7 +81,7 @@ def check(marked: str) -> None:
         "mr. smith of acme inc. holdings met j. r. r. tolkien of the u.s. army. |they talked.",
     ],
 )
-def test_english(line: str) -> None:
+def test_split_sentences_of_english(line: str) -> None:
     check(line)
 
 
@@ -102,20 +102,20 @@ def test_english(line: str) -> None:
         "เขามาแล้วเมื่อวานนี้ตอนเช้าและกลับไปในตอนเย็น |เธอบอกว่าไม่เคยพบเขา ในปี 1912 มาก่อนเลยสักครั้ง",
     ],
 )
-def test_other_languages(line: str) -> None:
+def test_split_sentences_of_other_languages(line: str) -> None:
     check(line)
 
 
 @pytest.mark.parametrize("line", ["", " ", "\u00a0\t"])
-def test_white_space_has_no_sentence(line: str) -> None:
+def test_split_sentences_of_white_space_is_empty(line: str) -> None:
     assert split_sentences(line) == []
 
 
 @pytest.mark.parametrize(
     "unit", [".", ". ", "!(", ") ", ".) ", "A.", "A. ", "。", "a", "。」", '" ']
 )
-def test_long_lines_take_linear_time(unit: str) -> None:
+def test_split_sentences_takes_linear_time(unit: str) -> None:
     line = unit * 100_000
     started = time.process_time()
-    assert squeezed("".join(split_sentences(line))) == squeezed(line)
+    assert without_space("".join(split_sentences(line))) == without_space(line)
     assert time.process_time() - started < 2

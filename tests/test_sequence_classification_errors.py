@@ -1,4 +1,4 @@
-"""Errors of sequence classification and multiple choice are one line with the location."""
+"""Errors of invalid data, fields and models: one line with the location and the fix."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ def write(folder: pathlib.Path, files: dict[str, str | bytes]) -> None:
 
 
 def publish(path: pathlib.Path, head: str, tokenizer=toy_tasks.TOKENIZER) -> pathlib.Path:
-    """Write a Hugging Face model with the toy vocabulary and the classes "a" and "b"."""
+    """Publish a model with the vocabulary of the toy tasks and classes "a" and "b"."""
     count = 2 if head == "sequence_classification" else 0
     config = BertConfig(128, 1, 64, 2, max_position_embeddings=64, num_labels=count)
     model = draw_model(config, tokenizer, "pooler", head)
@@ -52,8 +52,8 @@ def models(tmp_path_factory) -> pathlib.Path:
 
 
 def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[object]:
-    """Return the arguments of a configuration "FILE:options" of experiments."""
-    file, _, rest = options.partition(":")
+    """Return arguments for CONFIGURATION:OPTIONS, with fields of a tiny model."""
+    file, _, file_options = options.partition(":")
     fields = {name.replace("__", "."): value for name, value in overrides.items()}
     if "init" not in overrides:
         sizes = {
@@ -65,226 +65,233 @@ def arguments(models: pathlib.Path, options: str, **overrides: object) -> list[o
         fields |= {f"model.{name}": value for name, value in sizes.items()}
         fields |= {"model.max_position_embeddings": 64, "data.vocab": models / "vocab.txt"}
     fields = {"batch_size": 8, "steps": 2, "max_seq_length": 32} | fields
-    spec = f"{toy_tasks.EXPERIMENTS / file}.py:{rest}"
+    spec = f"{toy_tasks.EXPERIMENTS / file}.py:{file_options}"
     return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
 
 
 T = "DIR/train"
-# Files; [CONFIGURATION][:OPTIONS][ FIELDS] of, by default, sequence_classification; the error.
 CASES = {
     "a column that is not there": (
-        {"train.csv": "body,label\na,b\n"}, "",
+        {"train.csv": "body,label\na,b\n"}, "sequence_classification",
         f"{T}.csv: there is no column 'text', but 'body', 'label'. Set data.text=COLUMN",
     ),
     "a label of dev that is not one of train": (
-        {"train.csv": CSV, "dev.csv": "text,label\nba,a\nki,c\n"}, "",
-        r"DIR/dev.csv line 3: label 'c' is none that was trained \('a', 'b'\): mend it, or train",
+        {"train.csv": CSV, "dev.csv": "text,label\nba,a\nki,c\n"}, "sequence_classification",
+        r"DIR/dev.csv:3: label 'c' is not a label of the model \('a', 'b'\)\. Fix it, or train",
     ),
     "a text that is empty": (
-        {"train.csv": CSV + ",a\n"}, "",
-        f"{T}.csv line 6: column 'text' is empty: leave the row out, or write its text",
+        {"train.csv": CSV + ",a\n"}, "sequence_classification",
+        f"{T}.csv:6: column 'text' is empty. Write its text, delete the row, or allow bad rows",
     ),
     "a label that is empty": (
-        {"train.csv": CSV + "ba,\n"}, "",
-        f"{T}.csv line 6: column 'label' is empty: leave the row out, or write its label",
+        {"train.csv": CSV + "ba,\n"}, "sequence_classification",
+        f"{T}.csv:6: column 'label' is empty. Write the label or delete the row",
     ),
     "a row of too many fields": (
-        {"train.csv": CSV + "ba,do,a\n"}, "",
-        f"{T}.csv line 6 has 3 fields where the header has 2: mend the row, or allow bad rows with "
+        {"train.csv": CSV + "ba,do,a\n"}, "sequence_classification",
+        f"{T}.csv:6: 3 fields instead of 2. Fix the row, or allow bad rows with "
         "data.max_bad_fraction",
     ),
     "tabs in a file of commas": (
-        {"train.csv": CSV.replace(",", "\t")}, "",
-        f"{T}.csv has tabs .*: let it end in .tsv",
+        {"train.csv": CSV.replace(",", "\t")}, "sequence_classification",
+        f"{T}.csv: tabs between .* Rename it to end in .tsv",
     ),
     "commas in a file of tabs": (
-        {"train.tsv": CSV}, "", f"{T}.tsv has commas .*: let it end in .csv",
+        {"train.tsv": CSV}, "sequence_classification",
+        f"{T}.tsv: commas between .* Rename it to end in .csv",
     ),
     "semicolons": (
-        {"train.csv": CSV.replace(",", ";")}, "",
-        f"{T}.csv has semicolons .* save it with commas",
+        {"train.csv": CSV.replace(",", ";")}, "sequence_classification",
+        f"{T}.csv: semicolons .* Save it with commas",
     ),
     "semicolons between quotes": (
-        {"train.csv": '"text";"label"\n"ba";"a"\n'}, "",
-        f"{T}.csv has semicolons .* save it with commas",
+        {"train.csv": '"text";"label"\n"ba";"a"\n'}, "sequence_classification",
+        f"{T}.csv: semicolons .* Save it with commas",
     ),
     "a label whose column has another name": (
-        {"train.csv": CSV.replace("label", "mood")}, "",
+        {"train.csv": CSV.replace("label", "mood")}, "sequence_classification",
         f"{T}.csv: there is no column 'label', but 'text', 'mood'. Set data.label=",
     ),
     "a column whose name has a plus": (
-        {"train.csv": CSV.replace("label", "a+b")}, ":label=a+c",
+        {"train.csv": CSV.replace("label", "a+b")}, "sequence_classification:label=a+c",
         f"{T}.csv: there is no column 'a\\+c', but 'text', 'a\\+b'. Set data.label=COLUMN",
     ),
     "two examples of one id": (
         {"train.csv": "id,text,label\n1,ba,a\n2,ki,b\n1,me,a\n"},
-        " data.id=id",
-        f"{T}.csv line 4: id '1' is that of {T}.csv line 2: name it apart",
+        "sequence_classification data.id=id",
+        f"{T}.csv:4: id '1' is also at {T}.csv:2. Give each",
     ),
     "a number that is none": (
         {"train.csv": "text,label\nba,1\nki,nan\n", "dev.csv": "text,label\nba,1\n"},
-        ":problem_type=regression",
-        f"{T}.csv line 3: column 'label' is 'nan', which is no finite number: mend it",
+        "sequence_classification:problem_type=regression",
+        f"{T}.csv:3: column 'label' is 'nan', not a finite number. Fix it",
     ),
     "words where numbers should be": (
-        {"train.csv": CSV}, ":problem_type=regression",
-        f"{T}.csv line 2: column 'label' is 'a', .*problem_type=single_label"
-        "_classification",
+        {"train.csv": CSV}, "sequence_classification:problem_type=regression",
+        f"{T}.csv:2: column 'label' is 'a', not a finite number. "
+        ".*problem_type=single_label_classification",
     ),
     "one class only": (
-        {"train.csv": "text,label\nba,a\nki,a\n", "dev.csv": DEV}, "",
-        rf"{T}.csv has nothing to tell apart \(all have 'a'\): give two labels",
+        {"train.csv": "text,label\nba,a\nki,a\n", "dev.csv": DEV}, "sequence_classification",
+        f"{T}.csv: all examples have label 'a'. Give data with two labels",
     ),
     "a label that is the text": (
-        {"train.csv": CSV}, ":label=text",
-        "column 'text' is the text and the label: name different ones",
+        {"train.csv": CSV}, "sequence_classification:label=text",
+        "data.label='text': this column is also read as text. Name another one",
     ),
     "a pair that is missing in a row": (
-        {"train.csv": PAIRS + "me,,a\n", "dev.csv": PAIRS}, ":text_pair=other",
-        f"{T}.csv line 4: column 'other' is empty",
+        {"train.csv": PAIRS + "me,,a\n", "dev.csv": PAIRS},
+        "sequence_classification:text_pair=other",
+        f"{T}.csv:4: column 'other' is empty",
     ),
     "a pair that is missing in a line of JSON": (
         {"train.jsonl": jsonl({"text": "a", "other": "x", "label": 1}, {"text": "a", "label": 0})},
-        ":text_pair=other",
-        f"{T}.jsonl line 2: there is no column 'other', but 'text', 'label'",
+        "sequence_classification:text_pair=other",
+        f"{T}.jsonl:2: no column 'other', only 'text', 'label'",
     ),
     "labels that are a list": (
-        {"train.jsonl": jsonl({"text": "ba", "label": ["x", "y"]})}, "",
-        rf"{T}.jsonl line 1: column 'label' is \['x', 'y'\]: write one label, or set "
-        "problem_type=multi_label_classification",
+        {"train.jsonl": jsonl({"text": "ba", "label": ["x", "y"]})}, "sequence_classification",
+        rf"{T}.jsonl:1: column 'label' is \['x', 'y'\]\. Write one label, or set "
+        "data.problem_type=multi_label_classification",
     ),
     "quotes that never end": (
-        {"train.csv": CSV + '"ba,a\nki,b\n'}, "",
-        f"{T}.csv line 6 is no CSV .*: mend its quotes",
+        {"train.csv": CSV + '"ba,a\nki,b\n'}, "sequence_classification",
+        f"{T}.csv:6: not CSV .* Fix its quotes",
     ),
     "JSON that is none": (
-        {"train.jsonl": '{"text": "ba", "label": 1}\n{"text"\n'}, "",
-        f"{T}.jsonl line 2 is no JSON .*: write an object on it",
+        {"train.jsonl": '{"text": "ba", "label": 1}\n{"text"\n'}, "sequence_classification",
+        f"{T}.jsonl:2: not JSON .* Write one object per line",
     ),
     "JSON that is no object": (
-        {"train.jsonl": '["ba", 1]\n'}, "",
-        f"{T}.jsonl line 1 is list and no JSON object: write one",
+        {"train.jsonl": '["ba", 1]\n'}, "sequence_classification",
+        f"{T}.jsonl:1: list, not a JSON object. Write one",
     ),
     "no rows": (
-        {"train.csv": "text,label\n"}, "", f"{T}.csv has no rows: give a file with exam",
+        {"train.csv": "text,label\n"}, "sequence_classification",
+        f"{T}.csv: no rows. Give a file with exam",
     ),
-    "no file": ({}, "", "DIR has no train.csv, .tsv, .txt, .json"),
+    "no file": ({}, "sequence_classification", "DIR has no train.csv, .tsv, .txt, .json"),
     "no such file": (
-        {"train.csv": CSV}, ":train_file=other.csv",
+        {"train.csv": CSV}, "sequence_classification:train_file=other.csv",
         "there is no file DIR/other.csv: data=DIR is to be",
     ),
     "a file of a kind that is not known": (
-        {"train.xlsx": "x"}, ":train_file=train.xlsx",
-        f"{T}.xlsx is no table by its name: let it end in .csv",
+        {"train.xlsx": "x"}, "sequence_classification:train_file=train.xlsx",
+        f"{T}.xlsx: unknown table format. Use a file that ends in .csv",
     ),
     "two train files": (
-        {"train.csv": CSV, "train.jsonl": ""}, "",
+        {"train.csv": CSV, "train.jsonl": ""}, "sequence_classification",
         "DIR has train.csv, train.jsonl: choose one with data.train_file=FILE",
     ),
     "no such target": (
-        {"train.csv": CSV}, ":problem_type=klass",
-        "data.problem_type='klass' is unknown: choose one of single_label_classification",
+        {"train.csv": CSV}, "sequence_classification:problem_type=klass",
+        "data.problem_type='klass': unknown problem type. Choose one of "
+        "single_label_classification",
     ),
     "no such way to shorten texts": (
-        {"train.csv": CSV, "dev.csv": DEV}, ":truncation=middle",
-        "data.truncation='middle' is unknown: choose one of head, tail",
+        {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification:truncation=middle",
+        "data.truncation='middle': unknown truncation. Choose one of head, tail",
     ),
     "windows of pairs": (
-        {"train.csv": PAIRS, "dev.csv": PAIRS}, ":text_pair=other,truncation=windows",
-        "data.truncation=windows is not for pairs: choose head or tail",
+        {"train.csv": PAIRS, "dev.csv": PAIRS},
+        "sequence_classification:text_pair=other,truncation=windows",
+        "data.truncation='windows': not available for text pairs. Choose head or tail",
     ),
     "the weight of no class": (
-        {"train.csv": CSV, "dev.csv": DEV}, " data.class_weights=z=2",
-        "data.class_weights='z=2' must be LABEL=WEIGHT, of a, b, or balanced",
+        {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification data.class_weights=z=2",
+        "data.class_weights='z=2': not LABEL=WEIGHT .* Write balanced, or weights of a, b",
     ),
     "weights of numbers": (
         {"train.csv": "text,label\nba,1\nki,2\n", "dev.csv": "text,label\nba,1\n"},
-        ":problem_type=regression data.class_weights=balanced",
-        "data.class_weights='balanced' is for problem_type=single_label_classification: leave it "
-        "out",
+        "sequence_classification:problem_type=regression data.class_weights=balanced",
+        "data.class_weights='balanced' is for problem_type=single_label_classification: leave "
+        "it out",
     ),
     "no task of GLUE": (
-        {"train.csv": CSV}, "glue:task=sst", "glue task 'sst' is unknown: choose one of cola, sst2",
+        {"train.csv": CSV}, "glue:task=sst", "glue='sst': unknown task. Choose one of cola, sst2",
     ),
     "GLUE's file of another task": (
         {"dev.tsv": "index\tquestion\tsentence\tlabel\n0\ta\tb\tentailment\n"}, "glue:task=rte",
-        "DIR/dev.tsv line 2: there is no column 'sentence1'",
+        "DIR/dev.tsv:2: no column 'sentence1'",
     ),
     "GLUE's file of no task": (
-        {}, "glue:task=rte", "there is no file DIR/RTE/dev.tsv: name one that exists",
+        {}, "glue:task=rte", "DIR/RTE/dev.tsv: no such file. Name one that exists",
     ),
     "text that is not UTF-8": (
-        {"train.csv": b"text,label\nba,a\n\xe9t\xe9,b\n"}, "",
-        f"{T}.csv: byte 16 is not UTF-8; convert",
+        {"train.csv": b"text,label\nba,a\n\xe9t\xe9,b\n"}, "sequence_classification",
+        f"{T}.csv: byte 16 is not UTF-8. Convert",
     ),
     "a Parquet file that is none": (
-        {"train.parquet": "text"}, "", f"{T}.parquet is damaged .*; fetch it again",
+        {"train.parquet": "text"}, "sequence_classification",
+        f"{T}.parquet: damaged .* Download it again",
     ),
     "a share of everything": (
-        {"train.csv": CSV}, " data.eval_fraction=1.5",
+        {"train.csv": CSV}, "sequence_classification data.eval_fraction=1.5",
         "data.eval_fraction=1.5: not in \\(0, 1\\). Choose a share",
     ),
     "too few to hold some out": (
-        {"train.csv": "text,label\nba,a\nki,b\n"}, " data.eval_fraction=0.001",
-        rf"{T}.csv has too few examples \(2\) to hold out .*: give a dev file with "
+        {"train.csv": "text,label\nba,a\nki,b\n"},
+        "sequence_classification data.eval_fraction=0.001",
+        f"{T}.csv: 2 examples are too few for an eval split .* Give an eval file with "
         "data.eval_file=FILE",
     ),
     "a share of bad rows that is none": (
-        {"train.csv": CSV}, " data.max_bad_fraction=1.5",
+        {"train.csv": CSV}, "sequence_classification data.max_bad_fraction=1.5",
         "data.max_bad_fraction=1.5: not in \\[0, 1\\). Choose a share",
     ),
     "a set whose name no file can have": (
         {"train.csv": CSV, "dev.csv": "text,label,place\nba,a,N/A\n"},
-        " data.eval_set_column=place",
-        "DIR/dev.csv has a set 'N/A', and files are called by sets' names: write it without",
+        "sequence_classification data.eval_set_column=place",
+        "DIR/dev.csv: eval set 'N/A' gives its name to files. Write it without",
     ),
     "pairs for a model that tells one part": (
         dict.fromkeys(["train.csv", "dev.csv"], "text,pair,label\nba,ki,a\nki,ba,b\n"),
-        " data.text_pair=pair model.type_vocab_size=1",
+        "sequence_classification data.text_pair=pair model.type_vocab_size=1",
         "model.type_vocab_size=1 tells one part of a row, and here are two, the texts of a pair",
     ),
     "a row too short for any text": (
-        {"train.csv": CSV, "dev.csv": DEV}, " max_seq_length=2",
-        "max_seq_length=2 leaves no room for text: raise it",
+        {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification max_seq_length=2",
+        "max_seq_length=2: no room for text. Raise it",
     ),
     "the number of no answer": (
         {"train.csv": SWAG + "ba,do,ki,lu,2\n"}, "multiple_choice",
-        f"{T}.csv line 4: label '2' is the number of no answer: write 0 to 1",
+        f"{T}.csv:4: label '2' is not the index of a choice. Write 0 to 1",
     ),
     "one answer only": (
         {"train.csv": SWAG + "ba,do,ki,,0\n"}, "multiple_choice",
-        f"{T}.csv line 4: 1 answers leave nothing to choose",
+        f"{T}.csv:4: a question needs two choices and has 1",
     ),
     "more answers than a row takes": (
         {"train.jsonl": jsonl({"context": "ba", "choices": ["do"] * 9, "label": 0})},
         "multiple_choice",
-        f"{T}.jsonl line 1: 9 answers do not fit a row of 32 pieces, which has 2 at the most",
+        f"{T}.jsonl:1: 9 choices do not fit into a sequence. .*max_seq_length=32, which has "
+        "room for at most 2",
     ),
     "no choices": (
-        {"train.csv": CSV}, "multiple_choice", f"{T}.csv line 2: there is no column 'sent1'",
+        {"train.csv": CSV}, "multiple_choice", f"{T}.csv:2: no column 'sent1'",
     ),
     "choices that are no list": (
         {"train.jsonl": jsonl({"context": "ba", "choices": "do", "label": 0})}, "multiple_choice",
-        f"{T}.jsonl line 1: 'choices' is 'do': write a list of texts",
+        f"{T}.jsonl:1: column 'choices' is 'do'. Write a list of texts",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_train_rejects_bad_data(case: str, models, tmp_path, refused) -> None:
-    files, given, problem = CASES[case]
+def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> None:
+    files, arguments_of_case, message = CASES[case]
     write(tmp_path, files)
-    options, _, fields = given.partition(" ")
-    file, _, rest = options.partition(":")
-    flags = [f"--config.{field}" for field in fields.split()]
-    spec = f"{file or 'sequence_classification'}:data={tmp_path}" + (f",{rest}" if rest else "")
-    sentence = refused("train", "--workdir", tmp_path / "run", *arguments(models, spec), *flags)
-    assert re.match(problem.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
+    options, *fields = arguments_of_case.split()
+    file, _, file_options = options.partition(":")
+    flags = [f"--config.{field}" for field in fields]
+    spec = f"{file}:data={tmp_path}" + (f",{file_options}" if file_options else "")
+    error = refused("train", "--workdir", tmp_path / "run", *arguments(models, spec), *flags)
+    assert re.match(message.replace("DIR", re.escape(str(tmp_path))), error), error
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("model", "files", "spec", "problem"),
+    ("model", "files", "spec", "message"),
     [
         ("other", {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification", None),
         (
@@ -303,8 +310,8 @@ def test_train_rejects_bad_data(case: str, models, tmp_path, refused) -> None:
             "sequence_classification",
             {"train.csv": CSV.replace(",b", ",c"), "dev.csv": DEV.replace(",b", ",c")},
             "sequence_classification",
-            "sequence_classification tells apart a, b and the data a, c: give the data that it was "
-            "made for",
+            "sequence_classification tells apart a, b and the data a, c: give the data that it "
+            "was made for",
         ),
         (
             "sequence_classification",
@@ -315,84 +322,89 @@ def test_train_rejects_bad_data(case: str, models, tmp_path, refused) -> None:
         ("nowhere", {"train.csv": CSV}, "sequence_classification", "nowhere: does not exist. Give"),
     ],
 )
-def test_evaluate_rejects_another_model(
-    model: str, files: dict, spec: str, problem: str | None, models, tmp_path, refused
+def test_evaluate_rejects_models_of_other_data(
+    model: str, files: dict, spec: str, message: str | None, models, tmp_path, refused
 ) -> None:
     write(tmp_path, files)
-    # Without data.vocab, the vocabulary of the model is used.
-    given = {"data__vocab": models / "vocab.txt"} if model == "other" else {}
-    sentence = refused(
+    # Without data.vocab the data are read with the vocabulary of the model.
+    vocab = {"data__vocab": models / "vocab.txt"} if model == "other" else {}
+    error = refused(
         "evaluate", "--checkpoint", models / model, "--output", tmp_path / "scores",
-        *arguments(models, f"{spec}:data={tmp_path}", **given, init=models / model),
+        *arguments(models, f"{spec}:data={tmp_path}", **vocab, init=models / model),
     )  # fmt: skip
-    assert re.search(problem or "was trained with another vocabulary", sentence), sentence
+    assert re.search(message or "was trained with another vocabulary", error), error
     assert not (tmp_path / "scores").exists()
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "content", "problem"),
+    ("model", "name", "content", "message"),
     [
         (
             "sequence_classification",
             "in.jsonl",
             '{"text"\n',
-            "line 1 is no JSON .*: write an object",
+            "line 1: not JSON .* Write one object",
         ),
         (
             "sequence_classification",
             "in.jsonl",
             '\n{"body": "ba"}\n',
-            "line 2: there is no column 'text'",
+            "line 2: no column 'text'",
         ),
         (
             "sequence_classification",
             "in.txt",
             b"ba\n\xff\n",
-            "in.txt: byte 3 is not UTF-8; convert the file",
+            "in.txt: byte 3 is not UTF-8. Convert it",
         ),
         (
             "sequence_classification",
             "in.csv",
             "text\nba\n ,\n",
-            "in.csv line 3 has 2 fields where the header",
+            "in.csv:3: 2 fields instead of 1",
         ),
         (
             "sequence_classification",
             "in.csv",
             "text,x\nba,1\n,2\n",
-            "line 3: column 'text' is empty",
+            "in.csv:3: column 'text' is empty",
         ),
         (
             "sequence_classification",
             "in.csv",
             'text,x\n"ba\ndo",1\n,2\n',
-            "line 4: column 'text' is empty",
+            "in.csv:4: column 'text' is empty",
         ),
         (
             "sequence_classification",
             "in.csv",
             "body\nba\n",
-            "line 2: there is no column 'text', but 'body'",
+            "in.csv:2: no column 'text', only 'body'",
         ),
         ("multiple_choice", "in.jsonl", "ba\n", 'line 1 is not of the form {"context"'),
         (
             "multiple_choice",
             "in.jsonl",
             jsonl({"context": "a", "choices": ["x"]}),
-            "line 1: 1 answers leave",
+            "line 1: a question needs two choices and has 1",
         ),
-        ("multiple_choice", "in.csv", "sent1,ending0\nba,do\n", "line 2: 1 answers leave nothing"),
+        (
+            "multiple_choice",
+            "in.csv",
+            "sent1,ending0\nba,do\n",
+            "in.csv:2: a question needs two choices",
+        ),
     ],
 )
-def test_predict_rejects_bad_input(
-    model: str, name: str, content: str | bytes, problem: str, models, tmp_path, refused
+def test_predict_rejects_invalid_inputs(
+    model: str, name: str, content: str | bytes, message: str, models, tmp_path, refused
 ) -> None:
     write(tmp_path, {name: content})
-    sentence = refused("predict", "--checkpoint", models / model, "--input", tmp_path / name)
-    assert re.search(problem, sentence), sentence
+    error = refused("predict", "--checkpoint", models / model, "--input", tmp_path / name)
+    assert re.search(message, error), error
 
 
-def test_predict_accepts_values_without_json_type(models, tmp_path, capsys) -> None:
+def test_predict_accepts_tables_with_types_unknown_to_json(models, tmp_path, capsys) -> None:
     import datetime
 
     import pyarrow
@@ -402,13 +414,13 @@ def test_predict_accepts_values_without_json_type(models, tmp_path, capsys) -> N
 
     rows = [{"text": "ba do", "when": datetime.datetime(2026, 1, 2), "raw": b"\xff"}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
-    given = [
+    flags = [
         "--checkpoint",
         str(models / "sequence_classification"),
         "--input",
         str(tmp_path / "in.parquet"),
     ]
-    assert main(["predict", *given]) == 0
+    assert main(["predict", *flags]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["text"] == "ba do"
     assert np.isfinite(json.loads(line)["probability"])

@@ -1,4 +1,4 @@
-"""Tables are read as they are written, and what is none is refused at its line."""
+"""Tables: formats, locations of rows, and errors."""
 
 import bz2
 import csv
@@ -63,7 +63,7 @@ fields = st.text(st.characters(exclude_characters="\r\0", exclude_categories=["C
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(fields, fields), min_size=1), st.booleans())
-def test_csv_holds_commas_quotes_and_line_breaks(rows: list, always: bool) -> None:
+def test_csv_fields_may_contain_commas_quotes_and_line_ends(rows: list, always: bool) -> None:
     rows = [{"text": text, "label": f"l{label}"} for text, label in rows]
     quoting = csv.QUOTE_ALL if always else csv.QUOTE_MINIMAL
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def test_csv_holds_commas_quotes_and_line_breaks(rows: list, always: bool) -> No
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(fields, fields), min_size=1))
-def test_tsv_holds_all_but_tabs_and_line_ends_and_quotes_are_text(rows: list) -> None:
+def test_tsv_treats_quotes_as_text(rows: list) -> None:
     rows = [
         {name: "".join(text.split("\t")).replace("\n", " ") for name, text in pair}
         for pair in ((("text", f"x{text}"), ("label", label)) for text, label in rows)
@@ -83,7 +83,7 @@ def test_tsv_holds_all_but_tabs_and_line_ends_and_quotes_are_text(rows: list) ->
             assert values_of(write(pathlib.Path(folder) / name, as_tsv(rows))) == rows
 
 
-def test_line_ends_of_other_systems_are_line_ends(tmp_path) -> None:
+def test_read_table_accepts_line_ends_of_all_systems(tmp_path) -> None:
     for number, end in enumerate(("\n", "\r\n", "\r")):
         for name, content in (("csv", as_csv(ROWS)), ("tsv", as_tsv(ROWS))):
             path = write(tmp_path / f"{number}.{name}", content.replace("\n", end))
@@ -91,7 +91,7 @@ def test_line_ends_of_other_systems_are_line_ends(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.ndjson", "t.json", "T.CSV"])
-def test_a_byte_order_mark_is_no_part_of_the_first_column(name: str, tmp_path) -> None:
+def test_read_table_removes_a_byte_order_mark(name: str, tmp_path) -> None:
     kinds = {"csv": as_csv, "tsv": as_tsv}
     content = kinds.get(name.lower().rpartition(".")[2], as_objects)(ROWS)
     assert values_of(write(tmp_path / name, BOM + content.encode())) == ROWS
@@ -107,7 +107,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(name: str, tmp_path) -
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_compressed_files_are_what_their_name_says(suffix: str, compress, tmp_path) -> None:
+def test_read_table_decompresses_by_suffix(suffix: str, compress, tmp_path) -> None:
     contents = (("t.csv", as_csv(ROWS)), ("t.tsv", as_tsv(ROWS)), ("t.jsonl", as_objects(ROWS)))
     for name, content in contents:
         path = write(tmp_path / f"{name}{suffix}", compress(content.encode()))
@@ -115,7 +115,7 @@ def test_compressed_files_are_what_their_name_says(suffix: str, compress, tmp_pa
         assert is_table(path) == (name != "t.jsonl")
 
 
-def test_parquet_and_arrow_keep_the_types_of_their_values(tmp_path) -> None:
+def test_parquet_and_arrow_keep_value_types(tmp_path) -> None:
     rows = [
         {"text": "a", "label": 1, "all": ["x", "y"], "score": 0.5, "sure": True},
         {"text": None, "label": None, "all": [], "score": None, "sure": False},
@@ -127,132 +127,148 @@ def test_parquet_and_arrow_keep_the_types_of_their_values(tmp_path) -> None:
         sink.write_table(table)
     for path in tmp_path.iterdir():
         assert values_of(path) == rows and is_table(path)
-        assert [row.place for row in read_table(path)] == [f"{path} row 1", f"{path} row 2"]
+        assert [row.location for row in read_table(path)] == [f"{path} row 1", f"{path} row 2"]
 
 
-def test_rows_say_at_which_line_they_stand(tmp_path) -> None:
-    """Of a row of several lines it is the first, as an editor shows it."""
+def test_rows_have_the_line_as_location(tmp_path) -> None:
+    """Several lines of a row have the first line as location, as an editor shows it."""
     path = write(tmp_path / "t.csv", 'text,label\n"a\nb",1\n\nc,2\n"d\n\ne",3\nf,4\n')
-    assert [row.place for row in read_table(path)] == [f"{path} line {i}" for i in (2, 5, 6, 9)]
+    assert [row.location for row in read_table(path)] == [f"{path}:{i}" for i in (2, 5, 6, 9)]
     path = write(tmp_path / "t.tsv", "text\tlabel\na\t1\n\nb\t2\n")
-    assert [row.place for row in read_table(path)] == [f"{path} line {i}" for i in (2, 4)]
+    assert [row.location for row in read_table(path)] == [f"{path}:{i}" for i in (2, 4)]
     path = write(tmp_path / "t.jsonl", '{"text": 1}\n\n{"text": 2}\n')
-    assert [row.place for row in read_table(path)] == [f"{path} line {i}" for i in (1, 3)]
+    assert [row.location for row in read_table(path)] == [f"{path}:{i}" for i in (1, 3)]
 
 
-def test_a_field_may_be_as_long_as_a_book(tmp_path) -> None:
+def test_csv_fields_may_be_long(tmp_path) -> None:
     rows = [{"text": "word " * 100_000, "label": "a"}]
     assert values_of(write(tmp_path / "t.csv", as_csv(rows))) == rows
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "complaint"),
+    ("name", "content", "message"),
     [
-        ("t.csv", "text,label\na,1\nb\n", "line 3 has 1 fields where the header has 2: mend"),
-        ("t.csv", 'text,label\na,1\n"b"c,2\n', "line 3 is no CSV .*: mend its quotes"),
-        ("t.csv", 'text,label\na,1\n"b,2\nc,3\n', "line 3 is no CSV .*: mend its quotes"),
-        ("t.csv", "text,text\na,1\n", "has two columns 'text': name them apart"),
-        ("t.csv", "text\tlabel\na\t1\n", "has tabs .* says commas: let it end in .tsv"),
-        ("t.csv", "text,label\n", "has no rows"),
-        ("t.csv", "", "has no rows"),
-        ("t.csv", b"text,label\n\xff\xfe,1\n", "byte 11 is not UTF-8; convert"),
-        ("t.tsv", "text\tlabel\na\tb\t1\n", "line 2 has 3 fields where the header has 2"),
-        ("t.tsv", "text,label\na,1\n", "has commas .* says tabs: let it end in .csv"),
-        ("t.jsonl", '{"text": 1}\n{"text"\n', "line 2 is no JSON .*: write an object on it"),
-        ("t.jsonl", '{"text": 1}\n[1]\n', "line 2 is list and no JSON object: write one"),
-        ("t.jsonl", "\n\n", "has no rows"),
-        ("t.parquet", "text,label", r"t\.parquet is damaged"),
-        ("t.arrow", "text,label", r"t\.arrow is damaged"),
+        ("t.csv", "text,label\na,1\nb\n", r"t\.csv:3: 1 fields instead of 2\. Fix the row, or"),
+        ("t.csv", 'text,label\na,1\n"b"c,2\n', r"t\.csv:3: not CSV .*\. Fix its quotes"),
+        ("t.csv", 'text,label\na,1\n"b,2\nc,3\n', r"t\.csv:3: not CSV .*\. Fix its quotes"),
+        ("t.csv", "text,text\na,1\n", "two columns 'text'. Rename one"),
+        ("t.csv", "text\tlabel\na\t1\n", "tabs between .* for commas. Rename it to end in .tsv"),
+        ("t.csv", "text,label\n", "no rows. Give"),
+        ("t.csv", "", "no rows. Give"),
+        ("t.csv", b"text,label\n\xff\xfe,1\n", "byte 11 is not UTF-8. Convert"),
+        ("t.tsv", "text\tlabel\na\tb\t1\n", r"t\.tsv:2: 3 fields instead of 2"),
+        ("t.tsv", "text,label\na,1\n", "commas between .* for tabs. Rename it to end in .csv"),
+        (
+            "t.jsonl",
+            '{"text": 1}\n{"text"\n',
+            r"t\.jsonl:2: not JSON .*\. Write one object per line",
+        ),
+        ("t.jsonl", '{"text": 1}\n[1]\n', r"t\.jsonl:2: list, not a JSON object\. Write one"),
+        ("t.jsonl", "\n\n", "no rows. Give"),
+        ("t.parquet", "text,label", r"t\.parquet: damaged"),
+        ("t.arrow", "text,label", r"t\.arrow: damaged"),
         (
             "t.parquet.gz",
             gzip.compress(b"PAR1", mtime=0),
-            r"t\.parquet\.gz is compressed: .* unpack it",
+            r"t\.parquet\.gz: \.parquet inside another compression\. Decompress it",
         ),
-        ("t.csv", b"PAR1\x15", "is Parquet, so give it .* ends in .parquet"),
-        ("t.csv", gzip.compress(b"a,b", mtime=0), "it is compressed, so let its name end in .gz"),
-        ("t.xlsx", "", "is no table by its name: let it end in .csv, .tsv, .jsonl or .parquet"),
-        ("t", "", "is no table by its name"),
+        ("t.csv", b"PAR1\x15", "not text. Give Parquet .* ends in .parquet"),
+        (
+            "t.csv",
+            gzip.compress(b"a,b", mtime=0),
+            "not text. Let the name of the compressed file end in .gz",
+        ),
+        (
+            "t.xlsx",
+            "",
+            "unknown table format. Use a file that ends in .csv, .tsv, .jsonl or .parquet",
+        ),
+        ("t", "", "unknown table format"),
     ],
 )
-def test_what_is_no_table_is_refused(name: str, content: str, complaint: str, tmp_path) -> None:
+def test_read_table_rejects_other_files(name: str, content: str, message: str, tmp_path) -> None:
     path = write(tmp_path / name, content)
-    with pytest.raises(InputError, match=complaint) as error:
+    with pytest.raises(InputError, match=message) as error:
         read_table(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match=r"there is no file .*none\.csv"):
+def test_read_table_rejects_a_missing_file(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"none\.csv: no such file\. Name"):
         read_table(tmp_path / "none.csv")
-    with pytest.raises(InputError, match="is a directory: name a file in it"):
+    with pytest.raises(InputError, match=": a directory. Name a file in it"):
         read_table(tmp_path)
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.floats(0, 1))
-def test_no_more_bad_rows_than_allowed_are_left_out(good: int, bad: int, share: float) -> None:
-    complaints = [f"line {i} is bad: mend it" for i in range(bad)]
-    if bad <= share * (good + bad):
-        check_bad_rows(complaints, good + bad, share)
+def test_check_bad_rows_accepts_up_to_the_fraction(
+    good: int, bad: int, max_bad_fraction: float
+) -> None:
+    errors = [f"t.csv:{i}: bad. Fix it" for i in range(bad)]
+    if bad <= max_bad_fraction * (good + bad):
+        check_bad_rows(errors, good + bad, max_bad_fraction)
     else:
         with pytest.raises(
-            InputError, match=r"^line 0 is bad: mend it, or allow .*data\.max_bad_fraction"
+            InputError, match=r"^t.csv:0: bad. Fix it, or allow .*data\.max_bad_fraction"
         ):
-            check_bad_rows(complaints, good + bad, share)
+            check_bad_rows(errors, good + bad, max_bad_fraction)
 
 
-def test_bad_rows_may_be_left_out(tmp_path) -> None:
+def test_read_table_skips_bad_rows_within_the_fraction(tmp_path) -> None:
     path = write(tmp_path / "t.tsv", "text\tlabel\na\t1\nb\nc\t2\nd\t3\te\n")
     assert values_of(path, max_bad_fraction=0.5) == [
         {"text": "a", "label": "1"},
         {"text": "c", "label": "2"},
     ]
-    with pytest.raises(InputError, match=r"line 3 has 1 fields.*\(2 of 4 rows are bad\)"):
+    with pytest.raises(InputError, match=r"t\.tsv:3: 1 fields.*\(2 of 4 rows are bad\)"):
         read_table(path, max_bad_fraction=0.4)
 
 
-def test_text_of_several_columns_is_joined_and_numbers_are_text() -> None:
+def test_text_joins_columns_and_converts_numbers() -> None:
     row = TableRow("here", {"a": " one ", "b": 2, "c": 2.5})
     assert row.text(("a",)) == "one" and row.text(("a", "b", "c")) == "one 2 2.5"
 
 
 @pytest.mark.parametrize(
-    ("value", "complaint"),
+    ("value", "message"),
     [
-        ("", "column 'a' is empty: leave the row out"),
+        ("", "column 'a' is empty. Write its text or delete the row."),
         (" \u00a0", "column 'a' is empty"),
-        (None, "column 'a' is None, which is no text"),
-        (True, "column 'a' is True, which is no text"),
-        (["x"], "column 'a' is .*, which is no text: mend the row"),
-        (float("nan"), "column 'a' is nan, which is no text"),
+        (None, "column 'a' is None, not text"),
+        (True, "column 'a' is True, not text"),
+        (["x"], "column 'a' is .*, not text. Fix the row"),
+        (float("nan"), "column 'a' is nan, not text"),
     ],
 )
-def test_what_is_no_text_is_refused_where_it_stands(value: object, complaint: str) -> None:
-    with pytest.raises(InputError, match=f"^t.csv line 7: {complaint}"):
-        TableRow("t.csv line 7", {"a": value}).text(("a",))
+def test_text_rejects_other_values_with_their_location(value: object, message: str) -> None:
+    with pytest.raises(InputError, match=f"^t.csv:7: {message}"):
+        TableRow("t.csv:7", {"a": value}).text(("a",))
 
 
 @pytest.mark.parametrize("value", ["", " \u00a0", None, float("nan")])
-def test_what_holds_nothing_is_blank(value: object) -> None:
+def test_first_blank_column_finds_values_without_text(value: object) -> None:
     assert TableRow("here", {"a": "x", "b": value}).first_blank_column(("a", "b")) == "b"
-    for full in ("x", 0, False, ["x"]):
-        assert not TableRow("here", {"a": full}).first_blank_column(("a", "missing"))
+    for value_with_text in ("x", 0, False, ["x"]):
+        assert not TableRow("here", {"a": value_with_text}).first_blank_column(("a", "missing"))
 
 
-def test_a_column_that_is_missing_is_named_with_those_that_there_are() -> None:
-    with pytest.raises(InputError, match=r"^here: there is no column 'c', but 'a', 'b': name"):
+def test_value_names_existing_columns_if_one_is_missing() -> None:
+    with pytest.raises(
+        InputError, match=r"^here: no column 'c', only 'a', 'b'. Name one of these."
+    ):
         TableRow("here", {"a": 1, "b": 2}).text(("c",))
-    with pytest.raises(InputError, match="but none: name"):
+    with pytest.raises(InputError, match="only none. Name"):
         TableRow("here", {}).value("c")
 
 
-def test_objects_may_come_from_anywhere() -> None:
-    found = list(parse_objects("input", ['{"a": 1}', " ", '{"b": [null]}']))
-    assert found == [TableRow("input line 1", {"a": 1}), TableRow("input line 3", {"b": [None]})]
+def test_parse_objects_skips_blank_lines() -> None:
+    rows = list(parse_objects("input", ['{"a": 1}', " ", '{"b": [null]}']))
+    assert rows == [TableRow("input:1", {"a": 1}), TableRow("input:3", {"b": [None]})]
 
 
 @pytest.fixture(scope="module")
-def catalogue(tmp_path_factory) -> None:
-    """A data set as the catalogue has it, of which not every column is text."""
+def tfds_builder(tmp_path_factory) -> None:
+    """A TensorFlow Datasets builder with columns of several types."""
     import tensorflow_datasets as tfds
 
     tiny = tiny_builder(tmp_path_factory.mktemp("tfds"))
@@ -289,27 +305,29 @@ def catalogue(tmp_path_factory) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("catalogue")
-def test_records_of_the_catalogue_are_rows_as_those_of_json_lines() -> None:
-    found = read_tfds_table("tfds:tiny_table", "train")
-    assert [row.place for row in found] == [f"tfds:tiny_table train record {i}" for i in (1, 2, 3)]
-    wanted = [("one é", "sad", []), ("two", "glad", ["glad"]), ("three", None, ["sad", "glad"])]
-    assert [[row.value(name) for name in ("text", "label", "all")] for row in found] == [
-        [*each] for each in wanted
+@pytest.mark.usefixtures("tfds_builder")
+def test_read_tfds_table_returns_json_values() -> None:
+    rows = read_tfds_table("tfds:tiny_table", "train")
+    assert [row.location for row in rows] == [
+        f"tfds:tiny_table train record {i}" for i in (1, 2, 3)
     ]
-    for row in found:
+    expected = [("one é", "sad", []), ("two", "glad", ["glad"]), ("three", None, ["sad", "glad"])]
+    assert [[row.value(name) for name in ("text", "label", "all")] for row in rows] == [
+        [*values] for values in expected
+    ]
+    for row in rows:
         assert row.value("answers") == ["x", "y"] and row.value("score") == 0.5
         assert row.value("of") == {"year": 1999}
-        with pytest.raises(InputError, match=r"'raw' .* is no text"):
+        with pytest.raises(InputError, match=r"'raw' .*, not text"):
             row.text(("raw",))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("catalogue")
-def test_a_part_of_a_split_is_one_too() -> None:
+@pytest.mark.usefixtures("tfds_builder")
+def test_read_tfds_table_accepts_slices_and_rejects_unknown_names() -> None:
     (row,) = read_tfds_table("tfds:tiny_table", "train[1:2]")
     assert row.value("text") == "two"
-    with pytest.raises(InputError, match="has no split dev, but train"):
+    with pytest.raises(InputError, match="no split dev, only train"):
         read_tfds_table("tfds:tiny_table", "dev")
-    with pytest.raises(InputError, match="TensorFlow Datasets has no tiny_nothing"):
+    with pytest.raises(InputError, match="tfds:tiny_nothing: unknown to TensorFlow"):
         read_tfds_table("tfds:tiny_nothing", "train")

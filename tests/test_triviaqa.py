@@ -1,4 +1,4 @@
-"""TriviaQA becomes questions on passages that hold an answer, at its place."""
+"""TriviaQA as questions on passages that contain an answer."""
 
 import json
 import pathlib
@@ -13,21 +13,26 @@ from data_pipelines.finetuning.triviaqa import MAX_DOCUMENT_WORDS, find_answers
 
 
 @given(before=st.text(" .,-(é日x", max_size=20), text=st.sampled_from(["Oslo", "St. Ives", "C++"]))
-def test_an_answer_is_found_as_the_passage_writes_it(before: str, text: str) -> None:
+def test_find_answers_returns_the_spelling_of_the_passage(before: str, text: str) -> None:
     passage = f"{before} {text.upper()} {text}"
-    (found,) = find_answers(passage, [text.lower()])
-    start = found["answer_start"]
-    assert found["text"] == passage[start : start + len(text)] == text.upper()
+    (answer,) = find_answers(passage, [text.lower()])
+    start = answer["answer_start"]
+    assert answer["text"] == passage[start : start + len(text)] == text.upper()
 
 
-def test_the_first_text_leads_and_parts_of_words_are_none() -> None:
-    found = find_answers("The UK, or Great Britain, unlike Brittany", ["Britain", "UK", "Brit", ""])
-    assert [(each["text"], each["answer_start"]) for each in found] == [("Britain", 17), ("UK", 4)]
+def test_find_answers_puts_the_first_text_first_and_matches_whole_words() -> None:
+    answers = find_answers(
+        "The UK, or Great Britain, unlike Brittany", ["Britain", "UK", "Brit", ""]
+    )
+    assert [(answer["text"], answer["answer_start"]) for answer in answers] == [
+        ("Britain", 17),
+        ("UK", 4),
+    ]
 
 
 @pytest.fixture
 def folder(tmp_path) -> pathlib.Path:
-    """TriviaQA as it is unpacked, with three documents of which one has the answer too late."""
+    """An unpacked TriviaQA with three documents, one of which has the answer too late."""
     texts = {
         "wikipedia/Norway.txt": "Norway's capital is  OSLO.\n\n"
         + "More words. " * MAX_DOCUMENT_WORDS,
@@ -58,47 +63,47 @@ def write(folder: pathlib.Path, *questions: dict) -> pathlib.Path:
     return path
 
 
-def test_documents_with_an_answer_at_their_beginning_become_passages(folder) -> None:
-    found = read_squad(write(folder, question()))
-    assert found.version == 1
-    norway, page = found.questions
+def test_read_squad_keeps_documents_that_begin_with_an_answer(folder) -> None:
+    data = read_squad(write(folder, question()))
+    assert data.version == 1
+    norway, page = data.questions
     assert (norway.id, page.id) == ("q1--Norway.txt", "q1--7/page.txt")
     assert norway.text == page.text == "What is the capital of Norway?"
     assert len(norway.passage.split()) == MAX_DOCUMENT_WORDS and "  OSLO.\n\nMore" in norway.passage
-    (only,) = norway.answers
-    assert norway.passage[only.start :].startswith(only.text) and only.text == "OSLO"
+    (answer,) = norway.answers
+    assert norway.passage[answer.start :].startswith(answer.text) and answer.text == "OSLO"
     assert [answer.text for answer in page.answers] == ["Oslo", "Christiania"]
 
 
-def test_its_documents_are_found_from_within_its_folder(folder, monkeypatch) -> None:
+def test_read_squad_finds_documents_from_the_directory_of_the_file(folder, monkeypatch) -> None:
     write(folder, question())
     monkeypatch.chdir(folder / "qa")
     assert len(read_squad("train.json").questions) == 2
 
 
 @pytest.mark.parametrize(
-    ("fields", "complaint"),
+    ("fields", "message"),
     [
-        ({"Answer": {}}, r"Data\[0\] of TriviaQA has no 'Value'"),
-        ({"SearchResults": [{}]}, "has no 'Filename'"),
-        ({"EntityPages": [{"Filename": "x.txt"}]}, "x.txt, which does not exist"),
-        ({"EntityPages": [], "SearchResults": []}, "has no questions"),
+        ({"Answer": {}}, r"train\.json: Data\[0\]: no field 'Value'"),
+        ({"SearchResults": [{}]}, "no field 'Filename'"),
+        ({"EntityPages": [{"Filename": "x.txt"}]}, "no document .*x.txt. Unpack"),
+        ({"EntityPages": [], "SearchResults": []}, "no questions. Give"),
     ],
     ids=str,
 )
-def test_what_is_missing_is_named(fields: dict, complaint: str, folder) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_read_squad_names_what_is_missing(fields: dict, message: str, folder) -> None:
+    with pytest.raises(InputError, match=message):
         read_squad(write(folder, question(**fields)))
 
 
-def test_a_document_in_another_encoding_is_named(folder) -> None:
+def test_read_squad_rejects_documents_in_other_encodings(folder) -> None:
     (folder / "evidence" / "wikipedia" / "Norway.txt").write_bytes(b"Oslo \xff")
-    with pytest.raises(InputError, match=r"Norway.txt, which is not UTF-8 \(byte 5\)"):
+    with pytest.raises(InputError, match=r"byte 5 of document .*Norway.txt is not UTF-8. Convert"):
         read_squad(write(folder, question()))
 
 
-def test_questions_that_are_no_list_are_refused(folder) -> None:
+def test_read_squad_rejects_data_that_is_not_a_list(folder) -> None:
     path = folder / "qa" / "train.json"
     path.write_text('{"Data": 5}')
-    with pytest.raises(InputError, match="'Data' of TriviaQA is no list"):
+    with pytest.raises(InputError, match="'Data' is not a list. Give"):
         read_squad(path)

@@ -1,12 +1,15 @@
-"""Small data sets as the catalogue of TensorFlow Datasets has large ones."""
+"""Small builders of TensorFlow Datasets."""
 
 import pathlib
 
 
 def tiny_builder(directory: pathlib.Path) -> type:
-    """A base class; subclasses have `features`, and `records`, for each split a list of them.
+    """Return a base class of builders, whose subclasses are registered by their class names.
 
-    They are registered by the names of their classes, and kept in `directory`.
+    Subclasses define `features`, and `records` as {split: list of records}.
+
+    Args:
+      directory: where the data sets are stored.
     """
     import tensorflow_datasets as tfds
 

@@ -37,7 +37,7 @@ def read_lines(path: str) -> Iterator[str]:
     """
     if path == "-":
         return _standard_input()
-    return _with_ends(lines.read_lines(check_file(path), _raise))
+    return _with_ends(lines.read_lines(check_file(path)))
 
 
 def _standard_input() -> Iterator[str]:
@@ -56,10 +56,6 @@ def _with_ends(parts: Iterator[str]) -> Iterator[str]:
         previous = part
     if previous:
         yield previous
-
-
-def _raise(error: InputError) -> None:
-    raise error
 
 
 @contextlib.contextmanager

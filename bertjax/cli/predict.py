@@ -113,7 +113,7 @@ def _input_reader(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable
         return lambda task: map(_input_of_row, rows)
     lines = read_lines(args.input) if args.text is None else args.text
     if args.input is not None and is_conll(args.input):
-        return lambda task: map(_input_of_sentence, parse_conll("the input", lines))
+        return lambda task: map(_input_of_sentence, parse_conll(args.input, lines))
     return lambda task: task.inputs(lines)
 
 
@@ -121,7 +121,7 @@ def _input_of_sentence(sentence: "TaggedSentence") -> "Input":
     """Return a sentence of words as an input, whose location is the line of its first word."""
     from bertjax.tasks.task import Input
 
-    return Input(f"line {sentence.locations[0].rpartition(' ')[2]}", {"words": [*sentence.words]})
+    return Input(sentence.locations[0], {"words": [*sentence.words]})
 
 
 def _input_of_row(row: "TableRow") -> "Input":
@@ -129,4 +129,4 @@ def _input_of_row(row: "TableRow") -> "Input":
     from bertjax.tasks.task import Input
 
     values = json.loads(json.dumps(row.values, default=str))
-    return Input(f"line {row.place.rpartition(' ')[2]}", values)
+    return Input(row.location, values)

@@ -19,7 +19,7 @@ from bertjax.tasks.embeddings import EmbeddingOptions
 from bertjax.tasks.task import next_power_of_two
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.encoding import encode
+from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 
 METHODS = {  # of the models of each task
@@ -150,7 +150,7 @@ class Model:
         """
         return self._predict_with(self._predictor, inputs, return_all_scores)
 
-    def encode(
+    def encode_texts(
         self,
         texts: str | Iterable[str],
         layers: Sequence[int] = (-1,),
@@ -200,7 +200,7 @@ class Model:
                 "and a pair for each or none."
             )
         most = self.config.max_position_embeddings
-        examples, _, num_truncated = encode(
+        examples, _, num_truncated = encode_texts(
             SequenceClassificationDataset("", [], first, second), self.tokenizer, most, "head"
         )
         if num_truncated:

@@ -20,7 +20,7 @@ from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.task import HostBatch, next_power_of_two
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.encoding import encode
+from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
@@ -144,7 +144,7 @@ def embed_texts(
     have one shape for each length, so that memory does not grow with the programs compiled.
     """
     wanted = objective.wanted
-    encoded = encode(
+    encoded = encode_texts(
         SequenceClassificationDataset("input", [], list(texts)),
         tokenizer,
         wanted.max_seq_length,

@@ -34,7 +34,7 @@ from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.multiple_choice import (
     MultipleChoiceDataset,
-    encode,
+    encode_questions,
     from_rows,
     group_by_question,
 )
@@ -137,7 +137,7 @@ class Task(finetuning.Task):
         logits = [found["multiple_choice_logits"] for found in predictor.run(item.batches())]
         for question, said in zip(data.questions, item.said(logits), strict=True):
             yield {"context": question.context} | _format_prediction(
-                question.answers, said, return_all_scores
+                question.choices, said, return_all_scores
             )
 
     @staticmethod
@@ -146,7 +146,7 @@ class Task(finetuning.Task):
             (
                 set_name,
                 [
-                    f"{question.context} [{' | '.join(question.answers)}]"
+                    f"{question.context} [{' | '.join(question.choices)}]"
                     for question in data.questions
                 ],
             )
@@ -189,12 +189,12 @@ class MultipleChoiceEvalSet(PackedEvalSet):
         """`accuracy`, from 0 to 1; the file is `predictions`."""
         said = self.said([each["multiple_choice_logits"] for each in outputs])
         right = [
-            each.argmax() == q.right for q, each in zip(self.data.questions, said, strict=True)
+            each.argmax() == q.label for q, each in zip(self.data.questions, said, strict=True)
         ]
         entries = [
             {
                 "id": str(number),
-                "gold": str(question.right),
+                "gold": str(question.label),
                 "label": str(each.argmax()),
                 "probability": round(float(each.max()), 6),
                 "probabilities": {str(i): round(float(p), 6) for i, p in enumerate(each)},
@@ -202,11 +202,11 @@ class MultipleChoiceEvalSet(PackedEvalSet):
             for number, (question, each) in enumerate(zip(self.data.questions, said, strict=True))
         ]
         examples = [
-            f"{question.context} → {question.answers[each.argmax()]} ({question.answers[gold]})"
+            f"{question.context} → {question.choices[each.argmax()]} ({question.choices[gold]})"
             for question, each in itertools.islice(
                 zip(self.data.questions, said, strict=True), NUM_EXAMPLES_SHOWN
             )
-            if (gold := question.right) is not None
+            if (gold := question.label) is not None
         ]
         return Evaluation(
             {"accuracy": float(np.mean(right))}, {PREDICTIONS: entries}, examples=examples
@@ -255,7 +255,7 @@ def _encode(
     name: str, data: MultipleChoiceDataset, tokenizer: Tokenizer, config: Config, row: PackedShape
 ) -> Examples:
     longest = config.data["max_choice_length"]
-    examples, num_truncated = encode(data, tokenizer, longest, row.tokens, row.examples)
+    examples, num_truncated = encode_questions(data, tokenizer, longest, row.tokens, row.examples)
     if num_truncated:
         _log.warning(
             "%s: %d of %d answers are longer with their question than data.max_choice_length=%d, or than "

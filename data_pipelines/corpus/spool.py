@@ -1,9 +1,9 @@
-"""Tokenized documents on disk, in input order, until they are assigned to shards.
+"""Tokenised documents on the disk, in the order of the input, until it is known which go where.
 
-A spool is a directory of segments. A segment has the payload and the index of consecutive documents
-(see `documents.INDEX`), and a JSON file, written last. The JSON file has the input position at the
-end of the segment, and size and checksum of the other two files; if they match, the segment is
-complete. An interrupted preparation resumes after the leading complete segments.
+A spool is a directory of segments. Each has the payload and the index of consecutive documents (see
+`documents.INDEX`), and at last a file that says how far in the input it reaches, with the sizes and
+checksums of the other two: if they are so, the segment is complete. A preparation that was killed
+goes on behind the complete segments that it begins with.
 """
 
 import io
@@ -20,38 +20,38 @@ from data_pipelines.paths import atomic_write
 
 _IDENTITY = "identity.json"
 _FILE_KINDS = ("payload", "index")
-_SEGMENT_BYTES = 1 << 24  # of text, about: lost in a kill, and held in memory
+_SEGMENT_BYTES = 1 << 24  # bytes of text, about: what is lost in a kill, and held at once
 
 
 class Position(NamedTuple):
-    """A position in the input: `documents` documents of source `source`, and all sources before."""
+    """Where in the input: so many documents of source number `source`, and all before it."""
 
     source: int = 0
     documents: int = 0
 
 
 class Spool:
-    """Segments in a directory.
+    """Segments in a directory; those that another input or other options made are deleted.
 
-    Opening deletes segments made from other input or options, and all from the first damaged one.
+    So are those from the first damaged one on.
 
     Args:
-      directory: created if it does not exist.
-      identity: describes input and options; equal if the same documents would be written.
-      dtype: dtype of the index.
+      directory: made if it does not exist.
+      identity: equal where the same documents would be written.
+      dtype: of the index.
 
     Attributes:
-      position: input position at the end of the complete segments.
+      position: how far in the input the complete segments reach.
     """
 
     def __init__(self, directory: pathlib.Path, identity: str, dtype: np.dtype) -> None:
         self._dtype = dtype
         self._directory = directory
-        identity_file = directory / _IDENTITY
-        if not identity_file.exists() or identity_file.read_text() != identity:
+        mark = directory / _IDENTITY
+        if not mark.exists() or mark.read_text() != identity:
             self.delete()
             directory.mkdir(parents=True)
-            _write(identity_file, identity.encode())
+            _write(mark, identity.encode())
         self._count = 0
         self.position = Position()
         while position := self._read_segment_end(self._count):
@@ -63,7 +63,7 @@ class Spool:
         self._start_segment()
 
     def append(self, index: np.ndarray, payload: bytes, position: Position) -> None:
-        """Add documents that end at `position`; complete the segment if it is large enough."""
+        """Adds documents, `position` being where they end; completes the segment if it is large."""
         index["start"] += self._payload.tell()
         self._payload.write(payload)
         self._index.write(index.tobytes())
@@ -73,7 +73,7 @@ class Spool:
             self.commit_segment()
 
     def commit_segment(self) -> None:
-        """Write the added documents to disk; to be called after the last document."""
+        """Makes sure that what was added stays; called at the end, for the last segment."""
         if self._next_position == self.position:
             return
         sums = []
@@ -87,26 +87,26 @@ class Spool:
         self._start_segment()
 
     def delete(self) -> None:
-        """Delete the directory; first its identity, so that an incomplete spool is never reused."""
+        """Deletes the directory; first what would have another try believe in the rest."""
         (self._directory / _IDENTITY).unlink(missing_ok=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def indexes(self) -> Iterator[np.ndarray]:
-        """Yield the index of each complete segment, in order."""
+        """The index of each complete segment, in order."""
         for segment in range(self._count):
             yield np.fromfile(self._path(segment, "index"), self._dtype)
 
     def payloads(self) -> Iterator[memoryview]:
-        """Yield the payload of each complete segment, in order."""
+        """What the rows of each complete segment's index point into."""
         for segment in range(self._count):
             yield memoryview(self._path(segment, "payload").read_bytes())
 
     def _read_segment_end(self, segment: int) -> Position | None:
-        """Return the input position at the end of a segment; None if it is not complete."""
+        """How far in the input a segment reaches; None if it is not complete."""
         try:
             position, sums = json.loads(self._path(segment, "json").read_text())
-            actual = [_size_and_crc(self._path(segment, kind).read_bytes()) for kind in _FILE_KINDS]
-            return Position(*position) if sums == actual else None
+            found = [_size_and_crc(self._path(segment, kind).read_bytes()) for kind in _FILE_KINDS]
+            return Position(*position) if sums == found else None
         except (OSError, ValueError, TypeError):
             return None
 
@@ -119,6 +119,7 @@ class Spool:
 
 
 def _size_and_crc(content: bytes | memoryview) -> list[int]:
+    """Size and CRC-32."""
     return [len(content), zlib.crc32(content)]
 
 

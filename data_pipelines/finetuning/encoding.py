@@ -1,4 +1,4 @@
-"""Texts to examples of pieces: cut, in windows, or whole."""
+"""Texts and text pairs as examples of tokens: whole, truncated or in windows."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from data_pipelines.finetuning.sequence_classification import SequenceClassifica
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 TRUNCATION_MODES = ("head", "tail", "head_tail", "windows")
-_OVERLAP_DIVISOR = 4  # windows begin every 3/4 of their length
+_OVERLAP_DIVISOR = 4  # consecutive windows share a quarter of their tokens
 
 
 class EncodedTexts(NamedTuple):
-    """Texts as examples.
+    """Texts as E examples.
 
     Attributes:
-      examples: one for each text, or for each window of it; without targets.
-      owner: int64 [E], the text that each belongs to, never falling.
-      cut: texts of which pieces were left out.
+      examples: one example for each text, or for each window of a text; without targets.
+      text_indices: int64 [E], index of each example's text, ascending.
+      num_truncated: texts that lost tokens.
     """
 
     examples: Examples
@@ -28,77 +28,92 @@ class EncodedTexts(NamedTuple):
     num_truncated: int
 
     def with_target(self, name: str, target: Target) -> Examples:
-        """The examples with a target of their texts, whose weight their windows share."""
-        windows = np.bincount(self.text_indices, minlength=len(target.values))
-        whole = np.ones(len(target.values)) if target.weights is None else target.weights
-        shared = (whole / windows)[self.text_indices].astype(np.float32)
-        own = Target("example", target.values[self.text_indices], shared)
-        return dataclasses.replace(self.examples, targets={name: own})
+        """Return the examples with a target of the texts; windows share their text's weight."""
+        num_windows = np.bincount(self.text_indices, minlength=len(target.values))
+        weights = np.ones(len(target.values)) if target.weights is None else target.weights
+        shared = (weights / num_windows)[self.text_indices].astype(np.float32)
+        example_target = Target("example", target.values[self.text_indices], shared)
+        return dataclasses.replace(self.examples, targets={name: example_target})
 
 
-def encode(
+def encode_texts(
     data: SequenceClassificationDataset, tokenizer: Tokenizer, max_seq_length: int, truncation: str
 ) -> EncodedTexts:
-    """The examples of a data set: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP].
+    """Return texts as examples [CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP].
 
     Args:
-      max_seq_length: pieces of an example, at most, the special ones included.
-      truncation: what is kept of a longer one: its "head", its "tail", "head_tail" (a quarter from
-        its head, as 128 of 510, and the rest from its tail: Sun et al. 2019) or, in "windows" that
-        overlap by a quarter, all of it. Of pairs the longer text loses pieces first, of equal ones
-        the second.
+      data: the texts.
+      tokenizer: the tokenizer.
+      max_seq_length: maximal tokens of an example, with [CLS] and [SEP].
+      truncation: what remains of a longer text: its "head", its "tail", or with "head_tail" a
+        quarter from its head and three quarters from its tail (Sun et al. 2019 keep 128 + 382).
+        "windows" keeps all of it in windows that overlap by a quarter. The longer text of a pair
+        loses tokens first; of equally long texts the second.
+
     Raises:
-      InputError: pairs have no "head_tail" or "windows"; there is no room for any piece.
+      InputError: "head_tail" or "windows" for pairs, or `max_seq_length` is too small.
     """
-    check_truncation(truncation, data.pairs is not None)
-    special = 2 if data.pairs is None else 3
-    room = max_seq_length - special
-    if room < special - 1:
-        raise InputError(f"max_seq_length={max_seq_length} leaves no room for text: raise it.")
+    check_truncation(truncation, data.text_pairs is not None)
+    num_special = 2 if data.text_pairs is None else 3
+    room = max_seq_length - num_special
+    if room < num_special - 1:
+        raise InputError(f"max_seq_length={max_seq_length}: no room for text. Raise it.")
     rows: list[list[int]] = []
-    prefix: list[int] = []
+    prefix_lengths: list[int] = []
     text_indices: list[int] = []
     num_truncated = 0
     for number, text in enumerate(data.texts):
         first = tokenizer.encode(text)
-        second = None if data.pairs is None else tokenizer.encode(data.pairs[number])
-        over = len(first) + len(second or ()) > room
-        num_truncated += over
-        end: list[int] = []
+        second = None if data.text_pairs is None else tokenizer.encode(data.text_pairs[number])
+        is_too_long = len(first) + len(second or ()) > room
+        num_truncated += is_too_long
+        suffix: list[int] = []
         if second is not None:
-            keep = truncated_pair_lengths(len(first), len(second), room)
+            lengths = truncated_pair_lengths(len(first), len(second), room)
             first, second = (
                 _truncate(ids, length, truncation)
-                for ids, length in zip((first, second), keep, strict=True)
+                for ids, length in zip((first, second), lengths, strict=True)
             )
-            end = [*second, tokenizer.sep_id]
-        windowed = over and truncation == "windows"
-        for part in _windows(first, room) if windowed else [_truncate(first, room, truncation)]:
-            row = [tokenizer.cls_id, *part, tokenizer.sep_id]
-            prefix.append(len(row))
-            rows.append(row + end)
+            suffix = [*second, tokenizer.sep_id]
+        if is_too_long and truncation == "windows":
+            parts = _windows(first, room)
+        else:
+            parts = [_truncate(first, room, truncation)]
+        for part in parts:
+            prefix = [tokenizer.cls_id, *part, tokenizer.sep_id]
+            prefix_lengths.append(len(prefix))
+            rows.append(prefix + suffix)
             text_indices.append(number)
-    lengths = np.array([len(row) for row in rows], np.int64)
-    ids = np.array([token for row in rows for token in row], np.int32)
-    examples = Examples(ids, lengths, np.array(prefix, np.int64), {})
+    examples = Examples(
+        np.array([token for row in rows for token in row], np.int32),
+        np.array([len(row) for row in rows], np.int64),
+        np.array(prefix_lengths, np.int64),
+        {},
+    )
     return EncodedTexts(
         examples, np.array(text_indices, np.int64), 0 if truncation == "windows" else num_truncated
     )
 
 
-def check_truncation(truncation: str, paired: bool) -> None:
-    """Raises InputError for what is no way to shorten texts, or pairs of them."""
+def check_truncation(truncation: str, has_pairs: bool) -> None:
+    """Raise InputError if `truncation` is unknown, or not available for pairs."""
     if truncation not in TRUNCATION_MODES:
         raise InputError(
-            f"data.truncation={truncation!r} is unknown: choose one of {', '.join(TRUNCATION_MODES)}."
+            f"data.truncation={truncation!r}: unknown truncation. Choose one of "
+            f"{', '.join(TRUNCATION_MODES)}."
         )
-    if paired and truncation not in ("head", "tail"):
-        raise InputError(f"data.truncation={truncation} is not for pairs: choose head or tail.")
+    if has_pairs and truncation not in ("head", "tail"):
+        raise InputError(
+            f"data.truncation={truncation!r}: not available for text pairs. Choose head or tail."
+        )
 
 
 def truncated_pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Pieces that two texts keep; the longer loses some first, of equal ones the second."""
-    half = room - room // 2  # that the first one gets of two that are too long
+    """Return the lengths of two texts truncated to `room` tokens, the longer one first.
+
+    Of equally long texts the second loses a token first.
+    """
+    half = room - room // 2  # tokens of the first text if both are too long
     if first + second <= room:
         return first, second
     if first <= half:

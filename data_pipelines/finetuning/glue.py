@@ -1,8 +1,8 @@
-"""The tasks of GLUE (Wang et al. 2018) in their published layout, or from TensorFlow Datasets.
+"""The tasks of GLUE (Wang et al. 2018) from their published files or TensorFlow Datasets.
 
-XNLI (Conneau et al. 2018) is MNLI in fifteen languages and read as that: its own files have MNLI's
-columns and one of the language, its machine translations others, and in TensorFlow Datasets a
-record has the text in every language.
+XNLI (Conneau et al. 2018) is MNLI in fifteen languages and is read as MNLI. Its files have MNLI's
+columns and a column of the language; its machine translations have other columns. Its records in
+TensorFlow Datasets hold a text in every language.
 """
 
 import dataclasses
@@ -16,10 +16,7 @@ from data_pipelines.finetuning.sequence_classification import (
     TableColumns,
     from_rows,
 )
-from data_pipelines.finetuning.table import TableRow, check_bad_rows, read_table, read_tfds_table
-from data_pipelines.paths import check_file
-from data_pipelines.text.lines import read_lines
-from data_pipelines.text.sources import TFDS
+from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _ZERO_ONE = ("0", "1")
@@ -28,18 +25,21 @@ _TEST = "test"
 
 @dataclasses.dataclass(frozen=True)
 class GlueTask:
-    """One task.
+    """A task of GLUE.
 
     Attributes:
-      folder: of its files.
-      columns: of its table, in TSV, with the columns of TensorFlow Datasets in `tfds_columns`.
-      labels: in the order of their numbers, that of the original BERT; empty for a number.
-      metrics: as GLUE counts them, the headline first.
-      dev: file without its suffix -> split in TensorFlow Datasets.
-      test: name in a submission -> (file, split).
-      header: whether the files of the labelled splits have one.
-      translated: columns and label of its machine translations, where there are any.
-      spelt: other ways in which its labels are written.
+      folder: directory of its files.
+      columns: names of the text columns of its TSV files.
+      label: name of the label column of its TSV files.
+      tfds_columns: names of the text columns in TensorFlow Datasets.
+      labels: class names in the order of their ids, as in google-research/bert; empty for
+        regression.
+      metrics: GLUE's metrics, the primary one first.
+      test: name in a submission -> (file without suffix, split in TensorFlow Datasets).
+      dev: file without suffix -> split in TensorFlow Datasets.
+      has_header: False if the files of the labeled splits have no header.
+      translated_columns: text columns and label column of its machine translations.
+      label_aliases: other spelling of a label -> label.
     """
 
     folder: str
@@ -56,7 +56,7 @@ class GlueTask:
 
     @property
     def problem_type(self) -> str:
-        """As in `TableColumns`."""
+        """The problem type, as in `TableColumns`."""
         return "single_label_classification" if self.labels else "regression"
 
 
@@ -139,19 +139,18 @@ GLUE = {
         "WNLI", _PAIR, "label", _PAIR, _ZERO_ONE, ("accuracy",), _single_test_file("WNLI")
     ),
 }
-_LANGUAGE = "language"  # XNLI's column, also of what TensorFlow Datasets gives
-# CoLA's labelled files have no header: source, label, the author's mark, sentence.
-_COLA = ("source", "label", "mark", "sentence")
+_LANGUAGE = "language"  # XNLI's column, which rows of TensorFlow Datasets get too
+_COLA_COLUMNS = ("source", "label", "mark", "sentence")  # its labeled files have no header
 
 
 def find_glue_task(name: str) -> GlueTask:
-    """The task of a name.
+    """Return the task of a name.
 
     Raises:
-      InputError: there is none.
+      InputError: the name is unknown.
     """
     if name not in GLUE:
-        raise InputError(f"glue task {name!r} is unknown: choose one of {', '.join(GLUE)}.")
+        raise InputError(f"glue={name!r}: unknown task. Choose one of {', '.join(GLUE)}.")
     return GLUE[name]
 
 
@@ -162,26 +161,26 @@ def read_glue(
     max_bad_fraction: float = 0.0,
     eval_set_column: str = "",
 ) -> SequenceClassificationDataset:
-    """The examples of a file of a task.
+    """Read a file of a task.
 
     Args:
-      name: of the task, in `GLUE`.
-      labelled: False for test files, whose labels are left aside if there are any.
-      max_bad_fraction: share of the rows that may be of too few or too many fields, and of those that
-        may be without text; they are left out, and counted.
-      eval_set_column: the column of the set that an example belongs to, if there are several.
+      name: the task's key in `GLUE`.
+      source: the file.
+      labeled: False for test files, whose labels are ignored.
+      max_bad_fraction: maximal fraction of the rows that may have too few or too many fields, and
+        of the others that may have no text. These rows are skipped with a warning.
+      eval_set_column: the column that names an example's eval set; "" for a single set.
+
     Raises:
-      InputError: the file is not of the task's layout, or a label is none of its.
+      InputError: the file does not have the task's columns, or a label is unknown.
     """
     task = find_glue_task(name)
-    if not task.has_header and labeled:
-        rows = _read_without_header(check_file(source), max_bad_fraction)
-    else:
-        rows = read_table(source, max_bad_fraction)
+    tsv_columns = _COLA_COLUMNS if labeled and not task.has_header else ()
+    rows = read_table(source, max_bad_fraction, tsv_columns)
     columns, label = task.columns, task.label
     if task.translated_columns and rows[0].values.keys() >= {*task.translated_columns[0]}:
         columns, label = task.translated_columns
-    return _read_examples(
+    return _to_dataset(
         task, str(source), rows, columns, label, labeled, max_bad_fraction, eval_set_column
     )
 
@@ -189,84 +188,68 @@ def read_glue(
 def read_glue_tfds(
     name: str, source: str, split: str, labeled: bool, eval_set_column: str = ""
 ) -> SequenceClassificationDataset:
-    """The same from TensorFlow Datasets, `tfds:glue/NAME` or what has its columns.
+    """Read a split of a task from TensorFlow Datasets.
 
-    Records lie there in an order of their own; unlabelled ones are given in that of the published
-    file, which their "idx" tells.
+    Records of TensorFlow Datasets are not in the published order. Unlabeled records are sorted by
+    their field "idx", their position in the published file.
+
+    Args:
+      name: the task's key in `GLUE`.
+      source: `tfds:glue/NAME`, or a builder with the same columns.
+      split: name of the split.
+      labeled: False for test splits, whose labels are ignored.
+      eval_set_column: see `read_glue`.
+
+    Raises:
+      InputError: see `read_glue` and `tfds_records`.
     """
     task = find_glue_task(name)
-    # Classes that have numbers here have names there, and the same order.
+    # Tasks whose labels are "0" and "1" have class names in TensorFlow Datasets, in the same order.
     rows = read_tfds_table(source, split, ("label",) if task.labels == _ZERO_ONE else ())
     if rows and isinstance(rows[0].values.get(task.tfds_columns[0]), Mapping):
         rows = list(_split_languages(rows, task.tfds_columns))
     if not labeled:
         rows = _sort_by_idx(f"{source} {split}", rows)
-    return _read_examples(
+    return _to_dataset(
         task, f"{source} {split}", rows, task.tfds_columns, "label", labeled, 0.0, eval_set_column
     )
 
 
 def _split_languages(rows: Iterable[TableRow], columns: tuple[str, ...]) -> Iterator[TableRow]:
-    """A row for each language of records whose texts are in several.
+    """Yield a row for each language of multilingual records.
 
-    A text is {LANGUAGE: TEXT}, or {"language": [...], "translation": [...]}.
+    A multilingual text is {LANGUAGE: TEXT} or {"language": [...], "translation": [...]}.
     """
     for row in rows:
         texts = {}
         for column in columns:
-            given = row.value(column)
-            if "translation" in given:
-                given = dict(zip(given["language"], given["translation"], strict=True))
-            texts[column] = given
-        languages = [set(given) for given in texts.values()]
-        if odd := sorted(set.union(*languages) - set.intersection(*languages)):
+            by_language = row.value(column)
+            if "translation" in by_language:
+                pairs = zip(by_language["language"], by_language["translation"], strict=True)
+                by_language = dict(pairs)
+            texts[column] = by_language
+        languages = [set(by_language) for by_language in texts.values()]
+        if incomplete := sorted(set.union(*languages) - set.intersection(*languages)):
             raise InputError(
-                f"{row.place}: of {odd[0]!r} there is not every text: leave the record out."
+                f"{row.location}: a text in {incomplete[0]!r} is missing. Remove the record."
             )
         for language in sorted(languages[0]):
-            own = {column: given[language] for column, given in texts.items()}
-            place = f"{row.place} ({language})"
-            yield TableRow(place, {**row.values, **own, _LANGUAGE: language})
+            values = {column: by_language[language] for column, by_language in texts.items()}
+            location = f"{row.location} ({language})"
+            yield TableRow(location, {**row.values, **values, _LANGUAGE: language})
 
 
 def _sort_by_idx(name: str, rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows in the order of their "idx"."""
-    numbered = sorted(rows, key=lambda row: row.value("idx"))
-    if [row.value("idx") for row in numbered] != list(range(len(rows))):
+    """Return the rows sorted by "idx"."""
+    ordered = sorted(rows, key=lambda row: row.value("idx"))
+    if [row.value("idx") for row in ordered] != list(range(len(rows))):
         raise InputError(
-            f'{name}: "idx" of its records does not count them from 0: give the directory of '
-            "GLUE's files."
+            f'{name}: values of "idx" are not 0, 1, 2, ... Give the directory of GLUE\'s files.'
         )
-    return numbered
+    return ordered
 
 
-def is_tfds(source: epath.PathLike) -> bool:
-    """Whether a source is a data set of TensorFlow Datasets and no path."""
-    return str(source).startswith(TFDS)
-
-
-def _read_without_header(path: epath.Path, max_bad_fraction: float) -> list[TableRow]:
-    rows, bad = [], []
-
-    def refuse(complaint: InputError) -> None:
-        raise complaint
-
-    for number, line in enumerate(read_lines(path, refuse), 1):
-        if not line.strip():
-            continue
-        values = line.split("\t")
-        place = f"{path} line {number}"
-        if len(values) == len(_COLA):
-            rows.append(TableRow(place, dict(zip(_COLA, values, strict=True))))
-        else:
-            bad.append(f"{place} has {len(values)} fields and should have {len(_COLA)}: mend it")
-    check_bad_rows(bad, len(rows) + len(bad), max_bad_fraction)
-    if not rows:
-        raise InputError(f"{path} has no rows: give CoLA's file as it was published.")
-    return rows
-
-
-def _read_examples(
+def _to_dataset(
     task: GlueTask,
     name: str,
     rows: list[TableRow],
@@ -276,18 +259,22 @@ def _read_examples(
     max_bad_fraction: float,
     eval_set_column: str,
 ) -> SequenceClassificationDataset:
-    text, *pair = columns
-    read = TableColumns(
-        (text,), tuple(pair), label, problem_type=task.problem_type, eval_set_column=eval_set_column
+    text, *text_pair = columns
+    table_columns = TableColumns(
+        (text,),
+        tuple(text_pair),
+        label,
+        problem_type=task.problem_type,
+        eval_set_column=eval_set_column,
     )
-    found = from_rows(name, rows, read, labeled, max_bad_fraction)
-    if found.values and task.label_aliases:
-        values = [task.label_aliases.get(value, value) for value in found.values]
-        found = dataclasses.replace(found, values=values)
-    for place, value in zip(found.locations, found.values or (), strict=False):
+    data = from_rows(name, rows, table_columns, labeled, max_bad_fraction)
+    if data.values and task.label_aliases:
+        values = [task.label_aliases.get(value, value) for value in data.values]
+        data = dataclasses.replace(data, values=values)
+    for location, value in zip(data.locations, data.values or (), strict=False):
         if task.labels and value not in task.labels:
             raise InputError(
-                f"{place}: label {value!r} is none of {', '.join(task.labels)}: give the files of "
-                f"{task.folder} as they were published."
+                f"{location}: label {value!r} is not one of {', '.join(task.labels)}. Give the "
+                f"published files of {task.folder}."
             )
-    return found
+    return data

@@ -1,4 +1,4 @@
-"""Questions of which one of several answers is right, in SWAG's layout (Zellers et al. 2018)."""
+"""Multiple-choice questions in the layout of SWAG (Zellers et al. 2018) or as JSON objects."""
 
 import dataclasses
 import re
@@ -18,100 +18,118 @@ _ENDING = re.compile(r"ending(\d+)")
 
 
 class MultipleChoiceQuestion(NamedTuple):
-    """A question.
+    """A question with several choices, one of which is right.
 
     Attributes:
-      place: where it stands, for messages.
-      context: the first text of all its pairs.
-      answers: the second texts.
-      right: number of the right one; None where it is not known.
+      location: file and line for error messages.
+      context: the first text of each pair.
+      choices: the second texts.
+      label: index of the right choice; None if unlabeled.
     """
 
-    place: str
+    location: str
     context: str
-    answers: tuple[str, ...]
-    right: int | None
+    choices: tuple[str, ...]
+    label: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class MultipleChoiceDataset:
-    """A data set."""
+    """A data set of questions."""
 
     name: str
     questions: list[MultipleChoiceQuestion]
 
     @property
     def max_choices(self) -> int:
-        """Answers of the question that has most."""
-        return max(len(question.answers) for question in self.questions)
+        """Largest number of choices of a question."""
+        return max(len(question.choices) for question in self.questions)
 
     @property
     def all_texts(self) -> list[str]:
-        """The context of each question, and its answers after it."""
-        return [text for each in self.questions for text in (each.context, *each.answers)]
+        """The context and the choices of each question."""
+        return [
+            text for question in self.questions for text in (question.context, *question.choices)
+        ]
+
+
+class EncodedQuestions(NamedTuple):
+    """Questions as examples, one group for each question.
+
+    Attributes:
+      examples: one example for each choice, with target "choice_labels", 1 for the right choice.
+      num_truncated: examples that lost tokens.
+    """
+
+    examples: Examples
+    num_truncated: int
 
 
 def from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> MultipleChoiceDataset:
-    """The questions of the rows of a table, each of one of these layouts.
+    """Return the questions of a table, in one of two layouts.
 
-    - SWAG's: `sent1`, `sent2` (the start of every answer, which may be empty), `ending0`,
-      `ending1`, ... and `label`, the number of the right one;
-    - of JSON lines: `context` (or `question`), `choices`, a list of texts, and `label`.
+    - SWAG: `sent1`, `sent2` (the start of every choice, may be empty), `ending0`, `ending1`, ...
+      and `label`, the index of the right choice.
+    - JSON lines: `context` (or `question`), `choices`, a list of texts, and `label`.
 
     Raises:
-      InputError: a column is missing, there are fewer than two answers, a text is empty, or the
-        label is that of no answer.
+      InputError: a column is missing, there are fewer than two choices, a text is empty, or the
+        label is not the index of a choice.
     """
     return MultipleChoiceDataset(name, [_parse_question(row, labeled) for row in rows])
 
 
 def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
     if "choices" in row.values:
-        given = row.value("choices")
-        if not isinstance(given, list):
-            raise InputError(f"{row.place}: 'choices' is {given!r}: write a list of texts.")
+        values = row.value("choices")
+        if not isinstance(values, list):
+            raise InputError(
+                f"{row.location}: column 'choices' is {values!r}. Write a list of texts."
+            )
         context = row.text(("context" if "context" in row.values else "question",))
-        answers = [_choice_text(row, f"choice {i}", answer) for i, answer in enumerate(given)]
+        choices = [_choice_text(row, f"choice {i}", value) for i, value in enumerate(values)]
     else:
         context = row.text(("sent1",))
         start = _optional_text(row, "sent2")
         numbers = sorted(int(m[1]) for name in row.values if (m := _ENDING.fullmatch(name)))
         if numbers != [*range(len(numbers))]:
-            raise InputError(f"{row.place}: its endings are not ending0, ending1, ...: name them.")
-        # Where questions have different numbers of answers, the last columns are empty.
+            raise InputError(
+                f"{row.location}: endings are not numbered from 0. Name the columns ending0, "
+                "ending1, ..."
+            )
+        # The last columns are empty in questions with fewer choices than others.
         endings = [_optional_text(row, f"ending{i}") for i in numbers]
         while endings and not endings[-1]:
             endings.pop()
-        answers = [
+        choices = [
             f"{start} {_choice_text(row, f'ending{i}', ending)}".strip()
             for i, ending in enumerate(endings)
         ]
-    if len(answers) < 2:
+    if len(choices) < 2:
         raise InputError(
-            f"{row.place}: {len(answers)} answers leave nothing to choose: give columns ending0, "
-            "ending1, ..., or a list 'choices'."
+            f"{row.location}: a question needs two choices and has {len(choices)}. Give columns "
+            "ending0, ending1, ..., or a list 'choices'."
         )
     return MultipleChoiceQuestion(
-        row.place, context, tuple(answers), _parse_label(row, len(answers), labeled)
+        row.location, context, tuple(choices), _parse_label(row, len(choices), labeled)
     )
 
 
-def _parse_label(row: TableRow, count: int, labeled: bool) -> int | None:
+def _parse_label(row: TableRow, num_choices: int, labeled: bool) -> int | None:
     if not labeled:
         return None
     text = label_text(row.value("label"))
-    if not (text.isascii() and text.isdigit() and int(text) < count):
+    if not (text.isascii() and text.isdigit() and int(text) < num_choices):
         raise InputError(
-            f"{row.place}: label {text!r} is the number of no answer: write 0 to {count - 1}."
+            f"{row.location}: label {text!r} is not the index of a choice. Write 0 to "
+            f"{num_choices - 1}."
         )
     return int(text)
 
 
 def _choice_text(row: TableRow, description: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InputError(
-            f"{row.place}: {description} is {value!r}, which is no text: mend the row."
-        )
+        raise InputError(f"{row.location}: {description} is {value!r}, not text. Fix the row.")
     return value.strip()
 
 
@@ -120,55 +138,61 @@ def _optional_text(row: TableRow, column: str) -> str:
     return "" if value is None else str(value).strip()
 
 
-def encode(
-    data: MultipleChoiceDataset, tokenizer: Tokenizer, longest: int, row: int, max_choices: int
-) -> tuple[Examples, int]:
-    """The examples of a data set, [CLS] context [SEP] answer [SEP], those of a question a group.
+def encode_questions(
+    data: MultipleChoiceDataset,
+    tokenizer: Tokenizer,
+    max_choice_length: int,
+    max_seq_length: int,
+    max_choices: int,
+) -> EncodedQuestions:
+    """Return questions as groups of examples [CLS] context [SEP] choice [SEP].
 
     Args:
-      longest: pieces of an example, at most; the longer text loses pieces first.
-      row: pieces of a row, which holds all answers of a question: of very many each is shorter.
-      most: answers of a question, at most.
-    Returns:
-      The examples, with the target "choice_labels", 1 where an answer is the right one; and how many of
-      them were cut.
+      data: the questions.
+      tokenizer: the tokenizer.
+      max_choice_length: maximal tokens of an example; the longer text loses tokens first.
+      max_seq_length: tokens of a sequence, which holds all choices of a question. With many choices
+        it limits each example to its share.
+      max_choices: maximal choices of a question.
+
     Raises:
-      InputError: a question has too many answers for a row.
+      InputError: a question has too many choices for a sequence.
     """
     rows: list[list[int]] = []
-    prefix: list[int] = []
-    right: list[int] = []
-    known: list[int] = []
+    prefix_lengths: list[int] = []
+    labels: list[int] = []
+    weights: list[int] = []
     num_truncated = 0
     for question in data.questions:
-        count = len(question.answers)
-        room = min(longest, row // count) - 3
+        count = len(question.choices)
+        room = min(max_choice_length, max_seq_length // count) - 3
         if count > max_choices or room < 2:
             raise InputError(
-                f"{question.place}: {count} answers do not fit a row of {row} pieces, which has "
-                f"{max_choices} at the most: leave some out, or raise max_seq_length."
+                f"{question.location}: {count} choices do not fit into a sequence. Remove some, or "
+                f"raise max_seq_length={max_seq_length}, which has room for at most {max_choices}."
             )
         context = tokenizer.encode(question.context)
-        for number, answer in enumerate(question.answers):
-            said = tokenizer.encode(answer)
-            num_truncated += len(context) + len(said) > room
-            first, second = truncated_pair_lengths(len(context), len(said), room)
-            start = [tokenizer.cls_id, *context[:first], tokenizer.sep_id]
-            rows.append([*start, *said[:second], tokenizer.sep_id])
-            prefix.append(len(start))
-            right.append(number == question.right)
-            known.append(question.right is not None)
-    target = Target("example", np.array(right, np.int32), np.array(known, np.float32))
-    sizes = np.array([len(question.answers) for question in data.questions], np.int64)
-    lengths = np.array([len(each) for each in rows], np.int64)
-    ids = np.array([token for each in rows for token in each], np.int32)
+        for number, choice in enumerate(question.choices):
+            choice_ids = tokenizer.encode(choice)
+            num_truncated += len(context) + len(choice_ids) > room
+            first, second = truncated_pair_lengths(len(context), len(choice_ids), room)
+            prefix = [tokenizer.cls_id, *context[:first], tokenizer.sep_id]
+            rows.append([*prefix, *choice_ids[:second], tokenizer.sep_id])
+            prefix_lengths.append(len(prefix))
+            labels.append(number == question.label)
+            weights.append(question.label is not None)
+    target = Target("example", np.array(labels, np.int32), np.array(weights, np.float32))
     examples = Examples(
-        ids, lengths, np.array(prefix, np.int64), {"choice_labels": target}, group_sizes=sizes
+        np.array([token for row in rows for token in row], np.int32),
+        np.array([len(row) for row in rows], np.int64),
+        np.array(prefix_lengths, np.int64),
+        {"choice_labels": target},
+        group_sizes=np.array([len(question.choices) for question in data.questions], np.int64),
     )
-    return examples, num_truncated
+    return EncodedQuestions(examples, num_truncated)
 
 
 def group_by_question(data: MultipleChoiceDataset, values: np.ndarray) -> list[np.ndarray]:
-    """The values [A, ...] of all answers, one after the other, as those of each question."""
-    bounds = np.cumsum([len(question.answers) for question in data.questions])[:-1]
+    """Return the values [A, ...] of all choices as one array per question."""
+    bounds = np.cumsum([len(question.choices) for question in data.questions])[:-1]
     return np.split(values, bounds)

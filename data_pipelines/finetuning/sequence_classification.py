@@ -1,4 +1,4 @@
-"""SequenceClassificationDataset, and pairs of them, with what is to be said of each, from the rows of a table."""
+"""Texts and text pairs with classes, label sets or numbers, read from the rows of a table."""
 
 import dataclasses
 import hashlib
@@ -19,15 +19,16 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 @dataclasses.dataclass(frozen=True)
 class TableColumns:
-    """What of a table is read.
+    """The columns of a table that are read, and how.
 
     Attributes:
-      text, text_pair: columns of the first and the second text, joined by spaces where several.
-      label: of what is to be said; "" where nothing is.
-      id: of a name of its own for each example; "" for none.
-      eval_set_column: of the set that each example belongs to, such as its language; "" for none.
+      text: columns of the text, joined by spaces.
+      text_pair: columns of the second text, joined by spaces; empty for single texts.
+      label: column of the label; "" for unlabeled data.
+      id: column of the examples' unique ids; "" for none.
       problem_type: one of `PROBLEM_TYPES`.
-      separator: between labels where they are text.
+      label_separator: separator of multiple labels in one text.
+      eval_set_column: column that names an example's eval set, such as its language; "" for none.
     """
 
     text: tuple[str, ...]
@@ -41,35 +42,38 @@ class TableColumns:
     def __post_init__(self) -> None:
         if self.problem_type not in PROBLEM_TYPES:
             raise InputError(
-                f"data.problem_type={self.problem_type!r} is unknown: choose one of {', '.join(PROBLEM_TYPES)}."
+                f"data.problem_type={self.problem_type!r}: unknown problem type. Choose one of "
+                f"{', '.join(PROBLEM_TYPES)}."
             )
         if not self.text:
-            raise InputError("data.text is empty: name the column of the text.")
-        twice = ({*self.text} & {*self.text_pair}) | ({self.label} & {*self.text, *self.text_pair})
-        if twice:
-            name = min(twice)
-            role = "the label" if name == self.label else "the pair"
-            raise InputError(f"column {name!r} is the text and {role}: name different ones.")
+            raise InputError("data.text='': no text column. Name the column of the text.")
+        texts, text_pairs = {*self.text}, {*self.text_pair}
+        if shared := (texts & text_pairs) | ({self.label} & (texts | text_pairs)):
+            name = min(shared)
+            field = "data.label" if name == self.label else "data.text_pair"
+            raise InputError(
+                f"{field}={name!r}: this column is also read as text. Name another one."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceClassificationDataset:
-    """A data set of N examples.
+    """A data set of N texts or text pairs.
 
     Attributes:
-      name: for messages.
-      places: where each stands, for messages.
-      texts: the text of each, or the first of two.
-      pairs: the second ones; None where there are none.
-      values: of each its class, its labels (a tuple) or its number; None where nothing is known.
-      ids: their names; None where they have none.
-      sets: what each belongs to, such as its language; None where they are one set.
+      name: name for error messages.
+      locations: file and line of each example, for error messages.
+      texts: the texts, or the first texts of pairs.
+      text_pairs: the second texts; None for single texts.
+      values: class name, tuple of label names or number of each example; None if unlabeled.
+      ids: unique ids of the examples; None if they have none.
+      eval_set_names: name of each example's eval set; None for a single set.
     """
 
     name: str
     locations: list[str]
     texts: list[str]
-    pairs: list[str] | None = None
+    text_pairs: list[str] | None = None
     values: list[Any] | None = None
     ids: list[str] | None = None
     eval_set_names: list[str] | None = None
@@ -79,11 +83,11 @@ class SequenceClassificationDataset:
 
     @property
     def all_texts(self) -> list[str]:
-        """The texts, and the second ones after them."""
-        return self.texts + (self.pairs or [])
+        """All texts, then all second texts."""
+        return self.texts + (self.text_pairs or [])
 
-    def part(self, indices: Sequence[int]) -> "SequenceClassificationDataset":
-        """Some of the examples, by their numbers."""
+    def select(self, indices: Sequence[int]) -> "SequenceClassificationDataset":
+        """Return the examples at `indices`."""
 
         def take(values: list[Any] | None) -> Any:
             return None if values is None else [values[i] for i in indices]
@@ -93,53 +97,54 @@ class SequenceClassificationDataset:
         )
 
     def split_by_eval_set(
-        self, only: Sequence[str] = ()
+        self, names: Sequence[str] = ()
     ) -> dict[str, "SequenceClassificationDataset"]:
-        """The examples of each set, in the order of their names.
+        """Return the examples of each eval set.
 
         Args:
-          only: names of the sets that are wanted, in their order; all where it is empty.
+          names: names of the eval sets to return; empty for all, sorted.
+
         Raises:
-          InputError: there is no such set, or one whose name no file can have.
+          InputError: an eval set does not exist, or its name cannot be part of a file name.
         """
-        numbers: dict[str, list[int]] = {}
+        indices: dict[str, list[int]] = {}
         for i, name in enumerate(self.eval_set_names or ()):
-            numbers.setdefault(name, []).append(i)
-        if odd := [name for name in numbers if "/" in name]:
-            raise InputError(
-                f"{self.name} has a set {odd[0]!r}, and files are called by sets' names: write "
-                'it without "/".'
-            )
-        for name in only:
-            if name not in numbers:
+            indices.setdefault(name, []).append(i)
+        for name in indices:
+            if "/" in name:
                 raise InputError(
-                    f"{self.name} has nothing of {name!r}, which data.eval_sets names, but "
-                    f"{', '.join(sorted(numbers))}: name some of these."
+                    f'{self.name}: eval set {name!r} gives its name to files. Write it without "/".'
                 )
-        return {name: self.part(numbers[name]) for name in only or sorted(numbers)}
+        for name in names:
+            if name not in indices:
+                raise InputError(
+                    f"data.eval_sets={name!r}: not in {self.name}, which has "
+                    f"{', '.join(sorted(indices))}. Name some of these."
+                )
+        return {name: self.select(indices[name]) for name in names or sorted(indices)}
 
-    def split_by_text(
-        self, share: float
+    def train_eval_split(
+        self, eval_fraction: float
     ) -> tuple["SequenceClassificationDataset", "SequenceClassificationDataset"]:
-        """The examples in two parts, the second of about `share` of them.
+        """Return the training examples and the eval split, about `eval_fraction` of all examples.
 
-        The part follows from an example's text alone, so that no order or later addition moves one
-        to the other side, and none is on both.
+        The hash of its text decides an example's split. Order and additions do not change it, and
+        equal texts are in the same split.
 
         Raises:
-          InputError: a part would be empty.
+          InputError: a split would be empty.
         """
-        sides: tuple[list[int], list[int]] = ([], [])
+        splits: tuple[list[int], list[int]] = ([], [])
         for i, text in enumerate(self.texts):
-            content = text if self.pairs is None else f"{text}\0{self.pairs[i]}"
+            content = text if self.text_pairs is None else f"{text}\0{self.text_pairs[i]}"
             digest = hashlib.blake2b(content.encode(errors="backslashreplace"), digest_size=8)
-            sides[int.from_bytes(digest.digest()) < share * 2**64].append(i)
-        if not all(sides):
+            splits[int.from_bytes(digest.digest()) < eval_fraction * 2**64].append(i)
+        if not all(splits):
             raise InputError(
-                f"{self.name} has too few examples ({len(self)}) to hold out {share:.0%} of them: "
-                "give a dev file with data.eval_file=FILE."
+                f"{self.name}: {len(self)} examples are too few for an eval split of "
+                f"{eval_fraction:.0%}. Give an eval file with data.eval_file=FILE."
             )
-        return self.part(sides[0]), self.part(sides[1])
+        return self.select(splits[0]), self.select(splits[1])
 
 
 def from_rows(
@@ -149,16 +154,21 @@ def from_rows(
     labeled: bool,
     max_bad_fraction: float | None = None,
 ) -> SequenceClassificationDataset:
-    """The examples of the rows of a table.
+    """Return the examples of a table.
 
     Args:
-      max_bad_fraction: share of the rows that may be without text, and are left out; None where each row
-        needs an answer.
+      name: name of the data set.
+      rows: the rows of the table.
+      columns: the columns to read.
+      labeled: False to ignore labels.
+      max_bad_fraction: maximal fraction of rows without text, which are skipped with a warning.
+        None rejects each of them, so that every row has a prediction.
+
     Raises:
-      InputError: a column is missing, more texts are empty, there is no label or not a finite
-        number where one should be, or an id comes twice.
+      InputError: a column is missing, too many texts are empty, a label is missing or not a finite
+        number, or two examples have the same id.
     """
-    found = SequenceClassificationDataset(
+    data = SequenceClassificationDataset(
         name,
         [],
         [],
@@ -167,51 +177,54 @@ def from_rows(
         [] if columns.id else None,
         [] if columns.eval_set_column else None,
     )
-    seen: dict[str, str] = {}
+    location_of_id: dict[str, str] = {}
     bad: list[str] = []
     for row in rows:
         if max_bad_fraction is not None and (
             column := row.first_blank_column((*columns.text, *columns.text_pair))
         ):
             bad.append(
-                f"{row.place}: column {column!r} is empty: leave the row out, or write its text"
+                f"{row.location}: column {column!r} is empty. Write its text, delete the row"
             )
             continue
-        found.locations.append(row.place)
-        found.texts.append(row.text(columns.text))
-        if found.pairs is not None:
-            found.pairs.append(row.text(columns.text_pair))
-        if found.values is not None:
-            found.values.append(_value(row, columns))
-        if found.ids is not None:
-            own = row.text((columns.id,))
-            if own in seen:
-                raise InputError(f"{row.place}: id {own!r} is that of {seen[own]}: name it apart.")
-            seen[own] = row.place
-            found.ids.append(own)
-        if found.eval_set_names is not None:
-            found.eval_set_names.append(row.text((columns.eval_set_column,)))
+        data.locations.append(row.location)
+        data.texts.append(row.text(columns.text))
+        if data.text_pairs is not None:
+            data.text_pairs.append(row.text(columns.text_pair))
+        if data.values is not None:
+            data.values.append(_parse_value(row, columns))
+        if data.ids is not None:
+            id_ = row.text((columns.id,))
+            if id_ in location_of_id:
+                raise InputError(
+                    f"{row.location}: id {id_!r} is also at {location_of_id[id_]}. Give each "
+                    "example another id."
+                )
+            location_of_id[id_] = row.location
+            data.ids.append(id_)
+        if data.eval_set_names is not None:
+            data.eval_set_names.append(row.text((columns.eval_set_column,)))
     if max_bad_fraction is not None:
-        check_bad_rows(bad, len(bad) + len(found), max_bad_fraction)
-    return found
+        check_bad_rows(bad, len(bad) + len(data), max_bad_fraction)
+    return data
 
 
-def _value(row: TableRow, columns: TableColumns) -> Any:
+def _parse_value(row: TableRow, columns: TableColumns) -> Any:
+    """Return the class name, tuple of label names or number of a row."""
     value = row.value(columns.label)
     if columns.problem_type == "multi_label_classification":
         parts = value.split(columns.label_separator) if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             raise InputError(
-                f"{row.place}: column {columns.label!r} is {value!r}: write labels with "
-                f"{columns.label_separator!r} between them, or a list."
+                f"{row.location}: column {columns.label!r} is {value!r}. Write labels separated "
+                f"by {columns.label_separator!r}, or a list."
             )
-        names = (_name(row, columns, part) for part in parts)
+        names = (_label_name(row, columns, part) for part in parts)
         return tuple(dict.fromkeys(filter(None, names)))
-    text = _name(row, columns, value)
+    text = _label_name(row, columns, value)
     if not text:
         raise InputError(
-            f"{row.place}: column {columns.label!r} is empty: leave the row out, or write its "
-            "label."
+            f"{row.location}: column {columns.label!r} is empty. Write the label or delete the row."
         )
     if columns.problem_type == "single_label_classification":
         return text
@@ -221,29 +234,24 @@ def _value(row: TableRow, columns: TableColumns) -> Any:
         number = math.nan
     if not abs(number) <= _MAX_FLOAT32:
         raise InputError(
-            f"{row.place}: column {columns.label!r} is {text!r}, which is no finite number: mend "
-            "it, or set problem_type=single_label_classification."
+            f"{row.location}: column {columns.label!r} is {text!r}, not a finite number. Fix it, "
+            "or set data.problem_type=single_label_classification."
         )
     return number
 
 
-def _name(row: TableRow, columns: TableColumns, value: Any) -> str:
-    """The text of one label; several, or what is neither text nor number, are none."""
+def _label_name(row: TableRow, columns: TableColumns, value: Any) -> str:
+    """Return the name of one label; raise InputError for other values than text and numbers."""
     if value is None or isinstance(value, str | int | float):
         return label_text(value)
-    several = (
-        isinstance(value, list | tuple) and columns.problem_type != "multi_label_classification"
-    )
-    fix = (
-        "write one label, or set problem_type=multi_label_classification"
-        if several
-        else "write its name or its number"
-    )
-    raise InputError(f"{row.place}: column {columns.label!r} is {value!r}: {fix}.")
+    fix = "Write the name or number of a label"
+    if isinstance(value, list | tuple) and columns.problem_type != "multi_label_classification":
+        fix = "Write one label, or set data.problem_type=multi_label_classification"
+    raise InputError(f"{row.location}: column {columns.label!r} is {value!r}. {fix}.")
 
 
 def label_text(value: Any) -> str:
-    """The name of a label as it is compared: "1" for 1, 1.0 and " 1 "; "" for none, or NaN."""
+    """Return a label's name: "1" for 1, 1.0 and " 1 ", "" for None and NaN."""
     if value is None or value != value:
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -254,21 +262,19 @@ def label_text(value: Any) -> str:
 def label_names(
     data: SequenceClassificationDataset, *others: SequenceClassificationDataset
 ) -> tuple[str, ...]:
-    """The names of all classes or labels of data sets, in an order that their rows do not decide.
-
-    By size where all are whole numbers, else by their text.
+    """Return the sorted names of all classes or labels; whole numbers are sorted by value.
 
     Raises:
-      InputError: there are not two.
+      InputError: there are fewer than two.
     """
-    found: set[str] = set()
-    for value in itertools.chain.from_iterable(each.values or () for each in (data, *others)):
-        found.update(value if isinstance(value, tuple) else (value,))
-    if len(found) < 2:
-        only = f"all have {min(found)!r}" if found else "there is no label at all"
-        raise InputError(f"{data.name} has nothing to tell apart ({only}): give two labels.")
-    whole = all(_is_whole(name) for name in found)
-    return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))
+    names: set[str] = set()
+    for value in itertools.chain.from_iterable(part.values or () for part in (data, *others)):
+        names.update(value if isinstance(value, tuple) else (value,))
+    if len(names) < 2:
+        problem = f"all examples have label {min(names)!r}" if names else "no example has a label"
+        raise InputError(f"{data.name}: {problem}. Give data with two labels or more.")
+    all_whole = all(_is_whole(name) for name in names)
+    return tuple(sorted(names, key=(lambda name: (int(name), name)) if all_whole else None))
 
 
 def _is_whole(name: str) -> bool:
@@ -278,48 +284,54 @@ def _is_whole(name: str) -> bool:
 def make_target(
     data: SequenceClassificationDataset, labels: Sequence[str], problem_type: str
 ) -> Target:
-    """What a model is to say of each example, of weight 1.
+    """Return the target of a data set: weight 1 for each example, or 0 if it is unlabeled.
 
     Args:
-      labels: the names of classes; empty for numbers.
+      data: the examples.
+      labels: names of the classes or labels (C), in the order of their ids; unused for regression.
+      problem_type: one of `PROBLEM_TYPES`.
+
+    Returns:
+      Class ids int32 [N], label sets float32 [N, C] or numbers float32 [N].
+
     Raises:
-      InputError: an example has a label that is not among them.
+      InputError: an example has a label that `labels` does not contain.
     """
     dtype = np.int32 if problem_type == "single_label_classification" else np.float32
-    size = (
-        (len(data), len(labels)) if problem_type == "multi_label_classification" else (len(data),)
-    )
-    values = np.zeros(size, dtype)
+    is_multi_label = problem_type == "multi_label_classification"
+    values = np.zeros((len(data), len(labels)) if is_multi_label else (len(data),), dtype)
     if data.values is None:
         return Target("example", values, np.zeros(len(data), np.float32))
-    numbers = {name: i for i, name in enumerate(labels)}
+    label_ids = {name: i for i, name in enumerate(labels)}
     for i, value in enumerate(data.values):
         if problem_type == "regression":
             values[i] = value
             continue
         for name in value if isinstance(value, tuple) else (value,):
-            if name not in numbers:
+            if name not in label_ids:
                 some = ", ".join(map(repr, labels[:5])) + (" ..." if len(labels) > 5 else "")
                 raise InputError(
-                    f"{data.locations[i]}: label {name!r} is none that was trained ({some}): mend "
-                    "it, or train with it."
+                    f"{data.locations[i]}: label {name!r} is not a label of the model ({some}). "
+                    "Fix it, or train with this label."
                 )
-            if problem_type == "multi_label_classification":
-                values[i, numbers[name]] = 1
+            if is_multi_label:
+                values[i, label_ids[name]] = 1
             else:
-                values[i] = numbers[name]
+                values[i] = label_ids[name]
     return Target("example", values, np.ones(len(data), np.float32))
 
 
 def class_weights(spec: str, labels: Sequence[str], classes: np.ndarray) -> np.ndarray:
-    """The weight of each class, float32 [C].
+    """Return the weight of each class, float32 [C].
 
     Args:
-      spec: "" for 1, "balanced" for N / (C * examples of the class), or "label=weight,..." of
-        which those left out are 1.
-      classes: int32 [N], of the training examples.
+      spec: "" for 1, "balanced" for N / (C * examples of the class), or "LABEL=WEIGHT,...", where
+        labels without a weight get 1.
+      labels: names of the classes.
+      classes: class ids of the training examples, int32 [N].
+
     Raises:
-      InputError: a name is no label, or a weight no positive number.
+      InputError: a name is not a label, or a weight is not a positive number.
     """
     weights = np.ones(len(labels), np.float32)
     if spec == "balanced":
@@ -333,13 +345,13 @@ def class_weights(spec: str, labels: Sequence[str], classes: np.ndarray) -> np.n
             weight = math.nan
         if name not in labels or not 0 < weight < math.inf:
             raise InputError(
-                f"data.class_weights={part!r} must be LABEL=WEIGHT, of {', '.join(labels[:8])}, or "
-                "balanced."
+                f"data.class_weights={part!r}: not LABEL=WEIGHT with a positive weight. Write "
+                f"balanced, or weights of {', '.join(labels[:8])}."
             )
         weights[labels.index(name)] = weight
     return weights
 
 
 def split_column_names(text: str) -> tuple[str, ...]:
-    """The names in "a+b"."""
+    """Return the column names in "a+b"."""
     return tuple(filter(None, text.split("+")))

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -13,14 +13,14 @@ from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 from data_pipelines.text.sources import tfds_records
 
-MAX_PASSAGE_CHARACTERS = (
-    200_000  # characters of a passage: a book is none, and has thousands of windows
-)
+MAX_PASSAGE_CHARACTERS = 200_000  # a longer text, such as a book, has thousands of windows
+_TYPE_NAMES = {list: "list", str: "string", int: "whole number"}
+_FIX = "Give data in SQuAD's layout"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """A gold answer: its text, and the character of the passage at which it begins."""
+    """A gold answer: its text and the index of its first character in the passage."""
 
     text: str
     start: int
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A question on a passage. No answers: it cannot be answered from it, or is to be answered."""
+    """A question on a passage. It has no answers if it is unanswerable or unlabeled."""
 
     id: str
     text: str
@@ -41,7 +41,8 @@ class QuestionAnsweringDataset:
     """A data set.
 
     Attributes:
-      version: 2 where questions may have no answer (some say `is_impossible`), else 1.
+      questions: all questions.
+      version: 2 if questions may be unanswerable (some have the field `is_impossible`), else 1.
     """
 
     questions: list[Question]
@@ -49,55 +50,69 @@ class QuestionAnsweringDataset:
 
     @property
     def passages(self) -> list[str]:
-        """Each once."""
+        """Distinct passages."""
         return list(dict.fromkeys(question.passage for question in self.questions))
 
 
+class _QuestionRecord(NamedTuple):
+    """A question as JSON, with its passage and its location in the file."""
+
+    location: str
+    passage: str
+    fields: dict[str, Any]
+
+
 def read_squad(path: epath.PathLike) -> QuestionAnsweringDataset:
-    """Reads a data set, local or remote: in SQuAD's layout, or TriviaQA's own.
+    """Read a local or remote file in the layout of SQuAD or TriviaQA.
 
     Raises:
-      InputError: there is no such file; see `parse_squad`.
+      InputError: the file does not exist; see also `parse_squad`.
     """
     path = check_file(path)
     try:
         return parse_squad(str(path), path.read_text(encoding="utf-8"), path.parent)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start}): convert it first.") from error
+        raise InputError(
+            f"{path}: byte {error.start} is not UTF-8. Convert it to UTF-8."
+        ) from error
 
 
 def parse_squad(
     name: str, text: str, directory: epath.Path | None = None
 ) -> QuestionAnsweringDataset:
-    """The data set that a JSON text holds.
+    """Return the data set in a JSON text.
 
     Args:
-      name: for messages.
-      directory: of the file, beside which TriviaQA has its documents.
+      name: name for error messages.
+      text: JSON in SQuAD's layout, or with `directory` in TriviaQA's.
+      directory: directory of the file, next to which TriviaQA has its documents.
+
     Raises:
-      InputError: it is not of the layout (the sentence says what is missing where), an id comes
-        twice, a passage is empty or as long as a book, or there is no question in it.
+      InputError: a field is missing or of the wrong type, an id is not unique, a passage is empty
+        or too long, or there are no questions.
     """
     try:
         content = parse_json(text)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{name} is no JSON (line {error.lineno}, column {error.colno}: {error.msg}): give "
-            "a file in SQuAD's layout."
+            f"{name}:{error.lineno}: not JSON (column {error.colno}: {error.msg}). Give a file in "
+            "SQuAD's layout."
         ) from error
     if directory and isinstance(content, dict) and "Data" in content:
         try:
             content = convert_to_squad(content, directory)
         except InputError as error:
-            raise InputError(f"{name} cannot be read: {error}.") from error
+            raise InputError(f"{name}: {error}") from error
     return _make_dataset(name, _iterate_questions(content))
 
 
 def read_squad_tfds(source: str, split: str) -> QuestionAnsweringDataset:
-    """A split of a data set like SQuAD in the catalogue of TensorFlow Datasets.
+    """Read a split of a TensorFlow Datasets builder with SQuAD's fields.
 
     Args:
       source: `tfds:NAME/CONFIG`, such as `tfds:squad/v2.0`.
+      split: name of the split.
+
     Raises:
       InputError: see `tfds_records` and `parse_squad`.
     """
@@ -105,95 +120,86 @@ def read_squad_tfds(source: str, split: str) -> QuestionAnsweringDataset:
     return _make_dataset(f"{source} {split}", map(_parse_record, records))
 
 
-def _parse_record(record: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    name = record.get("id", b"").decode()
+def _parse_record(record: dict[str, Any]) -> _QuestionRecord:
+    location = f"record {record.get('id', b'').decode()!r}"
     if not {"context", "question", "answers"} <= record.keys():
-        fields = ", ".join(sorted(record))
-        raise InputError(f"record {name!r} has only {fields}")
+        raise InputError(f"{location}: only fields {', '.join(sorted(record))}. {_FIX}.")
     answers = record["answers"]
     pairs = zip(answers["text"], answers["answer_start"], strict=True)
-    item = {
-        "id": name,
+    fields = {
+        "id": record.get("id", b"").decode(),
         "question": record["question"].decode(),
         "answers": [{"text": text.decode(), "answer_start": int(start)} for text, start in pairs],
     }
     if "is_impossible" in record:
-        item["is_impossible"] = bool(record["is_impossible"])
-    return f"record {name!r}", record["context"].decode(), item
+        fields["is_impossible"] = bool(record["is_impossible"])
+    return _QuestionRecord(location, record["context"].decode(), fields)
 
 
-def _make_dataset(
-    name: str, items: Iterable[tuple[str, str, dict[str, Any]]]
-) -> QuestionAnsweringDataset:
+def _make_dataset(name: str, records: Iterable[_QuestionRecord]) -> QuestionAnsweringDataset:
     questions, version = [], 1
-    seen: dict[str, str] = {}
+    location_of_id: dict[str, str] = {}
     try:
-        for where, passage, item in items:
-            check_passage(where, passage)
-            question = _parse_question(where, passage, item)
-            if question.id in seen:
+        for location, passage, fields in records:
+            check_passage(location, passage)
+            question = _parse_question(location, passage, fields)
+            if question.id in location_of_id:
                 raise InputError(
-                    f"id {question.id!r} is that of {seen[question.id]} and of {where}"
+                    f"{location}: id {question.id!r} is also at {location_of_id[question.id]}. "
+                    "Give each question another id."
                 )
-            seen[question.id] = where
+            location_of_id[question.id] = location
             questions.append(question)
-            if "is_impossible" in item:
+            if "is_impossible" in fields:
                 version = 2
     except InputError as error:
-        raise InputError(f"{name} is not in SQuAD's layout: {error}.") from error
+        raise InputError(f"{name}: {error}") from error
     if not questions:
-        raise InputError(f"{name} has no questions: give a file in SQuAD's layout.")
+        raise InputError(f"{name}: no questions. {_FIX}.")
     return QuestionAnsweringDataset(questions, version)
 
 
-def check_passage(where: str, passage: str) -> None:
-    """Refuses a passage that holds nothing, or so much that it can be no passage.
-
-    Raises:
-      InputError: naming `where`, without a full stop.
-    """
+def check_passage(location: str, passage: str) -> None:
+    """Raise InputError, located at `location`, if a passage is empty or too long."""
     if not passage.strip():
-        raise InputError(f"the passage of {where} is empty: leave the question out")
+        raise InputError(f"{location}: the passage is empty. Remove the question.")
     if len(passage) > MAX_PASSAGE_CHARACTERS:
         raise InputError(
-            f"the passage of {where} has {len(passage):,} characters and may have {MAX_PASSAGE_CHARACTERS:,}: "
-            "split it into several"
+            f"{location}: the passage has {len(passage):,} characters, more than "
+            f"{MAX_PASSAGE_CHARACTERS:,}. Split it."
         )
 
 
-def _iterate_questions(content: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Place, passage and object of every question."""
-    for i, article in enumerate(_get_field("the file", content, "data", list)):
-        where = f"data[{i}]"
-        for j, paragraph in enumerate(_get_field(where, article, "paragraphs", list)):
-            inner = f"{where}.paragraphs[{j}]"
-            passage = _get_field(inner, paragraph, "context", str)
-            for k, item in enumerate(_get_field(inner, paragraph, "qas", list)):
-                yield f"{inner}.qas[{k}]", passage, item
+def _iterate_questions(content: Any) -> Iterator[_QuestionRecord]:
+    for i, article in enumerate(_get_field("top level", content, "data", list)):
+        article_location = f"data[{i}]"
+        paragraphs = _get_field(article_location, article, "paragraphs", list)
+        for j, paragraph in enumerate(paragraphs):
+            location = f"{article_location}.paragraphs[{j}]"
+            passage = _get_field(location, paragraph, "context", str)
+            for k, fields in enumerate(_get_field(location, paragraph, "qas", list)):
+                yield _QuestionRecord(f"{location}.qas[{k}]", passage, fields)
 
 
-def _parse_question(where: str, passage: str, item: dict[str, Any]) -> Question:
-    name, text = (_get_field(where, item, field, str) for field in ("id", "question"))
+def _parse_question(location: str, passage: str, fields: dict[str, Any]) -> Question:
+    id_, text = (_get_field(location, fields, name, str) for name in ("id", "question"))
     answers = []
-    if item.get("answers") is not None:
-        for i, each in enumerate(_get_field(where, item, "answers", list)):
-            inner = f"{where}.answers[{i}]"
+    if fields.get("answers") is not None:
+        for i, answer in enumerate(_get_field(location, fields, "answers", list)):
+            answer_location = f"{location}.answers[{i}]"
             answers.append(
                 Answer(
-                    _get_field(inner, each, "text", str),
-                    _get_field(inner, each, "answer_start", int),
+                    _get_field(answer_location, answer, "text", str),
+                    _get_field(answer_location, answer, "answer_start", int),
                 )
             )
-    return Question(name, text, passage, tuple(answers))
+    return Question(id_, text, passage, tuple(answers))
 
 
-_NAMES = {list: "list", str: "text", int: "whole number"}
-
-
-def _get_field(where: str, parent: Any, field: str, kind: type) -> Any:
+def _get_field(location: str, parent: Any, field: str, kind: type) -> Any:
     if not isinstance(parent, dict) or field not in parent:
-        raise InputError(f"{where} has no {field!r}")
+        raise InputError(f"{location}: no field {field!r}. {_FIX}.")
     value = parent[field]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"{field!r} of {where} is no {_NAMES[kind]}")
+        raise InputError(f"{location}: field {field!r} is not a {_TYPE_NAMES[kind]}. {_FIX}.")
     return value

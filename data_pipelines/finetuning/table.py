@@ -1,4 +1,4 @@
-"""Tables of examples: CSV, TSV, JSON lines, Parquet, Arrow or TensorFlow Datasets, row by row."""
+"""Tables of examples: CSV, TSV, JSON lines, Parquet, Arrow or TensorFlow Datasets."""
 
 import csv
 import itertools
@@ -16,11 +16,11 @@ from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 from data_pipelines.text import arrow_tables
 from data_pipelines.text.lines import read_lines
-from data_pipelines.text.sources import tfds_records
+from data_pipelines.text.sources import TFDS, tfds_records
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
-LIST_SUFFIXES = (*_JSON, *arrow_tables.SUFFIXES)  # whose rows may hold lists
+LIST_SUFFIXES = (*_JSON, *arrow_tables.SUFFIXES)  # formats whose rows may hold lists
 SUFFIXES = (".csv", ".tsv", ".txt", *LIST_SUFFIXES)
 _log = logging.getLogger("data_pipelines")
 
@@ -31,142 +31,153 @@ class TableRow(NamedTuple):
     """A row of a table.
 
     Attributes:
-      place: where it stands, for messages, such as "train.csv line 7".
-      values: by the names of the columns.
+      location: file and line for error messages, such as "train.csv:7".
+      values: values by column name.
     """
 
-    place: str
+    location: str
     values: dict[str, Any]
 
     def text(self, columns: Sequence[str]) -> str:
-        """The text of some columns, joined by spaces where there are several.
+        """Return the text of one column, or of several columns joined by spaces.
 
         Raises:
-          InputError: one is missing, is no text or is empty.
+          InputError: a column is missing, empty or not text.
         """
         parts = []
         for column in columns:
             value = self.value(column)
-            known = isinstance(value, str | int | float) and value == value  # NaN is not
-            if isinstance(value, bool) or not known:
+            is_text = isinstance(value, str | int | float) and value == value  # false for NaN
+            if isinstance(value, bool) or not is_text:
                 raise InputError(
-                    f"{self.place}: column {column!r} is {value!r}, which is no text: mend the row."
+                    f"{self.location}: column {column!r} is {value!r}, not text. Fix the row."
                 )
             parts.append(str(value).strip())
             if not parts[-1]:
                 raise InputError(
-                    f"{self.place}: column {column!r} is empty: leave the row out, or write its "
-                    "text."
+                    f"{self.location}: column {column!r} is empty. Write its text or delete the "
+                    "row."
                 )
         return " ".join(parts)
 
     def first_blank_column(self, columns: Sequence[str]) -> str:
-        """The first of some columns that is there and has no text; "" where none is."""
+        """Return the first of the existing columns without text, or ""."""
         values = ((column, self.values.get(column, "-")) for column in columns)
-        nothing = (None, "")  # and NaN, which is nothing and not itself
         stripped = ((name, v.strip() if isinstance(v, str) else v) for name, v in values)
-        return next((name for name, v in stripped if v in nothing or v != v), "")
+        return next((name for name, v in stripped if v in (None, "") or v != v), "")  # v != v: NaN
 
     def value(self, column: str) -> Any:
-        """The value in a column.
+        """Return the value of a column.
 
         Raises:
-          InputError: there is no such column.
+          InputError: the column does not exist.
         """
         if column not in self.values:
             raise InputError(
-                f"{self.place}: there is no column {column!r}, but "
-                f"{', '.join(map(repr, self.values)) or 'none'}: name one of these."
+                f"{self.location}: no column {column!r}, only "
+                f"{', '.join(map(repr, self.values)) or 'none'}. Name one of these."
             )
         return self.values[column]
 
 
-def read_table(path: epath.PathLike, max_bad_fraction: float = 0.0) -> list[TableRow]:
-    """The rows of a file, of which its name says what it is, perhaps compressed.
+def read_table(
+    path: epath.PathLike, max_bad_fraction: float = 0.0, tsv_columns: Sequence[str] = ()
+) -> list[TableRow]:
+    """Read a table, perhaps compressed; the suffix of its name decides the format.
 
-    - `.csv`: a header, commas, fields in double quotes where they hold commas, quotes or line ends;
-    - `.tsv`, `.txt`: a header, tabs, and no quoting: quotes are text;
-    - `.jsonl`, `.json`, `.ndjson`: an object on each line;
+    - `.csv`: a header, commas, double quotes around fields with commas, quotes or line ends;
+    - `.tsv`, `.txt`: a header, tabs, no quoting: quotes are text;
+    - `.jsonl`, `.json`, `.ndjson`: one object per line;
     - `.parquet`, `.arrow`, `.feather`.
 
     Args:
-      max_bad_fraction: share of the rows that may be of too few or too many fields; they are left out,
-        and counted.
+      path: the file.
+      max_bad_fraction: maximal fraction of the rows that may have too few or too many fields. Bad
+        rows are skipped with a warning.
+      tsv_columns: column names of a file with tabs and without a header, whatever its suffix.
+
     Raises:
-      InputError: there is no such file, it is of none of these, or more of its rows are bad.
+      InputError: the file does not exist, is empty, has another format or more bad rows.
     """
     path = check_file(path)
-    kind = file_format(path)
-    if kind in arrow_tables.SUFFIXES:
+    suffix = file_format(path)
+    if tsv_columns:
+        rows = _read_delimited(path, "\t", max_bad_fraction, tsv_columns)
+    elif suffix in arrow_tables.SUFFIXES:
         if path.suffix in COMPRESSION_SUFFIXES:
-            raise InputError(f"{path} is compressed: its format does so by itself, so unpack it.")
+            raise InputError(f"{path}: {suffix} inside another compression. Decompress it first.")
         rows = [
             TableRow(f"{path} row {i}", row)
             for i, row in enumerate(arrow_tables.read_rows(path), 1)
         ]
-    elif kind in _JSON:
-        rows = list(parse_objects(str(path), read_lines(path, _raise_error)))
-    elif kind in (".csv", ".tsv", ".txt"):
-        rows = _read_delimited(path, "," if kind == ".csv" else "\t", max_bad_fraction)
+    elif suffix in _JSON:
+        rows = list(parse_objects(str(path), read_lines(path)))
+    elif suffix in (".csv", ".tsv", ".txt"):
+        rows = _read_delimited(path, "," if suffix == ".csv" else "\t", max_bad_fraction)
     else:
         raise InputError(
-            f"{path} is no table by its name: let it end in .csv, .tsv, .jsonl or .parquet."
+            f"{path}: unknown table format. Use a file that ends in .csv, .tsv, .jsonl or .parquet."
         )
     if not rows:
-        raise InputError(f"{path} has no rows: give a file with examples.")
+        raise InputError(f"{path}: no rows. Give a file with examples.")
     return rows
 
 
 def is_table(path: epath.PathLike) -> bool:
-    """Whether a file has columns by its name, and is not lines of text or JSON."""
+    """Return whether a file's suffix is that of a table other than JSON lines."""
     return file_format(epath.Path(path)) in (".csv", ".tsv", *arrow_tables.SUFFIXES)
 
 
 def file_format(path: epath.Path) -> str:
-    """The suffix of a file, that of what is compressed."""
+    """Return the lower-case suffix of a file name, without the suffix of a compression."""
     name = path.name
     for suffix in COMPRESSION_SUFFIXES:
         name = name.removesuffix(suffix)
     return epath.Path(name).suffix.lower()
 
 
-def read_tfds_table(source: str, split: str, numbered: Collection[str] = ()) -> list[TableRow]:
-    """The rows of a split of `tfds:NAME/CONFIG`; classes by their names, None for unlabelled ones.
+def read_tfds_table(
+    source: str, split: str, class_id_columns: Collection[str] = ()
+) -> list[TableRow]:
+    """Read a split of a TensorFlow Datasets builder, with class names; None for unlabeled rows.
 
     Args:
-      numbered: columns whose classes are left as numbers.
+      source: `tfds:NAME/CONFIG`.
+      split: name of the split.
+      class_id_columns: columns in which class ids are not replaced by class names.
+
     Raises:
       InputError: see `tfds_records`.
     """
-    names = {
-        column: classes
-        for column, classes in _class_names(source).items()
-        if column not in numbered
+    class_names = {
+        column: names
+        for column, names in _class_names(source).items()
+        if column not in class_id_columns
     }
     return [
         TableRow(
             f"{source} {split} record {i}",
-            {name: _to_json_value(value, names.get(name)) for name, value in record.items()},
+            {name: _to_json_value(value, class_names.get(name)) for name, value in record.items()},
         )
         for i, record in enumerate(tfds_records(source, split), 1)
     ]
 
 
-def _to_json_value(value: Any, classes: Sequence[str] | None) -> Any:
-    """A value of a record as JSON has it."""
+def _to_json_value(value: Any, class_names: Sequence[str] | None) -> Any:
+    """Return a record's value as JSON types, class ids replaced by names if these are given."""
     if isinstance(value, Mapping):
         return {name: _to_json_value(inner, None) for name, inner in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
-        return [_to_json_value(inner, classes) for inner in value]
+        return [_to_json_value(inner, class_names) for inner in value]
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError:
-            return value  # what is no text is refused where it is to be one
-    if classes is not None:
-        return classes[value] if value >= 0 else None
+            return value  # rejected where text is expected
+    if class_names is not None:
+        return class_names[value] if value >= 0 else None
     return value
 
 
@@ -174,82 +185,87 @@ def _class_names(source: str) -> dict[str, list[str]]:
     import tensorflow_datasets as tfds
 
     try:
-        features = tfds.builder(source.removeprefix("tfds:")).info.features
+        features = tfds.builder(source.removeprefix(TFDS)).info.features
     except ValueError:
-        return {}  # reading the records says so
-    found = {}
+        return {}  # `tfds_records` raises the error
+    names = {}
     for name, feature in (features or {}).items():
-        inner = getattr(feature, "feature", feature)  # that of a sequence
-        if isinstance(inner, tfds.features.ClassLabel) and inner.names:
-            found[name] = inner.names
-    return found
+        element = getattr(feature, "feature", feature)  # the feature inside a sequence
+        if isinstance(element, tfds.features.ClassLabel) and element.names:
+            names[name] = element.names
+    return names
 
 
 def parse_objects(name: str, lines: Iterable[str]) -> Iterator[TableRow]:
-    """A row for each line that is not empty; see `parse_object`."""
+    """Yield a row for each line that is not blank; see `parse_object`."""
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield parse_object(f"{name} line {number}", line)
+            yield parse_object(f"{name}:{number}", line)
 
 
-def parse_object(place: str, line: str) -> TableRow:
-    """The row that a line of JSON is.
+def parse_object(location: str, line: str) -> TableRow:
+    """Return the row that a line with a JSON object describes.
 
     Raises:
-      InputError: it is no object.
+      InputError: the line is not a JSON object.
     """
     try:
         values = parse_json(line)
     except ValueError as error:
-        raise InputError(f"{place} is no JSON ({error}): write an object on it.") from None
+        raise InputError(f"{location}: not JSON ({error}). Write one object per line.") from None
     if not isinstance(values, dict):
-        raise InputError(f"{place} is {type(values).__name__} and no JSON object: write one.")
-    return TableRow(place, values)
+        raise InputError(
+            f"{location}: {type(values).__name__}, not a JSON object. Write one object per line."
+        )
+    return TableRow(location, values)
 
 
-def _read_delimited(path: epath.Path, delimiter: str, max_bad_fraction: float) -> list[TableRow]:
-    lines = read_lines(path, _raise_error)
+def _read_delimited(
+    path: epath.Path, delimiter: str, max_bad_fraction: float, columns: Sequence[str] = ()
+) -> list[TableRow]:
+    lines = read_lines(path)
     if delimiter == ",":
-        head = list(itertools.islice(lines, 2))
-        _reject_semicolons(path, head)
-        lines = itertools.chain(head, lines)
+        first_lines = list(itertools.islice(lines, 2))
+        _reject_semicolons(path, first_lines)
+        lines = itertools.chain(first_lines, lines)
         reader = csv.reader((f"{line}\n" for line in lines), strict=True)
         numbered = _number_rows(path, reader)
     else:
         numbered = ((i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip())
-    columns = next(numbered, (1, []))[1]
-    _check_header(path, columns, delimiter)
+    if not columns:
+        columns = next(numbered, (1, []))[1]
+        _check_header(path, columns, delimiter)
     rows, bad = [], []
     for number, values in numbered:
-        place = f"{path} line {number}"
+        location = f"{path}:{number}"
         if len(values) == len(columns):
-            rows.append(TableRow(place, dict(zip(columns, values, strict=True))))
+            rows.append(TableRow(location, dict(zip(columns, values, strict=True))))
         else:
-            bad.append(
-                f"{place} has {len(values)} fields where the header has {len(columns)}: mend the "
-                "row"
-            )
+            bad.append(f"{location}: {len(values)} fields instead of {len(columns)}. Fix the row")
     check_bad_rows(bad, len(rows) + len(bad), max_bad_fraction)
     return rows
 
 
 def check_bad_rows(bad: Sequence[str], total: int, max_bad_fraction: float) -> None:
-    """Refuses more bad rows than may be left out, and tells of those that are.
+    """Check the number of bad rows and log how many are skipped.
 
     Args:
-      bad: a complaint of each, without its full stop.
+      bad: the error of each bad row, without its full stop.
+      total: number of all rows.
+      max_bad_fraction: maximal fraction of bad rows.
+
     Raises:
-      InputError: it is the first of the complaints, of `total` rows.
+      InputError: there are more bad rows.
     """
     if len(bad) > math.floor(max_bad_fraction * total):
-        more = f" ({len(bad)} of {total} rows are bad)" if len(bad) > 1 else ""
-        raise InputError(f"{bad[0]}, or allow bad rows with data.max_bad_fraction{more}.")
+        count = f" ({len(bad)} of {total} rows are bad)" if len(bad) > 1 else ""
+        raise InputError(f"{bad[0]}, or allow bad rows with data.max_bad_fraction{count}.")
     if bad:
-        _log.warning("%d of %d rows are bad and left out; the first: %s.", len(bad), total, bad[0])
+        _log.warning("Skipped %d bad rows of %d. The first: %s.", len(bad), total, bad[0])
 
 
 def _number_rows(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Line number, of its first line, and fields of each row that is not empty."""
+    """Yield the number of the first line and the fields of each row that is not empty."""
     first = 1
     try:
         for values in reader:
@@ -257,32 +273,29 @@ def _number_rows(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]
                 yield first, values
             first = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(f"{path} line {first} is no CSV ({error}): mend its quotes.") from None
+        raise InputError(f"{path}:{first}: not CSV ({error}). Fix its quotes.") from None
 
 
-def _reject_semicolons(path: epath.Path, head: Sequence[str]) -> None:
-    """Refuses semicolons in the first two lines, unparsed: quotes beside them are no CSV at all."""
-    counts = {line.count(";") for line in head}
-    if len(head) == 2 and len(counts) == 1 and any(counts) and not re.search("[,\t]", head[0]):
-        raise InputError(
-            f"{path} has semicolons between its columns where its name says commas: save it with "
-            "commas."
-        )
+def _reject_semicolons(path: epath.Path, first_lines: Sequence[str]) -> None:
+    """Raise InputError if the first two lines have semicolons between columns.
+
+    The lines are not parsed: with quotes next to semicolons they are not CSV.
+    """
+    counts = {line.count(";") for line in first_lines}
+    has_other = first_lines and re.search("[,\t]", first_lines[0])
+    if len(first_lines) == 2 and len(counts) == 1 and any(counts) and not has_other:
+        raise InputError(f"{path}: semicolons between the columns. Save it with commas.")
 
 
 def _check_header(path: epath.Path, columns: Sequence[str], delimiter: str) -> None:
+    duplicates = sorted({name for name in columns if columns.count(name) > 1})
+    if duplicates:
+        raise InputError(f"{path}: two columns {duplicates[0]!r}. Rename one.")
     other = "\t" if delimiter == "," else ","
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    if twice:
-        raise InputError(f"{path} has two columns {twice[0]!r}: name them apart.")
     if len(columns) == 1 and other in columns[0]:
-        tab, comma = "tabs", "commas"
-        has, wants = (tab, comma) if other == "\t" else (comma, tab)
+        names = {",": "commas", "\t": "tabs"}
+        suffix = ".csv" if other == "," else ".tsv"
         raise InputError(
-            f"{path} has {has} between its columns where its name says {wants}: let it end in "
-            f"{'.tsv' if has == tab else '.csv'}."
+            f"{path}: {names[other]} between the columns, the suffix stands for "
+            f"{names[delimiter]}. Rename it to end in {suffix}."
         )
-
-
-def _raise_error(complaint: InputError) -> None:
-    raise complaint

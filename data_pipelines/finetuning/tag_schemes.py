@@ -1,11 +1,11 @@
-"""How tags of words say where entities begin and end: recognising a scheme, and turning one into
-another.
+"""Tag schemes of entities: detection, and conversion between entities and tags.
 
-A tag is "O", or a prefix and a type: "B-person". The types of a scheme:
+A tag is "O", or a prefix and a type such as "B-person". The schemes:
 
-- BIO (also IOB2): B begins an entity and I goes on with it;
-- IOB1: I is for all words, and B only begins what follows an entity of its type at once;
-- IOBES: E ends an entity of several words, S is one of a single word; BILOU calls them L and U.
+- BIO (also IOB2): B begins an entity, I continues it.
+- IOB1: every word of an entity has I, but B begins an entity right after another of its type.
+- IOBES: like BIO, but E ends an entity of several words and S is an entity of one word.
+- BILOU: IOBES with L for E and U for S.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ from typing import NamedTuple
 OUTSIDE = "O"
 SCHEMES = ("BIO", "IOB1", "IOBES", "BILOU")
 _PREFIXES = {"BIO": "BI", "IOB1": "BI", "IOBES": "BIES", "BILOU": "BILU"}
-_AS_IOBES = {"L": "E", "U": "S"}
+_BILOU_TO_IOBES = {"L": "E", "U": "S"}
 
 
 class Entity(NamedTuple):
-    """The words [first, last] of a sentence are one of a type."""
+    """An entity: its type and the indices of its first and last word in the sentence."""
 
     type: str
     first: int
@@ -26,129 +26,139 @@ class Entity(NamedTuple):
 
 
 def parse_tag(tag: str) -> tuple[str, str]:
-    """Prefix and type of a tag; a type may hold hyphens, and be empty.
+    """Return prefix and type of a tag; a type may contain hyphens or be empty.
 
     Raises:
-      ValueError: it is none; the message is a phrase.
+      ValueError: it is not a tag; the message is a phrase.
     """
-    prefix, hyphen, kind = tag.partition("-")
-    if tag != OUTSIDE and (prefix not in tuple("BIESLU") or (hyphen and not kind)):
+    prefix, hyphen, entity_type = tag.partition("-")
+    if tag != OUTSIDE and (prefix not in tuple("BIESLU") or (hyphen and not entity_type)):
         raise ValueError(f"tag {tag!r} is neither O nor a prefix and a type, such as B-person")
-    return prefix, kind
+    return prefix, entity_type
 
 
-def join_tag(prefix: str, kind: str) -> str:
-    """The other way round."""
-    return f"{prefix}-{kind}" if kind else prefix
+def join_tag(prefix: str, entity_type: str) -> str:
+    """Return the tag of a prefix and a type."""
+    return f"{prefix}-{entity_type}" if entity_type else prefix
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence as conlleval counts them, whatever the scheme.
+    """Return the entities of a sentence in any scheme, as conlleval counts them.
 
-    An entity goes on with I or E (L) of its type, unless the word before was its end (E, L, S, U):
-    so an I after nothing, or after another type, begins one too.
+    I, E and L continue an entity of their type that has not ended with E, L, S or U. Otherwise
+    they begin an entity.
     """
-    found: list[Entity] = []
-    before, kind_before, first = OUTSIDE, "", 0
-    for at, tag in enumerate((*tags, OUTSIDE)):
-        prefix, kind = parse_tag(tag)
-        prefix = _AS_IOBES.get(prefix, prefix)
-        goes_on = prefix in "IE" and before in "BI" and kind == kind_before
-        if before != OUTSIDE and not goes_on:
-            found.append(Entity(kind_before, first, at - 1))
-        if not goes_on:
-            first = at
-        before, kind_before = prefix, kind
-    return found
+    result: list[Entity] = []
+    previous_prefix, previous_type, first = OUTSIDE, "", 0
+    for index, tag in enumerate((*tags, OUTSIDE)):
+        prefix, entity_type = parse_tag(tag)
+        prefix = _BILOU_TO_IOBES.get(prefix, prefix)
+        continues = prefix in "IE" and previous_prefix in "BI" and entity_type == previous_type
+        if previous_prefix != OUTSIDE and not continues:
+            result.append(Entity(previous_type, first, index - 1))
+        if not continues:
+            first = index
+        previous_prefix, previous_type = prefix, entity_type
+    return result
 
 
 def strict_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
-    """The entities of a sentence that are written as their scheme has it; others are none.
+    """Return the entities of a sentence whose tags are exactly those of the scheme.
 
     Args:
-      scheme: one of `SCHEMES`, but for IOB1, of which nothing can be broken.
+      tags: the tags of the sentence.
+      scheme: one of `SCHEMES` without IOB1, which every tag sequence follows.
     """
     return [
-        each
-        for each in entities(tags)
-        if _entity_tags(each, scheme) == list(tags[each.first : each.last + 1])
+        entity
+        for entity in entities(tags)
+        if _entity_tags(entity, scheme) == list(tags[entity.first : entity.last + 1])
     ]
 
 
 def _entity_tags(entity: Entity, scheme: str) -> list[str]:
-    """The tags of an entity's words in a scheme, but IOB1."""
-    more = entity.last - entity.first
+    """Return the tags of an entity's words in a scheme other than IOB1."""
+    num_more_words = entity.last - entity.first
     single, last = {"IOBES": ("S", "E"), "BILOU": ("U", "L")}.get(scheme, ("B", "I"))
-    prefixes = "B" + "I" * (more - 1) + last if more else single
+    prefixes = "B" + "I" * (num_more_words - 1) + last if num_more_words else single
     return [join_tag(prefix, entity.type) for prefix in prefixes]
 
 
-def entities_to_tags(found: Iterable[Entity], count: int, scheme: str = "BIO") -> list[str]:
-    """The tags of a sentence of `count` words from its entities, in their order."""
-    tags = [OUTSIDE] * count
-    before = Entity("", -2, -2)
-    for each in found:
+def entities_to_tags(
+    sentence_entities: Iterable[Entity], num_words: int, scheme: str = "BIO"
+) -> list[str]:
+    """Return the tags of a sentence of `num_words` words from its entities, in order."""
+    tags = [OUTSIDE] * num_words
+    previous = Entity("", -2, -2)
+    for entity in sentence_entities:
         if scheme == "IOB1":
-            again = before.last == each.first - 1 and before.type == each.type
-            own = [join_tag("I", each.type)] * (each.last - each.first + 1)
-            own[0] = join_tag("B" if again else "I", each.type)
+            follows = previous.last == entity.first - 1 and previous.type == entity.type
+            entity_tags = [join_tag("I", entity.type)] * (entity.last - entity.first + 1)
+            entity_tags[0] = join_tag("B" if follows else "I", entity.type)
         else:
-            own = _entity_tags(each, scheme)
-        tags[each.first : each.last + 1] = own
-        before = each
+            entity_tags = _entity_tags(entity, scheme)
+        tags[entity.first : entity.last + 1] = entity_tags
+        previous = entity
     return tags
 
 
-def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[str, list[tuple[int, int]]]:
-    """The scheme of some sentences' tags, and the words that break it.
+class DetectedScheme(NamedTuple):
+    """The scheme of a data set, and (sentence, word) indices of the words that violate it."""
 
-    It is the scheme that the fewest words break, of those whose prefixes there are; of equal ones
-    the first of `SCHEMES`.
+    scheme: str
+    violations: list[tuple[int, int]]
 
-    Returns:
-      The scheme, and of each such word the numbers of its sentence and, within that, its own.
+
+def detect_scheme(sentences: Iterable[Sequence[str]]) -> DetectedScheme:
+    """Return the scheme with these prefixes that the fewest words violate.
+
+    The order of `SCHEMES` decides between schemes with equally many violations.
+
     Raises:
-      ValueError: what prefixes there are is of no scheme; the message is a phrase.
+      ValueError: no scheme has all these prefixes; the message is a phrase.
     """
-    kept = list(sentences)
-    prefixes = {parse_tag(tag)[0] for tags in kept for tag in tags} - {OUTSIDE}
-    known = [name for name in SCHEMES if prefixes <= set(_PREFIXES[name])]
-    if not known:
-        said = ", ".join(sorted(prefixes))
-        raise ValueError(f"tags begin with {said}, which are of no scheme together")
-    broken: dict[str, list[tuple[int, int]]] = {name: [] for name in known}
-    for number, tags in enumerate(kept):
-        found = entities(tags)
-        for name in known:
-            written = entities_to_tags(found, len(tags), name)
-            broken[name] += [(number, at) for at, tag in enumerate(tags) if tag != written[at]]
-    best = min(known, key=lambda name: len(broken[name]))
-    return best, broken[best]
+    tagged = list(sentences)
+    prefixes = {parse_tag(tag)[0] for tags in tagged for tag in tags} - {OUTSIDE}
+    candidates = [name for name in SCHEMES if prefixes <= set(_PREFIXES[name])]
+    if not candidates:
+        raise ValueError(f"no scheme has tags with all of {', '.join(sorted(prefixes))}")
+    violations: dict[str, list[tuple[int, int]]] = {name: [] for name in candidates}
+    for number, tags in enumerate(tagged):
+        sentence_entities = entities(tags)
+        for name in candidates:
+            expected = entities_to_tags(sentence_entities, len(tags), name)
+            violations[name] += [
+                (number, word) for word, tag in enumerate(tags) if tag != expected[word]
+            ]
+    best = min(candidates, key=lambda name: len(violations[name]))
+    return DetectedScheme(best, violations[best])
 
 
 def label_scheme(labels: Iterable[str]) -> str:
-    """The scheme of the names of a model's labels: those with an end are IOBES or BILOU.
+    """Return the scheme of a model's label names; an end tag means IOBES or BILOU.
 
     Raises:
-      ValueError: they are of none; the message is a phrase.
+      ValueError: no scheme has all these prefixes; the message is a phrase.
     """
     prefixes = {parse_tag(label)[0] for label in labels} - {OUTSIDE}
     for name in ("BIO", "IOBES", "BILOU"):
         if prefixes <= set(_PREFIXES[name]):
             return "IOB1" if prefixes == {"I"} else name
-    raise ValueError(f"tags begin with {', '.join(sorted(prefixes))}, which are of no scheme")
+    raise ValueError(f"no scheme has tags with all of {', '.join(sorted(prefixes))}")
 
 
 def labels_to_tags(labels: Sequence[str]) -> dict[str, str]:
-    """The tag that each of a model's labels is; of one that is none, `PER` or `NOUN`, that of a
-    type of its name, which goes on from word to word only where some words are of no type.
+    """Return the tag of each of a model's label names.
+
+    A label that is not a tag, such as `PER` or `NOUN`, becomes the type of a tag. Its prefix is I
+    if there is a label "O", so that adjacent words with the same label form an entity, else B.
     """
     prefix = "I" if OUTSIDE in labels else "B"
-    found = {}
+    tags = {}
     for label in labels:
         try:
             parse_tag(label)
-            found[label] = label
+            tags[label] = label
         except ValueError:
-            found[label] = join_tag(prefix, label)
-    return found
+            tags[label] = join_tag(prefix, label)
+    return tags

@@ -1,9 +1,10 @@
-"""Sentences of words, each of which has a tag: CoNLL's columns, or a JSON object a line."""
+"""Sentences of tagged words: CoNLL columns, or tables such as JSON lines."""
 
 import dataclasses
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from etils import epath
 
@@ -14,6 +15,7 @@ from data_pipelines.finetuning.tag_schemes import (
     detect_scheme,
     entities,
     entities_to_tags,
+    join_tag,
     parse_tag,
 )
 from data_pipelines.paths import check_file
@@ -22,21 +24,22 @@ from data_pipelines.text.lines import read_lines
 _log = logging.getLogger("data_pipelines")
 
 DOCSTART = "-DOCSTART-"
-_SPACES = re.compile(r"[ \t\r\f\v]+")  # a no-break space is part of a word
+_SPACES = re.compile(r"[ \t\r\f\v]+")  # without the no-break space, which is part of a word
 _CONLL_SUFFIXES = (".conll", ".bio", ".iob")
-TAGGED_SUFFIXES = (*_CONLL_SUFFIXES, ".txt", ".tsv", *LIST_SUFFIXES)  # what files may end in
+TAGGED_SUFFIXES = (*_CONLL_SUFFIXES, ".txt", ".tsv", *LIST_SUFFIXES)
 _WORD_KEYS = ("words", "tokens")  # keys of a JSON object
 _TAG_KEYS = ("tags", "labels", "ner_tags", "ner")
 
 
 @dataclasses.dataclass(frozen=True)
 class TaggedSentence:
-    """Some words.
+    """A sentence of words.
 
     Attributes:
-      tags: of each word; None where they are not known.
-      places: of each word, for messages.
-      document: number of the document that it is of; sentences of one follow one another.
+      words: the words.
+      tags: tag of each word; None if unknown.
+      locations: file and line of each word, for error messages.
+      document: index of the sentence's document, ascending.
     """
 
     words: Sequence[str]
@@ -47,7 +50,7 @@ class TaggedSentence:
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassificationDataset:
-    """A data set; its tags are BIO, and `scheme` is what they were."""
+    """A data set with BIO tags; `scheme` is the original scheme."""
 
     name: str
     sentences: Sequence[TaggedSentence]
@@ -55,130 +58,146 @@ class TokenClassificationDataset:
 
     @property
     def words(self) -> list[str]:
-        """All words, one after the other."""
+        """The words of all sentences."""
         return [word for sentence in self.sentences for word in sentence.words]
 
     @property
     def tags(self) -> list[str]:
-        """Those of all words."""
+        """The tags of all words."""
         return [tag for sentence in self.sentences for tag in sentence.tags or ()]
 
 
 def read_tagged_file(path: epath.PathLike, fix_tags: bool = False) -> TokenClassificationDataset:
-    """The sentences of a file with tags.
+    """Read a file of tagged sentences.
 
     Args:
-      path: JSON lines or another table by its name, with "words" (or "tokens") and "tags" (or
-        "labels", "ner_tags"); else columns between tabs or white space, the word in the first and
-        its tag in the last one, an empty line after each sentence.
-      mend: takes tags that break the scheme of the others as conlleval does, and counts them: an I
-        without a beginning begins an entity.
+      path: JSON lines, Parquet or Arrow by suffix, with columns "words" (or "tokens") and "tags"
+        (or "labels", "ner_tags", "ner"). Other files have one word per line, columns separated by
+        tabs or spaces, the word first and its tag last, and an empty line after each sentence.
+      fix_tags: accept tags that violate the scheme, as conlleval does, with a warning. An I that
+        continues no entity begins one.
+
     Raises:
-      InputError: it is none of these, a word has no tag, or tags are of no scheme; with the line.
+      InputError: the file has another format, a word has no tag, or tags violate the scheme.
     """
     path = check_file(path)
     if file_format(path) in LIST_SUFFIXES:
-        found = from_rows(read_table(path))
+        sentences = from_rows(read_table(path))
     else:
-        found = list(parse_conll(str(path), read_lines(path, _raise_error)))
-    return make_tagged_dataset(str(path), found, fix_tags)
+        sentences = list(parse_conll(str(path), read_lines(path)))
+    return make_tagged_dataset(str(path), sentences, fix_tags)
 
 
 def is_conll(path: epath.PathLike) -> bool:
-    """Whether a file has a word a line by its name, and is nothing else."""
+    """Return whether a file's suffix is that of a format with one word per line."""
     return file_format(epath.Path(path)) in _CONLL_SUFFIXES
 
 
 def make_tagged_dataset(
     name: str, sentences: Sequence[TaggedSentence], fix_tags: bool = False
 ) -> TokenClassificationDataset:
-    """A data set whose tags become BIO; see `read_tagged_file`."""
+    """Return the data set of the sentences, with tags converted to BIO; see `read_tagged_file`."""
     if not sentences:
-        raise InputError(f"{name} has no sentence: give a file with words and their tags.")
-    bare = next((each for each in sentences if each.tags is None), None)
-    if bare:
-        raise InputError(f"{bare.locations[0]}: words have no tags: give a file that has them.")
+        raise InputError(f"{name}: no sentences. Give a file with words and their tags.")
+    untagged = next((sentence for sentence in sentences if sentence.tags is None), None)
+    if untagged:
+        raise InputError(
+            f"{untagged.locations[0]}: words without tags. Give a file with words and their tags."
+        )
     for sentence in sentences:
-        for tag, place in zip(sentence.tags or (), sentence.locations, strict=True):
+        for tag, location in zip(sentence.tags or (), sentence.locations, strict=True):
             try:
                 parse_tag(tag)
             except ValueError as error:
-                raise InputError(f"{place}: {error}: mend it.") from None
+                raise InputError(f"{location}: {error}. Fix the tag.") from None
     tags = [sentence.tags or () for sentence in sentences]
     try:
-        scheme, broken = detect_scheme(tags)
+        scheme, violations = detect_scheme(tags)
     except ValueError as error:
-        raise InputError(f"{name}: its {error}: write them in one scheme.") from None
-    if broken and not fix_tags:
-        number, word = broken[0]
+        raise InputError(f"{name}: {error}. Write all tags in one scheme.") from None
+    if violations and not fix_tags:
+        number, word = violations[0]
         raise InputError(
-            f"{sentences[number].locations[word]}: tag {tags[number][word]!r} breaks the scheme of "
-            f"the file, {scheme} ({len(broken)} do): mend it, or read all as conlleval would with "
-            "data.fix_tags=True."
+            f"{sentences[number].locations[word]}: tag {tags[number][word]!r} violates the scheme "
+            f"of the file, {scheme} ({len(violations)} in all). Fix the tags, or read them as "
+            "conlleval does with data.fix_tags=True."
         )
-    if broken:
-        _log.warning("%s: %d tags break its scheme, %s: mended.", name, len(broken), scheme)
+    if violations:
+        _log.warning("%s: fixed %d tags that violate scheme %s.", name, len(violations), scheme)
     if scheme != "BIO":
-        _log.info("%s: its tags are %s, and are learned as BIO.", name, scheme)
+        _log.info("%s: converted tags from %s to BIO.", name, scheme)
     return TokenClassificationDataset(
         name,
         [
-            dataclasses.replace(sentence, tags=entities_to_tags(entities(each), len(each)))
-            for sentence, each in zip(sentences, tags, strict=True)
+            dataclasses.replace(
+                sentence, tags=entities_to_tags(entities(sentence_tags), len(sentence_tags))
+            )
+            for sentence, sentence_tags in zip(sentences, tags, strict=True)
         ],
         scheme,
     )
 
 
 def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
-    """The sentences of lines of columns.
+    """Yield the sentences of lines with columns.
 
-    A word may be empty between tabs, as some are that a machine has cleaned. A line that begins
-    with # and has not the columns of the others, or no tag, is a comment. Where no line has more
-    than one column, words have no tags.
+    Between tabs a word may be empty. A line that begins with # and has another number of columns,
+    or no tag, is a comment. If all lines have one column, words have no tags.
 
     Raises:
-      InputError: a line has not the columns of the others, or no word.
+      InputError: a line has another number of columns than the first one, or no tag.
     """
-    kept: list[tuple[int, list[str]]] = []  # of a sentence
-    tabs: bool | None = None
-    columns, first = 0, 0
-    document, begun = 0, False
+    words: list[_Word] = []  # of the current sentence
+    has_tabs: bool | None = None
+    num_columns, first = 0, 0
+    document, has_sentence = 0, False
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith(DOCSTART):
-            if kept:
-                yield _make_sentence(name, kept, document)
-                kept, begun = [], True
-            document += begun and line.startswith(DOCSTART)
+            if words:
+                yield _make_sentence(name, words, document)
+                words, has_sentence = [], True
+            document += has_sentence and line.startswith(DOCSTART)
             continue
-        split_at_tabs = "\t" in line.strip() if tabs is None else tabs
-        fields = [each.strip() for each in line.rstrip().split("\t")]
-        if not split_at_tabs:
-            fields = _SPACES.split(line.strip())
-        if line.startswith("#") and not _is_word(fields, columns):
+        split_at_tabs = "\t" in line.strip() if has_tabs is None else has_tabs
+        if split_at_tabs:
+            columns = [column.strip() for column in line.rstrip().split("\t")]
+        else:
+            columns = _SPACES.split(line.strip())
+        if line.startswith("#") and not _is_word(columns, num_columns):
             continue
-        if not columns:
-            tabs, columns, first = split_at_tabs, len(fields), number
-        place = f"{name} line {number}"
-        if len(fields) != columns:
+        if not num_columns:
+            has_tabs, num_columns, first = split_at_tabs, len(columns), number
+        if len(columns) != num_columns:
             raise InputError(
-                f"{place} has {len(fields)} columns where line {first} has {columns}: write the "
-                "word first and its tag last, with the same columns everywhere."
+                f"{name}:{number}: {len(columns)} columns, line {first} has {num_columns}. Write "
+                "the same columns on every line, the word first and its tag last."
             )
-        if not fields[-1]:
-            raise InputError(f"{place} has no tag: write one, O for a word of no entity.")
-        kept.append((number, fields))
-    if kept:
-        yield _make_sentence(name, kept, document)
+        if not columns[-1]:
+            raise InputError(
+                f"{name}:{number}: no tag. Write one, O for a word outside of entities."
+            )
+        words.append(_Word(number, columns))
+    if words:
+        yield _make_sentence(name, words, document)
 
 
-def _is_word(fields: Sequence[str], columns: int) -> bool:
-    """Whether a line that begins with # is one of a word, where others have so many columns, 0 if
-    there is none yet; else it is a comment.
+class _Word(NamedTuple):
+    """A line number and the columns of the line."""
+
+    line: int
+    columns: list[str]
+
+
+def _is_word(columns: Sequence[str], num_columns: int) -> bool:
+    """Return whether a line that begins with # is a word and not a comment.
+
+    Args:
+      columns: the columns of the line.
+      num_columns: columns of the lines before, 0 for the first line.
     """
-    if columns:
-        return len(fields) == columns and (columns == 1 or _is_tag(fields[-1]))
-    return len(fields) > 1 and _is_tag(fields[-1])
+    if num_columns:
+        return len(columns) == num_columns and (num_columns == 1 or _is_tag(columns[-1]))
+    return len(columns) > 1 and _is_tag(columns[-1])
 
 
 def _is_tag(text: str) -> bool:
@@ -189,71 +208,66 @@ def _is_tag(text: str) -> bool:
     return True
 
 
-def _make_sentence(
-    name: str, kept: Sequence[tuple[int, list[str]]], document: int
-) -> TaggedSentence:
-    tags = [fields[-1] for _, fields in kept] if len(kept[0][1]) > 1 else None
-    locations = [f"{name} line {number}" for number, _ in kept]
-    return TaggedSentence([fields[0] for _, fields in kept], tags, locations, document)
+def _make_sentence(name: str, words: Sequence[_Word], document: int) -> TaggedSentence:
+    tags = [word.columns[-1] for word in words] if len(words[0].columns) > 1 else None
+    locations = [f"{name}:{word.line}" for word in words]
+    return TaggedSentence([word.columns[0] for word in words], tags, locations, document)
 
 
 def from_rows(rows: Iterable[TableRow]) -> list[TaggedSentence]:
-    """The sentences of a table, a row each; "document" may tell its documents apart.
+    """Return the sentences of a table, one per row; column "document" names its document.
 
     Raises:
-      InputError: a row has no words, or not a tag for each.
+      InputError: a row has no words, or another number of tags.
     """
-    found: list[TaggedSentence] = []
-    document, last = 0, None
+    sentences: list[TaggedSentence] = []
+    document, previous_name = 0, None
     for row in rows:
         words, tags = _read_strings(row, _WORD_KEYS), _read_strings(row, _TAG_KEYS)
         if words == []:
-            raise InputError(f"{row.place} has no words: write some, or leave the row out.")
+            raise InputError(f"{row.location}: no words. Write some or delete the row.")
         if not words:
-            known = ", ".join(map(repr, row.values)) or "nothing"
+            columns = ", ".join(map(repr, row.values)) or "none"
             raise InputError(
-                f'{row.place} has no "words", but {known}: write a list of words; a file with a '
-                f"word a line ends in {_CONLL_SUFFIXES[0]}."
+                f"{row.location}: no column 'words', only {columns}. Write a list of words, or "
+                f"give a file with one word per line a name that ends in {_CONLL_SUFFIXES[0]}."
             )
         if tags is not None and len(tags) != len(words):
             raise InputError(
-                f"{row.place} has {len(words)} words and {len(tags)} tags: write a tag for each."
+                f"{row.location}: {len(words)} words and {len(tags)} tags. Write one tag for each "
+                "word."
             )
-        own = row.values.get("document")
-        document += bool(found) and own is not None and own != last
-        last = own
-        locations = [f"{row.place}, word {at}" for at in range(1, len(words) + 1)]
-        found.append(TaggedSentence(words, tags, locations, document))
-    return found
+        document_name = row.values.get("document")
+        document += bool(sentences) and document_name is not None and document_name != previous_name
+        previous_name = document_name
+        locations = [f"{row.location}, word {number}" for number in range(1, len(words) + 1)]
+        sentences.append(TaggedSentence(words, tags, locations, document))
+    return sentences
 
 
 def _read_strings(row: TableRow, names: Sequence[str]) -> list[str] | None:
-    """The texts in the first of some columns that there is."""
-    name = next((each for each in names if row.values.get(each) is not None), None)
+    """Return the list of strings in the first of the columns that exists."""
+    name = next((name for name in names if row.values.get(name) is not None), None)
     if name is None:
         return None
     value = row.values[name]
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        fix = "write one, names of tags in place of numbers" if names is _TAG_KEYS else "write one"
-        raise InputError(f"{row.place}: {name!r} is no list of texts: {fix}.")
+    if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
+        fix = "Write one, with names of tags, not numbers" if names is _TAG_KEYS else "Write one"
+        raise InputError(f"{row.location}: column {name!r} is not a list of strings. {fix}.")
     return value
 
 
-def label_names(*sets: TokenClassificationDataset) -> tuple[str, ...]:
-    """The BIO tags of the types that occur, "O" first, whatever the order of sentences.
+def label_names(*datasets: TokenClassificationDataset) -> tuple[str, ...]:
+    """Return "O" and the BIO tags of all entity types, sorted by type.
 
     Raises:
-      InputError: no word of any is of an entity.
+      InputError: there are no entities.
     """
-    types = {parse_tag(tag)[1] for each in sets for tag in set(each.tags) if tag != OUTSIDE}
+    types = {parse_tag(tag)[1] for data in datasets for tag in set(data.tags) if tag != OUTSIDE}
     if not types:
-        raise InputError(f"{sets[0].name} has no entity: all its tags are O.")
-    return (OUTSIDE, *(tag for kind in sorted(types) for tag in _bio_tags(kind)))
+        raise InputError(f"{datasets[0].name}: all tags are O. Give data with entities.")
+    return (OUTSIDE, *(tag for entity_type in sorted(types) for tag in _bio_tags(entity_type)))
 
 
-def _bio_tags(kind: str) -> tuple[str, str]:
-    return (f"B-{kind}", f"I-{kind}") if kind else ("B", "I")
-
-
-def _raise_error(complaint: InputError) -> None:
-    raise complaint
+def _bio_tags(entity_type: str) -> tuple[str, str]:
+    return join_tag("B", entity_type), join_tag("I", entity_type)

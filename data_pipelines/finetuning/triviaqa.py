@@ -1,7 +1,7 @@
-"""TriviaQA (Joshi et al. 2017) as questions on passages, to be trained on before SQuAD.
+"""TriviaQA (Joshi et al. 2017) as questions on passages, for training before SQuAD.
 
-As Devlin et al. 2019 (section 4.2) have it: the passage is the beginning of a document, and only
-those that hold one of the possible answers are used.
+As in Devlin et al. 2019 (section 4.2), the passage is the beginning of a document, and only
+documents whose passage contains an answer are used.
 """
 
 import itertools
@@ -14,47 +14,51 @@ from etils import epath
 
 from data_pipelines.errors import InputError
 
-MAX_DOCUMENT_WORDS = 400  # of a document
+MAX_DOCUMENT_WORDS = 400
 
-# Field of a question -> folder of its documents.
-_DOCUMENTS = {"EntityPages": "wikipedia", "SearchResults": "web"}
+# Field of a question -> directory of its documents.
+_DOCUMENT_DIRECTORIES = {"EntityPages": "wikipedia", "SearchResults": "web"}
 
 _log = logging.getLogger("data_pipelines")
 
 
 def convert_to_squad(content: dict[str, Any], directory: epath.Path) -> dict[str, Any]:
-    """What a file such as `qa/wikipedia-train.json` holds, in SQuAD's layout.
+    """Return the content of a file such as `qa/wikipedia-train.json` in SQuAD's layout.
 
-    A question on several documents becomes as many, each with its own id: QUESTION--DOCUMENT.
+    A question on several documents becomes several questions with ids QUESTION--DOCUMENT.
 
     Args:
-      directory: of the file; its documents lie in `../evidence/wikipedia` and `../evidence/web`.
+      content: the parsed file.
+      directory: directory of the file; its documents are in `../evidence/wikipedia` and
+        `../evidence/web`.
+
     Raises:
-      InputError: a field or a document is missing; which one, without a full stop.
+      InputError: a field or a document is missing; the message does not name the file.
     """
     if not isinstance(content["Data"], list):
-        raise InputError("'Data' of TriviaQA is no list")
-    # The folder above one that is told as ".", which has no parent by its name.
+        raise InputError("'Data' is not a list. Give a file in TriviaQA's layout.")
+    # The parent of the directory "." is "." by its name.
     evidence = (directory.parent if directory.name else directory / "..") / "evidence"
     paragraphs, total = [], 0
     for number, question in enumerate(content["Data"]):
-        where = f"Data[{number}]"
+        location = f"Data[{number}]"
         try:
             name, text, answer = (question[field] for field in ("QuestionId", "Question", "Answer"))
             texts = [answer["Value"], *answer["Aliases"]]
             documents = list(_documents(question))
         except (KeyError, TypeError) as error:
-            raise InputError(f"{where} of TriviaQA has no {error}") from error
-        for folder, document in documents:
+            raise InputError(
+                f"{location}: no field {error}. Give a file in TriviaQA's layout."
+            ) from error
+        for document_directory, document in documents:
             total += 1
-            passage = _read_first_words(evidence / folder / document, where)
+            passage = _read_first_words(evidence / document_directory / document, location)
             answers = find_answers(passage, texts)
             if answers:
-                item = {"id": f"{name}--{document}", "question": text, "answers": answers}
-                paragraphs.append({"context": passage, "qas": [item]})
+                fields = {"id": f"{name}--{document}", "question": text, "answers": answers}
+                paragraphs.append({"context": passage, "qas": [fields]})
     _log.info(
-        "TriviaQA: %d of %d documents hold an answer in their first %d words; the others are left "
-        "out.",
+        "TriviaQA: %d of %d documents contain an answer in their first %d words and are used.",
         len(paragraphs),
         total,
         MAX_DOCUMENT_WORDS,
@@ -63,33 +67,35 @@ def convert_to_squad(content: dict[str, Any], directory: epath.Path) -> dict[str
 
 
 def find_answers(passage: str, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Each of the texts that the passage has as whole words, whatever its case, where it comes
-    first, as the passage writes it. The first text that is there leads, then by place.
+    """Return the first occurrence of each answer text in the passage, as SQuAD's answers.
+
+    Occurrences are whole words in any case. The first text that occurs comes first, the others are
+    sorted by position.
     """
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     for text in dict.fromkeys(filter(None, map(str.strip, texts))):
         match = re.search(rf"(?<!\w){re.escape(text)}(?!\w)", passage, re.IGNORECASE)
         if match:
-            found.append({"text": match[0], "answer_start": match.start()})
-    return found[:1] + sorted(found[1:], key=lambda answer: answer["answer_start"])
+            answers.append({"text": match[0], "answer_start": match.start()})
+    return answers[:1] + sorted(answers[1:], key=lambda answer: answer["answer_start"])
 
 
 def _documents(question: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Folder and name of each."""
-    for field, folder in _DOCUMENTS.items():
+    """Yield the directory and file name of each document of a question."""
+    for field, directory in _DOCUMENT_DIRECTORIES.items():
         for page in question.get(field, []):
-            yield folder, page["Filename"]
+            yield directory, page["Filename"]
 
 
-def _read_first_words(path: epath.Path, where: str) -> str:
-    """The first words of a document, as they stand."""
+def _read_first_words(path: epath.Path, location: str) -> str:
+    """Return the beginning of a document, with its white space."""
     if not path.exists():
-        raise InputError(f"{where} of TriviaQA is on {path}, which does not exist")
+        raise InputError(f"{location}: no document {path}. Unpack the evidence next to qa/.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{where} of TriviaQA is on {path}, which is not UTF-8 (byte {error.start})"
+            f"{location}: byte {error.start} of document {path} is not UTF-8. Convert it to UTF-8."
         ) from error
     words = list(itertools.islice(re.finditer(r"\S+", text), MAX_DOCUMENT_WORDS))
     return text[words[0].start() : words[-1].end()] if words else ""

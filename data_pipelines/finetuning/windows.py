@@ -62,9 +62,9 @@ class TokenizedPassage:
 class PassageWindows(Examples):
     """W windows; the windows of a question are consecutive.
 
-    The prefix of a window is [CLS] question [SEP]. The target "answer_positions" is the first and the last
-    token of the answer within the window. Both are 0, the position of [CLS], if the window does not
-    contain the whole answer.
+    The prefix of a window is [CLS] question [SEP]. The target "answer_positions" is the first
+    and the last token of the answer within the window. Both are 0, the position of [CLS], if the
+    window does not contain the whole answer.
 
     Attributes:
       question_indices: int64 [W], index of the window's question.

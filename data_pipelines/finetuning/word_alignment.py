@@ -29,7 +29,7 @@ class WordExamples(Examples):
     num_windowed: int
 
     def with_tags(self, tags: np.ndarray) -> "WordExamples":
-        """Return the examples with target "token_labels" from tag ids, int32 [N]; below 0: unknown."""
+        """Return the examples with target "token_labels" from tag ids, int32 [N]; < 0: unknown."""
         targets = token_label_target(len(self.ids), self.first_tokens, tags)
         return dataclasses.replace(self, targets=targets)
 

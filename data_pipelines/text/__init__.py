@@ -1,1 +1,1 @@
-"""Sources of text (files, TensorFlow Datasets, this machine) to documents and sentences."""
+"""Documents and sentences from files, TensorFlow Datasets and the built-in corpus."""

@@ -1,4 +1,4 @@
-"""A Parquet or Arrow file to its values, a few rows in memory at a time."""
+"""Values and rows of Parquet and Arrow files, read in small batches."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,32 +9,31 @@ from etils import epath
 from data_pipelines.errors import InputError
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
-_BATCH_ROWS = 1024  # at a time
+_BATCH_ROWS = 1024
 
 
 def read_column(path: epath.Path, column: str) -> Iterator[Any]:
-    """The values of a column of a table, in order, None for a null.
+    """Yield the values of a column in order, None for a null.
 
     Args:
-      path: a Parquet file, or an Arrow file or stream (which Hugging Face's datasets are cached
-        in), as its name says.
-      column: its name; of a column within another one, both with a stop between.
+      path: a Parquet file, or an Arrow file or stream (the cache format of Hugging Face's
+        datasets), by suffix.
+      column: name of the column; OUTER.INNER for a field of a struct column.
 
     Raises:
-      InputError: the file is damaged, or has no such column.
+      InputError: the file is damaged or has no such column.
     """
     for batch in _batches(path, column):
         yield from _column(batch, column).to_pylist()
 
 
 def read_rows(path: epath.Path) -> Iterator[dict[str, Any]]:
-    """The rows of a table, in order, by the names of their columns; raises as `read_column`."""
+    """Yield the rows in order as {column: value}; raises as `read_column`."""
     for batch in _batches(path, None):
         yield from batch.to_pylist()
 
 
 def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
-    """Some rows at a time, of one column or all."""
     import pyarrow
 
     with contextlib.ExitStack() as stack:
@@ -43,7 +42,7 @@ def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
             batches = _parquet if path.suffix == ".parquet" else _arrow
             yield from batches(path, file, column)
         except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
+            raise InputError(f"{path}: damaged ({error}). Download it again.") from None
 
 
 def _parquet(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
@@ -85,7 +84,7 @@ def _check_column(path: epath.Path, column: str | None, schema: Any) -> None:
     ]
     if column not in names:
         raise InputError(
-            f"{path} has no column '{column}', but {', '.join(sorted(names)) or 'none'}; choose "
+            f"{path}: no column {column!r}, only {', '.join(sorted(names)) or 'none'}. Choose one "
             "with --field."
         )
 

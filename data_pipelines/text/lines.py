@@ -1,6 +1,6 @@
-"""A text file to lines: decompressed, decoded, line ends of any system.
+"""Lines of text files: decompressed, decoded from UTF-8, with line ends of any system.
 
-A file is streamed: a block of it is in memory at a time, and the line being read.
+Files are streamed: one block and the current line are in memory.
 """
 
 import bz2
@@ -16,21 +16,29 @@ from data_pipelines.errors import InputError
 _BLOCK = 1 << 16  # bytes read at a time
 
 
-def read_lines(path: epath.Path, on_error: Callable[[InputError], None]) -> Iterator[str]:
-    """Lines of a text file, plain or compressed as its name says (.gz, .xz, .bz2, .zst).
+def raise_error(error: InputError) -> None:
+    """Raise an error of a line; the default `on_error` of `read_lines`."""
+    raise error
+
+
+def read_lines(
+    path: epath.Path, on_error: Callable[[InputError], None] = raise_error
+) -> Iterator[str]:
+    """Yield the lines of a text file, plain or compressed (.gz, .xz, .bz2, .zst).
 
     Args:
       path: the file.
-      on_error: gets the complaint of a line that is not UTF-8. If it returns, the line is left out.
+      on_error: called with the error of a line that is not UTF-8. If it returns, the line is
+        skipped.
 
     Raises:
-      InputError: the file is damaged, or no text by its first bytes.
+      InputError: the file is damaged, or its first bytes are those of a binary format.
     """
-    offset = 0  # after decompression
-    parts: list[bytes] = []  # of the line that the blocks so far have not ended
+    offset = 0  # in the decompressed file
+    parts: list[bytes] = []  # parts of a line whose end is in a later block
     for block in _blocks(path):
         head, end, tail = block.rpartition(b"\n")
-        if not end:  # a CR may be half of an end, if it is the last
+        if not end:  # a CR at the end of a block may be half of a CR LF
             head, end, tail = block[:-1].rpartition(b"\r")
             tail += block[-1:]
         if end:
@@ -46,7 +54,7 @@ def read_lines(path: epath.Path, on_error: Callable[[InputError], None]) -> Iter
 def _decode(
     path: epath.Path, content: bytes, offset: int, on_error: Callable[[InputError], None]
 ) -> Iterator[str]:
-    """The lines of `content`, the last of which has lost its end."""
+    """Yield the lines of `content`, whose last line has no line end."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -57,10 +65,7 @@ def _decode(
                 offset += len(line) + 1
             return
         on_error(
-            InputError(
-                f"{path}: byte {offset + error.start} is not UTF-8; convert the file to UTF-8 "
-                "first."
-            )
+            InputError(f"{path}: byte {offset + error.start} is not UTF-8. Convert it to UTF-8.")
         )
         return
     if not offset:
@@ -80,17 +85,17 @@ def _blocks(path: epath.Path) -> Iterator[bytes]:
 
 
 def _reject_binary(path: epath.Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks, if the first bytes are not those of a format that is no text."""
-    begin = b""
+    """Yield the blocks; raise InputError if the first bytes are those of a binary format."""
+    start = b""
     for block in blocks:
-        begin += block
-        if len(begin) >= _SIGNATURE_BYTES:
+        start += block
+        if len(start) >= _SIGNATURE_BYTES:
             break
-    for place, mark, fix in _BINARY_SIGNATURES:
-        if begin[place : place + len(mark)] == mark:
-            raise InputError(f"{path} is no text: {fix}.")
-    yield begin
-    begin = block = b""  # it may be large
+    for offset, signature, fix in _BINARY_SIGNATURES:
+        if start[offset : offset + len(signature)] == signature:
+            raise InputError(f"{path}: not text. {fix}.")
+    yield start
+    start = block = b""  # frees the memory: blocks may be large
     yield from blocks
 
 
@@ -107,35 +112,35 @@ def _decompress(
             decompressor = decompressor or new_decompressor()
             try:
                 yield decompressor.decompress(block)
-            except Exception as error:  # each library has its own
-                raise InputError(f"{path} is damaged ({error}); fetch it again.") from None
+            except Exception as error:  # every library has its own error class
+                raise InputError(f"{path}: damaged ({error}). Download it again.") from None
             block = b""
             if decompressor.eof:
                 block, decompressor = decompressor.unused_data, None
     if decompressor:
-        raise InputError(f"{path} is cut short; fetch it again.")
+        raise InputError(f"{path}: incomplete. Download it again.")
 
 
 def _zstd_decompressor() -> Any:
     import zstandard
 
-    # Windows of up to 2 GiB, as `zstd --long=31` makes them; what a file needs is what is taken.
+    # `zstd --long=31` writes windows of 2 GiB; memory is only taken as the file needs it.
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
-_ARCHIVE = "it is an archive, so unpack it and name the files in it"
-_BINARY_SIGNATURES = [  # place in the file, bytes there, what to do
+_ARCHIVE = "Unpack the archive and name the files in it"
+_BINARY_SIGNATURES = [  # (offset in the file, bytes there, fix)
     (257, b"ustar", _ARCHIVE),
     (0, b"PK\x03\x04", _ARCHIVE),
-    (0, b"PAR1\x15", "it is Parquet, so give it uncompressed under a name that ends in .parquet"),
-    (0, b"ARROW1\0\0", "it is Arrow, so give it uncompressed under a name that ends in .arrow"),
-    (0, b"%PDF-", "it is PDF, so extract its text"),
-    (0, b"\x1f\x8b", "it is compressed, so let its name end in .gz"),
-    (0, b"\xfd7zXZ\0", "it is compressed, so let its name end in .xz"),
-    (4, b"1AY&SY", "it is compressed, so let its name end in .bz2"),
-    (0, b"\x28\xb5\x2f\xfd", "it is compressed, so let its name end in .zst"),
+    (0, b"PAR1\x15", "Give Parquet uncompressed, with a name that ends in .parquet"),
+    (0, b"ARROW1\0\0", "Give Arrow uncompressed, with a name that ends in .arrow"),
+    (0, b"%PDF-", "Extract the text of the PDF"),
+    (0, b"\x1f\x8b", "Let the name of the compressed file end in .gz"),
+    (0, b"\xfd7zXZ\0", "Let the name of the compressed file end in .xz"),
+    (4, b"1AY&SY", "Let the name of the compressed file end in .bz2"),
+    (0, b"\x28\xb5\x2f\xfd", "Let the name of the compressed file end in .zst"),
 ]
-_SIGNATURE_BYTES = max(place + len(mark) for place, mark, _ in _BINARY_SIGNATURES)
+_SIGNATURE_BYTES = max(offset + len(signature) for offset, signature, _ in _BINARY_SIGNATURES)
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),

@@ -1,38 +1,35 @@
-"""A line of text to sentences, by rule.
+"""Rule-based sentence splitting.
 
 A sentence ends
-- after a run of `。` `！` `？` `｡`, or of the stops of Khmer, Burmese, Tibetan, Ethiopic, Armenian,
-  and the closing quotes and brackets behind it;
-- after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` and the closing quotes and brackets behind it,
-  where white space follows and then, after any opening quotes and brackets, something that can
-  start a sentence: a digit, or a letter that is not lower-case. In a line without a capital it
-  may be lower-case.
+- after a run of `。` `！` `？` `｡`, or of the stops of Khmer, Burmese, Tibetan, Ethiopic or Armenian,
+  with any closing quotes and brackets;
+- after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` with any closing quotes and brackets, if white space
+  and a possible sentence start follow: any opening quotes and brackets, then a digit or a letter
+  that is not lower case. In a line without capitals, lower case is a possible start too;
+- at white space between letters of Thai or Lao, which have no stops and separate sentences and
+  clauses by spaces, after at least 40 characters.
 
-- where white space stands between letters of Thai or Lao, which have no stops and put spaces
-  between sentences and clauses, if at least 40 characters came before it.
+A single full stop does not end a sentence
+- after a word that introduces a name or more text (Dr. No, vs. France);
+- after a word that introduces a number, if a digit follows (No. 5, vol. 2, Sept. 11);
+- after an initial, letters with stops, or an abbreviation that may end a sentence (J. Smith,
+  U.S. Army, Smith Jr. of Ohio), unless the next word often starts a sentence (The, He, In);
+- after a number or letter at the start of the sentence, which numbers a list item.
 
-A full stop by itself does not end one
-- after a word that introduces a name or a sequel (Dr. No, vs. the rest);
-- after a word that introduces a number, when a digit follows (No. 5, vol. 2, Sept. 11);
-- after an initial, letters with stops between, or an abbreviation that can stand at the end
-  (J. Smith, U.S. Army, Smith Jr. of Ohio), unless the next word is one that often starts a sentence
-  (The, He, In);
-- after a number or letter that starts the sentence: it counts the items of a list.
-
-Nothing is lost: the sentences put together are the line, but for white space at their ends.
+No text is lost: the sentences joined are the line, apart from white space at their ends.
 """
 
-# ruff: noqa: RUF001 (signs of many scripts are what this file is about)
+# ruff: noqa: RUF001 (the rules need characters of many scripts)
 
 import re
 from collections.abc import Iterator
 
-SENTENCE_RULES_VERSION = 2  # what is above; changes with it
+SENTENCE_RULES_VERSION = 2  # stored with a corpus; increase it when a rule changes
 
 _STOPS, _WIDE_STOPS = ".!?…।॥؟۔", "。！？｡។៕။།༎።։"
 _CLOSING, _WIDE_CLOSING = r"\"'”’»)\]}", "」』）】》"
-# That every match starts with one of a few signs lets the search skip what lies between; that it
-# starts a run of them keeps the search linear.
+# Every match starts with one of a few characters, so the search skips the others. It starts at the
+# first stop of a run, so the search is linear.
 _REST = rf"(?<![{_STOPS}]{{2}})(?P<more>[{_STOPS}]*)[{_CLOSING}]*\s+(?=[^\w\s]*(?P<next>\w))"
 _END = re.compile(
     rf"[{_STOPS}{_WIDE_STOPS}](?:"
@@ -41,14 +38,12 @@ _END = re.compile(
 _OTHER_STOPS = (_STOPS + _WIDE_STOPS).replace(".", "")
 _THAI_OR_LAO = re.compile("[\u0e01-\u0e4e\u0e81-\u0ece]")
 _CLAUSE = re.compile(rf"(?<={_THAI_OR_LAO.pattern})\s+(?={_THAI_OR_LAO.pattern})")
-_SHORT_CLAUSE = 40  # characters, below which a space ends none
+_MIN_CLAUSE_CHARACTERS = 40
 _COUNTER = re.compile(r"[0-9]+|[A-Za-z]")
 _INITIALS = re.compile(r"[A-Z]|[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+")
 _WORD_BEFORE = re.compile(r"[\w.]*\Z")
 _WORD = re.compile(r"\w+")
-_MAX_WORD_LENGTH = (
-    12  # characters of the longest word that can matter before a full stop, and to spare
-)
+_MAX_WORD_LENGTH = 12  # characters read before a full stop: more than any known abbreviation has
 
 
 def _word_set(text: str) -> frozenset[str]:
@@ -66,8 +61,8 @@ _BEFORE_A_NUMBER = _word_set(
 _ABBREVIATIONS = _word_set("al assn ave bldg blvd bros co corp dept est etc inc jr ltd sr univ")
 _KNOWN = _BEFORE_A_NAME | _BEFORE_A_NUMBER | _ABBREVIATIONS
 _LONGEST_KNOWN = max(map(len, _KNOWN))
-# One sign is searched for far faster than several. Behind more letters than any known word has it
-# is an end, about every second time.
+# A search for one character is much faster than for several. The lookbehind recognizes a word with
+# more letters than any abbreviation, about every second full stop.
 _END_AT_FULL_STOP = re.compile(rf"\.(?:(?<=[a-z]{{{_LONGEST_KNOWN + 1}}}\.)\s+(?=[A-Z])|{_REST})")
 _OFTEN_FIRST = _word_set(
     """After All Although An And As At Because Before Both But By During Each For From He Her Here
@@ -78,22 +73,22 @@ _OFTEN_FIRST = _word_set(
 
 
 def split_sentences(line: str) -> list[str]:
-    """Sentences of a line, stripped, none of them empty."""
+    """Return the sentences of a line, stripped; none is empty."""
     line = line.strip()
     sentences = []
     start = 0
-    others = any(map(line.__contains__, "!?" if line.isascii() else _OTHER_STOPS))
+    has_other_stops = any(map(line.__contains__, "!?" if line.isascii() else _OTHER_STOPS))
     lower = line.islower()
-    for end in (_END if others else _END_AT_FULL_STOP).finditer(line):
+    for end in (_END if has_other_stops else _END_AT_FULL_STOP).finditer(line):
         more, following = end.groups()
         at, stop = end.span()
         if following and following.islower() and not lower:
             continue
         if following and not more and line[at] == ".":
-            # Most stops are behind a plain word, of which the last letters tell enough.
+            # Most full stops follow a plain word: its last letters are enough to recognize it.
             word = line[max(start, at - _LONGEST_KNOWN - 1) : at].rpartition(" ")[2]
-            plain = len(word) > 1 and word.isalpha() and word.lower() not in _KNOWN
-            if not plain and not _ends_sentence(line, start, end, lower):
+            is_plain = len(word) > 1 and word.isalpha() and word.lower() not in _KNOWN
+            if not is_plain and not _ends_sentence(line, start, end, lower):
                 continue
         sentences.append(line[start:stop].rstrip())
         start = stop
@@ -107,16 +102,20 @@ def split_sentences(line: str) -> list[str]:
 def _clauses(sentence: str) -> Iterator[str]:
     start = 0
     for space in _CLAUSE.finditer(sentence):
-        if space.start() - start >= _SHORT_CLAUSE:
+        if space.start() - start >= _MIN_CLAUSE_CHARACTERS:
             yield sentence[start : space.start()]
             start = space.end()
     yield sentence[start:]
 
 
 def _ends_sentence(line: str, start: int, end: re.Match[str], lower: bool) -> bool:
-    """Whether the sentence that began at `start` ends at a full stop, `end`, behind no plain word.
+    """Return whether a sentence ends at a full stop that does not follow a plain word.
 
-    In a line of lower case (`lower`), any word may begin a sentence.
+    Args:
+      line: the line.
+      start: first character of the sentence.
+      end: match of `_END` at the full stop.
+      lower: whether the line is in lower case, so that any word may start a sentence.
     """
     at = end.start()
     match = _WORD_BEFORE.search(line, max(start, at - _MAX_WORD_LENGTH), at)

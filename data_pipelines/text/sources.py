@@ -1,17 +1,17 @@
-"""Inputs to documents. A document is a list of lines: stripped, none of them empty.
+"""Documents of inputs. A document is a list of stripped lines, none of them empty.
 
 An input is one of
 - a path, a directory (all files in it) or a glob pattern, local or `gs://`, of
-  - plain text, a blank line between documents or one on each line;
-  - JSON lines, one document in the text field of each, which are told by their name (`.json`,
-    `.jsonl`, `.ndjson`) or by a first line that is a JSON object;
-  - Parquet or Arrow (`.parquet`, `.arrow`), one document in the text column of each row;
-  text and JSON lines as they are or compressed (`.gz`, `.xz`, `.bz2`, `.zst`). What is none of
-  these is refused by its first bytes;
-- `tfds:NAME/CONFIG`: the text feature of a TensorFlow Datasets builder's train split;
+  - plain text with a blank line between documents, or with one document per line;
+  - JSON lines with one document in the text field of each object, recognized by their suffix
+    (`.json`, `.jsonl`, `.ndjson`) or by a first line that is a JSON object;
+  - Parquet or Arrow (`.parquet`, `.arrow`) with one document in the text column of each row;
+  text and JSON lines may be compressed (`.gz`, `.xz`, `.bz2`, `.zst`). Other formats are rejected
+  by their first bytes;
+- `tfds:NAME/CONFIG`: the text feature of the train split of a TensorFlow Datasets builder;
 - `builtin`: the English prose that comes with Python and its packages (see `builtin.py`).
 
-All is streamed: of a file, a block is in memory at a time, and the document being read.
+Inputs are streamed: one block of a file and the current document are in memory.
 """
 
 import collections
@@ -21,7 +21,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -36,19 +36,19 @@ log = logging.getLogger(__name__)
 BUILTIN = "builtin"
 TFDS = "tfds:"
 _WILDCARD = re.compile(r"[*?\[]")
-_LONG_DOCUMENT_LINES = 10_000  # lines, from which on a document of a text file may be a mistake
+_LONG_DOCUMENT_LINES = 10_000  # a longer document of a text file may be a mistake
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """How inputs are read.
+    """Options of reading.
 
     Attributes:
-      field: name of the text in JSON lines, columns and TensorFlow Datasets' records; a stop leads
-        into an object within.
-      documents: "blocks" of plain text end with a blank line; "lines" are one each.
-      max_bad_fraction: share of the records of an input (lines of a text file) that may be bad: not UTF-8,
-        not JSON, without their text. Each is an empty document, which gives nothing.
+      field: name of the text field, column or feature; OUTER.INNER for a field of an object.
+      documents: "blocks" if a blank line ends a document of plain text, "lines" if each line is
+        a document.
+      max_bad_fraction: maximal fraction of the records (lines of a text file) of an input that may
+        be bad: not UTF-8, not JSON or without text. They are skipped.
     """
 
     field: str = "text"
@@ -57,10 +57,11 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.documents not in ("blocks", "lines"):
-            raise InputError(f"documents={self.documents!r} is unknown; choose blocks or lines.")
+            raise InputError(f"documents={self.documents!r}: unknown unit. Choose blocks or lines.")
         if not 0 <= self.max_bad_fraction < 1:
             raise InputError(
-                f"max_bad_fraction={self.max_bad_fraction} is no share to skip; give one from 0 to below 1."
+                f"max_bad_fraction={self.max_bad_fraction}: not a fraction. It must be at least 0 and "
+                "below 1."
             )
 
 
@@ -70,53 +71,53 @@ DEFAULT_READ_OPTIONS = ReadOptions()
 def read_documents(
     inputs: Sequence[str], read_options: ReadOptions = DEFAULT_READ_OPTIONS
 ) -> Iterator[list[str]]:
-    """Documents of all inputs, in the order of the inputs, files of a pattern by name.
+    """Yield the documents of all inputs in order; files of a pattern are sorted by name.
 
     Raises:
-      InputError: an input does not exist, is damaged, or has more bad records than may be.
+      InputError: an input does not exist, is damaged or has too many bad records.
     """
     for source in resolve_inputs(inputs):
         yield from read_source(source, read_options)
 
 
 def resolve_inputs(inputs: Sequence[str]) -> list[str]:
-    """Inputs with the patterns replaced by the files they match; all of them exist."""
+    """Return the inputs with directories and patterns replaced by their files, all of which exist."""
     sources: list[str] = []
     for pattern in inputs:
-        special = pattern == BUILTIN or pattern.startswith(TFDS)
-        sources += [pattern] if special else map(str, _match_files(pattern))
-    for source, times in collections.Counter(sources).items():
-        if times > 1:
-            raise InputError(f"{source} is an input {times} times; name it once.")
+        is_path = pattern != BUILTIN and not pattern.startswith(TFDS)
+        sources += map(str, _match_files(pattern)) if is_path else [pattern]
+    for source, count in collections.Counter(sources).items():
+        if count > 1:
+            raise InputError(f"{source}: {count} times in the inputs. Name it once.")
     if not sources:
-        raise InputError("there is no input; name a text file, tfds:NAME or builtin.")
+        raise InputError("No input. Name a text file, tfds:NAME or builtin.")
     return sources
 
 
 def _match_files(pattern: str) -> list[epath.Path]:
     path = epath.Path(pattern)
     if path.is_dir():
-        within = sorted(_files_within(path))
-        if not within:
-            raise InputError(f"the directory {pattern} holds no file; name one that does.")
-        return within
+        files = sorted(_files_within(path))
+        if not files:
+            raise InputError(f"{pattern}: directory without files. Name one with files.")
+        return files
     if path.exists():
         return [path]
     if not _WILDCARD.search(pattern):
-        raise InputError(f"there is no file {pattern}; name a file that exists.")
+        raise InputError(f"{pattern}: no such file. Name one that exists.")
     if is_remote(path):
-        fixed = next(parent for parent in path.parents if not _WILDCARD.search(str(parent)))
-        matches: Iterable[epath.Path] = fixed.glob(str(path.relative_to(fixed)))
+        root = next(parent for parent in path.parents if not _WILDCARD.search(str(parent)))
+        matches: Iterable[epath.Path] = root.glob(str(path.relative_to(root)))
     else:
         matches = map(epath.Path, glob.glob(pattern, recursive=True))
     files = sorted(match for match in matches if not match.is_dir())
     if not files:
-        raise InputError(f"no file matches {pattern}; mend the pattern.")
+        raise InputError(f"{pattern}: no file matches. Fix the pattern.")
     return files
 
 
 def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
-    """All but hidden ones, as `.git/config` and the `_SUCCESS` of big data's tools are."""
+    """Yield all files except hidden ones, such as `.git/config` and Hadoop's `_SUCCESS`."""
     for path in directory.iterdir():
         if path.name[0] in "._":
             continue
@@ -127,44 +128,47 @@ def _files_within(directory: epath.Path) -> Iterator[epath.Path]:
 
 
 class _BadRecordCounter:
-    """Counts the records of an input and its bad ones, and ends the reading where they are many."""
+    """Counter of an input's records and bad records that stops at too many bad ones."""
 
-    def __init__(self, source: str, allowed: float) -> None:
-        self._source, self._allowed = source, allowed
+    def __init__(self, source: str, max_bad_fraction: float) -> None:
+        self._source, self._max_bad_fraction = source, max_bad_fraction
         self._records = self._bad = 0
         self._first: InputError | None = None
 
     def count(self) -> None:
+        """Count a record."""
         self._records += 1
 
     def add_line(self, error: InputError) -> None:
-        """One that is not even a line of text."""
+        """Count a bad record that was not counted before: a line that is not text."""
         self.count()
         self.add(error)
 
     def add(self, error: InputError) -> None:
-        if not self._allowed:
+        """Count a bad record, or raise its error if there are too many."""
+        if not self._max_bad_fraction:
             raise error
         self._first = self._first or error
         self._bad += 1
-        # So many that what follows cannot make good for it, if it is not far longer.
-        if self._bad > 1000 and self._bad > 2 * self._allowed * self._records:
+        # Twice as many as allowed: stop early, the input would have to be twice as long.
+        if self._bad > 1000 and self._bad > 2 * self._max_bad_fraction * self._records:
             self.end()
 
     def end(self) -> None:
+        """Log the bad records, or raise InputError if there are too many."""
         if not self._bad:
             return
-        found = f"{self._source}: {self._bad:,} of {self._records:,} records are bad"
-        if self._bad > self._allowed * self._records:
+        counts = f"{self._source}: {self._bad:,} of {self._records:,} records are bad"
+        if self._bad > self._max_bad_fraction * self._records:
             raise InputError(
-                f"{found}, more than the share of {self._allowed:g} that may be skipped; the "
-                f"first: {self._first}"
+                f"{counts}, more than max_bad_fraction={self._max_bad_fraction:g}. The first: "
+                f"{self._first}"
             )
-        log.warning("%s and were skipped; the first: %s", found, self._first)
+        log.warning("%s and skipped. The first: %s", counts, self._first)
 
 
 def read_source(source: str, read_options: ReadOptions) -> Iterator[list[str]]:
-    """Documents of one input as `resolve_inputs` names it; raises what `read_documents` raises."""
+    """Yield the documents of one input from `resolve_inputs`; raises as `read_documents`."""
     if source == BUILTIN:
         yield from builtin.documents()
         return
@@ -177,7 +181,7 @@ def _documents(
     source: str, read_options: ReadOptions, bad: _BadRecordCounter
 ) -> Iterator[list[str]]:
     if source.startswith(TFDS):
-        records = ((record, None) for record in tfds_records(source, "train"))
+        records = map(_ParsedRecord, tfds_records(source, "train"))
         return _record_documents(source, "record", records, read_options.field, bad)
     path = epath.Path(source)
     if path.suffix in arrow_tables.SUFFIXES:
@@ -194,7 +198,7 @@ def _documents(
 
 
 def _peek_first_line(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
-    """The first line that is not blank, and all lines."""
+    """Return the first line that is not blank ("" if there is none), and all lines."""
     for blank, line in enumerate(lines):
         if line.strip():
             return line, itertools.chain(itertools.repeat("", blank), [line], lines)
@@ -225,8 +229,8 @@ def _block_documents(
             document.append(line)
             if len(document) == _LONG_DOCUMENT_LINES:
                 log.warning(
-                    "%s: a document has more than %d lines; a blank line ends one, and if each "
-                    "line is a document, choose --documents lines",
+                    "%s: a document has more than %d lines. A blank line ends a document; if each "
+                    "line is a document, choose --documents lines.",
                     source,
                     _LONG_DOCUMENT_LINES,
                 )
@@ -237,19 +241,23 @@ def _block_documents(
         yield document
 
 
-_ParsedRecord = tuple[Any, str | None]  # what was parsed, or else why it could not be
+class _ParsedRecord(NamedTuple):
+    """A parsed record, or the error of one that is not JSON."""
+
+    value: Any
+    error: str | None = None
 
 
 def _parse_json_lines(lines: Iterator[str]) -> Iterator[_ParsedRecord | None]:
-    """Each line's JSON; None for a blank line."""
+    """Yield the parsed JSON of each line; None for a blank line."""
     for line in lines:
         if not line.strip():
             yield None
             continue
         try:
-            yield parse_json(line), None
+            yield _ParsedRecord(parse_json(line))
         except ValueError as error:
-            yield None, str(error)
+            yield _ParsedRecord(None, str(error))
 
 
 def _record_documents(
@@ -263,12 +271,11 @@ def _record_documents(
         if record is None:
             continue
         bad.count()
-        where = f"{source}: {unit} {number}"
-        value, fault = record
+        location = f"{source}:{number}" if unit == "line" else f"{source} {unit} {number}"
         try:
-            if fault:
-                raise InputError(f"{where} is not JSON ({fault}); mend the line.")
-            yield _split_document(where, _get_field(where, value, field), field)
+            if record.error:
+                raise InputError(f"{location}: not JSON ({record.error}). Fix the line.")
+            yield _split_document(location, _get_field(location, record.value, field), field)
         except InputError as error:
             bad.add(error)
             yield []
@@ -280,17 +287,21 @@ def _value_documents(
     for number, value in enumerate(values):
         bad.count()
         try:
-            yield _split_document(f"{source}: row {number}", value, field)
+            yield _split_document(f"{source} row {number}", value, field)
         except InputError as error:
             bad.add(error)
             yield []
 
 
 def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
-    """The records of a split of `tfds:NAME/CONFIG`, always in the same order; downloads it first.
+    """Download a TensorFlow Datasets builder and yield the records of a split in a fixed order.
+
+    Args:
+      source: `tfds:NAME/CONFIG`.
+      split: name of the split, or a slice such as `train[:1%]`.
 
     Raises:
-      InputError: there is no such data set, or it has no such split.
+      InputError: the builder or the split does not exist.
     """
     import tensorflow_datasets as tfds  # takes seconds to import
 
@@ -299,34 +310,34 @@ def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
         builder = tfds.builder(name)
     except ValueError:
         raise InputError(
-            f"TensorFlow Datasets has no {name}; write NAME/CONFIG as its catalogue does."
+            f"{source}: unknown to TensorFlow Datasets. Write tfds:NAME/CONFIG as in its catalog."
         ) from None
     builder.download_and_prepare()
     if split.partition("[")[0] not in builder.info.splits:
         splits = ", ".join(builder.info.splits) or "none"
-        raise InputError(f"{source} has no split {split}, but {splits}; choose another data set.")
+        raise InputError(f"{source}: no split {split}, only {splits}. Choose another one.")
     in_order = tfds.ReadConfig(interleave_cycle_length=1)
     try:
         records = builder.as_dataset(split=split, shuffle_files=False, read_config=in_order)
     except ValueError as error:
-        raise InputError(f"{source} has no part {split} ({error}); mend it.") from None
+        raise InputError(f"{source}: no slice {split} ({error}). Fix it.") from None
     yield from tfds.as_numpy(records)
 
 
-def _get_field(where: str, record: Any, field: str) -> Any:
+def _get_field(location: str, record: Any, field: str) -> Any:
     if not isinstance(record, dict):
-        raise InputError(f"{where} is not an object with a field '{field}'; mend it.")
+        raise InputError(f"{location}: not an object with a field {field!r}. Fix it.")
     if field in record:
         return record[field]
     outer, dot, inner = field.partition(".")
     if dot and isinstance(record.get(outer), dict):
-        return _get_field(where, record[outer], inner)
+        return _get_field(location, record[outer], inner)
     names = ", ".join(sorted(record)) or "none"
-    raise InputError(f"{where} has no field '{field}', but {names}; choose with --field.")
+    raise InputError(f"{location}: no field {field!r}, only {names}. Choose one with --field.")
 
 
-def _split_document(where: str, text: Any, field: str) -> list[str]:
-    """The document that a field holds; a blank line in it separates paragraphs only."""
+def _split_document(location: str, text: Any, field: str) -> list[str]:
+    """Return the document in a field; blank lines in it do not end a document."""
     try:
         if isinstance(text, bytes):
             text = text.decode()
@@ -334,8 +345,8 @@ def _split_document(where: str, text: Any, field: str) -> list[str]:
             text.encode()
     except AttributeError:
         kind = type(text).__name__
-        raise InputError(f"{where}: field '{field}' is {kind}, not text; mend it.") from None
+        raise InputError(f"{location}: field {field!r} is {kind}, not text. Fix it.") from None
     except UnicodeError as error:
-        raise InputError(f"{where}: field '{field}' is not Unicode ({error}); mend it.") from None
-    parts = text.replace("\r", "\n").split("\n")
-    return [line for part in parts if (line := part.strip())]
+        raise InputError(f"{location}: field {field!r} is not Unicode ({error}). Fix it.") from None
+    lines = text.replace("\r", "\n").split("\n")
+    return [stripped for line in lines if (stripped := line.strip())]

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -218,8 +219,6 @@ def to_question(item: Input) -> Question:
             f'{location} is not of the form {{"question": "...", "context": "..."}}: '
             "write a JSON object a line."
         )
-    try:
-        check_passage(location, passage)
-    except InputError as error:
-        raise InputError(f"{error}.") from error
-    return Question(str(said.get("id", location.rpartition(" ")[2])), text, passage)
+    check_passage(location, passage)
+    line_number = re.split("[ :]", location)[-1]
+    return Question(str(said.get("id", line_number)), text, passage)

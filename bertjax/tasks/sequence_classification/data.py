@@ -147,7 +147,7 @@ def _split_training_file(
     fraction = config.data["eval_fraction"]
     if not 0 < fraction < 1:
         raise InputError(f"data.eval_fraction={fraction}: not in (0, 1). Choose a share.")
-    return _read(config, "eval", str(path)).split_by_text(fraction)
+    return _read(config, "eval", str(path)).train_eval_split(fraction)
 
 
 def _read(

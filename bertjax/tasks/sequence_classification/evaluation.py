@@ -111,7 +111,7 @@ class SequenceClassificationEvalSet(PackedEvalSet):
 
     def _format_examples(self, records: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the first texts, each with its prediction and its gold label."""
-        texts = zip(self.data.texts, self.data.pairs or itertools.repeat(""), strict=False)
+        texts = zip(self.data.texts, self.data.text_pairs or itertools.repeat(""), strict=False)
         rows = zip(texts, records, self.data.values or (), strict=False)
         return [
             f"{' | '.join(filter(None, pair))} → {next(iter(record.values()))} ({gold})"

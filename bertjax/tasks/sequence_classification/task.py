@@ -32,7 +32,7 @@ from bertjax.tasks.sequence_classification.evaluation import (
 from bertjax.tasks.task import EvalSet, HostBatch, Input, PredictorProtocol, check_type_vocab_size
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field
-from data_pipelines.finetuning.encoding import EncodedTexts, check_truncation, encode
+from data_pipelines.finetuning.encoding import EncodedTexts, check_truncation, encode_texts
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.glue import find_glue_task
 from data_pipelines.finetuning.packed_examples import PackedShape
@@ -252,8 +252,8 @@ class Task(finetuning.Task):
             (
                 each,
                 data.texts
-                if data.pairs is None
-                else list(map(_PAIR_FORMAT.format, data.texts, data.pairs)),
+                if data.text_pairs is None
+                else list(map(_PAIR_FORMAT.format, data.texts, data.text_pairs)),
             )
             for each, data in read_sets(config, "eval")
         ]
@@ -295,7 +295,7 @@ def _to_table_row(item: Input, columns: TableColumns) -> TableRow:
 def _encode(
     name: str, data: SequenceClassificationDataset, tokenizer: Tokenizer, config: Config
 ) -> EncodedTexts:
-    found = encode(data, tokenizer, config.max_seq_length, config.data["truncation"])
+    found = encode_texts(data, tokenizer, config.max_seq_length, config.data["truncation"])
     if found.num_truncated:
         _log.warning(
             "%s: %d of %d texts are longer than max_seq_length=%d and were cut (truncation=%s).",
