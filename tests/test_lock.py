@@ -1,10 +1,9 @@
-"""One run a workdir: the second is refused, and what a dead one leaves behind hinders nobody."""
+"""Tests of the workdir lock: the second run is rejected, and a dead one blocks nobody."""
 
 import json
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from bucket import Server
@@ -18,78 +17,70 @@ from data_pipelines.errors import InputError
 HOLD = """
 import sys, time
 from etils import epath
-from bertjax.workdir.lock import Lease
-with Lease(epath.Path(sys.argv[1])):
+from bertjax.workdir.lock import WorkdirLock
+with WorkdirLock(epath.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
 
-# In a bucket: refused beside a holder, free after it, taken from one elsewhere that is silent.
+# In a bucket: rejected beside a holder, free after it, taken from a silent one elsewhere.
 BUCKET = """
-import json, sys
+import json, sys, time
 from etils import epath
 from bertjax.workdir import lock
-from bertjax.workdir.lock import LEASE, Lease
-lock.RENEW_SECONDS, lock.LOCK_TIMEOUT_SECONDS = 0.1, 1.0
+from bertjax.workdir.lock import LOCK_FILE, WorkdirLock
+lock.HEARTBEAT_SECONDS, lock.LOCK_TIMEOUT_SECONDS = 0.1, 1.0
 workdir = epath.Path("gs://bucket/run one")
-with Lease(workdir) as held:
-    text = (workdir / LEASE).read_text()
+with WorkdirLock(workdir) as held:
+    text = (workdir / LOCK_FILE).read_text()
     try:
-        Lease(workdir).__enter__()
+        WorkdirLock(workdir).__enter__()
     except ValueError as error:
         print(error)
+    time.sleep(1)
     held.check()
-with Lease(workdir):
+with WorkdirLock(workdir):
     print("free")
-(workdir / LEASE).write_text(json.dumps(json.loads(text) | {"machine": "another"}))
-with Lease(workdir):
+(workdir / LOCK_FILE).write_text(json.dumps(json.loads(text) | {"machine": "another"}))
+with WorkdirLock(workdir):
     print("taken")
 """
 
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch) -> epath.Path:
-    monkeypatch.setattr(module, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 1.0)
     return epath.Path(tmp_path) / "run"
 
 
-def elsewhere(workdir: epath.Path) -> bytes:
-    """Makes the lease that of a process on another machine."""
+def move_elsewhere(workdir: epath.Path) -> bytes:
+    """Make the lock that of a process on another machine."""
     text = json.loads((workdir / LOCK_FILE).read_text()) | {"machine": "another", "host": "far"}
     (workdir / LOCK_FILE).write_text(json.dumps(text))
     return (workdir / LOCK_FILE).read_bytes()
 
 
-def test_a_second_holder_is_refused_and_the_first_keeps_it(workdir) -> None:
+def test_lock_rejects_a_second_holder_and_the_first_keeps_it(workdir) -> None:
     with WorkdirLock(workdir) as first:
-        with pytest.raises(InputError, match=r"run is in use by process \d+ on .*--workdir"):
+        with pytest.raises(InputError, match=r"run: in use by process \d+ on .*--workdir"):
             WorkdirLock(workdir).__enter__()
         time.sleep(0.2)
         first.check()
 
 
-@pytest.mark.parametrize("refuses", ["reads", "writes"])
-def test_a_workdir_that_may_not_be_used_is_refused_with_the_reason(workdir, monkeypatch, refuses):
-    class Store:
-        def refuse(self, *_: object, **__: object) -> None:
-            raise ValueError("PERMISSION_DENIED: lock.json: no\nmore of it")
+@pytest.mark.parametrize("failing", ["_read", "_create"])
+def test_lock_names_why_a_workdir_is_not_writable(workdir, monkeypatch, failing) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("PERMISSION_DENIED: lock.json: no\nmore of it")
 
-        def read(self, *_: object) -> SimpleNamespace:
-            if refuses == "reads":
-                self.refuse()
-            found = SimpleNamespace(state="missing", stamp=SimpleNamespace(generation=b""))
-            return SimpleNamespace(result=lambda: found)
-
-        write = refuse
-
-    monkeypatch.setattr(module, "_open", lambda _: Store())
-    with pytest.raises(InputError, match=r"run cannot be written to \(PERMISSION_DENIED: .*: no\)"):
+    monkeypatch.setattr(module, failing, fail)
+    with pytest.raises(InputError, match=r"run: not writable \(PERMISSION_DENIED: .*: no\)"):
         WorkdirLock(workdir).__enter__()
 
 
-def test_nothing_is_left_of_a_holder_that_ended(workdir, monkeypatch) -> None:
-    monkeypatch.setattr(module, "RENEW_SECONDS", 600)  # no renewal is under way
+def test_lock_leaves_nothing_behind(workdir, monkeypatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 600)  # no heartbeat is being written
     with WorkdirLock(workdir):
         assert [path.name for path in workdir.iterdir()] == [LOCK_FILE]
     assert not list(workdir.iterdir())
@@ -97,7 +88,7 @@ def test_nothing_is_left_of_a_holder_that_ended(workdir, monkeypatch) -> None:
         pass
 
 
-def test_a_killed_process_of_this_machine_hinders_nobody(workdir, monkeypatch) -> None:
+def test_lock_of_a_killed_process_of_this_machine_is_stale_at_once(workdir, monkeypatch) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(workdir)], stdout=subprocess.PIPE, text=True
     )
@@ -112,42 +103,51 @@ def test_a_killed_process_of_this_machine_hinders_nobody(workdir, monkeypatch) -
         lock.check()
 
 
-def test_a_holder_elsewhere_that_is_silent_is_waited_for_and_replaced(workdir) -> None:
+def test_lock_of_a_silent_holder_elsewhere_is_replaced_after_the_timeout(workdir) -> None:
     with WorkdirLock(workdir):
         left = (workdir / LOCK_FILE).read_bytes()
     (workdir / LOCK_FILE).write_bytes(left)
-    elsewhere(workdir)
-    began = time.monotonic()
+    move_elsewhere(workdir)
+    start = time.monotonic()
     with WorkdirLock(workdir) as lock:
-        assert time.monotonic() - began >= 1
+        assert time.monotonic() - start >= 1
         lock.check()
 
 
-def test_a_holder_elsewhere_that_renews_is_left_alone(workdir, monkeypatch) -> None:
+def test_lock_file_that_a_killed_process_did_not_finish_is_stale_after_the_timeout(workdir) -> None:
+    workdir.mkdir()
+    (workdir / LOCK_FILE).write_text('{"ho')
+    start = time.monotonic()
+    with WorkdirLock(workdir) as lock:
+        assert time.monotonic() - start >= 1
+        lock.check()
+
+
+def test_lock_with_heartbeats_from_elsewhere_is_left_alone(workdir, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(module, "_machine_id", lambda: "another")
-        monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 600)  # though a renewal may be late
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 600)  # though a heartbeat may be late
         first = WorkdirLock(workdir).__enter__()
-    with pytest.raises(InputError, match="is in use by process"):
+    with pytest.raises(InputError, match="in use by process"):
         WorkdirLock(workdir).__enter__()
     first.check()
     first.__exit__(None, None, None)
 
 
-def test_a_holder_that_was_replaced_is_told_and_takes_nothing_back(workdir) -> None:
+def test_holder_that_was_replaced_raises_and_takes_nothing_back(workdir) -> None:
     with WorkdirLock(workdir) as first:
-        other = elsewhere(workdir)
-        while not first._lost.wait(0.2):  # a renewal may have been under way
-            other = elsewhere(workdir)
-        with pytest.raises(LockLost, match="was taken by another run"):
+        other = move_elsewhere(workdir)
+        while not first._lost.wait(0.2):  # a heartbeat may have been in progress
+            other = move_elsewhere(workdir)
+        with pytest.raises(LockLost, match="taken by another run"):
             first.check()
     assert (workdir / LOCK_FILE).read_bytes() == other
 
 
 @pytest.mark.slow
-def test_a_bucket_is_held_in_the_same_way(tmp_path) -> None:
+def test_lock_in_a_bucket(tmp_path) -> None:
     server = Server("bucket", tmp_path)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", BUCKET],
         env=process_environment() | server.environment,
         capture_output=True,
@@ -155,8 +155,8 @@ def test_a_bucket_is_held_in_the_same_way(tmp_path) -> None:
         timeout=LONG,
     )
     server.close()
-    assert done.returncode == 0, done.stderr
-    refusal, free, taken = done.stdout.splitlines()
-    assert refusal.startswith("gs://bucket/run one is in use by process")
+    assert process.returncode == 0, process.stderr
+    rejected, free, taken = process.stdout.splitlines()
+    assert rejected.startswith("gs://bucket/run one: in use by process")
     assert (free, taken) == ("free", "taken")
     assert not server.refused and not server.below("")

@@ -1,11 +1,13 @@
-"""One run a workdir: whoever works in it holds a lease and renews it for as long as it lives.
+"""One run a workdir: a lock file that its holder rewrites as a heartbeat.
 
-The lease is a file that names its holder, and it is only ever written where it is still the one
-that was read, which local disks and buckets can promise. Who finds one looks for a sign of life. On
-the same machine that is the process itself, so that a killed run hinders the next one not at all.
-Elsewhere it is a renewal, waited for so long that a living holder would have made several; no clock
-is compared with that of another machine. A holder that was cut off from its storage for as long may
-lose the lease: it notices at its next renewal, and ends.
+A second run looks for a sign of life of the holder. On the same machine this is the process, so a
+killed run never blocks the next one. On another machine of a shared file system or a bucket it is
+the heartbeat: a lock file that does not change for `LOCK_TIMEOUT_SECONDS` is stale. Clocks of two
+machines are never compared.
+
+Two runs may take a stale lock at the same instant, and a holder that lost its storage for that
+long may lose its lock. Each holder reads the file before it rewrites it: the one whose lock is gone
+notices at its next heartbeat, and ends.
 """
 
 import contextlib
@@ -17,22 +19,21 @@ import socket
 import threading
 import time
 import uuid
-import zlib
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import tensorstore as ts
 from etils import epath
 
 from bertjax.errors import RunError
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
-from data_pipelines.paths import is_remote
+from data_pipelines.paths import atomic_write_text, is_remote
 
-LOCK_FILE = "lease.json"
-RENEW_SECONDS = 5.0
-VISIBILITY_TIMEOUT_SECONDS = 60.0  # after which what one host wrote is seen by all, over NFS too
-LOCK_TIMEOUT_SECONDS = 20.0  # a holder elsewhere that renewed nothing for so long is dead
+LOCK_FILE = "lock.json"
+HEARTBEAT_SECONDS = 5.0
+LOCK_TIMEOUT_SECONDS = 20.0  # several heartbeats of a living holder
+VISIBILITY_TIMEOUT_SECONDS = 60.0  # until a write reaches all processes, even over NFS
 _log = logging.getLogger("bertjax")
 
 
@@ -41,42 +42,42 @@ class LockLost(RunError):
 
 
 class WorkdirLock:
-    """Holds a workdir while it is entered. Of several hosts the first one does it for all.
+    """A context manager that holds a workdir. Process 0 holds it for all processes.
 
     Raises:
-      InputError: another run holds it, it may not be written to, or not all hosts see it.
+      InputError: another run holds the workdir, it is not writable, or a process does not see it.
     """
 
     def __init__(self, workdir: epath.Path) -> None:
-        self._workdir = workdir
+        self._workdir, self._path = workdir, workdir / LOCK_FILE
         self._lost = threading.Event()
         self._released = threading.Event()
 
     def __enter__(self) -> Self:
-        refusal: InputError | None = None
+        error: InputError | None = None
 
-        def take() -> list[int]:
-            nonlocal refusal
+        def acquire() -> list[int]:
+            nonlocal error
             try:
                 self._acquire()
-            except InputError as error:
-                refusal = error
-            except (OSError, ValueError) as error:  # TensorStore's own
-                reason = str(error).splitlines()[0]
-                refusal = InputError(
-                    f"{self._workdir} cannot be written to ({reason}): use another --workdir, or "
-                    "one that this account may write to."
+            except InputError as refusal:
+                error = refusal
+            except Exception as failure:  # each storage library has its own
+                reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+                error = InputError(
+                    f"{self._workdir}: not writable ({reason}). Use another --workdir, or one that "
+                    "this account may write to."
                 )
-            return [refusal is None, 0 if refusal else _checksum(self._text)]
+            return [error is None, 0 if error else _mark(self._holder)]
 
-        taken, mark = distributed.broadcast_from_process_0(take, 2)
-        if not taken:
-            raise refusal or InputError(f"{self._workdir}: see what the first host says.")
+        acquired, mark = distributed.broadcast_from_process_0(acquire, 2)
+        if not acquired:
+            raise error or InputError(f"{self._workdir}: see the error of process 0.")
         if blind := distributed.failing_processes(self._sees_lock(mark)):
             self._release()
             raise InputError(
-                f"{self._workdir} is not the same on all hosts, host {blind[0]} does not see what "
-                "host 0 wrote there: name a directory that they share, or one in a bucket."
+                f"{self._workdir}: not the same directory on all processes: process {blind[0]} does "
+                "not see what process 0 wrote. Use a shared directory or one in a bucket."
             )
         return self
 
@@ -88,123 +89,147 @@ class WorkdirLock:
     ) -> None:
         self._release()
 
-    def _release(self) -> None:
-        if distributed.is_process_0():
-            self._released.set()
-            self._thread.join()
-            with contextlib.suppress(Exception):  # what is left behind hinders nobody for long
-                self._store.write(LOCK_FILE, None, if_equal=self._generation).result()
-
     def check(self) -> None:
-        """Raises LockLost where another run has taken the workdir."""
+        """Raise LockLost if another run has taken the workdir."""
         if self._lost.is_set():
             raise LockLost(
-                f"{self._workdir} was taken by another run while this one gave no sign of life for "
-                f"{LOCK_TIMEOUT_SECONDS:.0f} s: leave it to that one, or stop that and run this again."
+                f"{self._workdir}: taken by another run after {LOCK_TIMEOUT_SECONDS:.0f} s without "
+                "a heartbeat of this one. Leave it to that run, or stop that run and start again."
             )
 
+    def _acquire(self) -> None:
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        self._holder: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": _process_start_time(os.getpid()),
+            "machine": _machine_id(),
+            "id": uuid.uuid4().hex,
+            "heartbeats": 0,
+        }
+        found = _read(self._path)
+        if found is not None:
+            self._wait_until_stale(found)
+        try:
+            _create(self._path, json.dumps(self._holder))
+        except FileExistsError:
+            raise InputError(
+                f"{self._workdir}: another run has just started there. Use another --workdir."
+            ) from None
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def _wait_until_stale(self, found: str) -> None:
+        """Return when the holder is known to be dead; raise InputError when it is alive."""
+        holder = _parse(found)
+        if holder.get("machine") == _machine_id():
+            if _process_start_time(holder["pid"]) == holder["started"]:
+                self._raise_in_use(holder)
+        else:
+            _log.info(
+                "%s was last used by process %s on %s: waiting %.0f s for a heartbeat.",
+                *(self._workdir, holder.get("pid"), holder.get("host"), LOCK_TIMEOUT_SECONDS),
+            )
+            end = time.monotonic() + LOCK_TIMEOUT_SECONDS
+            while time.monotonic() < end:
+                time.sleep(min(1.0, HEARTBEAT_SECONDS))
+                current = _read(self._path)
+                if current is None:  # released
+                    return
+                if current != found:
+                    self._raise_in_use(_parse(current))
+        self._path.unlink(missing_ok=True)
+
+    def _raise_in_use(self, holder: dict[str, Any]) -> None:
+        raise InputError(
+            f"{self._workdir}: in use by process {holder.get('pid')} on {holder.get('host')}. Wait "
+            "until it ends, stop it, or use another --workdir."
+        )
+
     def _sees_lock(self, mark: int) -> bool:
-        """Whether this host finds the first one's lease in the workdir."""
-        store, end = _open_store(self._workdir), time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
-        while _checksum(store.read(LOCK_FILE).result().value) != mark:
+        """Return whether this process finds the lock of process 0 in the workdir."""
+        end = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
+        while _mark(_parse(_read(self._path) or "")) != mark:
             if time.monotonic() > end:
                 return False
             time.sleep(0.2)
         return True
 
-    def _acquire(self) -> None:
-        self._workdir.mkdir(parents=True, exist_ok=True)
-        self._store = _open_store(self._workdir)
-        me = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started": _process_start_time(os.getpid()),
-        }
-        self._text = json.dumps(me | {"machine": _machine_id(), "id": uuid.uuid4().hex}).encode()
-        found = self._store.read(LOCK_FILE).result()
-        if found.state == "value":
-            found = self._check_stale(found)
-        if not self._write(found.stamp.generation):
-            raise InputError(
-                f"{self._workdir} was taken by another run this very moment: use another --workdir."
-            )
-        self._thread = threading.Thread(target=self._renew, daemon=True)
-        self._thread.start()
-
-    def _check_stale(self, found: Any) -> Any:
-        """Raises InputError where the holder lives; else what is to be replaced."""
-        holder = json.loads(found.value)
-        if holder["machine"] == _machine_id():
-            if _process_start_time(holder["pid"]) == holder["started"]:
-                self._raise_in_use(found)
-            return found
-        _log.info(
-            "%s was last used by process %d on %s: waiting %.0f s for a sign of life.",
-            *(self._workdir, holder["pid"], holder["host"], LOCK_TIMEOUT_SECONDS),
-        )
-        end = time.monotonic() + LOCK_TIMEOUT_SECONDS
-        while time.monotonic() < end:
-            time.sleep(min(1.0, RENEW_SECONDS))
-            now = self._store.read(LOCK_FILE).result()
-            if now.state != "value":  # it has just ended
-                return now
-            if now.stamp.generation != found.stamp.generation:
-                self._raise_in_use(now)
-        return found
-
-    def _raise_in_use(self, found: Any) -> None:
-        holder = json.loads(found.value)
-        raise InputError(
-            f"{self._workdir} is in use by process {holder['pid']} on {holder['host']}: wait for "
-            "its end, stop it, or use another --workdir."
-        )
-
-    def _renew(self) -> None:
-        while not self._released.wait(RENEW_SECONDS):
+    def _beat(self) -> None:
+        while not self._released.wait(HEARTBEAT_SECONDS):
             try:
-                held = self._write(self._generation)
-            except Exception as error:
-                _log.warning("the lease of %s could not be renewed (%s).", self._workdir, error)
-            else:
-                if not held:
+                if not self._is_held():
                     return self._lost.set()
+                self._holder["heartbeats"] += 1
+                _write(self._path, json.dumps(self._holder))
+            except Exception as error:
+                _log.warning("%s: the heartbeat failed (%s).", self._path, error)
 
-    def _write(self, generation: bytes) -> bool:
-        """Writes the file if it is still that one, and whether it is ours then."""
-        stamp = self._store.write(LOCK_FILE, self._text, if_equal=generation).result()
-        if not stamp.generation:  # another's, or ours and the answer was lost on its way
-            found = self._store.read(LOCK_FILE).result()
-            if found.value != self._text:
-                return False
-            stamp = found.stamp
-        self._generation = stamp.generation
-        return True
+    def _release(self) -> None:
+        if distributed.is_process_0():
+            self._released.set()
+            self._thread.join()
+            with contextlib.suppress(Exception):  # a lock left behind is stale soon
+                if self._is_held():
+                    self._path.unlink()
+
+    def _is_held(self) -> bool:
+        """Return whether the lock file is that of this process."""
+        found = _parse(_read(self._path) or "")
+        # The answer to a heartbeat may have been lost, so their number does not count.
+        return found | {"heartbeats": 0} == self._holder | {"heartbeats": 0}
 
 
-def _open_store(directory: epath.Path) -> Any:
-    """The files of a local directory or of one in a bucket, for reading and conditional writing."""
-    if is_remote(directory):
-        bucket, _, path = str(directory).removeprefix("gs://").partition("/")
-        return ts.KvStore.open({"driver": "gcs", "bucket": bucket, "path": f"{path}/"}).result()
-    return ts.KvStore.open({"driver": "file", "path": f"{directory.resolve()}/"}).result()
+def _read(path: epath.Path) -> str | None:
+    """Return the content of a lock file; None if there is none."""
+    try:
+        return path.read_text() if path.exists() else None
+    except FileNotFoundError:  # deleted in between
+        return None
 
 
-def _checksum(text: bytes) -> int:
-    """Of what is in the file of a lease, 31 bits."""
-    return zlib.crc32(text) >> 1
+def _create(path: epath.Path, text: str) -> None:
+    """Write a new lock file; raise FileExistsError if a local one exists."""
+    if is_remote(path):
+        path.write_text(text)
+    else:
+        with open(path, "x") as file:
+            file.write(text)
+
+
+def _write(path: epath.Path, text: str) -> None:
+    """Replace a lock file: readers see the old content or the new."""
+    if is_remote(path):  # where every write does so
+        path.write_text(text)
+    else:
+        atomic_write_text(path, text)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """Return the holder in a lock file; empty for one that was killed while it wrote the file."""
+    try:
+        holder: dict[str, Any] = json.loads(text)
+        return holder
+    except ValueError:
+        return {}
+
+
+def _mark(holder: Mapping[str, Any]) -> int:
+    """Return 31 bits of a holder's id; 0 without one."""
+    return int(holder.get("id", "0")[:8], 16) >> 1
 
 
 def _machine_id() -> str:
-    """This machine until it starts anew, and within it the processes that are seen from here."""
+    """Return an id of this machine since its boot, and of the process ids visible here."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # no Linux: every lease is one from elsewhere
+    except OSError:  # not Linux: every lock counts as one of another machine
         return uuid.uuid4().hex
 
 
 def _process_start_time(pid: int) -> int | None:
-    """When a process of this machine began, in ticks of its clock; None when there is none."""
+    """Return when a process of this machine started, in clock ticks; None if it does not run."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
