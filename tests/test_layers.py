@@ -1,6 +1,5 @@
 """Each layer is its formula, and its written-out gradient the one that differentiation gives."""
 
-import contextlib
 import math
 
 import jax
@@ -14,9 +13,6 @@ from bertjax.model.layers import (
     embedding_lookup,
     gelu,
     layer_norm,
-    matmul_transposed,
-    product,
-    transposed_kernels,
 )
 
 
@@ -34,31 +30,6 @@ def assert_same_gradients(function, formula, *inputs) -> None:
     )
     for a, b in zip(ours, derived, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", [(1, 5), (64, 5), (65, 5), (2, 32, 5), (2, 33, 5), (0, 5), (5,)])
-def test_a_product_of_few_vectors_or_many_is_a_product(
-    shape: tuple[int, ...], turned: bool
-) -> None:
-    with transposed_kernels() if turned else contextlib.nullcontext():
-        assert_same_gradients(product, jnp.dot, draw(*shape), draw(5, 3, seed=1))
-
-
-def test_a_product_has_the_dtype_of_its_inputs_or_of_its_sums() -> None:
-    x, matrix = (draw(*shape).astype("bfloat16") for shape in ((2, 5), (3, 5)))
-    assert product(x, matrix.T).dtype == "bfloat16"
-    with transposed_kernels():
-        assert product(x, matrix.T).dtype == "bfloat16"
-    assert matmul_transposed(x, matrix, jnp.float32).dtype == "float32"
-
-
-@pytest.mark.parametrize(("rows", "first"), [(8, "512,8"), (64, "512,64"), (65, "65,512")])
-def test_a_matrix_comes_first_where_vectors_are_few(rows: int, first: str) -> None:
-    """A CPU lays out what comes second at every call."""
-    shapes = (jax.ShapeDtypeStruct((count, 128), "float32") for count in (rows, 512))
-    program = jax.jit(lambda x, matrix: matmul_transposed(x, matrix, jnp.float32))
-    assert f"f32[{first}]{{1,0}} dot(" in program.lower(*shapes).compile().as_text()
 
 
 def test_gelu_is_x_times_the_normal_distribution_function() -> None:

@@ -23,7 +23,6 @@ from bertjax.model.layers import (
     embedding_lookup,
     gather,
     layer_norm,
-    product,
 )
 
 
@@ -47,7 +46,11 @@ class Dense(nn.Module):
         init = self.kernel_init or normal(self.config.initializer_range)
         kernel = self.param("kernel", init, (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return add_bias(product(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
+        return add_bias(self.matmul(x.astype(dtype), kernel.astype(dtype)), bias.astype(dtype))
+
+    def matmul(self, x: Array, kernel: Array) -> Array:
+        """Return the product of x [..., n] and the kernel [n, features]."""
+        return jnp.dot(x, kernel)
 
 
 class LayerNorm(nn.Module):

@@ -14,8 +14,9 @@ from jax import Array
 
 from bertjax.model import losses
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.cpu_layout import matmul_transposed
 from bertjax.model.encoder import Dense, LayerNorm
-from bertjax.model.layers import ACTIVATIONS, matmul_transposed, sum_leading_axes
+from bertjax.model.layers import ACTIVATIONS, sum_leading_axes
 from bertjax.model.losses import Sums
 from data_pipelines.errors import InputError
 

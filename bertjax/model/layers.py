@@ -1,53 +1,14 @@
 """What layers compute, with gradients written out where the derived ones cost more."""
 
-import contextlib
-import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.export import is_symbolic_dim
 
-from bertjax.mesh.sharding import is_traced_for_cpu, tpu_kind
-
-_MAX_FEW_VECTORS = 64  # vectors for which the order of a product is worth choosing on a CPU
-_kernels_transposed = contextvars.ContextVar("turned", default=False)
-
-
-@contextlib.contextmanager
-def transposed_kernels() -> Iterator[None]:
-    """What is traced within is given kernels [n, m] that lie as [m, n] in memory."""
-    token = _kernels_transposed.set(True)
-    try:
-        yield
-    finally:
-        _kernels_transposed.reset(token)
-
-
-def product(x: Array, kernel: Array) -> Array:
-    """Vectors x [..., n] by a kernel [n, m]: [..., m]."""
-    return (
-        matmul_transposed(x, kernel.T, x.dtype) if _kernels_transposed.get() else jnp.dot(x, kernel)
-    )
-
-
-def matmul_transposed(x: Array, matrix: Array, dtype: jax.typing.DTypeLike) -> Array:
-    """Vectors x [..., n] by a matrix that lies as [m, n]: [..., m], summed in `dtype`."""
-    if (
-        not is_traced_for_cpu()
-        or any(map(is_symbolic_dim, x.shape))
-        or x.size > _MAX_FEW_VECTORS * x.shape[-1]
-    ):
-        return jnp.einsum("...n,mn->...m", x, matrix, preferred_element_type=dtype)
-    # What comes second is laid out anew at every call, which of a matrix takes longer than to
-    # multiply few vectors by it: so it comes first. Without the barrier the compiler would swap
-    # the two back.
-    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    columns = jnp.einsum("mn,bn->mb", matrix, flat, preferred_element_type=dtype)
-    return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], len(matrix))
+from bertjax.mesh.sharding import tpu_kind
 
 
 @jax.custom_vjp

@@ -26,10 +26,10 @@ from bertjax.mesh.sharding import (
     stack_layers,
     with_shardings,
 )
+from bertjax.model.cpu_layout import CpuLayout
 from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import accumulation_steps
 from bertjax.steps.compilation import Compiler, tree_shardings_of
-from bertjax.steps.cpu_layout import CpuLayout
 from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective
 from bertjax.steps.optimizer import stop_frozen_gradients, with_learning_rate

@@ -1,28 +1,53 @@
-"""Layout of parameters for prediction on CPUs: one array per layer, kernels transposed.
+"""Prediction on CPUs: parameters in the layout that products of few vectors read fastest.
 
-XLA for CPUs copies a layer's slice out of a stacked array at every call. For a short text the copy
-takes longer than the computation. A product of up to 64 tokens with a kernel stored as [out, in]
-takes half to three quarters of the time.
+Nothing outside this file depends on the layout: the modules compute what they compute elsewhere.
+Each part is faster for BERT-Base filling one mask in 32 tokens, float32 on two cores of a Xeon
+(processor time per call):
+
+- XLA copies a layer's slice out of a stacked array at every call. One array per layer: 246 -> 105 ms.
+- XLA packs the second factor of a product at every call. Packing a matrix takes longer than
+  multiplying it by few vectors. With the matrix first: 94 -> 78 ms.
+- A matrix comes first without a copy if it is stored as [out, in]. Together: 105 -> 78 ms.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.export import is_symbolic_dim
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.mesh.sharding import parameter_name, stack_layers
+from bertjax.mesh.sharding import is_traced_for_cpu, parameter_name, stack_layers
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.layers import transposed_kernels
-from bertjax.steps.optimizer import is_stacked
+from bertjax.model.encoder import Dense
+
+_MAX_FEW_VECTORS = 64
+
+
+def matmul_transposed(x: Array, matrix: Array, dtype: jax.typing.DTypeLike) -> Array:
+    """Return x [..., n] times the transpose of a matrix [m, n], [..., m], summed in `dtype`."""
+    if (
+        not is_traced_for_cpu()
+        or any(map(is_symbolic_dim, x.shape))
+        or x.size > _MAX_FEW_VECTORS * x.shape[-1]
+    ):
+        return jnp.einsum("...n,mn->...m", x, matrix, preferred_element_type=dtype)
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    columns = jnp.einsum("mn,bn->mb", matrix, flat, preferred_element_type=dtype)
+    # Without the barrier the compiler would swap the factors back.
+    return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], len(matrix))
 
 
 class CpuLayout:
     """The layout of a model's parameters for prediction; the identity unless CPUs hold whole copies.
 
     Args:
-      config: the encoder.
+      config: shape of the encoder.
       mesh: the devices that predict.
     """
 
@@ -56,10 +81,9 @@ class CpuLayout:
         """Call a traced function of stacked parameters with laid-out ones."""
         if not self._applies:
             return function(params)
-        with transposed_kernels():
-            return function(
-                stack_layers(jax.tree_util.tree_map_with_path(_transpose_kernel, params))
-            )
+        stacked = stack_layers(jax.tree_util.tree_map_with_path(_transpose_kernel, params))
+        with nn.intercept_methods(_multiply_stored_transposed):
+            return function(stacked)
 
     def _map(self, params: Any, place: Callable[[Any, int | None, bool], Any]) -> Any:
         if not self._applies:
@@ -68,11 +92,21 @@ class CpuLayout:
         def layout_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
             name = parameter_name(path)
             is_kernel = name.endswith("/kernel")
-            if is_stacked(name):
+            if "/blocks/" in name:
                 return tuple(place(leaf, layer, is_kernel) for layer in range(self._num_layers))
             return place(leaf, None, True) if is_kernel else leaf
 
         return jax.tree_util.tree_map_with_path(layout_leaf, params)
+
+
+def _multiply_stored_transposed(
+    method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
+    """Replace `Dense.matmul` by a product with the kernel as it is stored, [out, in]."""
+    if not (isinstance(context.module, Dense) and context.method_name == "matmul"):
+        return method(*args, **kwargs)
+    x, kernel = args
+    return matmul_transposed(x, kernel.T, x.dtype)
 
 
 def _transpose_kernel(path: tuple[Any, ...], leaf: Any) -> Any:
