@@ -235,7 +235,7 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
         ({"init": "nowhere"}, r"there is no nowhere: give a workdir"),
         ({"optimizer__name": "sgd"}, r"'sgd' and must be one of adamw"),
         ({"mesh__data": 3}, r"mesh: data=3, .* does not fit 8 devices"),
-        ({"steps": "soon"}, r"steps='soon' is no duration: write"),
+        ({"steps": "soon"}, r"steps='soon': not a duration. Use"),
         ({"max_seq_length": "long"}, r"max_seq_length='long' is a str: it must be int"),
     ],
 )
@@ -261,7 +261,7 @@ def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, re
     assert main(["prepare", "--input", str(text), "--vocab", str(vocab), "--output", str(other),
                  "--workers", "1", "--eval-fraction", "0.1", "--shards", "8"]) == 0  # fmt: skip
     sentence = refused(*train(other, workdir))
-    assert "another corpus" in sentence and "use another --workdir" in sentence
+    assert "a run on other data" in sentence and "Use another --workdir" in sentence
 
 
 @pytest.mark.parametrize("damage", ["bit", "length", "missing", "manifest"])

@@ -157,11 +157,14 @@ def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"steps": "soon"}, "steps='soon' is no duration"),
-        ({"steps": "10%"}, "steps='10%' is a share of no known number: give steps or epochs"),
+        ({"steps": "soon"}, "steps='soon': not a duration"),
+        (
+            {"steps": "10%"},
+            "steps='10%': the number of steps of the run is unknown. Use steps or epochs",
+        ),
         ({"steps": 0}, "steps=0 comes to 0 steps; the least is 1"),
         ({"steps": 10, "log_every": 0}, "log_every=0 comes to 0 steps"),
-        ({"log_every": "5 minutes"}, "log_every='5 minutes' is a time, as steps, eval_every"),
+        ({"log_every": "5 minutes"}, "log_every='5 minutes': only steps, eval_every"),
         ({"checkpoint_every": "0 hours"}, "checkpoint_every='0 hours' is no time at all"),
         ({"steps": 10, "log_every": "0%"}, "log_every='0%' comes to 0 steps"),
         ({"steps": 10, "optimizer": {"warmup": 11}}, "optimizer.warmup of 11"),
@@ -173,7 +176,10 @@ def test_no_percent_of_checkpoints_that_are_kept_for_ever_are_none() -> None:
             "warmup=100: not a part of a run with a time budget",
         ),
         ({"steps": "2h", "optimizer": {"decay_steps": "50%"}}, "decay_steps='50%' ends before the"),
-        ({"steps": "2h", "log_every": "1%"}, "log_every='1%' is a share of no known number"),
+        (
+            {"steps": "2h", "log_every": "1%"},
+            "log_every='1%': the number of steps of the run is unknown",
+        ),
         (
             {"steps": "2h", "batch_size_rampup": 4},
             "batch_size_rampup=4 counts steps and steps='2h' is",
@@ -246,7 +252,7 @@ def test_examples_fill_the_steps_of_a_batch_that_grows(
 
 
 def test_epochs_need_data() -> None:
-    with pytest.raises(ValueError, match="counts epochs, which needs data"):
+    with pytest.raises(ValueError, match="the length of an epoch is unknown"):
         parse(steps="2 epochs").resolve()
 
 
@@ -405,13 +411,6 @@ def test_what_a_configuration_says_of_its_model_comes_before_what_it_begins_with
     config = load_config(str(path), {"model.remat": "True"}, FIELDS, lambda init: MADE)
     assert (config.model.num_hidden_layers, config.model.hidden_size) == (2, 32)
     assert (config.model.hidden_dropout_prob, config.model.remat) == (0.5, True)
-
-
-def test_a_field_that_was_retired_does_not_close_a_checkpoint(tmp_path) -> None:
-    written = Config().to_dict()
-    written["model"]["dropout_rng"] = "rbg"
-    (tmp_path / "config.json").write_text(json.dumps(written))
-    assert read_config(tmp_path / "config.json", FIELDS) == parse()
 
 
 @pytest.mark.parametrize(

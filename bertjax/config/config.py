@@ -46,7 +46,6 @@ MODEL_FIELDS += LAYER_MIX_FIELDS
 MIN_INTERVAL_STEPS = 10  # steps between what is to happen every so many percent of a run
 
 # Fields that runs of older versions have and that opening their checkpoints does not need.
-REMOVED_FIELDS = {"model.dropout_rng"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,10 +407,9 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
     file = check_file(path)
     try:
         raw: dict[str, Any] = json.loads(file.read_text())
-        for name in REMOVED_FIELDS:
-            section, _, field = name.partition(".")
-            raw[section].pop(field, None)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:
         raise InputError(f"{path} is not what a run wrote ({error}): use another one.") from error
     return raw
 

@@ -1,4 +1,4 @@
-"""How long things last, and how often they happen: steps, epochs, examples, shares, or times."""
+"""Durations and intervals: steps, epochs, examples, percent of the run, or times."""
 
 import math
 import re
@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from data_pipelines.errors import InputError
 
-# A number of steps, or text: "3 epochs", "5000 examples", "10%" (of the run), "200 steps"; of the
-# run itself, evaluations and checkpoints also "30 minutes", "2 hours".
+# A number of steps, or text: "200 steps", "3 epochs", "5000 examples", "10%" of the run. The run
+# itself, evaluations and checkpoints may also have a time: "30 minutes", "2 hours".
 Duration = int | str
 
 SECONDS_PER_UNIT = {"second": 1, "minute": 60, "hour": 3600}
@@ -16,25 +16,27 @@ _DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
 
 
 def parse(name: str, value: Duration) -> tuple[float, str]:
-    """A duration as a number of a unit: "step", "epoch", "example", "%" or one of `SECONDS_PER_UNIT`.
+    """Return a duration as a number and a unit.
+
+    The unit is "step", "epoch", "example", "%" or a key of `SECONDS_PER_UNIT`.
 
     Raises:
-      InputError: the value of the field `name` is none.
+      InputError: the value of the field `name` is not a duration.
     """
     if isinstance(value, int):
         return value, "step"
     match = _DURATION.fullmatch(value)
     if not match:
         raise InputError(
-            f"{name}={value!r} is no duration: write 200, '3 epochs', '5000 examples', "
-            "'2 hours' or '10%'."
+            f"{name}={value!r}: not a duration. Use a form such as 200, '3 epochs', "
+            "'5000 examples', '2 hours' or '10%'."
         )
     unit = {"percent": "%", "h": "hour"}.get(match[2], match[2].rstrip("s"))
     return float(match[1]), unit
 
 
 def is_percentage(value: Duration) -> bool:
-    """Whether a duration that can be read is in percent."""
+    """Return whether a valid duration is in percent."""
     return isinstance(value, str) and ("%" in value or "percent" in value)
 
 
@@ -45,36 +47,41 @@ def steps(
     sequences_per_epoch: int | None,
     total: int | None,
 ) -> int:
-    """A duration in steps.
+    """Return a duration in steps.
 
     Args:
-      batch_size: examples of a step, on average.
-      sequences_per_epoch: examples of a pass over the data; None where it is not known.
-      total: steps of the run; None for the run itself, or where the clock ends it.
+      name: the field, for errors.
+      value: the duration.
+      batch_size: examples a step, on average.
+      sequences_per_epoch: examples of a pass over the data; None if unknown.
+      total: steps of the run; None for the run itself, or with a time budget.
+
     Raises:
-      InputError: it is no number of steps.
+      InputError: the duration is not a number of steps.
     """
     number, unit = parse(name, value)
     if unit in SECONDS_PER_UNIT:
         raise InputError(
-            f"{name}={value!r} is a time, as steps, eval_every and checkpoint_every alone may be: "
-            "count steps."
+            f"{name}={value!r}: only steps, eval_every, checkpoint_every and keep_period may be "
+            "times. Use a number of steps."
         )
     if unit == "step":
         return int(number)
     if unit == "example":
-        return _whole(number, 1, batch_size)
+        return _round_up(number, 1, batch_size)
     if unit == "epoch":
         if sequences_per_epoch is None:
-            raise InputError(f"{name}={value!r} counts epochs, which needs data: set data.dir.")
-        return _whole(number, sequences_per_epoch, batch_size)
+            raise InputError(f"{name}={value!r}: the length of an epoch is unknown. Set data.dir.")
+        return _round_up(number, sequences_per_epoch, batch_size)
     if total is None:
-        raise InputError(f"{name}={value!r} is a share of no known number: give steps or epochs.")
-    return _whole(number, total, 100)
+        raise InputError(
+            f"{name}={value!r}: the number of steps of the run is unknown. Use steps or epochs."
+        )
+    return _round_up(number, total, 100)
 
 
-def _whole(number: float, numerator: int, denominator: Fraction | int) -> int:
-    """number * times / over, rounded up, of the number as it is written: 7% of 100 are 7."""
+def _round_up(number: float, numerator: int, denominator: Fraction | int) -> int:
+    """Return number * numerator / denominator, rounded up, in exact decimals: 7% of 100 is 7."""
     return math.ceil(Fraction(repr(number)) * numerator / denominator)
 
 

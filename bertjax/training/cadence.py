@@ -1,4 +1,4 @@
-"""When something is due, by steps or by the clock of the first host."""
+"""Evaluations and checkpoints that are due, by steps or by the clock of process 0."""
 
 import time
 
@@ -7,29 +7,30 @@ from bertjax.mesh import distributed
 
 
 class Cadence:
-    """Asked once a step on all hosts.
+    """Interval of evaluations or checkpoints; all processes ask after every step.
 
-    What is due needs all hosts after the same step, and their clocks do not agree. To ask the first
-    one is a collective, for which every device waits: so it is asked when metrics are logged, which
-    waits for the devices anyhow, and not after each step.
+    With an interval in seconds process 0 decides for all, because clocks differ. Its answer is a
+    collective that waits for the devices. It is asked for only when metrics are logged, which waits
+    for the devices anyway.
 
     Args:
-      name: the field that says how often: "checkpoint_every" or "eval_every".
+      config: resolved configuration.
+      name: field of the interval, "checkpoint_every" or "eval_every".
     """
 
     def __init__(self, config: Config, name: str) -> None:
-        self._every, self._seconds = getattr(config, name), config.interval_seconds(name)
+        self._steps, self._seconds = getattr(config, name), config.interval_seconds(name)
         self._log_every = int(config.log_every)
-        self._start_time = time.monotonic()
+        self._last_due = time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time after this step."""
+        """Return whether the interval ends after a step."""
         if self._seconds is None:
-            return step % int(self._every) == 0
+            return step % int(self._steps) == 0
         if step % self._log_every:
             return False
-        passed = time.monotonic() - self._start_time >= self._seconds
+        passed = time.monotonic() - self._last_due >= self._seconds
         (due,) = distributed.broadcast_from_process_0(lambda: [passed], 1)
         if due:
-            self._start_time = time.monotonic()
+            self._last_due = time.monotonic()
         return bool(due)

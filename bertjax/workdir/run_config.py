@@ -1,4 +1,4 @@
-"""The configuration of a run, or of an evaluation, from whatever says it."""
+"""The configuration of a run or of an evaluation, from a name, a file or a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -21,19 +21,20 @@ def make_run_config(
     workdir: epath.PathLike | None = None,
     checkpoint: epath.PathLike | None = None,
 ) -> Config:
-    """A configuration with some of its fields replaced.
+    """Return the configuration of a run or of an evaluation, with some fields replaced.
 
-    A checkpoint to evaluate says what model it is, as what a run begins with does; that may be gone
-    once the run has a checkpoint of its own.
+    The model comes from the checkpoint, or from `init` for a new run. `init` may be gone once the
+    run has a checkpoint of its own.
 
     Args:
-      source: `NAME[:OPTIONS]` or `FILE[:OPTIONS]`, or what such a file gives; None for that of the
-        checkpoint's run.
+      source: `NAME[:OPTIONS]`, `FILE[:OPTIONS]`, or what `get_config` of such a file returns. None
+        stands for the configuration of the checkpoint's run.
       overrides: dotted field name -> new value, or its text; see `load_config`.
-      workdir: of a run that may have begun.
-      checkpoint: that is to be evaluated.
+      workdir: directory of a run that may have started.
+      checkpoint: checkpoint to evaluate.
+
     Raises:
-      InputError: see `load_config`; or there is no such file or model.
+      InputError: see `load_config`; or the file or the model does not exist.
     """
 
     def load_model_config(init: str) -> BertConfig:

@@ -1,6 +1,4 @@
-"""What a checkpoint holds besides its arrays: configuration, vocabulary, labels, calibration and
-scores.
-"""
+"""Files of a checkpoint beside its arrays: configuration, vocabulary, labels, calibration, scores."""
 
 import json
 
@@ -19,10 +17,14 @@ CALIBRATION_FILE = "calibration.json"
 def write_checkpoint_metadata(
     directory: epath.Path, config: Config, task: Task, step: int, evaluation: Evaluation | None
 ) -> None:
-    """Writes it into a checkpoint.
+    """Write the files into a checkpoint.
 
     Args:
-      found: an evaluation of these very arrays; None where there was none.
+      directory: the checkpoint.
+      config: resolved configuration of the run.
+      task: task of the run.
+      step: number of updates.
+      evaluation: an evaluation of the same parameters; None without one.
     """
     task.tokenizer.save(directory)
     if task.labels:
@@ -35,8 +37,7 @@ def write_checkpoint_metadata(
 
 
 def read_calibration(directory: epath.Path) -> dict[str, float]:
-    """What was calibrated when the checkpoint was saved; empty where nothing was."""
-    if (directory / CALIBRATION_FILE).exists():
-        evaluation: dict[str, float] = json.loads((directory / CALIBRATION_FILE).read_text())
-        return evaluation
-    return {}
+    """Return the calibration of a checkpoint; empty without one."""
+    path = directory / CALIBRATION_FILE
+    calibration: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return calibration

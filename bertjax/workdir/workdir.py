@@ -1,6 +1,6 @@
-"""What a workdir or checkpoint says of its run, and whose workdir it is.
+"""The record of a run in its workdir and checkpoints, and the check that a workdir is its own.
 
-config.json is the whole configuration, run.json the step, the data position and the data.
+config.json holds the whole configuration; run.json the step, the data position and the data.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.config.config import REMOVED_FIELDS, Config, parse_config
+from bertjax.config.config import Config, parse_config
 from bertjax.mesh import distributed
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
@@ -18,37 +18,33 @@ from bertjax.version import __version__
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 
-PARALLEL_RUNS_DIR = "parallel_runs"  # the directory of a sweep's runs, which has no run of its own
+PARALLEL_RUNS_DIR = "parallel_runs"  # in the workdir of a sweep
 
-# Fields that may differ between the runs that continue each other in one workdir.
+# Fields that may change when a run is resumed.
 RESUMABLE_FIELDS = {
-    "gradient_accumulation_steps",
-    "checkpoint_every",
-    "eval_every",
-    "eval_batches",
-    "eval_batch_size",
-}
-RESUMABLE_FIELDS |= {
-    "max_to_keep",
     "best_metric",
+    "checkpoint_every",
+    "data.dir",
+    "data.workers",
+    "eval_batch_size",
+    "eval_batches",
+    "eval_every",
+    "gradient_accumulation_steps",
     "keep_period",
     "log_every",
+    "max_to_keep",
     "mesh.data",
     "mesh.fsdp",
     "mesh.tensor",
-}
-RESUMABLE_FIELDS |= {
-    "profile",
-    "tensorboard",
-    "data.dir",
-    "data.workers",
     "model.remat",
     "model.scan_layers",
+    "profile",
+    "tensorboard",
 }
 
 
 def claim_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
-    """Makes the workdir this run's, where it is nobody's yet; see `check`."""
+    """Record a run in a new workdir; raise InputError as `check_workdir` in that of another run."""
     if distributed.is_process_0() and not (workdir / "run.json").exists():
         workdir.mkdir(parents=True, exist_ok=True)
         write_run_record(workdir, config, task, 0)
@@ -57,14 +53,14 @@ def claim_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
 
 
 def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
-    """Lets a run begin or go on in a workdir.
+    """Check that a run may start or resume in a workdir.
 
     Raises:
-      InputError: it belongs to a run with another configuration or other data, or to a sweep.
+      InputError: the workdir holds a run with another configuration or other data, or a sweep.
     """
     if (workdir / PARALLEL_RUNS_DIR).exists():
         raise InputError(
-            f"{workdir} holds a sweep: use another --workdir, or go on with `bertjax sweep`."
+            f"{workdir}: holds a sweep. Use another --workdir, or resume it with `bertjax sweep`."
         )
     if not (workdir / "run.json").exists():
         return
@@ -72,48 +68,46 @@ def check_workdir(workdir: epath.Path, config: Config, task: Task) -> None:
         raw = json.loads((workdir / "config.json").read_text())
         run = json.loads((workdir / "run.json").read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{workdir} holds no readable run ({error}): use another one.") from error
-    for name in sorted(REMOVED_FIELDS & _flatten(raw).keys()):
         raise InputError(
-            f"{workdir} holds a run with {name}, which this version of bertjax does not have: "
-            "finish it with the version that began it, or use another --workdir."
-        )
-    if found := config_difference(raw, config, RESUMABLE_FIELDS):
-        name, before, now = found
+            f"{workdir}: holds no readable run ({error}). Use another --workdir."
+        ) from error
+    if difference := config_difference(raw, config, RESUMABLE_FIELDS):
+        name, recorded, value = difference
         raise InputError(
-            f"{workdir} holds a run with {name}={before!r} and this configuration has {now!r}: use "
-            "another --workdir, or that run's configuration."
+            f"{name}={value!r}: {workdir} holds a run with {name}={recorded!r}. Use another "
+            "--workdir, or the configuration of that run."
         )
     if run.get("data_fingerprint") != task.data_fingerprint:
         raise InputError(
-            f"{workdir} holds a run on another corpus than {config.data['dir']}: use another "
-            "--workdir, or that run's corpus."
+            f"data.dir={config.data['dir']}: {workdir} holds a run on other data. Use another "
+            "--workdir, or the data of that run."
         )
 
 
 def config_difference(
     raw: Mapping[str, Any], config: Config, ignored: Collection[str]
 ) -> tuple[str, Any, Any] | None:
-    """The first field that a configuration does not have as one that was written down.
+    """Return the first field that differs: name, recorded value, value; None without one.
 
     Args:
-      raw: the latter; fields that are newer than it have their defaults in it.
-      free: fields that may differ.
+      raw: a recorded configuration.
+      config: the configuration that it is compared with.
+      ignored: fields that may differ.
     """
-    before, now = map(flatten_config, (parse_config(raw, registry.data_fields()), config))
-    # What a person gives comes before what follows from it, as steps do before their schedule.
-    for name in sorted(before.keys() | now.keys(), key=lambda name: ("optimizer." in name, name)):
-        if name not in ignored and before.get(name) != now.get(name):
-            return name, before.get(name), now.get(name)
+    recorded, values = map(flatten_config, (parse_config(raw, registry.data_fields()), config))
+    # Optimizer fields come last: they follow from others, such as a schedule from the steps.
+    for name in sorted(recorded | values, key=lambda name: ("optimizer." in name, name)):
+        if name not in ignored and recorded.get(name) != values.get(name):
+            return name, recorded.get(name), values.get(name)
     return None
 
 
 def write_run_record(directory: epath.Path, config: Config, task: Task, step: int) -> None:
-    """Writes config.json and run.json into a workdir or checkpoint, run.json last."""
+    """Write config.json and run.json into a workdir or checkpoint, run.json last."""
     atomic_write_text(directory / "config.json", json.dumps(config.to_dict(), indent=1))
     run = {
         "step": step,
-        "rows": config.rampup.sequences_before(step),  # the data position: rows read since step 0
+        "sequences": config.rampup.sequences_before(step),  # data position: read since step 0
         "data_fingerprint": task.data_fingerprint,
         "data_card": dict(task.data_card),
         "bertjax": __version__,
@@ -123,14 +117,14 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
 
 
 def flatten_config(config: Config) -> dict[str, Any]:
-    """The fields of a configuration by their dotted names, as its JSON has them."""
+    """Return the fields of a configuration by their dotted names, as in its JSON."""
     return _flatten(json.loads(json.dumps(config.to_dict())))
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}"""
-    found: dict[str, Any] = {}
+    """Return {"a.b": 1} for {"a": {"b": 1}}."""
+    flat: dict[str, Any] = {}
     for name, value in tree.items():
         nested = isinstance(value, dict)
-        found |= _flatten(value, f"{prefix}{name}.") if nested else {prefix + name: value}
-    return found
+        flat |= _flatten(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return flat
