@@ -34,7 +34,7 @@ PLAIN = {
     "config.seed": "3",
     "cluster": "bertjax",
     "image": "registry/train:1",
-    "login": "me@cluster",
+    "ssh_host": "me@cluster",
     "directory": "/scratch/me/bertjax",
     "nodes": "4",
     "gpus": "8",

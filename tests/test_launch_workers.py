@@ -31,7 +31,7 @@ def on_worker(worker: Laptop, *arguments: str) -> str:
 
 def test_training_is_not_started_twice(worker) -> None:
     (worker.home / "unit").write_text("active")
-    assert "runs already" in on_worker(worker, "start", "gs://b/runs/x", "train")
+    assert "is already running" in on_worker(worker, "start", "gs://b/runs/x", "train")
     assert all(call[0] == "systemctl" for call in worker.recorded())
     (worker.home / "unit").write_text("failed")
     on_worker(worker, "start", "gs://b/runs/x", "train")
@@ -144,11 +144,11 @@ def deeds(calls: list[list[str]]) -> str:
         ),
         ("ACTIVE", "READY", ["75 75", "0 0"], "run delete", 0, "stopped before its end: restart 1"),
         ("ACTIVE", "READY", ["75 0", "running", "0 0"], "run delete", 0, "restart 1 of 2"),
-        ("ACTIVE", "READY", ["75 75"], "run run", 1, "stopped before its end, after 2 restarts"),
+        ("ACTIVE", "READY", ["75 75"], "run run", 1, "stopped early, after 2 restarts"),
         ("SUSPENDED", "READY", ["idle"], "delete create " * 2, 1, "SUSPENDED, after 2 restarts"),
         ("FAILED no quota", "", ["idle"], "delete create " * 2, 1, "FAILED: no quota."),
-        ("ACTIVE", "READY", ["2 2"], "", 2, "refuses its input"),
-        ("ACTIVE", "READY", ["75 2 idle"], "", 2, "refuses its input"),
+        ("ACTIVE", "READY", ["2 2"], "", 2, "rejects its input"),
+        ("ACTIVE", "READY", ["75 2 idle"], "", 2, "rejects its input"),
         ("ACTIVE", "READY", ["1 75"], "run run", 1, "failed 3 times, with exit status 1 75"),
         ("ACTIVE", "READY", ["137", "0"], "run delete", 0, "failed with exit status 137: restart"),
         ("ACTIVE", "READY", ["stopped stopped"], "", 0, "ended by `stop`"),

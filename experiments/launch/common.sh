@@ -1,21 +1,21 @@
 # shellcheck shell=bash
-# What tpu_vm.sh, gke.sh and slurm.sh share: values, dry runs, quoting. Bash 3.2, a Mac's, suffices.
+# Shared by tpu_vm.sh, gke.sh and slurm.sh: settings, dry runs, quoting. Needs Bash 3.2 (macOS).
 
-# What a script says of itself: its verbs, the values they read, and those that all of them need.
-verbs='' names='' required=''
+# Set by each script: its subcommands, their settings, and the settings that all of them need.
+subcommands='' names='' required=''
 
-# Every value that a file may hold, and what it is where nobody gives it.
+# Every setting with its default.
 # shellcheck disable=SC2034 # the scripts read them
 {
-  all_value_names='name config restarts project zone bucket accelerator capacity runtime worker'
-  all_value_names+=' cluster image login directory nodes gpus time partition account python'
-  name='' config='' restarts=30
+  all_value_names='name config max_restarts project zone bucket accelerator capacity runtime worker'
+  all_value_names+=' cluster image ssh_host directory nodes gpus time partition account python'
+  name='' config='' max_restarts=30
   project='' zone='' bucket='' accelerator='' capacity=on-demand runtime='' worker=0
   cluster='' image=''
-  login='' directory='' nodes='' gpus='' time='' partition='' account='' python=python3
+  ssh_host='' directory='' nodes='' gpus='' time='' partition='' account='' python=python3
 }
 
-overrides=() # --config.FIELD=VALUE, which bertjax reads itself
+overrides=() # --config.FIELD=VALUE, for bertjax
 dry_run=false
 script=$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -25,29 +25,30 @@ fail() { # SENTENCE: a usage error
   exit 2
 }
 
-note() { # SENTENCE: what happens while nobody types
+log() { # SENTENCE
   printf '%s %s: %s\n' "$(date '+%F %T')" "$script" "$1" >&2
 }
 
-launch() { # VERB FLAG...
-  local verb=${1:-}
-  [ -n "$verb" ] || fail "no verb: use one of $verbs; --help says what each does."
-  [ "$verb" != --help ] || usage
-  known "$verb" "$verbs" || fail "'$verb' is no verb: use one of $verbs."
+launch() { # SUBCOMMAND FLAG...
+  local subcommand=${1:-}
+  [ -n "$subcommand" ] || fail "no subcommand. Use one of $subcommands; --help describes them."
+  [ "$subcommand" != --help ] || usage
+  is_one_of "$subcommand" "$subcommands" ||
+    fail "'$subcommand': unknown subcommand. Use one of $subcommands."
   read_flags "${@:2}"
   # shellcheck disable=SC2086 # a list of names
   need $required
-  "$verb"
+  "$subcommand"
 }
 
-usage() { # the comment that a script begins with
+usage() { # prints the comment at the top of the script
   sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
   exit
 }
 
 # Commands
 
-quote() { # WORD...: as any shell reads them
+quote() { # WORD...: quoted for any shell
   local word gap='' single="'" escaped="'\\''"
   for word; do
     case $word in
@@ -67,7 +68,7 @@ execute() { # COMMAND...
   fi
 }
 
-piped() { # COMMAND... '|' COMMAND...
+execute_pipe() { # COMMAND... '|' COMMAND...
   local left=()
   while [ "$1" != '|' ]; do
     left+=("$1")
@@ -81,14 +82,14 @@ piped() { # COMMAND... '|' COMMAND...
   fi
 }
 
-send_source() { # COMMAND...: which finds the committed files, a tar.gz, on its standard input
+send_source() { # COMMAND...: runs it with the committed files, a tar.gz, on its standard input
   if ! $dry_run && [ -n "$(git -C "$root" status --porcelain)" ]; then
-    note "what is not committed in $root stays behind."
+    log "uncommitted changes in $root are not sent."
   fi
-  piped git -C "$root" archive --format=tar.gz HEAD '|' "$@"
+  execute_pipe git -C "$root" archive --format=tar.gz HEAD '|' "$@"
 }
 
-train_arguments() { # WORKDIR: what every host gives bertjax, as a shell reads it
+train_arguments() { # WORKDIR: prints the arguments of bertjax, quoted
   quote train --config "$config" --workdir "$1" ${overrides[@]+"${overrides[@]}"}
 }
 
@@ -98,13 +99,13 @@ collect() { # from the bucket
   execute gcloud storage rsync "$workdir" "runs/$name" --recursive --project="$project"
 }
 
-# Values
+# Settings
 
-need() { # NAME...: of values that must not be empty
+need() { # NAME...: fails if one is empty
   local item
   for item; do
     [ -n "${!item}" ] ||
-      fail "$item has no value: give --$item VALUE, or --file FILE with a line '$item = VALUE'."
+      fail "$item: no value. Give --${item//_/-} VALUE, or --file FILE with a line '$item = VALUE'."
   done
 }
 
@@ -112,11 +113,11 @@ need_workdir() { # in the bucket
   need name bucket
   case $bucket in
     gs://?*) workdir=${bucket%/}/runs/$name ;;
-    *) fail "bucket is '$bucket': write gs://NAME." ;;
+    *) fail "bucket='$bucket': not a bucket. Write gs://NAME." ;;
   esac
 }
 
-known() { # NAME NAMES
+is_one_of() { # NAME NAMES
   local item
   for item in $2; do
     [ "$item" != "$1" ] || return 0
@@ -126,7 +127,7 @@ known() { # NAME NAMES
 
 set_value() { # NAME VALUE
   case $2 in
-    *$'\n'*) fail "the value of $1 holds a line break: write it in one line." ;;
+    *$'\n'*) fail "$1: holds a line break. Write the value on one line." ;;
   esac
   case $1 in
     config.*)
@@ -135,48 +136,49 @@ set_value() { # NAME VALUE
       ;;
     name)
       case $2 in
-        */*) fail "name is '$2': write it without '/', because a folder and a job have it." ;;
+        */*) fail "name='$2': names a directory and a job. Write it without '/'." ;;
       esac
       ;;
     capacity)
-      known "$2" 'on-demand spot reserved' ||
-        fail "capacity is '$2': use on-demand, spot or reserved."
+      is_one_of "$2" 'on-demand spot reserved' ||
+        fail "capacity='$2': unknown. Use on-demand, spot or reserved."
       ;;
-    restarts | worker | nodes | gpus)
+    max_restarts | worker | nodes | gpus)
       case $2 in
-        '' | *[!0-9]*) fail "$1 is '$2': give a whole number." ;;
+        '' | *[!0-9]*) fail "$1='$2': not a whole number. Give one." ;;
       esac
       ;;
   esac
   printf -v "$1" %s "$2"
 }
 
-read_file() { # FILE: of lines NAME = VALUE; nothing in it is expanded, so nothing needs quotes
+read_file() { # FILE: lines NAME = VALUE; nothing is expanded, so nothing needs quotes
   local line item value number=0
-  [ -r "$1" ] || fail "$1 cannot be read: give --file a file of lines 'NAME = VALUE'."
+  [ -r "$1" ] || fail "$1: cannot be read. Give --file a file of lines 'NAME = VALUE'."
   while IFS=$' \t' read -r line || [ -n "$line" ]; do
     number=$((number + 1))
     line=${line%$'\r'}
     case $line in
       '' | '#'*) continue ;;
       *=*) ;;
-      *) fail "$1:$number: '$line' has no '=': write NAME = VALUE." ;;
+      *) fail "$1:$number: '$line' has no '='. Write NAME = VALUE." ;;
     esac
     IFS=$' \t' read -r item <<<"${line%%=*}"
     IFS=$' \t' read -r value <<<"${line#*=}"
     case $item in
       config.?*) ;;
       *)
-        known "$item" "$all_value_names" ||
-          fail "$1:$number: '$item' is no value: use config.FIELD or one of $all_value_names."
+        is_one_of "$item" "$all_value_names" ||
+          fail "$1:$number: '$item' is unknown. Use config.FIELD or one of $all_value_names."
         ;;
     esac
     set_value "$item" "$value"
   done <"$1"
 }
 
-read_flags() { # FLAG...: a flag wins over the file, wherever it stands
-  local flag given=() i
+read_flags() { # FLAG...: a flag takes precedence over the file
+  local flag flags settings=() i
+  flags=${names//_/-}
   while [ $# -gt 0 ]; do
     flag=${1%%=*}
     case $flag in
@@ -188,23 +190,27 @@ read_flags() { # FLAG...: a flag wins over the file, wherever it stands
         ;;
       --file | --config.?*) ;;
       *)
-        known "$flag" "--${names// / --}" ||
-          fail "'$1' is no flag here: use --file, --dry-run, --config.FIELD, --${names// /, --}."
+        is_one_of "$flag" "--${flags// / --}" ||
+          fail "'$1': unknown flag. Use --file, --dry-run, --config.FIELD, --${flags// /, --}."
         ;;
     esac
     if [ "$flag" != "$1" ]; then
-      given+=("${flag#--}" "${1#*=}")
+      settings+=("${flag#--}" "${1#*=}")
       shift
     else
-      [ $# -gt 1 ] || fail "$1 has no value: write $1 VALUE."
-      given+=("${1#--}" "$2")
+      [ $# -gt 1 ] || fail "$1: no value. Write $1 VALUE."
+      settings+=("${1#--}" "$2")
       shift 2
     fi
   done
-  for ((i = 0; i < ${#given[@]}; i += 2)); do
-    [ "${given[i]}" != file ] || read_file "${given[i + 1]}"
+  for ((i = 0; i < ${#settings[@]}; i += 2)); do
+    [ "${settings[i]}" != file ] || read_file "${settings[i + 1]}"
   done
-  for ((i = 0; i < ${#given[@]}; i += 2)); do
-    [ "${given[i]}" = file ] || set_value "${given[i]}" "${given[i + 1]}"
+  for ((i = 0; i < ${#settings[@]}; i += 2)); do
+    case ${settings[i]} in
+      file) ;;
+      config.*) set_value "${settings[i]}" "${settings[i + 1]}" ;;
+      *) set_value "${settings[i]//-/_}" "${settings[i + 1]}" ;;
+    esac
   done
 }

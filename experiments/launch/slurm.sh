@@ -1,55 +1,54 @@
 #!/usr/bin/env bash
 # Trains on the nodes of a Slurm cluster, one process a node.
 #
-#   slurm.sh VERB [--file FILE] [--NAME VALUE ...] [--config.FIELD=VALUE ...] [--dry-run]
+#   slurm.sh SUBCOMMAND [--file FILE] [--NAME VALUE ...] [--config.FIELD=VALUE ...] [--dry-run]
 #
-# setup    copies the committed code to a directory that all nodes see, and installs it there
-# run      queues training, which queues itself again where it was stopped before its end
+# setup    copies the committed code to a shared directory and installs it
+# run      queues training, which queues itself again if it was stopped early
 # logs     follows the log
-# status   says what Slurm makes of it
-# stop     has training save and end, for good
+# status   prints the state of the job
+# stop     lets training save and exit
 # collect  copies the run to runs/NAME
 #
-# Values: name, directory, nodes, config; login (USER@HOST, where Slurm is reached by ssh; here
-# without one), gpus (of a node), time (such as 2-00:00:00), partition, account, python (python3),
-# restarts (30).
+# Settings: name, directory, nodes, config; ssh_host (USER@HOST of Slurm; local without one), gpus (of a
+# node), time (such as 2-00:00:00), partition, account, python (python3), max_restarts (30).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-verbs='setup run logs status stop collect'
-names='name directory nodes config login gpus time partition account python restarts'
+subcommands='setup run logs status stop collect'
+names='name directory nodes config ssh_host gpus time partition account python max_restarts'
 required='name directory'
 
-reach() { # a line of shell: fills the array `shell` with the command that runs it on the cluster
+remote_shell() { # LINE: sets the array `shell` to a command that runs it on the cluster
   shell=(bash -c "$1")
-  [ -z "$login" ] || shell=(ssh "$login" "$1")
+  [ -z "$ssh_host" ] || shell=(ssh "$ssh_host" "$1")
 }
 
-on_cluster() { # a line of shell
-  reach "$1"
+on_cluster() { # LINE of shell
+  remote_shell "$1"
   execute "${shell[@]}"
 }
 
 setup() {
-  local there
-  there=$(quote "$directory")
-  reach "mkdir -p $there && tar -xz -C $there"
+  local target
+  target=$(quote "$directory")
+  remote_shell "mkdir -p $target && tar -xz -C $target"
   send_source "${shell[@]}"
-  on_cluster "cd $there && $(quote "$python" -m venv .venv) && \
+  on_cluster "cd $target && $(quote "$python" -m venv .venv) && \
 $(quote .venv/bin/pip install --quiet -c constraints.txt -e '.[gpu]')"
 }
 
 run() {
   need nodes config
-  local flags=(--job-name="$name" --nodes="$nodes") there
+  local flags=(--job-name="$name" --nodes="$nodes") target
   [ -z "$gpus" ] || flags+=(--gpus-per-node="$gpus")
   [ -z "$time" ] || flags+=(--time="$time")
   [ -z "$partition" ] || flags+=(--partition="$partition")
   [ -z "$account" ] || flags+=(--account="$account")
-  there=$(quote "$directory/runs/$name")
-  on_cluster "mkdir -p $there && cd $there && \
-$(quote sbatch "${flags[@]}" ../../experiments/launch/train.sbatch "$restarts") \
+  target=$(quote "$directory/runs/$name")
+  on_cluster "mkdir -p $target && cd $target && \
+$(quote sbatch "${flags[@]}" ../../experiments/launch/train.sbatch "$max_restarts") \
 $(train_arguments "runs/$name")"
 }
 
@@ -63,15 +62,15 @@ $(quote tail -n 5 "$directory/runs/$name/slurm.log")"
 }
 
 stop() {
-  # With --full the job's script hears of it too, and does not queue itself again.
+  # --full signals the job's script too, which then does not queue itself again.
   on_cluster "$(quote scancel --me --name="$name" --state=PENDING) ; \
 $(quote scancel --me --name="$name" --full --signal=TERM)"
 }
 
 collect() {
-  reach "$(quote tar -cz -C "$directory/runs/$name" .)"
+  remote_shell "$(quote tar -cz -C "$directory/runs/$name" .)"
   execute mkdir -p "runs/$name"
-  piped "${shell[@]}" '|' tar -xz -C "runs/$name"
+  execute_pipe "${shell[@]}" '|' tar -xz -C "runs/$name"
 }
 
 launch "$@"

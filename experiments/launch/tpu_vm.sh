@@ -1,35 +1,35 @@
 #!/usr/bin/env bash
 # Trains on a Cloud TPU slice, as a queued resource, with gcloud.
 #
-#   tpu_vm.sh VERB [--file FILE] [--NAME VALUE ...] [--config.FIELD=VALUE ...] [--dry-run]
+#   tpu_vm.sh SUBCOMMAND [--file FILE] [--NAME VALUE ...] [--config.FIELD=VALUE ...] [--dry-run]
 #
-# create   asks for the slice; the request may wait in a queue
-# setup    sends the committed code to the bucket, and installs it on every worker
-# run      starts training on every worker where it does not run
+# create   requests the slice; the request may wait in a queue
+# setup    sends the committed code to the bucket and installs it on every worker
+# run      starts training on every worker, unless it runs
 # logs     follows the log of one worker
-# status   says what the slice and its workers do
-# watch    sets up and runs as soon as the slice is there, creates it again after a preemption, and
-#          deletes it when training is done; it may be interrupted and started again at any time
-# stop     has training save and end
+# status   prints the state of the slice and its workers
+# watch    sets up and runs once the slice is active, creates it again after a preemption, and
+#          deletes it when training is done; may be interrupted and started again
+# stop     lets training save and exit
 # collect  copies the run from the bucket to runs/NAME
-# delete   deletes the slice; what is in the bucket stays
+# delete   deletes the slice, but not the bucket
 #
-# Values: name, project, zone, bucket, accelerator, runtime, config; capacity (on-demand, spot or
-# reserved), restarts (30), worker (0, for logs).
+# Settings: name, project, zone, bucket, accelerator, runtime, config; capacity (on-demand, spot or
+# reserved), max_restarts (30), worker (0, for logs).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-verbs='create setup run logs status watch stop collect delete'
-names='name project zone bucket accelerator runtime config capacity restarts worker'
+subcommands='create setup run logs status watch stop collect delete'
+names='name project zone bucket accelerator runtime config capacity max_restarts worker'
 required='name project zone'
 worker_script=bertjax/experiments/launch/worker.sh
-max_failures=3  # of training, before somebody has to look
-max_unanswered=10 # looks in a row without an answer
+max_failures=3   # of training, before watch gives up
+max_unanswered=10 # failed commands in a row
 
 # The slice
 
-slice() { # GROUP VERB FLAG...: of gcloud compute tpus
+gcloud_tpu() { # GROUP COMMAND FLAG...
   execute gcloud compute tpus "$1" "$2" "$name" --project="$project" --zone="$zone" "${@:3}"
 }
 
@@ -37,26 +37,26 @@ create() {
   need accelerator runtime
   local flags=(--node-id="$name" --accelerator-type="$accelerator" --runtime-version="$runtime")
   [ "$capacity" = on-demand ] || flags+=("--$capacity")
-  slice queued-resources create "${flags[@]}"
+  gcloud_tpu queued-resources create "${flags[@]}"
 }
 
 delete() {
-  slice queued-resources delete --force --quiet
+  gcloud_tpu queued-resources delete --force --quiet
 }
 
 queue_state() {
-  slice queued-resources describe \
+  gcloud_tpu queued-resources describe \
     --format='value[separator=" "](state.state, state.failedData.error.message)'
 }
 
 node_state() {
-  slice tpu-vm describe --format='value(state)'
+  gcloud_tpu tpu-vm describe --format='value(state)'
 }
 
 # Its workers
 
-on_workers() { # all or a number, a line of shell
-  slice tpu-vm ssh --worker="$1" --command="$2"
+on_workers() { # all|INDEX LINE
+  gcloud_tpu tpu-vm ssh --worker="$1" --command="$2"
 }
 
 setup() {
@@ -105,40 +105,40 @@ watch() {
   need accelerator runtime config
   need_workdir
   if $dry_run; then
-    plan
+    print_plan
     return
   fi
-  # What a restart installs is what the first start installed, whatever was committed since.
+  # A restart installs what the first start installed, whatever was committed since.
   gcloud storage ls "$workdir/source.tar.gz" --project="$project" >/dev/null 2>&1 || send
   restarted=0 failed=0
-  local answer state reason before='' silences=0 gone=false
+  local answer state reason before='' unanswered=0 deleted=false
   while :; do
     answer=$(slice_state) || answer=unknown
     read -r state reason <<<"$answer"
-    [ "$answer" = "$before" ] || note "$name is $state${reason:+: $reason}."
+    [ "$answer" = "$before" ] || log "$name is $state${reason:+: $reason}."
     before=$answer
     case $state in
       READY) handle_worker_states || state=unknown ;;
       SUSPENDED | FAILED | PREEMPTED | TERMINATED)
         count_restart "$name was $state"
-        if delete; then gone=true; else state=unknown; fi
+        if delete; then deleted=true; else state=unknown; fi
         ;;
     esac
-    if $gone; then
-      if create; then gone=false; else state=unknown; fi
+    if $deleted; then
+      if create; then deleted=false; else state=unknown; fi
     fi
     if [ "$state" = unknown ]; then
-      silences=$((silences + 1))
-      [ "$silences" -lt "$max_unanswered" ] ||
-        give_up "$max_unanswered commands in a row about $name have failed, as said above"
+      unanswered=$((unanswered + 1))
+      [ "$unanswered" -lt "$max_unanswered" ] ||
+        give_up "$max_unanswered commands in a row about $name failed"
     else
-      silences=0
+      unanswered=0
     fi
     sleep 60
   done
 }
 
-slice_state() { # of the request until it is met, then of the slice
+slice_state() { # of the request until it is active, then of the slice
   local answer
   answer=$(queue_state) || return
   case $answer in
@@ -147,34 +147,34 @@ slice_state() { # of the request until it is met, then of the slice
   esac
 }
 
-handle_worker_states() { # and do what they need
+handle_worker_states() {
   local states
   states=$(worker_states | grep -Eo '^(running|idle|stopped|[0-9]+)' | sort -u | tr '\n' ' ') ||
     return
   case " $states" in
     *' running '*) ;;
     *' 2 '*)
-      note "training refuses its input, as \`logs\` says: mend it and \`run\` again; $name is left."
+      log "training rejects its input, see \`logs\`: fix it and \`run\` again. $name is not deleted."
       exit 2
       ;;
     *' stopped '*)
-      note "training was ended by \`stop\`: \`run\` goes on with it; $name is left."
+      log "training was stopped: \`run\` resumes it. $name is not deleted."
       exit
       ;;
     *' idle '*) install && run ;;
     ' 0 ')
-      note "training is done: \`collect\` copies $workdir."
+      log "training is done. \`collect\` copies $workdir."
       delete
       exit
       ;;
     ' 75 ' | ' 0 75 ')
-      count_restart "training was stopped before its end"
+      count_restart "training was stopped early"
       run
       ;;
     *)
       failed=$((failed + 1))
       [ "$failed" -lt "$max_failures" ] ||
-        give_up "training has failed $failed times, with exit status ${states% }, as \`logs\` says"
+        give_up "training failed $failed times, with exit status ${states% }, see \`logs\`"
       count_restart "training failed with exit status ${states% }"
       run
       ;;
@@ -182,27 +182,27 @@ handle_worker_states() { # and do what they need
 }
 
 count_restart() { # WHY
-  [ "$restarted" -lt "$restarts" ] || give_up "$1, after $restarts restarts"
+  [ "$restarted" -lt "$max_restarts" ] || give_up "$1, after $max_restarts restarts"
   restarted=$((restarted + 1))
-  note "$1: restart $restarted of $restarts."
+  log "$1: restart $restarted of $max_restarts."
 }
 
 give_up() { # WHY
-  note "$1: mend it and \`watch\` again, or \`delete\` $name, which is left as it is."
+  log "$1. Fix it and \`watch\` again, or \`delete\` $name, which still costs money."
   exit 1
 }
 
-plan() { # what `watch` would do, and when
+print_plan() { # commands of watch, and when it runs them
   echo '# Every minute:'
   queue_state
   node_state
   worker_states
-  echo '# Where the bucket has no code yet:'
+  echo '# If the bucket has no code yet:'
   send
-  echo '# Where a worker is idle:'
+  echo '# If a worker is idle:'
   install
   run
-  echo '# Where training was stopped before its end:'
+  echo '# If training was stopped early:'
   run
   echo '# After a preemption:'
   delete

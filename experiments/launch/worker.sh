@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh has each worker of a slice do, in the folder that the code is in.
+# Run by tpu_vm.sh on each worker of a slice, in the directory of the code.
 #
 # setup                  installs bertjax
-# start WORKDIR ARG...   starts `bertjax ARG...` as a service, where it does not run
-# status                 prints running, idle, stopped or the exit status, host, log's last line
-# stop                   has training save and end
-# serve                  is the service
+# start WORKDIR ARG...   starts `bertjax ARG...` as a service, unless it runs
+# status                 prints running, idle, stopped or the exit status; host; last line of the log
+# stop                   lets training save and exit
+# serve                  body of the service
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 setup() {
-  # The machines may come with an older Python than bertjax needs: uv brings its own.
+  # The machines may have an older Python than bertjax needs; uv installs its own.
   python3 -m pip install --user --quiet uv
   local uv=$HOME/.local/bin/uv
   "$uv" venv --quiet --allow-existing --python 3.12 .venv
@@ -19,17 +19,17 @@ setup() {
 
 start() {
   if runs; then
-    echo "$(hostname): training runs already."
+    echo "$(hostname): training is already running."
     return
   fi
-  # A file, because systemd would expand $ in the arguments of a service.
+  # A file, because systemd expands $ in the arguments of a service.
   printf 'workdir=%q\narguments=(%s)\n' "$1" "$(printf '%q ' "${@:2}")" >launched.sh
-  echo 137 >exit_status # what a run that is killed leaves there
+  echo 137 >exit_status # stays there if the run is killed
   rm -f stopped
   sudo systemctl reset-failed bertjax.service 2>/dev/null || true
-  # A service outlives this connection, and there is one at most. Before the machine goes down it
-  # gets SIGTERM while there is a network to save over: this script alone, which tells the training.
-  # Unless told otherwise it may lock less memory than drivers want, and open fewer files.
+  # A service outlives this connection, and there is at most one. Before the machine shuts down, this
+  # script gets SIGTERM while the network is up, and passes it to the training. The default limits of
+  # locked memory and open files are too low for drivers.
   sudo systemd-run --quiet --unit=bertjax.service --uid="$(id -un)" \
     --working-directory="$PWD" --setenv=PATH="$PATH" --property=After=network.target \
     --property=KillMode=mixed --property=TimeoutStopSec=300 \
@@ -52,11 +52,11 @@ serve() {
   trap 'stopped=1; [ -z "$training" ] || kill -TERM "$training" || true' TERM
   .venv/bin/bertjax "${arguments[@]}" >>train.log 2>&1 &
   training=$!
-  [ -z "$stopped" ] || kill -TERM "$training" # the signal was sooner
+  [ -z "$stopped" ] || kill -TERM "$training" # the signal came first
   while sleep 60; do copy_log; done >/dev/null 2>&1 &
   copying=$!
   while kill -0 "$training" 2>/dev/null; do
-    wait "$training" || true # a signal ends it too
+    wait "$training" || true # a signal ends wait too
   done
   wait "$training" && status=0 || status=$?
   kill "$copying"
