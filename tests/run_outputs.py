@@ -12,7 +12,7 @@ from etils import epath
 
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
-from bertjax.config.config import read_config
+from bertjax.config.loading import read_config
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import make_mesh, sharded_shapes
 from bertjax.tasks import registry

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.errors import EXIT_DIVERGED
 from bertjax.tasks import registry
 from experiments.ablations import __main__ as ablations

@@ -26,8 +26,8 @@ from bertjax.cli import report, termination
 from bertjax.cli.files import check_directory, open_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache
 from bertjax.cli.main import _parser, find_subcommands, main
-from bertjax.config.config import load_config
 from bertjax.config.config_file import builtin_configs
+from bertjax.config.loading import load_config
 from bertjax.errors import RunError
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import read_metrics
@@ -119,7 +119,7 @@ def test_config_lists_prints_and_copies(capsys, tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gleu"], "there is no configuration gleu: did you mean glue?"),
+        (["gleu"], "--config=gleu: there is no such configuration. Did you mean glue?"),
         (["--output", "mine.py"], "--output=mine.py: copies one configuration. Give its NAME"),
         (["glue", "--output", "mine.txt"], "--output=mine.txt: not a Python file"),
         (["glue", "--output", "here.py"], "--output=here.py: exists. Name another file"),
@@ -218,25 +218,25 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
         ({"model__vocab_size": 100}, r"128 pieces and model\.vocab_size=100: raise it"),
         (
             {"max_seq_length": 600},
-            r"max_seq_length=600 is more than model\.max_position_embeddings=512: shorten",
+            r"max_seq_length=600: is more than model\.max_position_embeddings=512\. Reduce",
         ),
         ({"data__mask_replace_prob": 0.95}, r"sum 1\.05 above 1\. Make the sum at most 1"),
-        ({"batch_size": 12}, r"batch_size=12 does not divide over 8 devices .* multiple of 8"),
+        ({"batch_size": 12}, r"batch_size=12: does not divide over 8 devices .* multiple of 8"),
         (
             {"gradient_accumulation_steps": 2},
-            r"batch_size=8 does not divide over 8 devices x accumulation=2",
+            r"batch_size=8: does not divide over 8 devices x gradient_accumulation_steps=2",
         ),
-        ({"sede": 3}, r"sede is no field of the configuration: did you mean seed"),
+        ({"sede": 3}, r"sede=3: there is no such field\. Did you mean seed"),
         (
             {"model__num_attention_heads": 3},
             r"num_attention_heads=3 does not divide hidden_size=64: choose",
         ),
         ({"data__dir": "nowhere"}, r"nowhere does not exist.* run `bertjax prepare"),
         ({"init": "nowhere"}, r"there is no nowhere: give a workdir"),
-        ({"optimizer__name": "sgd"}, r"'sgd' and must be one of adamw"),
+        ({"optimizer__name": "sgd"}, r"'sgd': is unknown\. Use one of adamw"),
         ({"mesh__data": 3}, r"mesh: data=3, .* does not fit 8 devices"),
         ({"steps": "soon"}, r"steps='soon': not a duration. Use"),
-        ({"max_seq_length": "long"}, r"max_seq_length='long' is a str: it must be int"),
+        ({"max_seq_length": "long"}, r"max_seq_length='long': is of type str\. Use int"),
     ],
 )
 def test_train_rejects_invalid_configurations(

@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the code says of its fields, and says all of them."""
+"""docs/configuration.md is generated from the fields, and complete."""
 
 import pathlib
 
@@ -9,14 +9,14 @@ from bertjax.tasks import registry
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "configuration.md"
 
 
-def test_the_page_is_what_the_code_says() -> None:
-    assert PAGE.read_text() == fields_page(), f"write it anew: bertjax config --fields > {PAGE}"
+def test_page_is_generated_from_the_fields() -> None:
+    assert PAGE.read_text() == fields_page(), f"run: bertjax config --fields > {PAGE}"
 
 
-def test_every_field_has_a_line_and_each_line_a_meaning() -> None:
+def test_page_describes_every_field() -> None:
     fields = [*Config().to_dict().items()]
     names = {name for name, value in fields if not isinstance(value, dict)}
-    names |= {f"{name}.{key}" for name, own in fields if isinstance(own, dict) for key in own}
+    names |= {f"{name}.{key}" for name, value in fields if isinstance(value, dict) for key in value}
     names |= {
         f"data.{name}" for task in registry.TASK_MODULES for name in registry.data_fields()[task]
     }

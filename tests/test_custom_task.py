@@ -14,7 +14,8 @@ from processes import Command, hold
 from random_models import draw_model
 from run_outputs import metrics, params_of
 
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert

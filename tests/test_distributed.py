@@ -23,7 +23,7 @@ from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.cli import termination
-from bertjax.config.config import read_config
+from bertjax.config.loading import read_config
 from bertjax.errors import CHILD_ENV, RunError
 from bertjax.mesh import distributed, signals
 from bertjax.mesh.distributed import Cluster, find_cluster
@@ -44,7 +44,7 @@ from bertjax.tasks import registry
 from bertjax.steps import step_functions
 from bertjax.mesh import distributed
 from bertjax.checkpointing.checkpointer import Checkpointer
-from bertjax.config.config import read_config
+from bertjax.config.loading import read_config
 number, port, run, copy = sys.argv[1:]
 cluster = distributed.Cluster(f"localhost:{port}", 4, int(number))
 distributed.initialize_distributed(cluster, handles_preemption=False)

@@ -18,7 +18,8 @@ from documented_commands import (
 )
 
 from bertjax.cli import main as cli
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import HEADS

@@ -11,7 +11,7 @@ import pytest
 import toy_tasks
 
 from bertjax.cli.main import main
-from bertjax.config.config import parse_config
+from bertjax.config.loading import parse_config
 from bertjax.tasks import registry
 from bertjax.tasks.sequence_classification.glue_submission import (
     FILES,

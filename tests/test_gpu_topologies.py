@@ -135,7 +135,7 @@ from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.preflight.report import describe
 from bertjax.tasks import registry
-from bertjax.config.config import load_config
+from bertjax.config.loading import load_config
 config = load_config("{PRETRAIN}:model=tiny", {{"batch_size": "16"}}, registry.data_fields())
 print(describe(preflight(config, Topology("l4:1"))))
 """

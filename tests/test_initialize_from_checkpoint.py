@@ -13,7 +13,8 @@ import pytest
 from random_models import draw_model
 from run_outputs import params_of
 
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import find_bert_config
 from bertjax.formats.tensors import NumpyModel

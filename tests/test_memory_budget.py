@@ -13,7 +13,8 @@ from processes import Command
 import bertjax.training.memory_budget as memory
 from bertjax.cli import report
 from bertjax.cli.main import main
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.mesh.memory import available_host_memory, failed_allocation_bytes
 from bertjax.mesh.sharding import make_mesh
 from bertjax.steps.step_functions import StepFunctions

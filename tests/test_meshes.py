@@ -12,7 +12,7 @@ import pytest
 from conftest import process_environment
 
 from bertjax.checkpointing.checkpointer import Checkpointer
-from bertjax.config.config import load_config
+from bertjax.config.loading import load_config
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
 from bertjax.steps.step_functions import StepFunctions

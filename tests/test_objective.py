@@ -94,7 +94,7 @@ def test_accumulation_steps_of_a_rampup_keep_the_microbatch_size() -> None:
 
 @pytest.mark.parametrize("name", ["eval_batches", "eval_batch_size"])
 def test_config_rejects_negative_eval_sizes(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name}=-1 must be at least 0"):
+    with pytest.raises(InputError, match=f"{name}=-1: is too small. Use at least 0"):
         make_run_config(**{name: -1})
 
 

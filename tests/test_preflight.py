@@ -13,7 +13,8 @@ import jax
 import pytest
 from conftest import process_environment
 
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.preflight.analysis import _estimate_tpu, largest_batch, preflight, suggested_fixes
 from bertjax.preflight.hlo import Instruction
 from bertjax.preflight.report import format_report
@@ -261,7 +262,7 @@ def test_sixty_four_chips_are_judged_from_here() -> None:
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
-from bertjax.config.config import load_config
+from bertjax.config.loading import load_config
 fields = {{"model.vocab_size": "1024", "batch_size": "2048", "model.scan_layers": "True"}}
 config = load_config("{PRETRAIN}:model=2-128", fields, registry.data_fields())
 print(preflight(config, Topology("v6e:8x8"), train_only=True).to_json())

@@ -19,7 +19,8 @@ from run_outputs import answers_of, metrics, params_of
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.cli.config_args import parse_overrides
 from bertjax.cli.main import main
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import find_bert_config
 from bertjax.inference.convert import convert

@@ -11,7 +11,8 @@ from etils import epath
 from toy_tasks import KINDS, TOKENIZER, configuration, write_data
 
 from bertjax.cli.main import _parser
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run

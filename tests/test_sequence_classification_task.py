@@ -12,7 +12,8 @@ from random_models import draw_model
 from run_outputs import metrics
 
 from bertjax.cli.main import main
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert

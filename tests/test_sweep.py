@@ -87,7 +87,7 @@ def test_rates_and_seeds_need_no_program_of_their_own_and_shapes_do(folder) -> N
         (["batch_size=8", "batch_size=16"], 1, "each field once"),
         (["seed=1,2"], 1, "seeds by --seeds"),
         (["task=squad"], 1, "a sweep has one task"),
-        (["bach_size=8"], 1, "did you mean batch_size"),
+        (["bach_size=8"], 1, "Did you mean batch_size"),
         (["batch_size=x"], 1, "batch_size='x'"),
         ([], 0, "--seeds 0 must be at least 1"),
     ],

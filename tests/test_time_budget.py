@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 from test_train import losses, make_run_config, metrics
 
-from bertjax.config.config import load_config
+from bertjax.config.loading import load_config
 from bertjax.tasks import registry
 from bertjax.training import cadence, time_budget
 from bertjax.training.setup import make_trainer

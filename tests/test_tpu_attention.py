@@ -21,7 +21,8 @@ from attention_cases import (
     run,
 )
 
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.mesh.sharding import AXES, make_mesh
 from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as fused_attention

@@ -18,7 +18,8 @@ import bertjax.training.trainer as train_module
 from bertjax.checkpointing.checkpointer import CheckpointError
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh import distributed

@@ -12,7 +12,8 @@ from processes import Command
 from run_outputs import metrics
 
 from bertjax.cli.main import main
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.tasks import registry
 from bertjax.tasks.sequence_classification.data import read_sets
 from data_pipelines.errors import InputError

@@ -8,7 +8,8 @@ import random
 from conftest import sample_pieces
 
 from bertjax.cli.config_args import parse_overrides
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.formats.loading import find_bert_config
 from bertjax.tasks import registry
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer

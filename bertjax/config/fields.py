@@ -1,4 +1,4 @@
-"""Frozen dataclasses of a configuration from nested mappings, checked field by field."""
+"""Frozen dataclasses from nested mappings, checked field by field."""
 
 import dataclasses
 import difflib
@@ -13,24 +13,31 @@ from data_pipelines.errors import InputError
 def build_dataclass(
     cls: type, raw: Mapping[str, Any], prefix: str = "", suggestions: type | None = None
 ) -> Any:
-    """An instance of the dataclass from a mapping, nested dataclasses included.
+    """Return an instance of a dataclass, nested dataclasses included.
 
     Args:
-      prefix: of the names of its fields, for messages.
-      known: the dataclass whose fields a misspelt one is compared with; `cls` by default.
+      cls: the dataclass.
+      raw: field name -> value, or a mapping for a nested dataclass.
+      prefix: prefix of the names in error messages.
+      suggestions: the dataclass whose fields an error message suggests; `cls` by default.
+
     Raises:
-      InputError: a field is not known, or its value has another type.
+      InputError: a field is unknown, or its value has another type.
     """
     suggestions = suggestions or cls
     hints = typing.get_type_hints(cls)
     values = {}
     for name, value in raw.items():
         if name not in hints:
-            raise InputError(unknown_field_message(prefix + name, _all_fields(suggestions)))
+            raise InputError(unknown_field_message(prefix + name, value, _all_fields(suggestions)))
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, Mapping):
-                raise InputError(f"{prefix}{name}={value!r} must be a section with fields.")
+                first = dataclasses.fields(hint)[0].name
+                raise InputError(
+                    f"{prefix}{name}={value!r}: is not a section. Set fields such as "
+                    f"{prefix}{name}.{first}."
+                )
             values[name] = build_dataclass(
                 typing.cast(type, hint), value, f"{prefix}{name}.", suggestions
             )
@@ -39,10 +46,32 @@ def build_dataclass(
     return cls(**values)
 
 
-def unknown_field_message(name: str, suggestions: Sequence[str]) -> str:
-    """A sentence that names the nearest of the known fields."""
-    nearest = difflib.get_close_matches(name, suggestions, n=1, cutoff=0.0)
-    return f"{name} is no field of the configuration: did you mean {nearest[0]}?"
+def unknown_field_message(name: str, value: Any, known: Sequence[str]) -> str:
+    """Return the error message for an unknown field, with the most similar known one."""
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"{name}={value!r}: there is no such field. Did you mean {nearest[0]}?"
+
+
+def coerce(name: str, value: Any, hint: Any) -> Any:
+    """Return a value in the type of its field; whole numbers may be integers or floats.
+
+    Args:
+      name: name of the field in error messages.
+      value: its value.
+      hint: a type, or a union of types.
+
+    Raises:
+      InputError: the value has another type.
+    """
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if int in allowed and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not any(type(value) is kind for kind in allowed):  # bool does not count as int
+        kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+        raise InputError(f"{name}={value!r}: is of type {type(value).__name__}. Use {kinds}.")
+    return value
 
 
 def _all_fields(cls: type, prefix: str = "") -> list[str]:
@@ -52,21 +81,3 @@ def _all_fields(cls: type, prefix: str = "") -> list[str]:
         if dataclasses.is_dataclass(hint):
             names += _all_fields(typing.cast(type, hint), f"{prefix}{name}.")
     return names
-
-
-def coerce(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type that the field has; integers serve where floats are wanted.
-
-    Raises:
-      InputError: it is of another type.
-    """
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if int in allowed and isinstance(value, float) and value.is_integer():
-        return int(value)
-    fits = any(type(value) is kind for kind in allowed)  # bool is no int here
-    if not fits:
-        kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
-        raise InputError(f"{name}={value!r} is a {type(value).__name__}: it must be {kinds}.")
-    return value

@@ -1,7 +1,8 @@
-"""Fields of the optimizer and its learning rate, with their checks."""
+"""Fields of the optimizer and its learning rate schedule, with their validation."""
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
@@ -12,95 +13,104 @@ SCHEDULES = ("linear", "bert_linear", "one_cycle", "wsd")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerFields:
-    """What an optimiser and the configuration of one share; the defaults are BERT-Base's (A.2)."""
+    """Fields of an optimizer and of its configuration; the defaults are BERT-Base's (A.2)."""
 
     name: str = field(
         "adamw",
-        '"adamw": Adam with decoupled weight decay; "bert_adam": the same without bias '
-        'correction, as BERT was trained; "lamb": for very large batches (You et al. 2020), no '
-        'decay and no trust ratio on LayerNorm and biases; "muon": for small budgets, Muon for the '
-        'matrices of the blocks (Jordan et al. 2024) and "adamw" for all else, both at the same '
-        "rate and decay",
+        'optimizer: "adamw", Adam with decoupled weight decay; "bert_adam", the same without bias '
+        'correction, as in google-research/bert; "lamb", for very large batches (You et al. 2020), '
+        'without decay and trust ratio for LayerNorm and biases; "muon", for small budgets, Muon '
+        'for the matrices of the blocks (Jordan et al. 2024) and "adamw" for the others, with the '
+        "same learning rate and decay",
     )
-    learning_rate: float = field(1e-4, "the highest, at the end of the warm-up")
+    learning_rate: float = field(1e-4, "peak learning rate, at the end of the warm-up")
     schedule: str = field(
         "linear",
-        '"linear": linear up from 0, and linear down to 0; "bert_linear": the same, the decay '
-        "measured from step 0, as BERT was trained, so at the end of warm-up the rate drops by its "
-        'share of the steps; "one_cycle": half a cosine up, and half a cosine down to 0 (Smith and '
-        'Topin 2019); "wsd": linear up, then the full rate, and over the cool-down to 0 by '
-        "1 - sqrt (Hägele et al. 2024, section 4.1)",
+        'learning rate schedule: "linear", linear warm-up from 0 and linear decay to 0; '
+        '"bert_linear", the same with the decay measured from step 0, as in google-research/bert, '
+        "so at the end of the warm-up the rate drops by the warm-up's fraction of the steps; "
+        '"one_cycle", half a cosine up and half a cosine down to 0 (Smith and Topin 2019); "wsd", '
+        "linear warm-up, constant rate, and 1 - sqrt decay to 0 in the cool-down (Hägele et al. "
+        "2024, section 4.1)",
     )
-    weight_decay: float = field(0.01, "of everything but LayerNorm and biases")
-    b1: float = field(0.9, "how much of the mean of the gradients a step keeps")
-    b2: float = field(0.999, "how much of the mean of their squares a step keeps")
-    eps: float = field(1e-6, "what is added to the root of that")
-    max_grad_norm: float = field(1.0, "the largest global norm that a gradient keeps")
+    weight_decay: float = field(0.01, "weight decay of all parameters but LayerNorm and biases")
+    b1: float = field(0.9, "Adam beta1, decay of the first moment")
+    b2: float = field(0.999, "Adam beta2, decay of the second moment")
+    eps: float = field(1e-6, "Adam epsilon, added to the root of the second moment")
+    max_grad_norm: float = field(1.0, "gradient clipping: maximum global norm")
     layerwise_lr_decay: float = field(
         1.0,
-        "a block learns at so many times the rate of what stands on it, heads and pooler at the "
-        "full rate and the embeddings at the lowest (Zhang et al. 2021, section 5)",
+        "layer-wise learning rate decay: factor from a block to the block below it; heads and "
+        "pooler have the full rate, embeddings the lowest (Zhang et al. 2021, section 5)",
     )
     frozen_layers: int = field(
-        0, "the lowest blocks that stay what they are, and with them the embeddings"
+        0, "number of lowest blocks that are not trained, with the embeddings"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(OptimizerFields):
-    """An optimiser and its learning rate, which comes to 0 at `total_steps`.
+    """An optimizer with a learning rate schedule that ends at `total_steps`.
+
+    With a time budget the three durations are fractions of it.
 
     Raises:
-      InputError: values that make no optimiser.
+      InputError: a value is out of its range.
     """
 
-    warmup_steps: float = 10_000  # these three are fractions with a time budget
+    warmup_steps: float = 10_000
     total_steps: float = 1_000_000
     cooldown_steps: float = 0
     num_hidden_layers: int = 12
 
     def __post_init__(self) -> None:
-        for name, known in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
-            if getattr(self, name) not in known:
-                raise InputError(
-                    f"optimizer.{name} is {getattr(self, name)!r} "
-                    f"and must be one of {', '.join(known)}"
-                )
+        self._check_choice("name", OPTIMIZERS)
+        self._check_choice("schedule", SCHEDULES)
         for name in ("learning_rate", "eps", "max_grad_norm"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
-                raise InputError(f"optimizer.{name} is {value} and must be a number greater than 0")
-        for name in ("b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"optimizer.{name} is {getattr(self, name)}, choose from [0, 1)")
-        if not 0 <= self.weight_decay < 1:
-            raise InputError(f"optimizer.weight_decay is {self.weight_decay}, choose from [0, 1)")
+                raise InputError(f"optimizer.{name}={value}: is not positive. Use more than 0.")
+        for name in ("b1", "b2", "weight_decay"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise InputError(
+                    f"optimizer.{name}={value}: is out of range. Use a number from 0, below 1."
+                )
         if not 0 < self.layerwise_lr_decay <= 1:
             raise InputError(
-                f"optimizer.layerwise_lr_decay is {self.layerwise_lr_decay}, choose from (0, 1]"
+                f"optimizer.layerwise_lr_decay={self.layerwise_lr_decay}: is out of range. Use a "
+                "number above 0, up to 1."
             )
         if not 0 <= self.frozen_layers <= self.num_hidden_layers:
             raise InputError(
-                f"optimizer.frozen_layers is {self.frozen_layers} and the model has "
-                f"{self.num_hidden_layers} blocks: freeze from 0 to all of them"
+                f"optimizer.frozen_layers={self.frozen_layers}: the model has "
+                f"{self.num_hidden_layers} blocks. Use 0 to {self.num_hidden_layers}."
             )
+        self._check_durations()
+
+    def _check_choice(self, name: str, choices: Sequence[str]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise InputError(
+                f"optimizer.{name}={value!r}: is unknown. Use one of {', '.join(choices)}."
+            )
+
+    def _check_durations(self) -> None:
         if self.total_steps < 1:
-            raise InputError(f"a run of {self.total_steps} steps trains nothing: use at least 1")
+            raise InputError(f"steps={self.total_steps}: trains nothing. Use at least 1.")
         if not 0 <= self.warmup_steps < self.total_steps:
             raise InputError(
-                f"optimizer.warmup of {self.warmup_steps} steps does not fit a run of "
-                f"{self.total_steps}: use from 0 to one step less than the run has"
+                f"optimizer.warmup={self.warmup_steps}: is not shorter than the schedule, "
+                f"{self.total_steps} steps. Use fewer steps."
             )
         if self.cooldown_steps and self.schedule != "wsd":
             raise InputError(
-                f"optimizer.cooldown is of schedule=wsd and the schedule is {self.schedule}: leave "
-                "it out"
+                f"optimizer.cooldown={self.cooldown_steps}: belongs to schedule=wsd, and "
+                f"optimizer.schedule={self.schedule}. Remove it."
             )
-        if (
-            not 0 <= self.cooldown_steps
-            or self.warmup_steps + self.cooldown_steps > self.total_steps
-        ):
+        after_warmup = self.total_steps - self.warmup_steps
+        if self.cooldown_steps < 0 or self.warmup_steps + self.cooldown_steps > self.total_steps:
             raise InputError(
-                f"a cool-down of {self.cooldown_steps} steps does not fit the "
-                f"{self.total_steps - self.warmup_steps} after the warm-up: use at most these"
+                f"optimizer.cooldown={self.cooldown_steps}: is longer than the {after_warmup} "
+                "steps after the warm-up. Use fewer steps."
             )

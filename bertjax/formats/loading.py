@@ -10,7 +10,7 @@ from etils import epath
 from bertjax.checkpointing.integrity import MANIFEST_FILE
 from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
 from bertjax.checkpointing.parameters import load_params, read_param_shapes
-from bertjax.config.config import read_model_config
+from bertjax.config.loading import read_model_config
 from bertjax.formats import huggingface, tf1
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh.sharding import named_leaves

@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.config.config import parse_config
+from bertjax.config.loading import parse_config
 from bertjax.html.charts import Point, chart, number
 from bertjax.html.page import definition_list, page, section, table, tiles
 from bertjax.html.tables import eval_set_table

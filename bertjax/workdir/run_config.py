@@ -7,7 +7,8 @@ import ml_collections
 from etils import epath
 
 from bertjax.checkpointing.lookup import has_checkpoint
-from bertjax.config.config import Config, load_config
+from bertjax.config.config import Config
+from bertjax.config.loading import load_config
 from bertjax.formats.loading import find_bert_config, read_run_config
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry

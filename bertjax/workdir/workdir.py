@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.config.config import Config, parse_config
+from bertjax.config.config import Config
+from bertjax.config.loading import parse_config
 from bertjax.mesh import distributed
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task

@@ -39,7 +39,7 @@ GIB = 2**30
 
 def make_config(model: str, length: int, rows: int) -> Any:
     """That of our run."""
-    from bertjax.config.config import load_config
+    from bertjax.config.loading import load_config
     from bertjax.tasks import registry
 
     spec = f"{RECIPE}:model={model},phase={1 if length == 128 else 2}"

@@ -45,7 +45,7 @@ FASTER = ("examples/s", "minutes", "processor minutes")
 
 def load(spec: str, extra_flags: Sequence[str]) -> "Config":
     from bertjax.cli.config_args import parse_overrides
-    from bertjax.config.config import load_config
+    from bertjax.config.loading import load_config
     from bertjax.formats.loading import find_bert_config
     from bertjax.tasks import registry
 

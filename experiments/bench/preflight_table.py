@@ -18,7 +18,7 @@ import os
 import pathlib
 from typing import Any
 
-from bertjax.config.config import load_config
+from bertjax.config.loading import load_config
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import GIB, Topology
 from bertjax.tasks import registry

@@ -31,7 +31,7 @@ def write_random(size: str, vocab: str, directory: pathlib.Path) -> None:
     import numpy as np
     from etils import epath
 
-    from bertjax.config.config import load_config
+    from bertjax.config.loading import load_config
     from bertjax.formats import huggingface
     from bertjax.formats.tensors import NumpyModel
     from bertjax.tasks import registry

@@ -127,7 +127,7 @@ def main() -> None:
         convert = [*bertjax, "convert", "--to", "hf", args.checkpoint, str(exported)]
         subprocess.run(convert, check=True, env=child_environment())
         from bertjax.checkpointing.lookup import find_checkpoint
-        from bertjax.config.config import read_config
+        from bertjax.config.loading import read_config
         from bertjax.tasks import registry
 
         file = find_checkpoint(args.checkpoint) / "config.json"

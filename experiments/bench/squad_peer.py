@@ -130,7 +130,7 @@ def train_theirs(
 ) -> tuple[dict, Cost]:
     """The scores of the peer."""
     from bertjax.cli.config_args import parse_overrides
-    from bertjax.config.config import load_config
+    from bertjax.config.loading import load_config
     from bertjax.formats.loading import find_bert_config
     from bertjax.inference import inspection
     from bertjax.tasks import registry

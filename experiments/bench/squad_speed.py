@@ -100,7 +100,7 @@ def slow_features(init: str, data: str) -> Callable[[], object]:
 def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     import jax
 
-    from bertjax.config.config import load_config
+    from bertjax.config.loading import load_config
     from bertjax.formats.loading import find_bert_config
     from bertjax.steps.step_functions import StepFunctions
     from bertjax.tasks import registry

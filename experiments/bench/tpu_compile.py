@@ -27,7 +27,7 @@ LAYERS, HIDDEN, HEADS, PIECES = 24, 1024, 16, 30522
 
 def ours(topology: str, layers: int, length: int, rows: int) -> dict[str, Any]:
     """Cycles and bytes a chip of our step."""
-    from bertjax.config.config import load_config
+    from bertjax.config.loading import load_config
     from bertjax.preflight.analysis import preflight
     from bertjax.preflight.topology import Topology
     from bertjax.tasks import registry

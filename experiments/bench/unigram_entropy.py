@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 
 from bertjax.cli.config_args import parse_overrides
-from bertjax.config.config import load_config
+from bertjax.config.loading import load_config
 from bertjax.tasks import registry
 
 

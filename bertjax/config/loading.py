@@ -1,0 +1,140 @@
+"""Loading of configurations: files with overrides, nested dictionaries, config.json.
+
+`load_config` runs a configuration file (see `config_file`), applies overrides
+(`--config.a.b=value`) and returns a frozen `Config`. An unknown field is an error.
+"""
+
+import ast
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from etils import epath
+
+from bertjax.config.config import Config
+from bertjax.config.config_file import run_config_file
+from bertjax.config.fields import build_dataclass, coerce, unknown_field_message
+from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
+from data_pipelines.errors import InputError
+from data_pipelines.paths import check_file
+
+# Fields that define a model. A run that is initialized from it cannot change them; the other fields
+# of BertConfig define how it is trained and computed.
+MODEL_FIELDS = (
+    "vocab_size",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "hidden_act",
+    "layer_norm_eps",
+    "causal",
+    *LAYER_MIX_FIELDS,
+)
+
+
+def load_config(
+    spec: str | Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    data_fields: Mapping[str, Mapping[str, Any]],
+    load_model_config: Callable[[str], BertConfig] | None = None,
+) -> Config:
+    """Load `NAME[:OPTIONS]` or `FILE[:OPTIONS]` and apply overrides.
+
+    Args:
+      spec: name or path of a configuration file with its options (see `config_file`), or the nested
+        dictionaries of one.
+      overrides: dotted field name -> new value, or its text as a Python literal.
+      data_fields: task name -> its `data` fields with their defaults.
+      load_model_config: returns the model of `init`. If the configuration has no
+        `model.hidden_size`, it takes over that model's `MODEL_FIELDS`.
+
+    Raises:
+      InputError: an option, field or task is unknown, or a value has the wrong type.
+    """
+    raw = run_config_file(spec) if isinstance(spec, str) else copy.deepcopy(dict(spec))
+    for name, value in overrides.items():
+        _set_field(raw, name, _parse_literal(value) if isinstance(value, str) else value)
+    model, init = raw.get("model", {}), raw.get("init")
+    if load_model_config and init and isinstance(init, str) and isinstance(model, Mapping):
+        if "hidden_size" not in model:
+            init_model = load_model_config(init)
+            raw["model"] = {name: getattr(init_model, name) for name in MODEL_FIELDS} | dict(model)
+    return parse_config(raw, data_fields)
+
+
+def parse_config(raw: Mapping[str, Any], data_fields: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return a `Config` from nested dictionaries, as `Config.to_dict` returns them.
+
+    Args:
+      raw: field name -> value.
+      data_fields: see `load_config`.
+
+    Raises:
+      InputError: see `load_config`.
+    """
+    raw = dict(raw)
+    task = raw.get("task", Config.task)
+    if not isinstance(task, str):
+        raise InputError(f"task={task!r}: is of type {type(task).__name__}. Use str.")
+    data = raw.pop("data", {})
+    if not isinstance(data, Mapping):
+        raise InputError(f"data={data!r}: is not a section. Set fields such as data.dir.")
+    defaults = data_fields[task]
+    values = dict(defaults)
+    for name, value in data.items():
+        if name not in defaults:
+            known = [f"data.{field}" for field in defaults]
+            raise InputError(unknown_field_message(f"data.{name}", value, known))
+        default = defaults[name]
+        kind = int | None if default is None else type(default)
+        values[name] = coerce(f"data.{name}", value, kind)
+    config = build_dataclass(Config, raw)
+    return dataclasses.replace(config, data=values)
+
+
+def read_config(path: epath.Path, data_fields: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return the `Config` in the config.json of a run or checkpoint."""
+    return parse_config(_read_json(path), data_fields)
+
+
+def read_model_config(path: epath.Path) -> BertConfig:
+    """Return the model in the config.json of a run or checkpoint of any task."""
+    raw = _read_json(path)
+    if not isinstance(raw.get("model"), dict):
+        raise InputError(f"{path}: has no model. Use a file that a run wrote.")
+    model: BertConfig = build_dataclass(BertConfig, raw["model"], "model.", Config)
+    return model
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(check_file(path).read_text())
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: is not JSON ({error}). Use a file that a run wrote.") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: is not a configuration. Use a file that a run wrote.")
+    return raw
+
+
+def _parse_literal(text: str) -> Any:
+    """Return the value of a Python literal, or the text if it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _set_field(raw: dict[str, Any], name: str, value: Any) -> None:
+    *sections, field = name.split(".")
+    for section in sections:
+        raw = raw.setdefault(section, {})
+        if not isinstance(raw, dict):
+            raise InputError(f"{name}={value!r}: {section} is a value, not a section. Remove it.")
+    raw[field] = value
