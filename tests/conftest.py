@@ -114,7 +114,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     text = directory / "text.txt"
     text.write_text(sample_text(seed=1, documents=400))
     tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
-    prepare([str(text)], tokenizer, directory / "shards", workers=1, eval_fraction=0.05, shards=8)
+    prepare(
+        [str(text)], tokenizer, directory / "shards", workers=1, eval_fraction=0.05, num_shards=8
+    )
     return directory / "shards"
 
 

@@ -6,12 +6,11 @@ Its data are JSON lines, {"text": ..., "label": "glad"}.
 import dataclasses
 import json
 import math
-from html import escape
 
 import jax
 import numpy as np
 
-from bertjax.html.page import page, section
+from bertjax.html.page import Section, render_report
 from bertjax.model import flops, heads, losses
 from bertjax.steps import objective
 from bertjax.tasks import task
@@ -191,4 +190,4 @@ class Task(task.Task):
     @staticmethod
     def report(name, config, directory):
         said = json.loads((directory / "said.json").read_text())
-        return page(name, [section("Moods", f"<p>{escape(', '.join(said))}</p>")])
+        return render_report(name, [Section("Moods", paragraphs=[", ".join(said)])])

@@ -1,4 +1,4 @@
-"""On Beam's local runner the shards are those of `prepare`, to the byte."""
+"""Tests of preparation on Beam's local runner."""
 
 import os
 import pathlib
@@ -26,8 +26,8 @@ def inputs(tmp_path: pathlib.Path) -> list[str]:
     return list(map(str, paths))
 
 
-@pytest.mark.parametrize("options", [{"dedup": True, "shards": 3}, {"eval_fraction": 0.0}])
-def test_the_corpus_is_that_of_prepare(
+@pytest.mark.parametrize("options", [{"dedup": True, "num_shards": 3}, {"eval_fraction": 0.0}])
+def test_prepare_with_beam_writes_the_files_of_prepare(
     inputs: list[str], tmp_path: pathlib.Path, options: dict[str, float]
 ) -> None:
     options = {"eval_fraction": 0.1, **options}
@@ -40,15 +40,17 @@ def test_the_corpus_is_that_of_prepare(
     assert one == other
 
 
-def test_a_pipeline_that_fails_leaves_nothing(inputs: list[str], tmp_path: pathlib.Path) -> None:
+def test_prepare_with_beam_leaves_nothing_after_an_error(
+    inputs: list[str], tmp_path: pathlib.Path
+) -> None:
     pathlib.Path(inputs[1]).write_bytes(b"\xff")
     with pytest.raises(Exception, match="byte 0 is not UTF-8"):
         prepare_with_beam(inputs, TOKENIZER, tmp_path / "out")
     assert not {"out", "out.partial"} & set(os.listdir(tmp_path))
 
 
-def test_an_output_that_holds_something_is_refused(
+def test_prepare_with_beam_rejects_a_nonempty_output(
     inputs: list[str], tmp_path: pathlib.Path
 ) -> None:
-    with pytest.raises(InputError, match="already holds other files"):
+    with pytest.raises(InputError, match="already contains other files"):
         prepare_with_beam(inputs, TOKENIZER, tmp_path)

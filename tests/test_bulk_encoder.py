@@ -1,4 +1,4 @@
-"""Sentences encoded together have the ids that each has alone, whatever the cache holds."""
+"""Tests that the bulk encoder returns the ids of the tokenizer."""
 
 import pathlib
 
@@ -18,7 +18,7 @@ LETTERS = [*"abcdeABCDE019éÉßσςΣſİ語한다й\u0301\u00ad\0\x0b\x1f"]
 VOCAB = [*sample_pieces()[:5], *LETTERS, *(f"##{c}" for c in LETTERS), "ab", "##abc", *".,'-"]
 UNCASED = [token for token in VOCAB if token == token.lower() or token.startswith("[")]
 
-# Text that is hard to cut: every kind of space and sign, sigmas, marks, what is dropped.
+# Difficult text: all kinds of spaces and punctuation, sigmas, marks, dropped characters.
 texts = st.lists(
     st.sampled_from(
         [*LETTERS, *" \t\r\u00a0\u3000.,'-:^`", "abc", "a" * 9, "b" * 20, "語" * 6, "Σ."]
@@ -36,47 +36,47 @@ def check(encoder: BulkEncoder, sentences: list[str]) -> None:
 
 @pytest.mark.parametrize("slots", [1, 8, 4096])
 @pytest.mark.parametrize("cased", [True, False])
-def test_ids_are_those_of_the_tokenizer(
+def test_bulk_encoder_equals_the_tokenizer(
     monkeypatch: pytest.MonkeyPatch, cased: bool, slots: int
 ) -> None:
-    monkeypatch.setattr(bulk_encoder, "_OPTIMIZER_VARIABLES", slots)
+    monkeypatch.setattr(bulk_encoder, "_CACHE_SLOTS", slots)
     encoder = BulkEncoder(WordPieceTokenizer(VOCAB if cased else UNCASED, cased=cased))
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(texts | st.text(st.characters(codec="utf-8", exclude_characters="\n"))))
     def check_sentences(sentences: list[str]) -> None:
-        check(encoder, sentences)  # the cache lives on from one example to the next
+        check(encoder, sentences)  # the cache persists between examples
 
     check_sentences()
 
 
-def test_every_character_alone_and_in_a_word() -> None:
+def test_bulk_encoder_encodes_every_character() -> None:
     encoder = BulkEncoder(WordPieceTokenizer(UNCASED, cased=False))
     characters = [chr(c) for c in range(0x3100) if chr(c) not in "\nΣ"]
     check(encoder, characters)
     check(encoder, [f"a{c}b" for c in characters])
 
 
-def test_a_line_feed_is_refused() -> None:
+def test_bulk_encoder_rejects_line_feeds() -> None:
     encoder = BulkEncoder(WordPieceTokenizer(UNCASED, cased=False))
     for sentences in (["a\nb"], ["a", "b\n"]):
-        with pytest.raises(ValueError, match="holds a line feed"):
+        with pytest.raises(ValueError, match="contains a line feed"):
             encoder(sentences)
 
 
-def test_a_tokenizer_of_another_kind_gets_whole_sentences() -> None:
+def test_bulk_encoder_passes_whole_sentences_to_other_tokenizers() -> None:
     tokenizer = WordPieceTokenizer(UNCASED, cased=False)
-    seen = []
+    encoded = []
 
     class Other:
         kind, cased, tokens = "sentencepiece", False, tokenizer.tokens
 
         def encode(self, text: str) -> list[int]:
-            seen.append(text)
+            encoded.append(text)
             return [7] * len(text)
 
     tokens, lengths = BulkEncoder(Other())(["a b", "", "c"])  # type: ignore[arg-type]
-    assert seen == ["a b", "", "c"]
+    assert encoded == ["a b", "", "c"]
     assert tokens.tolist() == [7] * 4
     assert lengths.tolist() == [3, 0, 1]
 
@@ -84,13 +84,13 @@ def test_a_tokenizer_of_another_kind_gets_whole_sentences() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wiki_en", "wiki_ko", "wiki_zh"])
 @pytest.mark.parametrize("vocab", ["bert-base-uncased", "bert-base-multilingual-cased"])
-def test_real_text(data_dir: pathlib.Path, name: str, vocab: str) -> None:
+def test_bulk_encoder_encodes_real_text(data_dir: pathlib.Path, name: str, vocab: str) -> None:
     encoder = BulkEncoder(load_tokenizer(data_dir / "vocab" / f"{vocab}-vocab.txt"))
     documents = list(read_documents([str(data_dir / "text" / f"{name}.txt.xz")]))[:1000]
     for document in documents:
         check(encoder, [sentence for line in document for sentence in split_sentences(line)])
 
 
-def test_half_a_surrogate_pair_is_text_like_any_other() -> None:
+def test_bulk_encoder_accepts_lone_surrogates() -> None:
     tokenizer = WordPieceTokenizer(UNCASED, cased=False)
     check(BulkEncoder(tokenizer), ["a \ud800 b", "a\udfffb c"])

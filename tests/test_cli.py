@@ -259,7 +259,7 @@ def test_train_rejects_another_model_or_corpus_in_a_workdir(corpus, tmp_path, re
     )
     other = tmp_path / "other"
     assert main(["prepare", "--input", str(text), "--vocab", str(vocab), "--output", str(other),
-                 "--workers", "1", "--eval-fraction", "0.1", "--shards", "8"]) == 0  # fmt: skip
+                 "--workers", "1", "--eval-fraction", "0.1", "--num-shards", "8"]) == 0  # fmt: skip
     sentence = refused(*train(other, workdir))
     assert "a run on other data" in sentence and "Use another --workdir" in sentence
 

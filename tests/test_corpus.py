@@ -1,4 +1,4 @@
-"""A corpus is the same on any number of workers, and is there as a whole or not at all."""
+"""Tests of the preparation of a corpus."""
 
 import contextlib
 import gzip
@@ -36,7 +36,7 @@ TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """3,000 documents, a megabyte: several batches of work."""
+    """3,000 documents, a megabyte: several batches."""
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(sample_text(seed=2, documents=3000))
     return path
@@ -47,7 +47,7 @@ def content(directory: pathlib.Path) -> dict[str, bytes]:
 
 
 def documents_of(directory: pathlib.Path, split: str, shard: str | None = None) -> list[str]:
-    """The documents of a split or of one shard, a sentence a line."""
+    """Return the documents of a split or of one shard, one sentence per line."""
     shard_infos = [
         i for i in getattr(read_manifest(directory), f"{split}_shards") if shard in (None, i.name)
     ]
@@ -66,40 +66,42 @@ def small(path: pathlib.Path, documents: int = 40) -> str:
     return str(path)
 
 
-# What is prepared
+# Content
 
 
-def test_shards_that_a_long_document_makes_uneven_are_told(tmp_path, caplog):
+def test_prepare_warns_of_unequal_shards(tmp_path, caplog):
     text = tmp_path / "text.txt"
     words = "ba do ki lu"
     text.write_text("\n\n".join([f"{words} {n}." for n in range(40)] + [f"{words} no. " * 60]))
     prepare([str(text)], TOKENIZER, tmp_path / "even", workers=1, eval_fraction=0)
-    assert "leave shards out" not in caplog.text
-    prepare([str(text)], TOKENIZER, tmp_path / "uneven", workers=1, eval_fraction=0, shards=4)
-    assert "as some documents are longer than shards should be" in caplog.text
+    assert "Omit num_shards" not in caplog.text
+    prepare([str(text)], TOKENIZER, tmp_path / "uneven", workers=1, eval_fraction=0, num_shards=4)
+    assert "because some documents are longer than a shard should be" in caplog.text
 
 
-def test_inputs_of_which_the_vocabulary_loses_a_part_are_told_once(tmp_path, caplog) -> None:
-    given = {"known.txt": "ba do ki.", "greek.txt": "ναι οχι.", "thai.txt": "ที่นี่ วันนี้ กำลัง."}
-    for name, line in given.items():
+def test_prepare_warns_once_of_poor_vocabulary_coverage(tmp_path, caplog) -> None:
+    lines = {"known.txt": "ba do ki.", "greek.txt": "ναι οχι.", "thai.txt": "ที่นี่ วันนี้ กำลัง."}
+    for name, line in lines.items():
         (tmp_path / name).write_text(f"{line}\n\n" * 9)
-    inputs = [str(tmp_path / name) for name in given]
+    inputs = [str(tmp_path / name) for name in lines]
     prepare(inputs, TOKENIZER, tmp_path / "corpus", workers=1)
-    (told,) = [each for each in caplog.messages if "loses part of" in each]
-    assert re.search(r"greek\.txt \(\d+% of its characters are unknown\); ", told)
-    assert re.search(r"thai\.txt \(\d+% of its letters are marks, which are stripped", told)
-    assert "known.txt" not in told
+    (warning,) = [message for message in caplog.messages if "poor coverage" in message]
+    assert re.search(r"greek\.txt \(\d+% of the characters unknown\); ", warning)
+    assert re.search(r"thai\.txt \(\d+% of the letters stripped as accents", warning)
+    assert "known.txt" not in warning
 
 
-def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_prepare_writes_all_documents(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     manifest = prepare([str(text)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0.1)
     written = text.read_text().strip("\n").split("\n\n")
-    train, held_out = (documents_of(tmp_path / "out", split) for split in ("train", "eval"))
-    assert sorted(train + held_out) == sorted(written)
+    train_documents, eval_documents = (
+        documents_of(tmp_path / "out", split) for split in ("train", "eval")
+    )
+    assert sorted(train_documents + eval_documents) == sorted(written)
     for info in manifest.train_shards:
         shard = documents_of(tmp_path / "out", "train", info.name)
         assert shard == [document for document in written if document in set(shard)]
-    assert 200 < len(held_out) < 400
+    assert 200 < len(eval_documents) < 400
     assert manifest.totals == {
         "documents": 3000,
         "sentences": sum(document.count("\n") + 1 for document in written),
@@ -116,7 +118,7 @@ def test_the_corpus_is_the_text(text: pathlib.Path, tmp_path: pathlib.Path) -> N
 
 
 def layouts(directory: pathlib.Path, documents: list[str]) -> dict[str, str]:
-    """The documents in the layouts of C4, Dolma, Wikipedia's dumps and a cache of Arrow."""
+    """Write the documents in the formats of C4, Dolma, Wikipedia's dumps and an Arrow cache."""
     half = len(documents) // 2
     parts = documents[:half], documents[half:]
     for name in ("c4", "dolma", "wikipedia", "arrow"):
@@ -145,7 +147,7 @@ def layouts(directory: pathlib.Path, documents: list[str]) -> dict[str, str]:
     return {name: str(directory / name) for name in ("c4", "dolma", "wikipedia", "arrow")}
 
 
-def test_the_same_documents_give_the_same_shards_whatever_they_lie_in(
+def test_prepare_writes_equal_shards_for_every_input_format(
     text: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     documents = text.read_text().strip("\n").split("\n\n")
@@ -154,34 +156,36 @@ def test_the_same_documents_give_the_same_shards_whatever_they_lie_in(
     del expected[MANIFEST]
     for name, directory in layouts(tmp_path, documents).items():
         manifest = prepare([directory], TOKENIZER, tmp_path / f"out-{name}", workers=1)
-        found = content(tmp_path / f"out-{name}")
-        del found[MANIFEST]
-        assert found == expected, name
+        files = content(tmp_path / f"out-{name}")
+        del files[MANIFEST]
+        assert files == expected, name
         assert manifest.totals == read_manifest(tmp_path / "plain").totals
 
 
-def test_the_directory_is_complete(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_prepare_writes_a_complete_directory(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "deep" / "out"
-    manifest = prepare([str(text)], TOKENIZER, out, workers=1, shards=4, license="CC0")
+    manifest = prepare([str(text)], TOKENIZER, out, workers=1, num_shards=4, license="CC0")
     assert read_manifest(out) == manifest
     assert load_tokenizer(out).fingerprint() == manifest.tokenizer_fingerprint
     assert manifest.vocab_size == len(TOKENIZER.tokens)
     assert manifest.options["inputs"] == [str(text)]
-    assert (manifest.options["shards"], manifest.options["license"]) == (4, "CC0")
+    assert (manifest.options["num_shards"], manifest.options["license"]) == (4, "CC0")
     names = {info.name for info in manifest.train_shards + manifest.eval_shards}
     assert set(content(out)) == names | {"manifest.json", "vocab.txt", "tokenizer_config.json"}
     assert os.listdir(tmp_path / "deep") == ["out"]
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
-def test_workers_change_nothing(text: pathlib.Path, tmp_path: pathlib.Path, workers: int) -> None:
-    options = {"eval_fraction": 0.05, "shards": 8}
+def test_prepare_does_not_depend_on_workers(
+    text: pathlib.Path, tmp_path: pathlib.Path, workers: int
+) -> None:
+    options = {"eval_fraction": 0.05, "num_shards": 8}
     for name, number in (("one", 1), ("other", workers)):
         prepare([str(text)], TOKENIZER, tmp_path / name, workers=number, **options)  # type: ignore[arg-type]
     assert content(tmp_path / "one") == content(tmp_path / "other")
 
 
-def test_duplicates_are_dropped_on_request(tmp_path: pathlib.Path) -> None:
+def test_prepare_drops_duplicates_on_request(tmp_path: pathlib.Path) -> None:
     once = small(tmp_path / "once.txt")
     twice = tmp_path / "twice.txt"
     twice.write_text(f"{pathlib.Path(once).read_text()}\n" * 2)
@@ -193,10 +197,10 @@ def test_duplicates_are_dropped_on_request(tmp_path: pathlib.Path) -> None:
     kept, dropped = made("kept", str(twice), False), made("dropped", str(twice), True)
     assert kept.totals["documents"] == 80
     assert (dropped.totals["documents"], dropped.totals["duplicate_documents"]) == (40, 40)
-    assert dropped.train == made("reference", once, True).train
+    assert dropped.train_shards == made("reference", once, True).train_shards
 
 
-def test_blank_lines_and_lines_without_pieces_make_no_documents(tmp_path: pathlib.Path) -> None:
+def test_prepare_drops_documents_without_tokens(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\n\nba do.\n \n\u200b\n\n\n\t\nki.\n\u00ad\nlu\n\n")
     manifest = prepare([str(path)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0)
@@ -206,7 +210,7 @@ def test_blank_lines_and_lines_without_pieces_make_no_documents(tmp_path: pathli
     assert manifest.eval_shards == []
 
 
-def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
+def test_progress_is_redrawn_in_a_terminal_and_rare_in_a_file(
     tmp_path: pathlib.Path, monkeypatch
 ) -> None:
     looks = itertools.count()
@@ -222,7 +226,7 @@ def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
         (io.StringIO(), ""),
         (
             Terminal(),
-            r"(\r\x1b\[K.*)?\r\x1b\[K40 documents, 0\.0 MB of text, .* pieces/s\n",
+            r"(\r\x1b\[K.*)?\r\x1b\[K40 documents, 0\.0 MB of text, .* tokens/s\n",
         ),
     ):
         out = tmp_path / type(stream).__name__
@@ -230,32 +234,32 @@ def test_progress_is_a_line_every_ten_seconds_in_a_file_and_one_in_a_terminal(
         assert re.fullmatch(pattern, stream.getvalue())
 
 
-# What is refused
+# Invalid input
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [
-        ({"eval_fraction": -0.1}, "eval_fraction is -0.1; choose a share from 0"),
-        ({"eval_fraction": 1.0}, "eval_fraction is 1.0; choose a share from 0"),
-        ({"eval_fraction": float("nan")}, "eval_fraction is nan"),
-        ({"shards": 0}, "shards is 0; choose 1 or more"),
-        ({"shards": 21}, "shards=21 is too many"),
-        ({"eval_fraction": 1 - 1e-9}, "puts 0 of 40 documents into the train split"),
+        ({"eval_fraction": -0.1}, r"eval_fraction=-0.1: not in \[0, 1\)\. Use 0 for no"),
+        ({"eval_fraction": 1.0}, r"eval_fraction=1.0: not in \[0, 1\)\. Use 0 for no"),
+        ({"eval_fraction": float("nan")}, "eval_fraction=nan: not in"),
+        ({"num_shards": 0}, "num_shards=0: below the minimum. Use at least 1"),
+        ({"num_shards": 21}, "num_shards=21: too many for 40 train documents"),
+        ({"eval_fraction": 1 - 1e-9}, ": 0 of 40 documents in the train split"),
     ],
 )
-def test_options_that_cannot_work(
-    tmp_path: pathlib.Path, options: dict[str, float], complaint: str
+def test_prepare_rejects_invalid_options(
+    tmp_path: pathlib.Path, options: dict[str, float], message: str
 ) -> None:
     source = small(tmp_path / "a.txt")
     options = {"eval_fraction": 0, **options}
-    with pytest.raises(InputError, match=complaint):
+    with pytest.raises(InputError, match=message):
         prepare([source], TOKENIZER, tmp_path / "out", workers=1, **options)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_bad_input_leaves_nothing_behind(tmp_path: pathlib.Path, workers: int) -> None:
+def test_prepare_leaves_nothing_after_invalid_input(tmp_path: pathlib.Path, workers: int) -> None:
     source = tmp_path / "a.txt"
     source.write_bytes(sample_text(seed=1, documents=3000).encode() + b"\xff")
     (tmp_path / "out").mkdir()
@@ -265,61 +269,63 @@ def test_bad_input_leaves_nothing_behind(tmp_path: pathlib.Path, workers: int) -
     assert os.listdir(tmp_path / "out") == []
 
 
-def test_a_corpus_of_one_document_is_refused(tmp_path: pathlib.Path) -> None:
+def test_prepare_rejects_a_corpus_of_one_document(tmp_path: pathlib.Path) -> None:
     source = small(tmp_path / "a.txt", documents=1)
-    with pytest.raises(InputError, match="one document only"):
+    with pytest.raises(
+        InputError, match="documents=1: a random next sentence needs another document"
+    ):
         prepare([source], TOKENIZER, tmp_path / "out", workers=1)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "thesis.tex"])
-def test_an_output_that_holds_something_is_left_alone(tmp_path: pathlib.Path, name: str) -> None:
+def test_prepare_keeps_the_files_of_a_nonempty_output(tmp_path: pathlib.Path, name: str) -> None:
     source = small(tmp_path / "a.txt")
     out = tmp_path / "out"
     out.mkdir()
     (out / name).write_text("years of work")
-    with pytest.raises(InputError, match=r"out already holds .*; choose another output"):
+    with pytest.raises(InputError, match=r"out: already contains .*\. Choose another output"):
         prepare([source], TOKENIZER, out, workers=1)
     assert (out / name).read_text() == "years of work"
-    with pytest.raises(InputError, match="is a file; choose another output directory"):
+    with pytest.raises(InputError, match=r"is a file\. Choose another output directory"):
         prepare([source], TOKENIZER, out / name, workers=1)
 
 
-def test_an_empty_output_is_used(tmp_path: pathlib.Path) -> None:
+def test_prepare_accepts_an_empty_output(tmp_path: pathlib.Path) -> None:
     (tmp_path / "out").mkdir()
     prepare([small(tmp_path / "a.txt")], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0)
     read_manifest(tmp_path / "out")
 
 
-def test_a_second_preparation_of_the_same_output_is_refused(tmp_path, monkeypatch) -> None:
-    """And leaves the first alone, whatever it is given."""
+def test_prepare_rejects_an_output_in_preparation(tmp_path, monkeypatch) -> None:
+    """The first preparation continues undisturbed."""
     source, out = small(tmp_path / "a.txt"), tmp_path / "out"
     other = small(tmp_path / "b.txt", documents=50)
-    real, refused = Spool.commit_segment, []
+    real, errors = Spool.commit_segment, []
 
     def commit_segment(self) -> None:
-        with pytest.raises(InputError, match="out is being prepared by another process") as error:
+        with pytest.raises(InputError, match="out: another process prepares this corpus") as error:
             prepare([other], TOKENIZER, out, workers=1)
-        refused.append(error)
+        errors.append(error)
         real(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "commit_segment", commit_segment)
         prepare([source], TOKENIZER, out, workers=1)
     prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
-    assert refused and content(out) == content(tmp_path / "whole")
+    assert errors and content(out) == content(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt", "out", "whole"]
 
 
-def test_an_output_can_be_prepared_after_one_that_was_refused_or_killed(tmp_path) -> None:
+def test_prepare_succeeds_after_a_failed_or_killed_preparation(tmp_path) -> None:
     source, out = small(tmp_path / "a.txt"), tmp_path / "out"
-    (tmp_path / "out.partial.lock").touch()  # nobody holds it
-    with pytest.raises(InputError, match="shards=21 is too many"):
-        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, shards=21)
+    (tmp_path / "out.partial.lock").touch()  # not locked
+    with pytest.raises(InputError, match="num_shards=21: too many"):
+        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, num_shards=21)
     prepare([source], TOKENIZER, out, workers=1, eval_fraction=0)
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "out"]
 
 
-# What survives
+# Interruption
 
 PREPARE = """
 import sys
@@ -329,13 +335,13 @@ from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 if __name__ == "__main__":
     text, vocab, output = sys.argv[1:]
-    prepare([text], load_tokenizer(vocab), output, workers=2, shards=8, progress=sys.stderr)
+    prepare([text], load_tokenizer(vocab), output, workers=2, num_shards=8, progress=sys.stderr)
 """
 
 
 @contextlib.contextmanager
 def endless(tmp_path: pathlib.Path, *command: object) -> Iterator[tuple[Any, list[Any]]]:
-    """A process that reads an input that never ends, and its workers once they are at work."""
+    """Start a process that reads an endless input; yield it with its running workers."""
     source = tmp_path / "text.fifo"
     os.mkfifo(source)
     TOKENIZER.save(tmp_path / "vocab")
@@ -362,12 +368,12 @@ def endless(tmp_path: pathlib.Path, *command: object) -> Iterator[tuple[Any, lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
-def test_a_preparation_that_is_stopped_says_so_and_leaves_no_workers(tmp_path, numbers) -> None:
+def test_prepare_stopped_by_a_signal_leaves_no_workers(tmp_path, numbers) -> None:
     if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         pytest.skip("SIGINT is ignored here, as it is in the background of a script")
-    given = ["--input", tmp_path / "text.fifo", "--vocab", tmp_path / "vocab", "--workers", 2]
-    verb = ["-m", "bertjax", "prepare", *given, "--output", tmp_path / "out"]
-    with endless(tmp_path, *verb) as (process, workers):
+    arguments = ["--input", tmp_path / "text.fifo", "--vocab", tmp_path / "vocab", "--workers", 2]
+    command = ["-m", "bertjax", "prepare", *arguments, "--output", tmp_path / "out"]
+    with endless(tmp_path, *command) as (process, workers):
         for number in numbers:
             process.send_signal(number)
             time.sleep(0.2)
@@ -380,10 +386,10 @@ def test_a_preparation_that_is_stopped_says_so_and_leaves_no_workers(tmp_path, n
 
 
 @pytest.mark.slow
-def test_a_killed_preparation_leaves_no_corpus_and_no_workers(tmp_path: pathlib.Path) -> None:
+def test_prepare_killed_leaves_no_corpus_and_no_workers(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "out"
-    given = "-c", PREPARE, tmp_path / "text.fifo", tmp_path / "vocab", out
-    with endless(tmp_path, *given) as (process, workers):
+    command = "-c", PREPARE, tmp_path / "text.fifo", tmp_path / "vocab", out
+    with endless(tmp_path, *command) as (process, workers):
         assert (tmp_path / "out.partial").is_dir()
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -1,6 +1,7 @@
 """Tests of the statistics of a corpus and of their report."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from bertjax.cli.main import main
 from bertjax.reports import corpus as corpus_report
 from bertjax.reports.corpus import describe_corpus
-from bertjax.reports.run import write_report
+from bertjax.reports.writer import write_report
 from data_pipelines.corpus.shards import read_manifest, read_shard
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.corpus_statistics import compute_corpus_statistics, shard_imbalance
@@ -67,7 +68,7 @@ def test_statistics_have_the_scripts_of_letters(statistics) -> None:
     [
         ((("Latin", 0.96), ("Cyrillic", 0.04)), None),
         ((("Hiragana", 0.5), ("Han", 0.3), ("Katakana", 0.18), ("Latin", 0.02)), None),
-        ((("Latin", 0.9), ("Cyrillic", 0.1)), "text is in Latin and Cyrillic: if these are"),
+        ((("Latin", 0.9), ("Cyrillic", 0.1)), "scripts=Latin+Cyrillic: if these are several"),
     ],
 )
 def test_report_warns_of_a_second_script(statistics, monkeypatch, scripts, warning) -> None:
@@ -84,17 +85,18 @@ def test_inspect_prints_the_facts_of_the_report(corpus, tmp_path, capsys) -> Non
     assert main(["inspect", "--corpus", str(corpus)]) == 0
     text = capsys.readouterr().out
     assert text.splitlines() == "\n".join(describe_corpus(corpus)).splitlines()
-    assert "text seen in a pass" in text and "400, of which" in text
+    assert "text seen in 1 epoch" in text
+    assert re.search(r"documents +400, \d+ of them in the eval split", text)
     path = write_report(corpus)
     try:
         page = path.read_text()
     finally:
         path.unlink()
-    assert "text seen in a pass" in page and "How documents begin" in page
+    assert "text seen in 1 epoch" in page and "Sample documents" in page
 
 
 def test_statistics_reject_a_directory_that_is_no_corpus(tmp_path) -> None:
-    with pytest.raises(InputError, match="is not a finished corpus"):
+    with pytest.raises(InputError, match="not a finished corpus"):
         compute_corpus_statistics(tmp_path)
 
 
@@ -105,7 +107,5 @@ def test_statistics_reject_a_directory_that_is_no_corpus(tmp_path) -> None:
 def test_inspect_corpus_rejects_options_of_a_run(tmp_path, capsys, argument) -> None:
     assert main(["inspect", "--corpus", str(tmp_path), argument]) == 2
     sentence = capsys.readouterr().err
-    assert (
-        f"{argument.partition('=')[0].replace('.steps', '.*')} is of a run: leave it out"
-        in sentence
-    )
+    option = argument.partition("=")[0].replace(".steps", ".*")
+    assert f"{option}: belongs to a run, not to --corpus. Leave it out." in sentence

@@ -1,4 +1,4 @@
-"""What a vocabulary loses of a text is measured, and told where it is much."""
+"""Tests of vocabulary coverage."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ def tokenizer(letters: str, cased: bool = False, **switches: bool) -> WordPieceT
     return WordPieceTokenizer(tokens, cased=cased, **switches)
 
 
-def test_what_every_piece_is_known_of_loses_nothing() -> None:
+def test_measure_coverage_loss_of_known_text_is_zero() -> None:
     assert measure_coverage_loss(tokenizer("ab"), ["ab ba", "a b"]) == CoverageLoss(0, 0)
     assert (
         measure_coverage_loss(tokenizer("ab"), [])
@@ -31,13 +31,13 @@ def test_what_every_piece_is_known_of_loses_nothing() -> None:
     )
 
 
-def test_unknown_characters_count_however_few_words_they_are() -> None:
-    """A line without spaces is one unknown piece."""
-    assert measure_coverage_loss(tokenizer("ab"), ["a b " + "x" * 8]).unknown == 0.8
-    assert measure_coverage_loss(tokenizer("ab"), ["中文 ab"]).unknown == 0.5
+def test_measure_coverage_loss_counts_unknown_characters() -> None:
+    """A line without spaces is one unknown token."""
+    assert measure_coverage_loss(tokenizer("ab"), ["a b " + "x" * 8]).unk_fraction == 0.8
+    assert measure_coverage_loss(tokenizer("ab"), ["中文 ab"]).unk_fraction == 0.5
 
 
-def test_marks_count_that_are_stripped_whether_composed_or_not() -> None:
+def test_measure_coverage_loss_counts_stripped_marks() -> None:
     for text in ("é e e", "e\u0301 e e"):
         assert measure_coverage_loss(tokenizer("e"), [text]).stripped_fraction == 0.25
         assert (
@@ -47,15 +47,15 @@ def test_marks_count_that_are_stripped_whether_composed_or_not() -> None:
     assert measure_coverage_loss(tokenizer("E", cased=True), ["é"]).stripped_fraction == 0
 
 
-def test_of_many_texts_some_are_enough() -> None:
-    texts = ["a b", "x"] * 5000  # as many of either
-    assert measure_coverage_loss(tokenizer("ab"), texts[1::2]).unknown == 1
+def test_measure_coverage_loss_samples_texts() -> None:
+    texts = ["a b", "x"] * 5000
+    assert measure_coverage_loss(tokenizer("ab"), texts[1::2]).unk_fraction == 1
     assert measure_coverage_loss(
         tokenizer("ab"), texts[::2] + texts[1::2]
-    ).unknown == pytest.approx(1 / 3)
+    ).unk_fraction == pytest.approx(1 / 3)
 
 
-# Of real text in XQuAD: the languages of which each published vocabulary loses a part.
+# Languages of XQuAD of which each published vocabulary loses a part.
 LOST = {
     "bert-base-uncased": {"ar", "el", "hi", "ro", "th", "tr", "vi", "zh"},
     "bert-base-cased": {"ar", "hi", "th", "vi", "zh"},
@@ -66,27 +66,25 @@ LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "
 
 @pytest.fixture(scope="module")
 def passages(data_dir) -> dict[str, list[str]]:
-    found = {}
+    texts = {}
     for language in LANGUAGES:
         data = json.loads((data_dir / "xquad" / f"xquad.{language}.json").read_text())["data"]
-        found[language] = [each["paragraphs"][0]["context"] for each in data[:20]]
-    return found
+        texts[language] = [article["paragraphs"][0]["context"] for article in data[:20]]
+    return texts
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_one_sentence_names_the_languages_of_which_a_vocabulary_loses_a_part(
-    name: str, passages, data_dir, caplog
-) -> None:
+def test_warn_of_coverage_loss_names_the_languages(name: str, passages, data_dir, caplog) -> None:
     vocabulary = load_tokenizer(data_dir / "vocab" / f"{name}-vocab.txt")
     with caplog.at_level(logging.WARNING, "data_pipelines"):
         warn_of_coverage_loss(vocabulary, passages)
-    told = {each for each in LANGUAGES for line in caplog.messages if f" {each} (" in line}
-    assert told == LOST[name] and len(caplog.messages) == bool(told)
+    named = {lang for lang in LANGUAGES for line in caplog.messages if f" {lang} (" in line}
+    assert named == LOST[name] and len(caplog.messages) == bool(named)
     if name == "bert-base-uncased":
-        assert "hi (20% of its letters are marks, which are stripped, 1" in caplog.text
-        assert "; zh (5" in caplog.text and "take one that knows such text" in caplog.text
+        assert "hi (20% of the letters stripped as accents, 1" in caplog.text
+        assert "; zh (5" in caplog.text and "Use a vocabulary of these languages" in caplog.text
 
 
-def test_text_that_is_whole_is_not_spoken_of(caplog) -> None:
+def test_warn_of_coverage_loss_ignores_covered_text(caplog) -> None:
     warn_of_coverage_loss(toy_tasks.TOKENIZER, {"dev": ["ba do ki", "lu me"], "none": []})
     assert not caplog.messages

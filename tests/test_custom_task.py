@@ -25,7 +25,7 @@ from bertjax.model import heads
 from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
-from bertjax.reports.run import write_report
+from bertjax.reports.writer import write_report
 from bertjax.tasks import registry
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel

@@ -1,4 +1,4 @@
-"""Documents in other languages, or nearly seen before, can be left out."""
+"""Tests of the filters by length, language and near duplicates."""
 
 import importlib.util
 
@@ -19,18 +19,18 @@ FRENCH = "Le navire quitta le port au matin, et personne sur le quai ne savait o
 TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
 
 
-def test_documents_in_other_languages_are_told() -> None:
+def test_is_other_language_identifies_languages() -> None:
     texts = [ENGLISH, GERMAN, FRENCH]
     assert Filters(languages="en").is_other_language(texts).tolist() == [False, True, True]
     assert Filters(languages="de+fr").is_other_language(texts).tolist() == [True, False, False]
     assert not Filters().is_other_language(texts).any()
 
 
-def test_near_copies_share_a_band_and_others_do_not() -> None:
+def test_minhash_bands_find_near_duplicates() -> None:
     documents = sample_text(seed=8, documents=60).strip("\n").split("\n\n")
     long = [" ".join(documents[i : i + 6]) for i in range(0, 60, 6)]
     near = [text + " and a few more words" for text in long]
-    bands = Filters(near_dedup=True).bands([*long, *near])
+    bands = Filters(near_dedup=True).minhash_bands([*long, *near])
     assert bands.shape == (20, NUM_BANDS) and bands.dtype == np.uint64
     assert is_near_duplicate(bands).tolist() == [False] * 10 + [True] * 10
 
@@ -40,21 +40,23 @@ def altered(text: str, every: int) -> str:
 
 
 @pytest.mark.parametrize("first", ["ก", "ກ", "က", "ក", "あ", "一", "𠀀"])
-def test_near_copies_are_found_in_scripts_without_spaces(first: str) -> None:
+def test_minhash_bands_find_near_duplicates_without_spaces(first: str) -> None:
     draw = np.random.Generator(np.random.Philox(key=4)).random
     texts = ["".join(chr(ord(first) + int(40 * x)) for x in draw(400)) for _ in range(10)]
-    bands = Filters(near_dedup=True).bands([*texts, *(altered(text, 100) for text in texts)])
+    bands = Filters(near_dedup=True).minhash_bands(
+        [*texts, *(altered(text, 100) for text in texts)]
+    )
     assert is_near_duplicate(bands).tolist() == [False] * 10 + [True] * 10
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=12))
-def test_the_first_of_those_that_share_a_band_is_kept(rows: list[list[int]]) -> None:
+def test_is_near_duplicate_keeps_the_first(rows: list[list[int]]) -> None:
     bands = np.array(rows, np.uint64)
     expected = [any((bands[i] == bands[j]).any() for j in range(i)) for i in range(len(bands))]
     assert is_near_duplicate(bands).tolist() == expected
 
 
-def test_what_is_left_out_is_counted(tmp_path) -> None:
+def test_totals_count_dropped_documents(tmp_path) -> None:
     texts = sample_text(seed=8, documents=30).strip("\n").split("\n\n")
     near = [text + " ba" for text in texts[:5]]
     source = tmp_path / "a.txt"
@@ -70,28 +72,31 @@ def test_what_is_left_out_is_counted(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "complaint"),
+    ("fields", "message"),
     [
-        ({"min_document_tokens": 0}, "shortest is 0 pieces; choose 1 or more"),
-        ({"languages": "en+english"}, "language 'english' is unknown; choose of ace, af, am"),
+        ({"min_document_tokens": 0}, "min_document_tokens=0: below the minimum. Use at least 1"),
+        (
+            {"languages": "en+english"},
+            r"languages=en\+english: unknown language 'english'. Choose from ace, af, am",
+        ),
     ],
 )
-def test_filters_that_cannot_be_are_refused(fields, complaint) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_filters_reject_invalid_values(fields, message) -> None:
+    with pytest.raises(InputError, match=message):
         Filters(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"languages": "en"}, {"near_dedup": True}])
-def test_a_missing_library_is_named(fields, monkeypatch) -> None:
+def test_filters_name_a_missing_library(fields, monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"is missing; pip install 'bertjax\[filters\]'"):
+    with pytest.raises(
+        InputError, match=r": not installed. Install it with pip install 'bertjax\[filters\]'"
+    ):
         Filters(**fields)
 
 
-@pytest.mark.parametrize(("languages", "warned"), [("en", False), ("en+de", True)])
-def test_several_languages_in_one_corpus_are_warned_of(
-    tmp_path, caplog, languages: str, warned: bool
-) -> None:
+@pytest.mark.parametrize(("languages", "warns"), [("en", False), ("en+de", True)])
+def test_prepare_warns_of_several_languages(tmp_path, caplog, languages: str, warns: bool) -> None:
     source = tmp_path / "a.txt"
     source.write_text("\n\n".join([ENGLISH, GERMAN, ENGLISH + ENGLISH]))
     prepare(
@@ -102,4 +107,4 @@ def test_several_languages_in_one_corpus_are_warned_of(
         eval_fraction=0,
         filters=Filters(languages=languages),
     )
-    assert ("prepare a directory for each, and join them" in caplog.text) == warned
+    assert ("Prepare one directory per language" in caplog.text) == warns

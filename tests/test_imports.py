@@ -168,6 +168,13 @@ def test_only_models_import_flax() -> None:
     assert not forbidden(MODULES.keys() - models, "flax")
 
 
+def test_only_html_imports_jinja2_and_matplotlib_and_inside_functions_only() -> None:
+    libraries = "jinja2", "markupsafe", "matplotlib"
+    assert not forbidden(MODULES.keys() - within(MODULES, "bertjax.html"), *libraries)
+    assert not forbidden(MODULES, *libraries, at_start=True)
+    assert not forbidden(MODULES, "matplotlib.pyplot")  # global state
+
+
 def test_tensorflow_is_imported_inside_functions_only() -> None:
     """TensorFlow takes seconds to import, in every process at every start."""
     assert not forbidden(MODULES, "tensorflow", "tensorflow_datasets", at_start=True)

@@ -38,7 +38,7 @@ def test_modules_and_configurations_are_installed_and_nothing_else(installed) ->
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix == ".py" or path.name == "py.typed" or path.parent.name == "templates"
     }
     configurations = {f"bertjax/experiments/{name}.py" for name in builtin_configs()}
     found = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}

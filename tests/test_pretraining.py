@@ -248,7 +248,9 @@ def test_mixture_covers_all_corpora(two):
 
 def test_mixture_rejects_incompatible_corpora(two, tmp_path):
     one = two.split("+")[0]
-    with pytest.raises(InputError, match="one: another corpus has the name one. Rename one of the"):
+    with pytest.raises(
+        InputError, match=r"one: another corpus has the name one\. Rename one of the"
+    ):
         PretrainingData(f"{one}+{one}", options())
     with pytest.raises(InputError, match=r"^mixture_weights=1\+2\+3: 3 weights for 2 corpora"):
         PretrainingData(two, options(mixture_weights="1+2+3"))
@@ -496,7 +498,7 @@ def test_eval_split_ends(corpus):
 
 def test_corpus_may_lack_an_eval_split(tmp_path):
     PretrainingData(write_corpus(tmp_path, eval_shards=0), options()).batch(0)
-    with pytest.raises(InputError, match="no eval documents. Prepare it again"):
+    with pytest.raises(InputError, match=r"no eval documents\. Prepare it again"):
         PretrainingData(tmp_path, options(), "eval")
 
 
@@ -512,7 +514,7 @@ def test_process_opens_only_its_shards(tmp_path, monkeypatch):
     assert_equal(
         PretrainingData(directory, options(), num_processes=4, process_id=3).batch(5), expected
     )
-    with pytest.raises(InputError, match=r"train-4\.tokens is missing"):
+    with pytest.raises(InputError, match=r"train-4\.tokens: missing"):
         PretrainingData(directory, options(), num_processes=4, process_id=2)
 
 
@@ -522,7 +524,7 @@ def test_damaged_shard_is_rejected(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"train-7\.tokens is damaged"):
+    with pytest.raises(InputError, match=r"train-7\.tokens: damaged"):
         PretrainingData(directory, options())
 
 
@@ -592,7 +594,7 @@ def test_real_text_fills_sequences(wiki, max_seq_length):
 @pytest.mark.slow
 @pytest.mark.parametrize("masking", ["token", "whole_word", "span"])
 def test_masks_of_real_text(wiki, masking):
-    """A million predictions: replacement within 0.002, exact counts, no special token, whole words."""
+    """A million predictions: replaced within 0.002, exact counts, no special token, whole words."""
     data = PretrainingData(wiki, PretrainingOptions(128, 256, masking=masking))
     is_continuation = data.tokenizer.is_continuation
     inputs: list[np.ndarray] = []

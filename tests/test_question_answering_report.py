@@ -1,72 +1,116 @@
-"""The page of an evaluation sorts the errors and marks them in their passages."""
+"""The report of a question answering evaluation groups errors and marks them in passages."""
+
+import json
 
 import pytest
+from etils import epath
 
-from bertjax.tasks.question_answering.report import CONTEXT_CHARS, mark_spans, score_answers
+from bertjax.tasks.question_answering.report import (
+    CONTEXT_CHARS,
+    Segment,
+    mark_spans,
+    render,
+    score_answers,
+)
+from bertjax.tasks.task import EVALUATION_FILE
+from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset
 
 PASSAGE = "Anna lives in old Oslo <north>, and Bob in Rome."
 
 
-def asked(name: str, *golds: str) -> Question:
+def make_question(name: str, *golds: str) -> Question:
     answers = tuple(Answer(gold, PASSAGE.index(gold)) for gold in golds)
     return Question(name, "Where?", PASSAGE, answers)
 
 
 @pytest.mark.parametrize(
-    ("golds", "said", "kind"),
+    ("golds", "prediction", "outcome"),
     [
-        (["Oslo"], "oslo", "right"),
-        ([], "", "right"),
+        (["Oslo"], "oslo", "correct"),
+        ([], "", "correct"),
         (["Oslo"], "", "missed"),
-        ([], "Rome", "invented"),
+        ([], "Rome", "spurious"),
         (["old Oslo"], "Oslo", "boundary"),
-        (["Oslo"], "Rome", "place"),
+        (["Oslo"], "Rome", "location"),
         (["Rome", "old Oslo"], "Oslo", "boundary"),
     ],
 )
-def test_an_answer_is_of_one_kind(golds: list[str], said: str, kind: str) -> None:
-    nbest = {"q": [{"text": said, "start": PASSAGE.find(said.title()), "probability": 0.7}]}
-    (one,) = score_answers(QuestionAnsweringDataset([asked("q", *golds)], 2), {"q": said}, nbest)
-    assert one.kind == kind and one.probability == 0.7
+def test_scored_answer_has_one_outcome(golds: list[str], prediction: str, outcome: str) -> None:
+    start = PASSAGE.find(prediction.title())
+    nbest = {"q": [{"text": prediction, "start": start, "probability": 0.7}]}
+    data = QuestionAnsweringDataset([make_question("q", *golds)], 2)
+    (answer,) = score_answers(data, {"q": prediction}, nbest)
+    assert answer.outcome == outcome and answer.probability == 0.7
 
 
-def test_the_place_is_that_of_the_prediction_and_not_of_the_same_text() -> None:
+def test_score_answers_takes_the_span_of_the_prediction_not_of_the_same_text() -> None:
     question = Question("q", "Who?", "Bob met Bob.", (Answer("Bob met", 0),))
     nbest = {"q": [{"text": "Bob", "start": 8, "probability": 0.5}]}
-    (one,) = score_answers(QuestionAnsweringDataset([question], 1), {"q": "Bob"}, nbest)
-    assert one.said == (8, 11) and one.kind == "place" and 0 < one.f1 < 1
+    (answer,) = score_answers(QuestionAnsweringDataset([question], 1), {"q": "Bob"}, nbest)
+    assert answer.answer_span == (8, 11) and answer.outcome == "location" and 0 < answer.f1 < 1
 
 
-def test_gold_is_marked_where_training_points() -> None:
-    """At the nearest place of its text, where it is not at its offset; nowhere, if it has none."""
-    for gold, place, kind in (("in Rome", (40, 47), "boundary"), ("Paris", None, "place")):
+def test_score_answers_places_gold_as_training_does() -> None:
+    """At the occurrence nearest to its offset; nowhere, if the passage does not contain it."""
+    for gold, span, outcome in (("in Rome", (40, 47), "boundary"), ("Paris", None, "location")):
         question = Question("q", "Where?", PASSAGE, (Answer(gold, -1),))
         nbest = {"q": [{"text": "Rome", "start": 43, "probability": 0.5}]}
-        (one,) = score_answers(QuestionAnsweringDataset([question], 1), {"q": "Rome"}, nbest)
-        assert one.gold == place and one.kind == kind
+        (answer,) = score_answers(QuestionAnsweringDataset([question], 1), {"q": "Rome"}, nbest)
+        assert answer.gold_span == span and answer.outcome == outcome
 
 
-def test_a_missing_prediction_is_no_answer() -> None:
-    (one,) = score_answers(QuestionAnsweringDataset([asked("q", "Oslo")], 1), {}, {})
-    assert one.kind == "missed" and one.f1 == 0
+def test_score_answers_counts_a_missing_prediction_as_no_answer() -> None:
+    (answer,) = score_answers(QuestionAnsweringDataset([make_question("q", "Oslo")], 1), {}, {})
+    assert answer.outcome == "missed" and answer.f1 == 0
 
 
-def test_what_was_said_and_gold_are_marked_and_text_is_escaped() -> None:
-    html = mark_spans(PASSAGE, (18, 30), (14, 22))
-    assert html == (
-        'Anna lives in <mark class="gold">old </mark><mark class="said gold">Oslo</mark>'
-        '<mark class="said"> &lt;north&gt;</mark>, and Bob in Rome.'
-    )
+def test_mark_spans_marks_prediction_and_gold() -> None:
+    assert mark_spans(PASSAGE, (18, 30), (14, 22)) == [
+        Segment("Anna lives in "),
+        Segment("old ", "gold"),
+        Segment("Oslo", "predicted gold"),
+        Segment(" <north>", "predicted"),
+        Segment(", and Bob in Rome."),
+    ]
 
 
-def test_of_a_long_passage_the_surroundings_are_shown() -> None:
-    passage = "a" * 5000 + "GOLD" + "b" * 5000
-    html = mark_spans(passage, None, (5000, 5004))
-    assert len(html) < 1000 and "aaa<mark" in html and "</mark>bbb" in html and html.count("…") == 2
+def test_mark_spans_shortens_a_long_passage() -> None:
+    before, gold, after = mark_spans("a" * 5000 + "GOLD" + "b" * 5000, None, (5000, 5004))
+    assert before.text.endswith("aaa") and after.text.startswith("bbb") and gold.text == "GOLD"
+    assert len(before.text + after.text) < 1000 and (before.text + after.text).count("…") == 2
     words = mark_spans("over " * 500 + "GOLD" + " long" * 500, None, (2500, 2504))
     kept = ["over " * (CONTEXT_CHARS // 5 - 1), " long" * (CONTEXT_CHARS // 5 - 1)]
-    assert words == f'… {kept[0]}<mark class="gold">GOLD</mark>{kept[1]} …'
+    assert words == [Segment(f"… {kept[0]}"), Segment("GOLD", "gold"), Segment(f"{kept[1]} …")]
+    assert mark_spans("word " * 500, None, None) == [
+        Segment("word " * (2 * CONTEXT_CHARS // 5 - 1) + "word …")
+    ]
+
+
+def write_evaluation(directory, predictions: dict, nbest: dict) -> None:
+    data = {"dir": "squad", "eval_file": ""}
+    files = {
+        EVALUATION_FILE: {"checkpoints": ["runs/x"], "config": {"data": data}},
+        "scores.json": {"exact": 0.0, "f1": 50.0, "null_score_diff_threshold": -1.5},
+        "predictions.json": predictions,
+        "nbest_predictions.json": nbest,
+    }
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content))
+
+
+def test_report_shows_scores_outcomes_and_escaped_passages(tmp_path) -> None:
+    nbest = {"q": [{"text": "Oslo <north>", "start": 18, "probability": 0.5}]}
+    write_evaluation(tmp_path, {"q": "Oslo <north>"}, nbest)
+    data = QuestionAnsweringDataset([make_question("q", "old Oslo")], 2)
+    page = render("squad", epath.Path(tmp_path), [("dev", data)])
+    assert "<b>50.0</b><span>F1</span>" in page and "exceeds the best by -1.50" in page
+    assert "<td>Overlap with the gold answer</td><td>1</td><td>100.0%</td>" in page
     assert (
-        mark_spans("word " * 500, None, None) == "word " * (2 * CONTEXT_CHARS // 5 - 1) + "word …"
+        '<p>Anna lives in <mark class="gold">old </mark><mark class="predicted gold">Oslo</mark>'
+        '<mark class="predicted"> &lt;north&gt;</mark>, and Bob in Rome.</p>' in page
     )
+    assert "0 errors" not in page
+    (tmp_path / "predictions.json").unlink()
+    with pytest.raises(InputError, match="not a complete evaluation .* Run bertjax evaluate again"):
+        render("squad", epath.Path(tmp_path), [("dev", data)])

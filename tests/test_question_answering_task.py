@@ -28,7 +28,7 @@ from bertjax.mesh.sharding import AXES
 from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
-from bertjax.reports.run import write_report
+from bertjax.reports.writer import write_report
 from bertjax.tasks import registry
 from bertjax.tasks.question_answering.metrics import score_files
 from bertjax.tasks.question_answering.task import Task

@@ -1,5 +1,6 @@
-"""A report is one page that stands alone and says what the run's files say."""
+"""The report of a run is one page without other files."""
 
+import functools
 import json
 import math
 import pathlib
@@ -8,8 +9,12 @@ from typing import Any
 
 import pytest
 
-from bertjax.reports.run import render, write_report
+from bertjax.config.loading import parse_config
+from bertjax.reports.run import FACTS, render_run
+from bertjax.reports.writer import write_report
+from bertjax.tasks import registry
 from bertjax.training.metrics_file import LocalMetricsFile, metrics_path
+from bertjax.workdir.workdir import PARALLEL_RUNS_DIR
 
 CONFIG = {
     "steps": 40,
@@ -44,7 +49,7 @@ RUN = [train(10), train(20), eval(20, 7.0), train(30), train(40), eval(40, 6.5)]
 
 
 class Page(HTMLParser):
-    """What a reader sees, by tag, with a check that every tag that opens is closed."""
+    """Texts by tag and all tags of a page; every tag must be closed."""
 
     VOID = ("meta",)
 
@@ -79,7 +84,7 @@ class Page(HTMLParser):
 def page(
     entries: list[dict[str, Any]], settings: dict[str, Any] | None = None, name: str = "run"
 ) -> Page:
-    return Page(render(name, entries, settings or {}))
+    return Page(render_run(name, entries, settings or {}))
 
 
 @pytest.fixture
@@ -93,33 +98,40 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_a_report_is_written_into_the_workdir(workdir: pathlib.Path) -> None:
+def test_write_report_writes_into_the_workdir(workdir: pathlib.Path) -> None:
     path = write_report(workdir)
     assert path == workdir / "report.html"
     read = Page(path.read_text())
     assert read.texts["h1"] == [workdir.name]
     assert read.texts["h2"] == [
-        "What it learnt",
-        "How it ran",
-        "Held-out evaluations",
+        "Training and evaluation metrics",
+        "Performance",
+        "Evaluations",
         "Configuration",
     ]
     assert read.texts["dd"] == [
-        "4 layers · 256 wide · 4 heads",
-        "corpora/<wiki> & more · masking by whole_word",
-        "64 rows · 128 pieces a row · packed",
-        "adamw · peak rate 0.0001 · warm-up 10,000 steps",
+        "4 layers · hidden size 256 · 4 heads",
+        "corpora/<wiki> & more · masking unit whole_word",
+        "64 sequences · 128 tokens per sequence · packed",
+        "adamw · peak learning rate 0.0001 · 10,000 warmup steps",
         "320.0 sequences per second · 8s in training steps",
     ]
 
 
-def test_the_page_needs_nothing_but_itself(workdir: pathlib.Path) -> None:
+def test_facts_are_fields_of_the_configuration() -> None:
+    config = parse_config({"task": "pretraining"}, registry.data_fields()).to_dict()
+    for field in (field for fields in FACTS.values() for field in fields):
+        *sections, name = field.split(".")
+        assert name in functools.reduce(dict.__getitem__, sections, config), field
+
+
+def test_report_loads_nothing(workdir: pathlib.Path) -> None:
     text = write_report(workdir).read_text()
     for outside in ("http:", "https:", "//cdn", "@import", "url(", "src=", "<link", "fetch("):
         assert outside not in text
 
 
-def test_every_metric_has_its_chart() -> None:
+def test_report_has_a_chart_per_metric() -> None:
     assert page(RUN).titles() == [
         "Loss",
         "Masked-piece loss",
@@ -127,17 +139,17 @@ def test_every_metric_has_its_chart() -> None:
         "Masked-piece accuracy",
         "Gradient norm",
         "Sequences per second",
-        "Time spent waiting for data",
+        "Time waiting for input",
     ]
 
 
-def test_metrics_that_only_a_task_has_are_drawn_too() -> None:
+def test_report_draws_metrics_of_a_task() -> None:
     read = page([train(10), {"step": 10, "split": "eval", "f1": 88.5, "span_accuracy": 0.5}])
     assert read.titles()[4:6] == ["F1", "Span accuracy"]
     assert read.texts["b"][:2] == ["88.50", "50.0%"]
 
 
-def test_a_loss_of_one_term_is_told_once() -> None:
+def test_report_omits_the_only_term_of_a_loss() -> None:
     entries = [
         {"step": 10, "split": split, "loss": 3.0, "mlm_loss": 3.0} for split in ("train", "eval")
     ]
@@ -146,16 +158,16 @@ def test_a_loss_of_one_term_is_told_once() -> None:
     assert read.texts["th"] == ["Step", "Loss"]
 
 
-def test_the_head_has_the_last_held_out_values() -> None:
+def test_report_header_shows_the_last_eval_metrics() -> None:
     read = page(RUN)
     assert read.texts["b"][:4] == ["6.500", "6.000", "0.5000", "42.00"]
-    assert "On held-out text, at step 40" in read.texts["p"]
+    assert "Eval split, step 40" in read.texts["p"]
     read = page([entry for entry in RUN if entry["split"] == "train"])
     assert read.texts["b"][:1] == ["8.000"]
-    assert "In training, at step 40" in read.texts["p"]
+    assert "Train split, step 40" in read.texts["p"]
 
 
-def test_evaluations_are_newest_first_and_the_best_stands_out() -> None:
+def test_report_lists_evaluations_newest_first_with_the_best_in_bold() -> None:
     read = page([train(10), eval(10, 7.0), eval(20, 6.0), eval(30, math.nan)])
     columns = len(read.texts["th"])
     assert read.texts["td"][: 3 * columns : columns] == ["30", "20", "10"]
@@ -167,26 +179,26 @@ def test_evaluations_are_newest_first_and_the_best_stands_out() -> None:
     ("entries", "steps", "expected"),
     [
         (RUN, 40, "Finished, 40 steps"),
-        (RUN, 160, "At step 40 of 160, 25%"),
+        (RUN, 160, "Step 40 of 160, 25%"),
         (RUN, None, "Finished, 40 steps"),
         ([*RUN, train(50, loss=math.nan)], 160, "Diverged at step 50: loss NaN"),
         ([*RUN, train(50, grad_norm=math.inf)], 160, "Diverged at step 50: gradient norm infinite"),
     ],
 )
-def test_the_state_of_the_run_is_said(
+def test_report_shows_the_status(
     entries: list[dict[str, Any]], steps: int | None, expected: str
 ) -> None:
     assert page(entries, {"steps": steps}).texts["p"][0] == expected
 
 
-def test_all_text_is_escaped() -> None:
+def test_report_escapes_all_text() -> None:
     evil = "<script>alert(1)</script>\"'&"
     entries = [
         {"step": 1, "split": "train", "loss": 1.0, evil: 2.0},
         {"step": 1, "split": evil, "loss": 1.0},
         {"step": 1, "split": "eval", "loss": 1.0, evil: 2.0},
     ]
-    text = render(evil, entries, {evil: evil, "data.dir": evil, "steps": evil})
+    text = render_run(evil, entries, {evil: evil, "data.dir": evil, "steps": evil})
     assert "<script>alert" not in text
     read = Page(text)
     assert [tag for tag, _ in read.tags].count("script") == 1
@@ -203,15 +215,15 @@ def test_all_text_is_escaped() -> None:
         [train(1), train(1_000_000)],
         [train(step, loss=float(step)) for step in range(1, 3000)],
     ],
-    ids=["no metric", "one line", "only NaN", "only held-out", "two far apart", "many"],
+    ids=["no metric", "one line", "only NaN", "eval only", "two far apart", "many"],
 )
-def test_any_run_has_a_page(entries: list[dict[str, Any]]) -> None:
-    text = render("run", entries, {})
+def test_any_run_has_a_report(entries: list[dict[str, Any]]) -> None:
+    text = render_run("run", entries, {})
     Page(text)
     assert len(text) < 300_000
 
 
-def test_the_configuration_is_listed_as_the_command_line_names_it(workdir: pathlib.Path) -> None:
+def test_report_lists_fields_as_the_command_line_names_them(workdir: pathlib.Path) -> None:
     cells = Page(write_report(workdir).read_text()).texts["td"]
     pairs = dict(zip(cells[-26::2], cells[-25::2], strict=True))
     assert pairs["model.intermediate_size"] == "null"
@@ -220,21 +232,21 @@ def test_the_configuration_is_listed_as_the_command_line_names_it(workdir: pathl
     assert pairs["mesh"] == "{}"
 
 
-def test_what_is_no_run_is_refused_in_a_sentence(workdir: pathlib.Path) -> None:
-    (workdir / "report.html").write_text("an older report")
+def test_write_report_rejects_other_directories(workdir: pathlib.Path) -> None:
+    (workdir / "report.html").write_text("previous report")
     for content in (None, "[1]", "{", ""):
         (workdir / "config.json").unlink(missing_ok=True)
         if content is not None:
             (workdir / "config.json").write_text(content)
-        with pytest.raises(ValueError, match=r"config\.json (does not exist|is no configuration)"):
+        with pytest.raises(ValueError, match=r"config\.json: (does not exist|not the conf)"):
             write_report(workdir)
     metrics_path(workdir).write_text("")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no metrics yet: wait until"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: no metrics yet\. Wait until"):
         write_report(workdir)
     metrics_path(workdir).unlink()
-    with pytest.raises(ValueError, match=r"metrics\.jsonl does not exist: give the --workdir"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: the file does not exist"):
         write_report(workdir)
-    (workdir / "parallel_runs").mkdir()
-    with pytest.raises(ValueError, match="holds a sweep that is not done: run it again"):
+    (workdir / PARALLEL_RUNS_DIR).mkdir()
+    with pytest.raises(ValueError, match="the sweep is not finished"):
         write_report(workdir)
-    assert (workdir / "report.html").read_text() == "an older report"
+    assert (workdir / "report.html").read_text() == "previous report"

@@ -1,4 +1,4 @@
-"""A shard gives back what was written into it, and says so when it cannot."""
+"""Tests of the shard format and the manifest."""
 
 import dataclasses
 import pathlib
@@ -55,7 +55,7 @@ sentences = st.lists(st.integers(0, 65535), min_size=1, max_size=5)
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(sentences, min_size=1, max_size=4), max_size=6))
-def test_documents_come_back(
+def test_read_shard_returns_the_documents(
     tmp_path_factory: pytest.TempPathFactory, documents: Documents
 ) -> None:
     directory = tmp_path_factory.mktemp("shard")
@@ -67,7 +67,7 @@ def test_documents_come_back(
     assert info.bytes == (directory / info.name).stat().st_size
 
 
-def test_flat_documents_are_the_same_documents(tmp_path: pathlib.Path) -> None:
+def test_append_flat_equals_append(tmp_path: pathlib.Path) -> None:
     info = write(tmp_path)
     with ShardWriter(tmp_path, info.name, token_dtype(30522)) as writer:
         for part in (DOCUMENTS[:1], DOCUMENTS[1:]):
@@ -78,7 +78,7 @@ def test_flat_documents_are_the_same_documents(tmp_path: pathlib.Path) -> None:
         assert writer.close() == info
 
 
-def test_ids_take_two_bytes_while_they_fit(tmp_path: pathlib.Path) -> None:
+def test_token_dtype_depends_on_the_vocabulary(tmp_path: pathlib.Path) -> None:
     assert token_dtype(65535) == np.uint16
     assert token_dtype(65536) == np.uint32
     many = [[[65536, 119546]]]
@@ -88,12 +88,12 @@ def test_ids_take_two_bytes_while_they_fit(tmp_path: pathlib.Path) -> None:
     assert documents_of(shard) == many
 
 
-def test_an_id_that_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
+def test_append_rejects_an_id_out_of_range(tmp_path: pathlib.Path) -> None:
     with pytest.raises(OverflowError):
         write(tmp_path, [[[70000]]])
 
 
-def test_arrays_have_the_promised_types_and_cannot_be_written(tmp_path: pathlib.Path) -> None:
+def test_read_shard_returns_read_only_arrays(tmp_path: pathlib.Path) -> None:
     shard = read_shard(tmp_path, write(tmp_path))
     assert shard.tokens.dtype == np.uint16
     assert shard.sentences.dtype == shard.documents.dtype == np.int64
@@ -102,14 +102,14 @@ def test_arrays_have_the_promised_types_and_cannot_be_written(tmp_path: pathlib.
 
 
 @pytest.mark.parametrize("document", [[], [[]], [[1], []]])
-def test_there_are_no_empty_documents_and_sentences(
+def test_append_rejects_empty_documents_and_sentences(
     tmp_path: pathlib.Path, document: list[list[int]]
 ) -> None:
     with pytest.raises(ValueError, match="at least one token"):
         write(tmp_path, [document])
 
 
-def test_nothing_appears_before_close(tmp_path: pathlib.Path) -> None:
+def test_shard_appears_with_close(tmp_path: pathlib.Path) -> None:
     with ShardWriter(tmp_path, "train-00000-of-00001.tokens", token_dtype(10)) as writer:
         writer.append([[1]])
         assert all(path.name.startswith(".") for path in tmp_path.iterdir())
@@ -120,50 +120,52 @@ def test_nothing_appears_before_close(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("where", [0, 8, 12, 16, 39, 40, 60, 80, -1])
-def test_any_changed_byte_is_noticed(tmp_path: pathlib.Path, where: int) -> None:
+def test_read_shard_detects_a_changed_byte(tmp_path: pathlib.Path, where: int) -> None:
     info = write(tmp_path)
     path = tmp_path / info.name
     content = bytearray(path.read_bytes())
     content[where] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{info.name} is damaged.*prepare the corpus again"):
+    with pytest.raises(InputError, match=rf"{info.name}: damaged.*Prepare the corpus again"):
         read_shard(tmp_path, info)
 
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("size", [0, 20, 100])
-def test_a_shard_cut_short_is_noticed(tmp_path: pathlib.Path, size: int, verify: bool) -> None:
+def test_read_shard_detects_a_truncated_file(
+    tmp_path: pathlib.Path, size: int, verify: bool
+) -> None:
     info = write(tmp_path)
     path = tmp_path / info.name
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(InputError, match=rf"{info.name} is damaged: it has {size} bytes"):
+    with pytest.raises(InputError, match=rf"{info.name}: damaged, {size} bytes instead of"):
         read_shard(tmp_path, info, verify)
 
 
-def test_a_missing_shard_is_noticed(tmp_path: pathlib.Path) -> None:
+def test_read_shard_detects_a_missing_file(tmp_path: pathlib.Path) -> None:
     info = write(tmp_path)
     (tmp_path / info.name).unlink()
-    with pytest.raises(InputError, match=rf"{info.name} is missing.*prepare the corpus again"):
+    with pytest.raises(InputError, match=rf"{info.name}: missing.*Prepare the corpus again"):
         read_shard(tmp_path, info)
 
 
-def test_without_verification_the_counts_still_have_to_agree(tmp_path: pathlib.Path) -> None:
+def test_read_shard_checks_counts_without_verification(tmp_path: pathlib.Path) -> None:
     info = dataclasses.replace(write(tmp_path), documents=2)
-    with pytest.raises(InputError, match="does not start as the manifest says"):
+    with pytest.raises(InputError, match="header differs from the manifest"):
         read_shard(tmp_path, info, verify=False)
 
 
-# The manifest
+# Manifest
 
 
-def test_the_manifest_comes_back(tmp_path: pathlib.Path) -> None:
+def test_read_manifest_returns_the_manifest(tmp_path: pathlib.Path) -> None:
     manifest = manifest_of(write(tmp_path))
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_the_digest_follows_content_and_tokenizer_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_digest_depends_on_content_and_tokenizer_alone(tmp_path: pathlib.Path) -> None:
     manifest = manifest_of(write(tmp_path))
     other_options = dataclasses.replace(manifest, options={"workers": 8})
     other_tokenizer = dataclasses.replace(manifest, tokenizer_fingerprint="aaaa")
@@ -172,25 +174,25 @@ def test_the_digest_follows_content_and_tokenizer_and_nothing_else(tmp_path: pat
     assert len({m.digest() for m in (manifest, other_tokenizer, other_tokens)}) == 3
 
 
-def test_a_directory_without_manifest_is_no_corpus(tmp_path: pathlib.Path) -> None:
+def test_read_manifest_rejects_a_directory_without_manifest(tmp_path: pathlib.Path) -> None:
     write(tmp_path)
-    with pytest.raises(InputError, match=r"is not a finished corpus.*bertjax prepare"):
+    with pytest.raises(InputError, match=r"not a finished corpus.*bertjax prepare"):
         read_manifest(tmp_path)
 
 
-def test_a_missing_directory_is_named(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InputError, match="nowhere does not exist"):
+def test_read_manifest_names_a_missing_directory(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match="nowhere: does not exist"):
         read_manifest(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 3}', '{"version": 3, "x": 2}'])
-def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path, content: str) -> None:
+def test_read_manifest_rejects_a_damaged_manifest(tmp_path: pathlib.Path, content: str) -> None:
     (tmp_path / MANIFEST).write_text(content)
-    with pytest.raises(InputError, match=r"manifest.json is damaged.*prepare the corpus again"):
+    with pytest.raises(InputError, match=r"manifest.json: damaged.*Prepare the corpus again"):
         read_manifest(tmp_path)
 
 
-def test_a_manifest_of_another_version_is_refused(tmp_path: pathlib.Path) -> None:
+def test_read_manifest_rejects_another_version(tmp_path: pathlib.Path) -> None:
     (tmp_path / MANIFEST).write_text('{"version": 2}')
-    with pytest.raises(InputError, match="version=2, but this program reads version 3. Prepare"):
+    with pytest.raises(InputError, match=r"version=2, but this program reads version 3\. Prepare"):
         read_manifest(tmp_path)

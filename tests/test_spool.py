@@ -1,4 +1,4 @@
-"""A preparation goes on from what an earlier try has read, if it would read the same."""
+"""Tests of resuming an interrupted preparation from its spool."""
 
 import importlib.metadata
 import itertools
@@ -40,12 +40,12 @@ def content(directory: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def interrupted(monkeypatch, owner: type, name: str, calls: int, error: BaseException):
-    """Lets a method be called so often, and then not."""
-    real, left = getattr(owner, name), itertools.count(calls, -1)
+def interrupt(monkeypatch, owner: type, name: str, calls: int, error: BaseException):
+    """Make a method raise an error after a number of calls."""
+    real, remaining = getattr(owner, name), itertools.count(calls, -1)
 
     def method(self, *arguments):
-        if next(left) <= 0:
+        if next(remaining) <= 0:
             raise error
         return real(self, *arguments)
 
@@ -53,14 +53,14 @@ def interrupted(monkeypatch, owner: type, name: str, calls: int, error: BaseExce
 
 
 def read_all(monkeypatch, source: str, out: pathlib.Path, **options) -> None:
-    """A try that ends when all is read and no shard is written yet."""
+    """Interrupt a preparation after all input is read and before a shard is written."""
     with monkeypatch.context() as patch:
-        interrupted(patch, ShardWriter, "close", 0, OSError("disk full"))
+        interrupt(patch, ShardWriter, "close", 0, OSError("disk full"))
         with pytest.raises(OSError, match="disk full"):
             prepare([source], TOKENIZER, out, workers=1, **options)
 
 
-def test_a_preparation_that_is_killed_goes_on_to_the_same_bytes(
+def test_prepare_resumes_to_identical_files(
     source: str, tmp_path: pathlib.Path, monkeypatch, caplog
 ) -> None:
     more = tmp_path / "more.txt"
@@ -68,15 +68,15 @@ def test_a_preparation_that_is_killed_goes_on_to_the_same_bytes(
     inputs = [source, str(more)]
     prepare(inputs, TOKENIZER, tmp_path / "whole", workers=1, dedup=True)
     for owner, name, calls in (
-        (Spool, "append", 3),  # before anything is kept
+        (Spool, "append", 3),  # before a segment is complete
         (Spool, "append", 20),
         (Spool, "append", 60),
-        (Spool, "complete", 1),
+        (Spool, "commit_segment", 1),
         (ShardWriter, "append_flat", 3),
         (ShardWriter, "close", 1),
     ):
         with monkeypatch.context() as patch:
-            interrupted(patch, owner, name, calls, KeyboardInterrupt())
+            interrupt(patch, owner, name, calls, KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt):
                 prepare(inputs, TOKENIZER, tmp_path / "out", workers=1, dedup=True)
         assert not (tmp_path / "out").exists()
@@ -84,23 +84,23 @@ def test_a_preparation_that_is_killed_goes_on_to_the_same_bytes(
     with monkeypatch.context() as patch, caplog.at_level("INFO"):
         patch.setattr(corpus, "read_source", lambda *a: reads.append(a) or read_source(*a))
         prepare(inputs, TOKENIZER, tmp_path / "out", workers=2, dedup=True)
-    assert "goes on after 240 documents" in caplog.text
-    assert [source for source, _ in reads] == [str(more)]  # what is done is not read again
+    assert "resume after 240 documents" in caplog.text
+    assert [source for source, _ in reads] == [str(more)]  # the first source is not read again
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 class Killed(BaseException):
-    """Where a process ends, whatever it was about to do."""
+    """The end of a killed process."""
 
 
-@pytest.mark.parametrize("options", [{}, {"reading": ReadOptions(max_bad_fraction=0.1)}])
-def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
+@pytest.mark.parametrize("options", [{}, {"read_options": ReadOptions(max_bad_fraction=0.1)}])
+def test_prepare_succeeds_after_a_kill_during_deletion_of_the_spool(
     source: str, tmp_path: pathlib.Path, monkeypatch, options
 ) -> None:
-    """At the end, when the corpus is there, or at the start, as that of other options."""
+    """The spool is deleted at the end, or at the start if it has other options."""
     out = tmp_path / "out"
 
-    def half(path, *_: object, **__: object) -> None:
+    def delete_half(path, *_: object, **__: object) -> None:
         for payload in sorted(pathlib.Path(path).rglob("*.payload"))[:2]:
             payload.unlink()
             deleted.append(payload)
@@ -109,10 +109,10 @@ def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
 
     deleted: list[pathlib.Path] = []
 
-    if options:  # there is a spool, of others
+    if options:  # leave a spool of other options
         read_all(monkeypatch, source, out)
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", half)
+        patch.setattr(shutil, "rmtree", delete_half)
         with pytest.raises(Killed):
             prepare([source], TOKENIZER, out, workers=1, **options)
     if not out.exists():
@@ -121,7 +121,7 @@ def test_a_kill_while_the_spool_is_deleted_leaves_a_way_on(
     assert content(out) == content(tmp_path / "whole")
 
 
-def cut(path: pathlib.Path) -> None:
+def truncate(path: pathlib.Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -132,8 +132,8 @@ def change(path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["payload", "index", "json"])
-@pytest.mark.parametrize("damage", [pathlib.Path.unlink, cut, change])
-def test_a_damaged_spool_is_gone_on_with_from_where_it_is_whole(
+@pytest.mark.parametrize("damage", [pathlib.Path.unlink, truncate, change])
+def test_prepare_resumes_before_a_damaged_segment(
     source: str, tmp_path: pathlib.Path, monkeypatch, kind: str, damage
 ) -> None:
     out = tmp_path / "out"
@@ -155,33 +155,33 @@ def test_a_damaged_spool_is_gone_on_with_from_where_it_is_whole(
     [
         {"eval_fraction": 0.3},
         {"dedup": True},
-        {"shards": 4},
+        {"num_shards": 4},
         {"filters": Filters(min_document_tokens=50)},
     ],
 )
-def test_what_is_decided_when_all_is_read_may_change(
+def test_prepare_resumes_with_other_options_of_assignment(
     source, tmp_path: pathlib.Path, monkeypatch, caplog, options
 ) -> None:
     out = tmp_path / "out"
     read_all(monkeypatch, source, out)
     with caplog.at_level("INFO"):
         prepare([source], TOKENIZER, out, workers=1, **options)
-    assert "goes on after 200 documents" in caplog.text
+    assert "resume after 200 documents" in caplog.text
     prepare([source], TOKENIZER, tmp_path / "whole", workers=1, **options)
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_what_was_read_is_there_after_a_refusal_at_the_end(source, tmp_path, caplog) -> None:
+def test_prepare_resumes_after_an_error_at_the_end(source, tmp_path, caplog) -> None:
     out = tmp_path / "out"
-    with pytest.raises(InputError, match="shards=101 is too many"):
-        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, shards=101)
+    with pytest.raises(InputError, match="num_shards=101: too many"):
+        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, num_shards=101)
     with caplog.at_level("INFO"):
-        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, shards=100)
-    assert "goes on after 200 documents" in caplog.text
+        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, num_shards=100)
+    assert "resume after 200 documents" in caplog.text
 
 
-def later(source: str, monkeypatch) -> None:
-    """Other text of the same length, written in the same second."""
+def newer_text(source: str, monkeypatch) -> None:
+    """Change the text but not its length, in the same second."""
     before = os.stat(source)
     path = pathlib.Path(source)
     path.write_text(path.read_text().replace("ba", "do"))
@@ -197,11 +197,11 @@ def newer_program(source: str, monkeypatch) -> None:
 
 
 def other_sentences(source: str, monkeypatch) -> None:
-    monkeypatch.setattr(corpus, "LONGEST", 32)
+    monkeypatch.setattr(corpus, "MAX_SENTENCE_TOKENS", 32)
 
 
-@pytest.mark.parametrize("change", [later, newer_library, newer_program, other_sentences])
-def test_what_would_be_read_otherwise_is_read_anew(
+@pytest.mark.parametrize("change", [newer_text, newer_library, newer_program, other_sentences])
+def test_prepare_starts_again_if_the_input_changed(
     source, tmp_path, monkeypatch, caplog, change
 ) -> None:
     out, filters = tmp_path / "out", Filters(near_dedup=True)
@@ -210,6 +210,6 @@ def test_what_would_be_read_otherwise_is_read_anew(
     change(source, monkeypatch)
     with caplog.at_level("INFO"):
         prepare([source], TOKENIZER, out, workers=1, filters=filters)
-    assert "goes on" not in caplog.text
+    assert "resume" not in caplog.text
     prepare([source], TOKENIZER, tmp_path / "whole", workers=1, filters=filters)
     assert content(out) == content(tmp_path / "whole")

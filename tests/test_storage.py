@@ -17,7 +17,7 @@ from conftest import sample_pieces, sample_text
 from processes import Command
 from run_outputs import metrics, params_of
 
-from bertjax.reports.run import write_report
+from bertjax.reports.writer import write_report
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
 PRETRAIN, SQUAD = EXPERIMENTS / "pretraining.py", EXPERIMENTS / "squad.py"
@@ -48,7 +48,7 @@ def finish(process: Command, status: int = 0) -> str:
 
 def prepare(root: str) -> list[str]:
     where = ["--input", f"{root}/text/*.txt", "--vocab", f"{root}/vocab.txt"]
-    options = ["--eval-fraction", "0.05", "--shards", "8", "--workers", "1"]
+    options = ["--eval-fraction", "0.05", "--num-shards", "8", "--workers", "1"]
     return ["prepare", *where, "--output", f"{root}/corpus", *options]
 
 
@@ -186,7 +186,7 @@ def test_a_damaged_shard_is_refused(bucket, corpus) -> None:
     name = "corpus/train-00003-of-00008.tokens"
     bucket.write(name, corpus["train-00003-of-00008.tokens"][:-1] + b"\xff")
     said = finish(start(bucket, *configured("inspect", GS)), status=2)
-    assert f"{GS}/{name} is damaged" in said
+    assert f"{GS}/{name}: damaged" in said
     bucket.write(name, corpus["train-00003-of-00008.tokens"])
 
 

@@ -22,7 +22,7 @@ from bertjax.config.config import Config
 from bertjax.errors import RunError
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
-from bertjax.reports.run import write_report
+from bertjax.reports.writer import write_report
 from bertjax.steps.parallel_runs import ParallelStepFunctions, round_up_runs
 from bertjax.sweeps.grid import Trial, group_by_shape, make_trials
 from bertjax.sweeps.sweep import summarize, sweep

@@ -1,4 +1,4 @@
-"""Scores of several data sets are one table, in a terminal and on a page."""
+"""Scores of several eval sets are one table, in a terminal and on a page."""
 
 import io
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from bertjax.html.tables import align_columns, eval_set_table
-from bertjax.reports.run import render
+from bertjax.reports.run import render_run
 from bertjax.training.terminal import ProgressPrinter
 
 SCORES = {
@@ -17,7 +17,7 @@ SCORES = {
 }  # fmt: skip
 
 
-def test_a_row_is_a_set_a_column_a_score_that_stands_for_all_and_below_are_the_means() -> None:
+def test_eval_set_table_has_a_row_per_set_and_a_column_per_common_metric() -> None:
     assert align_columns(*eval_set_table(SCORES)).splitlines() == [
         "data set  accuracy      f1",
         "de          0.2500  0.3000",
@@ -26,40 +26,40 @@ def test_a_row_is_a_set_a_column_a_score_that_stands_for_all_and_below_are_the_m
     ]
 
 
-def test_a_page_chooses_and_names_its_columns() -> None:
+def test_eval_set_table_selects_and_names_columns() -> None:
     table = eval_set_table(
-        SCORES, {"mse": "Squared error", "only": "Of one", "accuracy": "Accuracy"}
+        SCORES, {"mse": "Squared error", "only": "Of one set", "accuracy": "Accuracy"}
     )
-    assert table.head == ("data set", "Squared error", "Accuracy")
+    assert table.header == ("data set", "Squared error", "Accuracy")
     assert table.rows[-1] == ("mean", "3.00", "0.5000")
 
 
-def test_what_is_not_known_is_a_dash() -> None:
-    found = eval_set_table({"f1": None, "a/f1": None, "b/f1": 50.0})
-    assert [row[1] for row in found.rows] == ["-", "50.00", "-"]
+def test_eval_set_table_shows_a_dash_for_none() -> None:
+    table = eval_set_table({"f1": None, "a/f1": None, "b/f1": 50.0})
+    assert [row[1] for row in table.rows] == ["-", "50.00", "-"]
 
 
 @pytest.mark.parametrize("scores", [{}, {"loss": 1.0}, {"f1": 1.0, "en/f1": 1.0}])
-def test_one_set_needs_no_table(scores: dict) -> None:
+def test_eval_set_table_of_one_set_has_no_rows(scores: dict) -> None:
     assert not eval_set_table(scores).rows
 
 
 @given(st.lists(st.tuples(*[st.text("abé", max_size=9)] * 3), min_size=1, max_size=6))
-def test_lines_end_where_the_head_does(rows: list) -> None:
+def test_align_columns_ends_lines_at_the_header(rows: list) -> None:
     lines = align_columns(("", "x" * 9, "y" * 9), rows).split("\n")
     assert len(lines) == len(rows) + 1 and max(map(len, lines)) == len(lines[0])
 
 
-def test_a_run_tells_its_sets_below_the_line_of_an_evaluation() -> None:
+def test_progress_printer_prints_the_table_below_the_metrics() -> None:
     stream = io.StringIO()
     ProgressPrinter(100, stream).log(50, "eval", SCORES)
     line, *table = stream.getvalue().splitlines()
     assert line == "step 50/100  eval  loss 1.5  accuracy 50.0%  f1 0.4"
-    assert table == [f"  {each}" for each in align_columns(*eval_set_table(SCORES)).splitlines()]
+    assert table == [f"  {row}" for row in align_columns(*eval_set_table(SCORES)).splitlines()]
 
 
-def test_the_page_of_a_run_has_the_table_and_no_number_or_column_for_each_set() -> None:
-    page = render("run", [{"step": 50, "split": "eval", **SCORES}], {})
-    assert "<h2>Data sets</h2>" in page and "<tr><td>mean</td><td>0.5000</td>" in page
-    header, table = page.partition("</header>")[0], page.partition("Held-out evaluations")[2]
-    assert "Accuracy" in header and "de/accuracy" not in (header + table).lower()
+def test_run_report_shows_metrics_of_one_set_in_the_table_only() -> None:
+    page = render_run("run", [{"step": 50, "split": "eval", **SCORES}], {})
+    assert "<h2>Eval sets</h2>" in page and "<tr><td>mean</td><td>0.5000</td>" in page
+    header, table = page.partition("</header>")[0], page.partition("<h2>Evaluations</h2>")[2]
+    assert "Accuracy" in header and table and "de/accuracy" not in (header + table).lower()

@@ -83,29 +83,33 @@ def test_find_errors_returns_the_kind_of_error() -> None:
         "tags": ["B-y", "I-y", "B-x", "B-y", "I-y", "O", "O", "B-y"],
         "probabilities": [0.9, 0.6, 0.7, 0.8, 0.5, 0.4, 1.0, 1.0],
     }
-    found = [
-        (each.kind, each.predicted, each.gold, each.probability) for each in find_errors(entry)
+    errors = [
+        (error.kind, error.predicted, error.gold, error.probability) for error in find_errors(entry)
     ]
-    assert found == [
+    assert errors == [
         ("type", Entity("y", 0, 1), Entity("x", 0, 1), 0.6),
-        ("invented", Entity("x", 2, 2), None, 0.7),
+        ("spurious", Entity("x", 2, 2), None, 0.7),
         ("boundary", Entity("y", 3, 4), Entity("y", 3, 3), 0.5),
         ("missed", None, Entity("x", 5, 5), 0.4),
     ]
-    assert {each[0] for each in found} == ERROR_KINDS.keys()
+    assert {error[0] for error in errors} == ERROR_KINDS.keys()
+
+
+def write_evaluation(directory, entry, strict) -> None:
+    data = {"dir": "ner", "eval_file": "", "strict": strict}
+    run_info = {"checkpoints": ["runs/x"], "config": {"data": data}}
+    (directory / "predictions.json").write_text(json.dumps([entry]))
+    (directory / "scores.json").write_text(json.dumps({"f1": 0.0}))
+    (directory / EVALUATION_FILE).write_text(json.dumps(run_info))
 
 
 def test_report_is_strict_if_scores_are(tmp_path) -> None:
     entry = {"words": ["in", "Rome"], "gold": ["O", "B-loc"], "tags": ["O", "I-loc"]}
     entry |= {"probabilities": [1.0, 0.75]}
     assert not list(find_errors(entry))
-    assert [each.kind for each in find_errors(entry, "BIO")] == ["missed"]
+    assert [error.kind for error in find_errors(entry, "BIO")] == ["missed"]
     for strict, rates in ((False, "1.000"), (True, "0.000")):
-        data = {"dir": "ner", "eval_file": "", "strict": strict}
-        about = {"checkpoints": ["runs/x"], "config": {"data": data}}
-        files = {"predictions": [entry], "scores": {"f1": 0.0}, EVALUATION_FILE[:-5]: about}
-        for name, content in files.items():
-            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        write_evaluation(tmp_path, entry, strict)
         text = render("x", epath.Path(tmp_path), {"dev": 1})
         assert f"<td>loc</td><td>1</td><td>{rates}</td>" in text
 
@@ -113,15 +117,9 @@ def test_report_is_strict_if_scores_are(tmp_path) -> None:
 def test_report_lists_types_and_error_context(tmp_path) -> None:
     entry = {"words": ["in", "<Rome>", "now"], "gold": ["O", "B-loc", "O"]}
     entry |= {"tags": ["O", "B-per", "O"], "probabilities": [1.0, 0.75, 1.0]}
-    about = {
-        "checkpoints": ["runs/x"],
-        "config": {"data": {"dir": "ner", "eval_file": "", "strict": False}},
-    }
-    files = {"predictions": [entry], "scores": {"f1": 0.0}, EVALUATION_FILE[:-5]: about}
-    for name, content in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    write_evaluation(tmp_path, entry, strict=False)
     text = render("x", epath.Path(tmp_path), {"dev": 1})
     assert "in &gt;&gt;[&lt;Rome&gt;]&lt;&lt; now" in text
     assert "<td>loc</td>" in text and "<td>per</td>" in text
-    with pytest.raises(InputError, match="answers 1 examples and the data have 2"):
+    with pytest.raises(InputError, match="1 predictions for 2 examples. Run"):
         render("x", epath.Path(tmp_path), {"dev": 2})

@@ -414,7 +414,7 @@ def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -
         lambda path, info: opened.append(info.name) or real(path, info),
     )
     evaluate(make_run_config(corpus), whole)
-    assert opened and all(name.startswith("heldout-") for name in opened)
+    assert opened and all(name.startswith("eval-") for name in opened)
 
 
 @pytest.mark.slow

@@ -236,8 +236,8 @@ def test_evaluate_prints_and_reports_languages(folder, trained, tmp_path, capsys
     assert found["en"] == found["el"] == pytest.approx(scores["en/accuracy"], abs=1e-4)
     assert found["en"] > 0.9 and found["de"] == pytest.approx(1 / 3, abs=1e-4)
     assert found["mean"] == pytest.approx(scores["accuracy"], abs=1e-4)
-    (warning,) = [line for line in caplog.messages if "loses part" in line]
-    assert "loses part of de (" in warning and " ur (" not in warning
+    (warning,) = [line for line in caplog.messages if "poor coverage" in line]
+    assert "vocabulary: de (" in warning and " ur (" not in warning
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert f"<tr><td>de</td><td>{scores['de/accuracy']:.4f}</td>" in page

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--near-dedup", action="store_true", help="drop near-duplicates of documents"
     )
-    parser.add_argument("--shards", type=int, help="number of training shards (by size)")
+    parser.add_argument("--num-shards", type=int, help="number of training shards (by size)")
     parser.add_argument(
         "--license",
         default="",
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     options = {
         "eval_fraction": args.eval_fraction,
         "dedup": args.dedup,
-        "shards": args.shards,
+        "num_shards": args.num_shards,
         "filters": Filters(args.min_document_tokens, args.languages, args.near_dedup),
         "read_options": read_options(args),
         "license": args.license,

@@ -15,6 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    from bertjax.reports.run import write_report
+    from bertjax.reports.writer import write_report
 
     print(write_report(args.directory))

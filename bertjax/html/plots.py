@@ -1,146 +1,116 @@
-"""Points, columns and matrices, as SVG text; their look comes from the page's style."""
+"""Scatter plots, strip plots, reliability diagrams and confusion matrices."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bertjax.html.charts import grid_lines, number, tick_labels, value_axis
+from bertjax.html.axes import format_number, value_axis
+from bertjax.html.charts import Chart
+from bertjax.html.svg import COLORS, Layout, new_axes, set_axis, to_svg
 
-_WIDTH, _HEIGHT = 528, 320
-_BINS = 10  # of probabilities
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, _WIDTH - 16, 8, _HEIGHT - 42
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LAYOUT = Layout(528, 320, bottom=42)
+_NUM_BINS = 10  # of probabilities
+
+
+class ConfusionMatrix(NamedTuple):
+    """Counts of examples: a row for each gold label, a column for each predicted label."""
+
+    title: str
+    labels: Sequence[str]
+    counts: Sequence[Sequence[int]]
 
 
 def scatter(
     title: str,
     points: Sequence[tuple[float, float]],
-    axes: tuple[str, str],
+    axis_labels: tuple[str, str],
     *,
-    diagonal: bool = False,
-    share: bool = False,
+    as_percent: bool = False,
     sizes: Sequence[float] | None = None,
-) -> str:
-    """Points (x, y) on two linear axes of one scale where there is a `diagonal`.
+) -> Chart:
+    """Return points and the diagonal on two axes of the same range.
 
     Args:
-      axes: what x and y are.
-      share: both are shares, shown in percent from 0 to 1.
-      sizes: radii; 2.5 by default.
+      title: plain text.
+      points: (x, y) of each point.
+      axis_labels: names of x and y.
+      as_percent: the axes show fractions, from 0% to 100%.
+      sizes: radius of each point, 2.5 by default.
     """
-    values: list[Sequence[float]] = [[x for x, _ in points], [y for _, y in points]]
-    if diagonal:
-        values = [[*values[0], *values[1]]] * 2
-    if share:
-        values = [[0.0, 1.0]] * 2
-    across, up = (value_axis(each, None) for each in values)
-
-    def x(value: float) -> float:
-        return _LEFT + (_RIGHT - _LEFT) * across.position(value)
-
-    def y(value: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * up.position(value)
-
-    parts = grid_lines(up, y, _LEFT, _RIGHT, share)
-    parts += [
-        f'<text x="{x(tick):.1f}" y="{_BOTTOM + 18}">{label}</text>'
-        for tick, label in zip(across.ticks, tick_labels(across, share), strict=True)
-    ]
-    if diagonal or share:
-        low, high = across.ticks[0], across.ticks[-1]
-        parts.append(f'<path class="grid" d="M{x(low)} {y(low)}L{x(high)} {y(high)}"/>')
-    radii = sizes or [2.5] * len(points)
-    parts += [
-        f'<circle class="train shown" cx="{x(a):.1f}" cy="{y(b):.1f}" r="{radius:.1f}">'
-        f"<title>{number(a, share)}, {number(b, share)}</title></circle>"
-        for (a, b), radius in zip(points, radii, strict=True)
-    ]
-    return _figure(title, axes, parts)
+    values = [value for point in points for value in point]
+    axis = value_axis([0.0, 1.0] if as_percent else values, min(values, default=0.0))
+    with new_axes(_LAYOUT, title) as axes:
+        set_axis(axes, "x", axis, as_percent)
+        set_axis(axes, "y", axis, as_percent)
+        axes.set_xlabel(axis_labels[0], color=COLORS["soft"], labelpad=2)
+        ends = axis.ticks[0], axis.ticks[-1]
+        axes.plot(ends, ends, color=COLORS["line"], linewidth=1, clip_on=False)
+        if sizes is None:
+            _draw_points(axes, points, 2.5)
+        else:
+            for point, size in zip(points, sizes, strict=True):
+                _draw_points(axes, [point], size)
+        tooltips = [", ".join(format_number(v, as_percent) for v in point) for point in points]
+        return Chart(title, to_svg(axes, tooltips), _LAYOUT, axis_labels[1])
 
 
-def reliability_diagram(probabilities: Sequence[float], right: Sequence[bool]) -> str:
-    """How often what is said with some probability is right (Guo et al. 2017)."""
-    sure, correct = np.array(probabilities), np.array(right)
-    numbers = np.minimum((sure * _BINS).astype(int), _BINS - 1)
-    points, sizes, off = [], [], 0.0
-    for each in np.unique(numbers):
-        own = numbers == each
-        x, y, share = (float(np.mean(values)) for values in (sure[own], correct[own], own))
+def reliability_diagram(probabilities: Sequence[float], correct: Sequence[bool]) -> Chart:
+    """Return accuracy by predicted probability and the expected calibration error.
+
+    Source: Guo et al. 2017, "On Calibration of Modern Neural Networks".
+
+    Args:
+      probabilities: of each prediction, 0 to 1.
+      correct: whether each prediction is correct.
+    """
+    confidence, accuracy = np.array(probabilities), np.array(correct)
+    bins = np.minimum((confidence * _NUM_BINS).astype(int), _NUM_BINS - 1)
+    points, sizes, calibration_error = [], [], 0.0
+    for number in np.unique(bins):
+        members = bins == number
+        x, y = float(confidence[members].mean()), float(accuracy[members].mean())
+        fraction = float(members.mean())
         points.append((x, y))
-        sizes.append(2 + 8 * share**0.5)
-        off += abs(x - y) * share
-    title = f"Calibration: off by {off:.1%} in the mean"
-    return scatter(title, points, ("probability", "share right"), share=True, sizes=sizes)
+        sizes.append(2 + 8 * fraction**0.5)
+        calibration_error += abs(x - y) * fraction
+    title = f"Expected calibration error {calibration_error:.1%}"
+    return scatter(title, points, ("probability", "accuracy"), as_percent=True, sizes=sizes)
 
 
-def strip_plot(title: str, groups: Mapping[str, Sequence[float]], axis: str) -> str:
-    """A dot for each value, those of a group above its name."""
-    up = value_axis([value for values in groups.values() for value in values], None)
-    wide = (_RIGHT - _LEFT) / max(len(groups), 1)
-
-    def y(value: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * up.position(value)
-
-    parts = grid_lines(up, y, _LEFT, _RIGHT, False)
-    for i, (name, values) in enumerate(groups.items()):
-        middle = _LEFT + wide * (i + 0.5)
-        parts.append(f'<text x="{middle:.1f}" y="{_BOTTOM + 18}">{escape(name)}</text>')
-        mean = sum(values) / len(values)
-        reach = wide / 4
-        parts.append(f'<path d="M{middle - reach:.1f} {y(mean):.1f}h{2 * reach:.1f}"/>')
-        for j, value in enumerate(values):
-            # Side by side, so that equal ones are seen.
-            x = middle + reach * ((j + 0.5) / len(values) - 0.5)
-            parts.append(
-                f'<circle class="train shown" cx="{x:.1f}" cy="{y(value):.1f}" r="4">'
-                f"<title>{escape(name)}: {number(value)}</title></circle>"
-            )
-    return _figure(title, ("", axis), parts)
+def strip_plot(title: str, groups: Mapping[str, Sequence[float]], label: str) -> Chart:
+    """Return a dot for each value above the name of its group, and a line at each mean."""
+    with new_axes(_LAYOUT, title) as axes:
+        set_axis(axes, "y", value_axis([v for values in groups.values() for v in values]), False)
+        places = range(len(groups))
+        axes.set(xlim=(-0.5, max(len(groups), 1) - 0.5), xticks=places, xticklabels=list(groups))
+        points, tooltips = [], []
+        for place, (name, values) in zip(places, groups.items(), strict=True):
+            mean = sum(values) / len(values)
+            ends = (place - 0.25, place + 0.25)
+            axes.plot(ends, (mean, mean), color=COLORS["soft"], linewidth=1, clip_on=False)
+            for i, value in enumerate(values):
+                # Side by side, so that equal values do not hide each other.
+                points.append((place + 0.25 * ((i + 0.5) / len(values) - 0.5), value))
+                tooltips.append(f"{name}: {format_number(value)}")
+        _draw_points(axes, points, 4)
+        return Chart(title, to_svg(axes, tooltips), _LAYOUT, label)
 
 
-def confusion_matrix(title: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A table of counts, a row for each gold class and a column for each that was said.
-
-    Cells are shaded by their share of the row.
-    """
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    rows = []
-    for i, (name, row) in enumerate(zip(names, counts, strict=True)):
-        total = max(sum(row), 1)
-        cells = "".join(
-            f'<td style="--share:{100 * count / total:.0f}%" class="{"hit" if i == j else "miss"}">'
-            f"{count or ''}</td>"
-            for j, count in enumerate(row)
-        )
-        rows.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
-    return (
-        f"<figure><figcaption><span>{escape(title)} <small>a row for each gold label, a column for "
-        f'each that was said</small></span></figcaption><div class="scroll"><table class="matrix">'
-        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        "</figure>\n"
+def _draw_points(axes: "Axes", points: Sequence[tuple[float, float]], radius: float) -> None:
+    axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        linestyle="none",
+        marker="o",
+        markersize=2 * radius,
+        color=COLORS["train"],
+        markeredgecolor=COLORS["page"],
+        markeredgewidth=0.8,
+        alpha=0.8,
+        clip_on=False,
+        gid="points",
     )
-
-
-def _figure(title: str, axes: tuple[str, str], parts: Sequence[str]) -> str:
-    across, up = axes
-    note = f" <small>{escape(up)}</small>" if up else ""
-    if across:
-        parts = [
-            *parts,
-            f'<text x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 4}">{escape(across)}</text>',
-        ]
-    return (
-        f"<figure><figcaption><span>{escape(title)}{note}</span></figcaption>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
-        f"{''.join(parts)}</svg></figure>\n"
-    )
-
-
-STYLE = """
-svg circle.shown { visibility: visible; stroke-width: .8; fill-opacity: .75; }
-.matrix th, .matrix td { text-align: center; padding: 6px 10px; }
-.matrix td.hit { background: color-mix(in srgb, var(--good) calc(.7 * var(--share)), transparent); }
-.matrix td.miss { background: color-mix(in srgb, var(--bad) calc(.7 * var(--share)), transparent); }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 36px 24px; }
-@media (max-width: 760px) { .pair { grid-template-columns: 1fr; } }
-"""

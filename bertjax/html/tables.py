@@ -1,4 +1,4 @@
-"""Scores of several data sets as one table, on a page and in a terminal."""
+"""Tables of scores, for a page and for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,23 +7,23 @@ _MEAN = "mean"
 
 
 class ScoreTable(NamedTuple):
-    """A head, and rows of as many cells; no rows where there is nothing to compare."""
+    """A header and rows of as many cells."""
 
-    header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def eval_set_table(
     scores: Mapping[str, float | None], titles: Mapping[str, str] | None = None
 ) -> ScoreTable:
-    """A row for each data set, a column for each score that all have, and the means below.
+    """Return a row for each eval set, a column for each metric of all sets, and a row of means.
 
     Args:
-      scores: as an evaluation gives them, those of a set as NAME/METRIC.
-      titles: of the metrics that are shown, in their order; None for those that stand for all sets
-        together, under their own names.
+      scores: scores of an evaluation, with keys METRIC for all sets and SET/METRIC for one set.
+      titles: metrics to show with their titles, in order; by default every METRIC key.
+
     Returns:
-      The table; it has no rows where there are not two sets.
+      The table, without rows if there are fewer than two sets.
     """
     sets: dict[str, dict[str, float | None]] = {}
     for key, value in scores.items():
@@ -32,11 +32,11 @@ def eval_set_table(
             sets.setdefault(name, {})[metric] = value
     if len(sets) < 2:
         return ScoreTable((), [])
-    wanted = [key for key in scores if "/" not in key] if titles is None else list(titles)
-    metrics = [metric for metric in wanted if all(metric in own for own in sets.values())]
+    candidates = [key for key in scores if "/" not in key] if titles is None else list(titles)
+    metrics = [metric for metric in candidates if all(metric in values for values in sets.values())]
     columns = []
     for metric in metrics:
-        values = [own[metric] for own in sets.values()]
+        values = [set_scores[metric] for set_scores in sets.values()]
         known = [value for value in values if value is not None]
         mean = sum(known) / len(known) if known else None
         columns.append(_format_column([*values, scores.get(metric, mean)]))
@@ -45,13 +45,13 @@ def eval_set_table(
 
 
 def _format_column(values: Sequence[float | None]) -> list[str]:
-    """A column; of shares four decimals, of percents two."""
+    """Format with four decimals, or with two if a value is a percentage."""
     digits = 4 if all(value is None or abs(value) <= 1 for value in values) else 2
     return ["-" if value is None else f"{value:.{digits}f}" for value in values]
 
 
 def align_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines of text, the first column to the left and the others to the right."""
+    """Return lines of text, the first column left-aligned and the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(

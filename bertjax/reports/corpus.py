@@ -1,11 +1,12 @@
-"""A corpus that `bertjax prepare` wrote, as text for a terminal and as a page."""
+"""Report of a corpus that `bertjax prepare` wrote, as text for a terminal and as a page."""
 
-from collections.abc import Iterator, Sequence
-from html import escape
+import textwrap
+from collections.abc import Iterator
 
 from etils import epath
 
-from bertjax.html.page import definition_list, page, section, tiles
+from bertjax.html.page import Section, render_report
+from bertjax.html.tables import ScoreTable, align_columns
 from data_pipelines.corpus.documents import MAX_SENTENCE_TOKENS
 from data_pipelines.pretraining.corpus_statistics import (
     QUANTILES,
@@ -14,32 +15,26 @@ from data_pipelines.pretraining.corpus_statistics import (
     shard_imbalance,
 )
 
-TextTable = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, names of columns, lines
-_MAX_SCRIPTS = 8
-_MIN_LANGUAGE_FRACTION = (
-    0.05  # share of the pieces from which on a script may be that of a language
-)
+_MAX_SCRIPTS = 8  # the most frequent ones are listed
+_MIN_LANGUAGE_FRACTION = 0.05  # of the tokens; a rarer script is not taken for a language
 _KANA = "Hiragana", "Katakana", "Katakana-Hiragana"
 
 
 def describe_corpus(directory: epath.PathLike) -> Iterator[str]:
-    """Lines of text that say what the corpus holds and what becomes of it in rows.
+    """Yield lines of text: totals, lengths, scripts, packed sequences, warnings, sample documents.
 
     Raises:
-      InputError: it is unfinished or damaged.
+      InputError: the corpus is unfinished or damaged.
     """
     statistics = compute_corpus_statistics(directory)
     yield str(statistics.directory)
-    names = _facts(statistics)
-    width = max(len(name) for name, _ in names)
-    for name, value in names:
-        yield f"  {name:{width}}  {value}"
-    for title, columns, lines in _tables(statistics):
+    facts = _facts(statistics)
+    width = max(len(term) for term, _ in facts)
+    for term, description in facts:
+        yield f"  {term:{width}}  {description}"
+    for title, table in _tables(statistics):
         yield f"\n{title}"
-        widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
-        for line in (columns, *lines):
-            first, *others = (f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True))
-            yield "  " + "  ".join([f"{line[0]:{len(first)}}", *others])
+        yield textwrap.indent(align_columns(*table), "  ")
     for warning in _warnings(statistics):
         yield f"\nwarning: {warning}"
     for text in statistics.sample_texts:
@@ -47,121 +42,116 @@ def describe_corpus(directory: epath.PathLike) -> Iterator[str]:
 
 
 def render_corpus(directory: epath.Path, name: str) -> str:
-    """The same as a page of HTML."""
+    """Return the page with the content of `describe_corpus`."""
     statistics = compute_corpus_statistics(directory)
     totals = statistics.manifest.totals
-    large = [
-        (title, f"{totals[key]:,}")
-        for title, key in (
-            ("Documents", "documents"),
-            ("Sentences", "sentences"),
-            ("Pieces", "tokens"),
-        )
-    ]
-    body = [
-        f"<header><h1>{escape(name)}</h1>\n{tiles(large)}{definition_list(_facts(statistics))}</header>\n",
-        *(f"<p>{escape(warning)}</p>\n" for warning in _warnings(statistics)),
-        *(
-            section(title, _html_table(columns, lines))
-            for title, columns, lines in _tables(statistics)
-        ),
-        section(
-            "How documents begin",
-            "".join(f"<p>{escape(text)}</p>\n" for text in statistics.sample_texts),
-        ),
-    ]
-    return page(name, body)
+    return render_report(
+        name,
+        [
+            Section("Warnings", paragraphs=list(_warnings(statistics))),
+            *(Section(title, table=table) for title, table in _tables(statistics)),
+            Section("Sample documents", paragraphs=statistics.sample_texts),
+        ],
+        metrics=[
+            (title, f"{totals[title.lower()]:,}") for title in ("Documents", "Sentences", "Tokens")
+        ],
+        facts=_facts(statistics),
+    )
 
 
 def _facts(statistics: CorpusStatistics) -> list[tuple[str, str]]:
     manifest = statistics.manifest
     totals, options = manifest.totals, manifest.options
     train_shards, eval_shards = manifest.train_shards, manifest.eval_shards
-    tokens = totals["tokens"]
-    held_out = sum(info.documents for info in eval_shards)
+    tokens, documents = totals["tokens"], totals["documents"]
+    eval_documents = sum(info.documents for info in eval_shards)
     return [
         ("text", f"{totals['text_bytes']:,} bytes from {', '.join(options['inputs'])}"),
-        ("license", options.get("license") or "not told"),
-        ("documents", f"{totals['documents']:,}, of which {held_out:,} are held out"),
+        ("license", options.get("license") or "not specified"),
+        ("documents", f"{documents:,}, {eval_documents:,} of them in the eval split"),
         ("sentences", f"{totals['sentences']:,}"),
-        ("tokens", f"{tokens:,}, {tokens / totals['documents']:.0f} a document"),
-        ("unknown", f"{totals['unk_fraction']:.3%} of the pieces"),
-        ("vocabulary", f"{manifest.vocab_size:,} pieces"),
+        ("tokens", f"{tokens:,}, {tokens / documents:.0f} per document"),
+        ("unknown", f"{totals['unk_fraction']:.3%} of the tokens"),
+        ("vocabulary", f"{manifest.vocab_size:,} tokens"),
         (
-            "divided",
-            f"{totals.get('long_sentences', 0):,} sentences longer than {MAX_SENTENCE_TOKENS} pieces",
+            "split",
+            f"{totals.get('long_sentences', 0):,} sentences longer than {MAX_SENTENCE_TOKENS} "
+            "tokens",
         ),
         (
-            "left out",
-            f"{totals['empty_documents']:,} documents without text or damaged, "
+            "dropped",
+            f"{totals['empty_documents']:,} empty or damaged documents, "
             f"{totals.get('short_documents', 0):,} too short, "
             f"{totals.get('other_language_documents', 0):,} in other languages, "
-            f"{totals['duplicate_documents']:,} met before",
+            f"{totals['duplicate_documents']:,} duplicates",
         ),
         (
             "shards",
-            f"{len(train_shards)} of about {train_shards[0].tokens:,} pieces, {shard_imbalance(train_shards):.1%} apart; "
-            f"{len(eval_shards)} held out",
+            f"{len(train_shards)} of about {train_shards[0].tokens:,} tokens "
+            f"(the largest is {shard_imbalance(train_shards):.1%} larger than the smallest), "
+            f"{len(eval_shards)} in the eval split",
         ),
         ("version", f"{manifest.version}"),
     ]
 
 
-def _tables(statistics: CorpusStatistics) -> Iterator[TextTable]:
-    sample = (
-        f"of {len(statistics.sampled_shards)} of {len(statistics.manifest.train_shards)} shards"
-    )
+def _tables(statistics: CorpusStatistics) -> Iterator[tuple[str, ScoreTable]]:
+    """Yield titles and tables."""
+    num_sampled, num_shards = len(statistics.sampled_shards), len(statistics.manifest.train_shards)
+    sample = f"from {num_sampled} of {num_shards} shards"
     yield (
-        f"Lengths in pieces, {sample}",
-        ["", *("longest" if q == 1 else f"{q:.0%}" for q in QUANTILES)],
-        [
-            ["sentences", *(f"{n:,}" for n in statistics.sentence_tokens)],
-            ["documents", *(f"{n:,}" for n in statistics.document_tokens)],
-        ],
+        f"Lengths in tokens, {sample}",
+        ScoreTable(
+            ("", *("longest" if q == 1 else f"{q:.0%}" for q in QUANTILES)),
+            [
+                ("sentences", *(f"{n:,}" for n in statistics.sentence_tokens)),
+                ("documents", *(f"{n:,}" for n in statistics.document_tokens)),
+            ],
+        ),
     )
     scripts = [*statistics.scripts[:_MAX_SCRIPTS]]
-    if rest := sum(share for _, share in statistics.scripts[_MAX_SCRIPTS:]):
-        scripts.append(("others", rest))
+    if others := sum(fraction for _, fraction in statistics.scripts[_MAX_SCRIPTS:]):
+        scripts.append(("others", others))
     yield (
         f"Scripts, {sample}",
-        ["", "tokens"],
-        [[name, f"{share:.2%}"] for name, share in scripts],
+        ScoreTable(("", "tokens"), [(name, f"{fraction:.2%}") for name, fraction in scripts]),
     )
-    passes = range(1, len(statistics.packing[0].seen_fractions) + 1)
+    num_epochs = len(statistics.packing[0].seen_fractions)
     yield (
-        f"In rows, {sample}",
-        ["pieces a row", "rows a pass", "filled", "pairs a row", "random B"]
-        + [f"text seen in {n}" if n > 1 else "text seen in a pass" for n in passes],
-        [
+        f"Packed sequences, {sample}",
+        ScoreTable(
+            (
+                "tokens per sequence",
+                "sequences per epoch",
+                "not padding",
+                "pairs per sequence",
+                "random next",
+                "text seen in 1 epoch",
+                *(f"in {n}" for n in range(2, num_epochs + 1)),
+            ),
             [
-                f"{r.max_seq_length}",
-                f"{r.sequences_per_epoch:,}",
-                f"{r.nonpad_fraction:.1%}",
-                f"{r.pairs_per_sequence:.2f}",
-                f"{r.random_fraction:.1%}",
-            ]
-            + [f"{share:.2%}" for share in r.seen_fractions]
-            for r in statistics.packing
-        ],
+                (
+                    f"{packing.max_seq_length}",
+                    f"{packing.sequences_per_epoch:,}",
+                    f"{packing.nonpad_fraction:.1%}",
+                    f"{packing.pairs_per_sequence:.2f}",
+                    f"{packing.random_fraction:.1%}",
+                    *(f"{fraction:.2%}" for fraction in packing.seen_fractions),
+                )
+                for packing in statistics.packing
+            ],
+        ),
     )
 
 
 def _warnings(statistics: CorpusStatistics) -> Iterator[str]:
     scripts = dict(statistics.scripts)
-    if kana := sum(scripts.pop(name, 0) for name in _KANA):  # Japanese writes in all three
+    if kana := sum(scripts.pop(name, 0) for name in _KANA):  # Japanese uses all three
         scripts["Han"] = scripts.get("Han", 0) + kana
-    many = [name for name, share in scripts.items() if share > _MIN_LANGUAGE_FRACTION]
-    if len(many) > 1:
+    frequent = [name for name, fraction in scripts.items() if fraction > _MIN_LANGUAGE_FRACTION]
+    if len(frequent) > 1:
         yield (
-            f"the text is in {' and '.join(many)}: if these are languages, a random next sentence "
-            "may be of another one than the first, which tells it; prepare a directory for each, "
-            'and join them by "+" where they are trained on'
+            f"scripts={'+'.join(frequent)}: if these are several languages, the script gives a "
+            "random next sentence away. Prepare a directory for each language and join them "
+            'with "+" in data.dir.'
         )
-
-
-def _html_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>{body}</table></div>\n'

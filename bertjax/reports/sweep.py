@@ -1,45 +1,49 @@
-"""A sweep as one HTML page: a dot for each run, a row for each point of the grid."""
+"""Report of a sweep: scores of every run and of every point of the grid."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from bertjax.html.page import definition_list, page, section, table, tiles
-from bertjax.html.plots import STYLE, strip_plot
+from bertjax.html.charts import Chart
+from bertjax.html.page import Section, render_report
+from bertjax.html.plots import strip_plot
+from bertjax.html.tables import ScoreTable
 
-_POINTS_PER_CHART = 8  # points of the grid in a chart
+_POINTS_PER_CHART = 8  # points of the grid
 
 
 def render_sweep(name: str, results: Mapping[str, Any]) -> str:
-    """The page of what `sweep.json` holds."""
+    """Return the page for the content of sweep.json."""
     score, runs, points = results["score"], results["runs"], results["points"]
     best = next(run for run in runs if run["name"] == results["best"])
-    failed = sum(run["failed"] for run in runs)
-    header = (
-        f"<header><h1>{escape(name)}</h1>\n"
-        + tiles(
-            [
-                (f"Best {_title(score)}", _number(best["scores"].get(score))),
-                ("Runs", f"{len(runs):,}"),
-                ("Failed", f"{failed:,}"),
-            ]
-        )
-        + definition_list([("Best run", results["best"]), ("Its checkpoint", "best/")])
-        + "</header>\n"
+    title = _title(score)
+    num_failed = sum(run["failed"] for run in runs)
+    return render_report(
+        name,
+        [
+            Section(
+                f"{title.capitalize()} of every run",
+                "A dot for each run and a line at their mean; numbers are those of the points.",
+                charts=_score_plots(score, runs, points),
+            ),
+            Section(
+                "Points of the grid",
+                "Mean and standard deviation exclude failed runs, whose loss did not decrease.",
+                table=_point_table(points),
+            ),
+            Section("Runs", table=_run_table(score, runs)),
+        ],
+        metrics=[
+            (f"Best {title}", _format_score(best["scores"].get(score))),
+            ("Runs", f"{len(runs):,}"),
+            ("Failed", f"{num_failed:,}"),
+        ],
+        facts=[("Best run", results["best"]), ("Its checkpoint", "best/")],
     )
-    body = [
-        f"<style>{STYLE}</style>\n",
-        header,
-        section(f"{_title(score).capitalize()} of every run", _score_plots(score, runs, points)),
-        section("Points of the grid", _point_table(points)),
-        section("Runs", _run_table(score, runs)),
-    ]
-    return page(name, body)
 
 
 def _score_plots(
     score: str, runs: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
-) -> str:
+) -> list[Chart]:
     groups = {
         str(number): [
             run["scores"][score]
@@ -48,55 +52,47 @@ def _score_plots(
         ]
         for number, point in enumerate(points, 1)
     }
-    groups = {number: values for number, values in groups.items() if values}
-    numbers = list(groups)
-    charts = [
-        strip_plot(
-            f"Points {some[0]} to {some[-1]}", {each: groups[each] for each in some}, _title(score)
-        )
-        for some in (
-            numbers[first : first + _POINTS_PER_CHART]
-            for first in range(0, len(numbers), _POINTS_PER_CHART)
-        )
-    ]
-    note = '<p class="aside">A dot a run, the line their mean; points are those of the table.</p>'
-    return f'<div class="pair">{"".join(charts)}</div>{note}\n'
+    numbers = [number for number, scores in groups.items() if scores]
+    charts = []
+    for first in range(0, len(numbers), _POINTS_PER_CHART):
+        shown = numbers[first : first + _POINTS_PER_CHART]
+        title = f"Points {shown[0]} to {shown[-1]}"
+        charts.append(strip_plot(title, {n: groups[n] for n in shown}, _title(score)))
+    return charts
 
 
-def _point_table(points: Sequence[Mapping[str, Any]]) -> str:
-    head = ("Point", "", "n", "Failed", "Mean", "Deviation", "Min", "Max")
-    names = ("mean", "std", "min", "max")
+def _point_table(points: Sequence[Mapping[str, Any]]) -> ScoreTable:
+    header = ("Point", "", "n", "Failed", "Mean", "Deviation", "Min", "Max")
     rows = [
         (
             point["point"],
             str(number),
             str(point["n"]),
             str(point["failed"]),
-            *(_number(point[name]) for name in names),
+            *(_format_score(point[name]) for name in ("mean", "std", "min", "max")),
         )
         for number, point in enumerate(points, 1)
     ]
-    note = '<p class="aside">Means leave failed runs out, which learned nothing.</p>'
-    return table(head, rows) + note
+    return ScoreTable(header, rows)
 
 
-def _run_table(score: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    # A loss of one term is that term.
+def _run_table(score: str, runs: Sequence[Mapping[str, Any]]) -> ScoreTable:
+    # The only term of a loss is the loss.
     names = [score, *(n for n in runs[0]["scores"] if n != score and not n.endswith("_loss"))]
     rows = [
         (
             run["name"],
             "failed" if run["failed"] else "",
-            *(_number(run["scores"].get(name)) for name in names),
+            *(_format_score(run["scores"].get(name)) for name in names),
         )
         for run in runs
     ]
-    return table(("Trainer", "", *(map(_title, names))), rows, "evaluations")
+    return ScoreTable(("Run", "", *map(_title, names)), rows)
 
 
 def _title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _number(value: float | None) -> str:
+def _format_score(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

@@ -1,13 +1,13 @@
-"""What `bertjax evaluate` wrote, read again for its page."""
+"""Output of `bertjax evaluate`, read for its report."""
 
 import json
-from collections.abc import Mapping
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from bertjax.html.page import definition_list, tiles
+from bertjax.html.page import Section, render_report
+from bertjax.html.tables import eval_set_table
 from bertjax.tasks.task import EVALUATION_FILE
 from data_pipelines.errors import InputError
 
@@ -15,66 +15,111 @@ PREDICTIONS = "predictions"
 
 PredictionEntry = Mapping[str, Any]  # of predictions.json
 
-# The style of a table of errors, whose last column is text.
-ERROR_TABLE_STYLE = """
-.errors td { white-space: normal; text-align: left; vertical-align: top; }
-.errors th { text-align: left; }
-.errors td:last-child { min-width: 320px; overflow-wrap: anywhere; }
-"""
-
 
 class SavedEvaluation(NamedTuple):
     """An evaluation.
 
     Attributes:
-      about: checkpoints and configuration.
-      predictions: of the examples of all sets, one after the other.
+      directory: the directory of its files.
+      run_info: checkpoints and configuration.
+      scores: metrics by name.
+      files: content of the predicted files of each eval set, in the order of the sets.
     """
 
+    directory: epath.Path
     run_info: Mapping[str, Any]
     scores: Mapping[str, float]
-    predictions: list[PredictionEntry]
+    files: Sequence[Mapping[str, Any]]
 
-    def render_header(self, name: str, titles: Mapping[str, str], examples: str) -> str:
-        """The head of a page: some scores by their titles, how many examples, of what model."""
-        shown = [
-            (title, f"{self.scores[key]:.4g}")
+    def predictions(self, sizes: Sequence[int]) -> list[PredictionEntry]:
+        """Return the predictions of all eval sets, one set after the other.
+
+        Args:
+          sizes: number of examples of each set.
+
+        Raises:
+          InputError: the predictions are not those of these sets.
+        """
+        predictions = []
+        for file, size in zip(self.files, sizes, strict=True):
+            if len(file[PREDICTIONS]) != size:
+                raise InputError(
+                    f"{self.directory}: {len(file[PREDICTIONS])} predictions for {size} examples. "
+                    "Run bertjax evaluate again."
+                )
+            predictions += file[PREDICTIONS]
+        return predictions
+
+    def render(
+        self,
+        name: str,
+        titles: Mapping[str, str],
+        count: tuple[str, int],
+        sections: Sequence[Section],
+        *,
+        score_format: str = ".4g",
+        facts: Sequence[tuple[str, str]] = (),
+        **options: Any,
+    ) -> str:
+        """Return the page: scores, checkpoints, data, a table of the eval sets, the sections.
+
+        Args:
+          name: title of the page.
+          titles: metrics to show with their titles, in order.
+          count: title and number of the examples.
+          sections: the task's own part of the page.
+          score_format: format of a score.
+          facts: further terms and descriptions.
+          **options: passed on to `render_report`.
+        """
+        data = self.run_info["config"]["data"]
+        scores = [
+            (title, format(self.scores[key], score_format))
             for key, title in titles.items()
             if key in self.scores
         ]
-        data = self.run_info["config"]["data"]
-        said = [
-            ("Model", ", ".join(self.run_info["checkpoints"])),
-            ("Data", " ".join(filter(None, (data["dir"], data["eval_file"])))),
-        ]
-        return (
-            f"<header><h1>{escape(name)}</h1>\n"
-            f"{tiles([*shown, (examples, f'{len(self.predictions):,}')])}{definition_list(said)}</header>\n"
+        return render_report(
+            name,
+            [Section("Eval sets", table=eval_set_table(self.scores, titles)), *sections],
+            metrics=[*scores, (count[0], f"{count[1]:,}")],
+            facts=[
+                ("Model", ", ".join(self.run_info["checkpoints"])),
+                ("Data", " ".join(filter(None, (data["dir"], data["eval_file"])))),
+                *facts,
+            ],
+            **options,
         )
 
 
-def read_evaluation(directory: epath.Path, sizes: Mapping[str, int]) -> SavedEvaluation:
-    """The evaluation in a directory.
+def read_evaluation(
+    directory: epath.Path, sets: Sequence[str], files: Sequence[str] = (PREDICTIONS,)
+) -> SavedEvaluation:
+    """Return the evaluation in a directory.
 
     Args:
-      sizes: examples of each data set, by its name.
+      directory: the output of `bertjax evaluate`.
+      sets: names of the eval sets.
+      files: names of the files to read of each set.
+
     Raises:
-      InputError: it is not whole, or not of these data.
+      InputError: a file is missing or damaged.
     """
-    predictions: list[PredictionEntry] = []
     try:
-        run_info = json.loads((directory / EVALUATION_FILE).read_text())
-        scores = json.loads((directory / "scores.json").read_text())
-        for name, count in sizes.items():
-            prefix = f"{name}." if len(sizes) > 1 else ""
-            found = json.loads((directory / f"{prefix}{PREDICTIONS}.json").read_text())
-            if len(found) != count:
-                raise InputError(
-                    f"{directory} answers {len(found)} examples and the data have {count}: "
-                    "evaluate again."
-                )
-            predictions += found
+        run_info, scores = (
+            json.loads((directory / file).read_text()) for file in (EVALUATION_FILE, "scores.json")
+        )
+        contents = []
+        for name in sets:
+            prefix = f"{name}." if len(sets) > 1 else ""
+            contents.append(
+                {
+                    file: json.loads((directory / f"{prefix}{file}.json").read_text())
+                    for file in files
+                }
+            )
         run_info["checkpoints"], run_info["config"]["data"]
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{directory} is no whole evaluation ({error}): repeat it.") from error
-    return SavedEvaluation(run_info, scores, predictions)
+        raise InputError(
+            f"{directory}: not a complete evaluation ({error}). Run bertjax evaluate again."
+        ) from error
+    return SavedEvaluation(directory, run_info, scores, contents)

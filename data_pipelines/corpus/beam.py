@@ -1,8 +1,8 @@
-"""Corpus preparation with Apache Beam: on as many machines as there are, the same shards.
+"""Corpus preparation with Apache Beam, distributed over machines: the shards of `prepare`.
 
-The functions that see a document are those of `documents`. Their index comes together on one
-worker, some 300 bytes a document there, which deals the documents to shards as `corpus.prepare`
-does; the documents stay apart. Needs the extra `beam`: pip install 'bertjax[beam]'.
+The workers apply the functions of `documents`. One worker gathers the index, about 300 bytes per
+document, and assigns the documents to shards as `corpus.prepare` does; the documents themselves
+stay distributed. Needs the extra `beam`: pip install 'bertjax[beam]'.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from etils import epath
 from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.corpus.documents import (
     assign_shards,
-    count,
+    compute_totals,
     encode_documents,
     index_dtype,
     unpack_documents,
@@ -43,18 +43,20 @@ try:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 except ImportError as error:
-    raise InputError("Apache Beam is missing; pip install 'bertjax[beam]'.") from error
+    raise InputError(
+        "apache_beam: not installed. Install it with pip install 'bertjax[beam]'."
+    ) from error
 
-EncodedDocument = tuple[int, bytes, bytes]  # number (its order says that of the input), row, record
-_DOCUMENTS_OF_A_SOURCE = 1 << 40
+EncodedDocument = tuple[int, bytes, bytes]  # number, ascending in input order; index row; record
+_MAX_DOCUMENTS_PER_SOURCE = 1 << 40
 
 
 class _Assignment(NamedTuple):
-    """Where the documents go."""
+    """The shard of each document."""
 
-    numbers: np.ndarray  # int64 [D], rising
-    shards: np.ndarray  # int32 [D], positions in `names`, -1 for none
-    names: list[tuple[str, str]]  # split, file
+    numbers: np.ndarray  # int64 [D], ascending
+    shards: np.ndarray  # int32 [D], indices into `names`, -1 for none
+    names: list[tuple[str, str]]  # split, file name
     totals: dict[str, int | float]
 
 
@@ -66,30 +68,39 @@ def prepare_with_beam(
     *,
     eval_fraction: float = 0.01,
     dedup: bool = False,
-    shards: int | None = None,
+    num_shards: int | None = None,
     filters: Filters = KEEP_ALL,
     read_options: ReadOptions = DEFAULT_READ_OPTIONS,
     license: str = "",
 ) -> Manifest:
-    """What `corpus.prepare` does, by a Beam pipeline; the shards are equal to the byte.
+    """Prepare a corpus directory with a Beam pipeline; the files are those of `corpus.prepare`.
 
-    Every input is read by one worker. With a runner beyond this machine, inputs and output must be
-    paths that its workers see, as `gs://` is.
+    One worker reads each input. If the runner uses other machines, inputs and output must be paths
+    that its workers can access, such as `gs://`.
 
     Args:
-      beam_options: Beam's own flags, such as `--runner=DataflowRunner`.
-      inputs, tokenizer, output, eval_fraction, dedup, shards, filters, reading, license: as in
-        `corpus.prepare`.
+      inputs: see `corpus.prepare`.
+      tokenizer: see `corpus.prepare`.
+      output: see `corpus.prepare`.
+      beam_options: Beam's flags, such as `--runner=DataflowRunner`.
+      eval_fraction: see `corpus.prepare`.
+      dedup: see `corpus.prepare`.
+      num_shards: see `corpus.prepare`.
+      filters: see `corpus.prepare`.
+      read_options: see `corpus.prepare`.
+      license: see `corpus.prepare`.
 
     Raises:
-      InputError: unusable options or output. What a worker refuses is the runner's error to raise.
+      InputError: options or output are invalid. The runner raises the errors of its workers.
     """
-    options = checked_options(inputs, read_options, eval_fraction, dedup, shards, filters, license)
+    options = checked_options(
+        inputs, read_options, eval_fraction, dedup, num_shards, filters, license
+    )
     dtype = token_dtype(len(tokenizer.tokens))
     sources = list(enumerate(resolve_inputs(inputs)))
     with staging_directory(epath.Path(output)) as stage:
         directory = str(stage)
-        # Beam's own check of annotations knows no protocols, and `Tokenizer` is one.
+        # Beam's check of annotations does not support protocols such as `Tokenizer`.
         flags = PipelineOptions(list(beam_options), pipeline_type_check=False)
         with beam.Pipeline(options=flags) as pipeline:
             encoded = (
@@ -103,11 +114,11 @@ def prepare_with_beam(
                 encoded
                 | "Index" >> beam.Map(lambda document: document[:2])
                 | "Gather" >> beam.combiners.ToList()
-                | "Deal" >> beam.Map(_assign_documents, eval_fraction, dedup, shards, filters)
+                | "Assign" >> beam.Map(_assign_documents, eval_fraction, dedup, num_shards, filters)
             )
             (
                 encoded
-                | "Place" >> beam.FlatMap(_route_document, assignment)
+                | "Route" >> beam.FlatMap(_route_document, assignment)
                 | "Collect" >> beam.GroupByKey()
                 | "Write" >> beam.Map(_write, directory, dtype, filters)
                 | "Shards" >> beam.combiners.ToList()
@@ -119,7 +130,7 @@ def prepare_with_beam(
 def _read(source: tuple[int, str], read_options: ReadOptions) -> Iterator[tuple[int, list[str]]]:
     number, name = source
     for i, document in enumerate(read_source(name, read_options)):
-        yield number * _DOCUMENTS_OF_A_SOURCE + i, document
+        yield number * _MAX_DOCUMENTS_PER_SOURCE + i, document
 
 
 class _Encode(beam.DoFn):
@@ -139,20 +150,21 @@ def _assign_documents(
     rows: list[tuple[int, bytes]],
     eval_fraction: float,
     dedup: bool,
-    shards: int | None,
+    num_shards: int | None,
     filters: Filters,
 ) -> _Assignment:
     rows.sort()
     index = np.frombuffer(b"".join(row for _, row in rows), index_dtype(filters))
-    assignment = assign_shards(index, eval_fraction, dedup, shards, filters)
-    place = np.full(len(index), -1, np.int32)
+    assignment = assign_shards(index, eval_fraction, dedup, num_shards, filters)
+    shard_of_document = np.full(len(index), -1, np.int32)
     names: list[tuple[str, str]] = []
-    for split, parts in assignment.items():
-        for i, part in enumerate(parts):
-            place[part] = len(names)
-            names.append((split, shard_name(split, i, len(parts))))
+    for split, shards in assignment.items():
+        for i, shard_rows in enumerate(shards):
+            shard_of_document[shard_rows] = len(names)
+            names.append((split, shard_name(split, i, len(shards))))
     numbers = np.array([number for number, _ in rows], np.int64)
-    return _Assignment(numbers, place, names, count(index, assignment, filters))
+    totals = compute_totals(index, assignment, filters)
+    return _Assignment(numbers, shard_of_document, names, totals)
 
 
 def _route_document(

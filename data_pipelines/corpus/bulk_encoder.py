@@ -1,8 +1,9 @@
-"""Many sentences to ids at a time: the ids of `Tokenizer.encode`, at a fraction of the cost.
+"""Fast tokenization of many sentences: the ids of `Tokenizer.encode` at a fraction of its cost.
 
-WordPiece treats what stands between spaces and ASCII punctuation without a look at its neighbours,
-and text repeats its words. So all words of a batch are found, looked up in a cache and replaced by
-their ids in a few array operations; only words that the cache lacks go to the tokenizer.
+WordPiece tokenizes each run of characters between spaces and ASCII punctuation independently, and
+text repeats its words. All words of a batch are therefore located, looked up in a cache and
+replaced by their ids in a few array operations. The tokenizer sees only words that are not in the
+cache.
 """
 
 import contextlib
@@ -20,28 +21,25 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 T = TypeVar("T")
 
-_SLOTS = 1 << 18  # words in the cache, at 32 bytes, or 40 with ids of four bytes
-_MAX_PROBES = 4  # slots that are tried
+_CACHE_SLOTS = 1 << 18  # of 32 bytes, or 40 with ids of four bytes
+_MAX_PROBES = 4  # slots examined per word
 _BATCH_CHARS = 1 << 16  # characters whose arrays fit into the processor's cache
-_MAX_CACHED_BYTES = 16  # bytes of UTF-8, two machine words, that the cache takes
-_MAX_CACHED_IDS = 4  # of a word that the cache takes
-# For each count of ids which of _MAX_CACHED_IDS places they fill: booleans, to be gathered in one piece.
+_MAX_CACHED_BYTES = 16  # UTF-8 bytes of a cached word, two machine words
+_MAX_CACHED_IDS = 4  # ids of a cached word
+# For each count of ids, the mask of the ids in use, as one item so that it is gathered at once.
 _ID_MASKS = np.tri(_MAX_CACHED_IDS + 1, _MAX_CACHED_IDS, -1, bool).view(f"V{_MAX_CACHED_IDS}")[:, 0]
 
 _SPACE, _LETTER, _PUNCTUATION = range(3)
-_BYTE_CLASSES = np.full(
-    256, _LETTER, np.uint8
-)  # of a byte; a letter is also what the tokenizer drops
+# Class of each byte. Characters that the tokenizer drops count as letters.
+_BYTE_CLASSES = np.full(256, _LETTER, np.uint8)
 _BYTE_CLASSES[list(b" \t\n\r")] = _SPACE
 _BYTE_CLASSES[list(string.punctuation.encode())] = _PUNCTUATION
 _BYTE_MASKS = np.array([(1 << 8 * n) - 1 for n in range(_MAX_CACHED_BYTES // 2 + 1)], "<u8")
-_HASH_MULTIPLIERS = np.array(
-    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], "<u8"
-)  # odd, bits in disorder
+_HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], "<u8")  # odd, well mixed
 
 
 def group_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Runs of items, in order, each ended by the item that brings its size to the limit."""
+    """Yield groups of consecutive items; a group ends once its total size reaches the limit."""
     group: list[T] = []
     total = 0
     for item in items:
@@ -57,10 +55,13 @@ def group_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> I
 class BulkEncoder:
     """A tokenizer with a cache of words. Call it with sentences.
 
-    The cache is a table with open addressing: a word is looked for in a few slots, the first of
-    them chosen by a hash, and stays in the one it finds free; frequent words come early. The key is
-    the word itself, its bytes with zeros behind: no word is taken for another. (NUL may be lost at
-    the end of a word, but the tokenizer drops it anyway.)
+    The cache is a hash table with open addressing. A word occupies the first free slot of a few
+    that follow its hash; frequent words come early. The key is the word itself, its bytes padded
+    with zeros, so different words never collide. (Padding hides trailing NUL characters, which the
+    tokenizer drops anyway.)
+
+    Args:
+      tokenizer: any tokenizer; only WordPiece uses the cache.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -68,10 +69,17 @@ class BulkEncoder:
         self.dtype = token_dtype(len(tokenizer.tokens))
         ids = f"V{_MAX_CACHED_IDS * self.dtype.itemsize}"
         fields = [("low", "<u8"), ("high", "<u8"), ("ids", ids), ("count", "<u8")]
-        self._table = np.zeros(_SLOTS, fields)  # count 0: the slot is free
+        self._table = np.zeros(_CACHE_SLOTS, fields)  # count 0: the slot is free
 
     def __call__(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids [n] of sentences without line feeds, and how many [s] of them each one has."""
+        """Tokenize sentences.
+
+        Args:
+          sentences: s texts without line feeds.
+
+        Returns:
+          The ids of all sentences [n], and the number of ids of each sentence, int64 [s].
+        """
         parts = [self._encode(part) for part in group_by_size(sentences, len, _BATCH_CHARS)]
         tokens, lengths = zip(*parts, strict=True) if parts else ([], [])
         return (
@@ -82,12 +90,12 @@ class BulkEncoder:
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         text = "\n".join(sentences)
         if text.count("\n") >= len(sentences):
-            raise ValueError("a sentence holds a line feed; split the text at line feeds first")
-        # The lower case of a capital sigma depends on what follows, punctuation or not.
+            raise ValueError("a sentence contains a line feed. Split the text at line feeds.")
         tokenizer = self.tokenizer
-        alone = tokenizer.cased or "Σ" not in text
-        if isinstance(tokenizer, WordPieceTokenizer) and alone:
-            # Half a surrogate pair, as JSON may hold, has no UTF-8.
+        # The lower case of a capital sigma depends on the following characters.
+        words_are_independent = tokenizer.cased or "Σ" not in text
+        if isinstance(tokenizer, WordPieceTokenizer) and words_are_independent:
+            # A lone surrogate, which JSON may contain, has no UTF-8 encoding.
             with contextlib.suppress(UnicodeEncodeError):
                 return self._encode_words(text.encode(), tokenizer)
         encoded = [tokenizer.encode(sentence) for sentence in sentences]
@@ -99,8 +107,8 @@ class BulkEncoder:
     ) -> tuple[np.ndarray, np.ndarray]:
         content += b"\n"
         if not tokenizer.cased:
-            content = content.lower()  # what is not ASCII the tokenizer lower-cases, word by word
-        starts, ends, lines = _find_words(np.frombuffer(content, np.uint8))
+            content = content.lower()  # ASCII; the tokenizer lower-cases other characters
+        starts, ends, line_ends = _find_words(np.frombuffer(content, np.uint8))
         low, high = _word_keys(content, starts, ends)
         slots, rows, known = self._look_up(low, high)
         short = ends - starts <= _MAX_CACHED_BYTES
@@ -112,78 +120,81 @@ class BulkEncoder:
         spans = zip(starts[unknown].tolist(), ends[unknown].tolist(), strict=True)
         words = [content[start:end].decode() for start, end in spans]
         numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
-        ids, ids_of = tokenizer.encode_words(numbers)
-        which = np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))
-        counts[unknown] = ids_of[which]
-        first = np.cumsum(ids_of) - ids_of
+        ids, ids_per_word = tokenizer.encode_words(numbers)
+        word_numbers = np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))
+        counts[unknown] = ids_per_word[word_numbers]
+        first = np.cumsum(ids_per_word) - ids_per_word
 
         bounds = np.concatenate([[0], np.cumsum(counts)])
         tokens = np.zeros(bounds[-1], self.dtype)
-        added = np.zeros(len(tokens), bool)
-        added[concatenate_ranges(bounds[unknown], counts[unknown])] = True
-        tokens[added] = ids[concatenate_ranges(first[which], counts[unknown])]
-        tokens[~added] = known_ids
+        is_new = np.zeros(len(tokens), bool)
+        is_new[concatenate_ranges(bounds[unknown], counts[unknown])] = True
+        tokens[is_new] = ids[concatenate_ranges(first[word_numbers], counts[unknown])]
+        tokens[~is_new] = known_ids
 
         free = rows["count"][unknown] == 0
         new = unknown[free & short[unknown] & (counts[unknown] <= _MAX_CACHED_IDS)]
         new = new[np.unique(slots[new], return_index=True)[1]]
-        learnt = np.zeros(len(new), self._table.dtype)
-        learnt["low"], learnt["high"], learnt["count"] = low[new], high[new], counts[new]
-        places = np.zeros(_MAX_CACHED_IDS * len(new), self.dtype)
-        places[_ID_MASKS[counts[new]].view(bool)] = tokens[
+        entries = np.zeros(len(new), self._table.dtype)
+        entries["low"], entries["high"], entries["count"] = low[new], high[new], counts[new]
+        padded_ids = np.zeros(_MAX_CACHED_IDS * len(new), self.dtype)
+        padded_ids[_ID_MASKS[counts[new]].view(bool)] = tokens[
             concatenate_ranges(bounds[new], counts[new])
         ]
-        learnt["ids"] = places.view(learnt["ids"].dtype)
-        self._table[slots[new]] = learnt
-        return tokens, np.diff(bounds[lines], prepend=0)
+        entries["ids"] = padded_ids.view(entries["ids"].dtype)
+        self._table[slots[new]] = entries
+        return tokens, np.diff(bounds[line_ends], prepend=0)
 
     def _look_up(
         self, low: np.ndarray, high: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each word [w] the slot where the search ended, its row, and whether it is known."""
-        mixed = (low * _HASH_MULTIPLIERS[0] ^ high * _HASH_MULTIPLIERS[1]) * _HASH_MULTIPLIERS[
-            0
-        ] >> np.uint64(40)  # the high bits
-        slots = mixed.astype(np.int64) % _SLOTS
+        """Return for each word [w] the last slot examined, its row, and whether the row matches."""
+        mixed = low * _HASH_MULTIPLIERS[0] ^ high * _HASH_MULTIPLIERS[1]
+        hashes = mixed * _HASH_MULTIPLIERS[0] >> np.uint64(40)  # the high bits
+        slots = hashes.astype(np.int64) % _CACHE_SLOTS
         rows = np.take(self._table, slots)
-        known, others = _compare(rows, low, high)
-        searched = np.flatnonzero(others)
+        known, occupied = _compare(rows, low, high)
+        searched = np.flatnonzero(occupied)
         for _ in range(_MAX_PROBES - 1):
-            slots[searched] = (slots[searched] + 1) % _SLOTS
-            rows[searched] = held = np.take(self._table, slots[searched])
-            known[searched], others = _compare(held, low[searched], high[searched])
-            searched = searched[others]
+            slots[searched] = (slots[searched] + 1) % _CACHE_SLOTS
+            rows[searched] = probed = np.take(self._table, slots[searched])
+            known[searched], occupied = _compare(probed, low[searched], high[searched])
+            searched = searched[occupied]
         return slots, rows, known
 
 
 def _compare(rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows of the table hold the word asked for, and which hold another; both bool [w]."""
+    """Return which rows of the table hold the word, and which hold another one; both bool [w]."""
     taken = rows["count"] > 0
     same = taken & (rows["low"] == low) & (rows["high"] == high)
     return same, taken & ~same
 
 
 def _find_words(content: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Starts [w] and ends [w] of words, and for each line feed the words [s] before it.
+    """Locate words. A punctuation character is a word.
 
-    `content` is uint8 and ends with a line feed. A punctuation sign is a word.
+    Args:
+      content: uint8, ends with a line feed.
+
+    Returns:
+      Starts and ends of the words [w], and for each line feed the number of words before it [s].
     """
-    kinds = _BYTE_CLASSES[content]
-    letter = kinds == _LETTER
-    start = kinds == _PUNCTUATION
+    classes = _BYTE_CLASSES[content]
+    letter = classes == _LETTER
+    start = classes == _PUNCTUATION
     end = start.copy()
     start[0] |= letter[0]
     start[1:] |= letter[1:] & ~letter[:-1]
     end[:-1] |= letter[:-1] & ~letter[1:]
     starts = np.flatnonzero(start)
-    lines = np.searchsorted(starts, np.flatnonzero(content == ord("\n")))
-    return starts, np.flatnonzero(end) + 1, lines
+    line_ends = np.searchsorted(starts, np.flatnonzero(content == ord("\n")))
+    return starts, np.flatnonzero(end) + 1, line_ends
 
 
 def _word_keys(
     content: bytes, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes 0-7 and 8-15 of each word, both uint64 [w], zeros behind shorter words."""
+    """Return bytes 0-7 and 8-15 of each word, padded with zeros, both uint64 [w]."""
     halves = np.ndarray(len(content) + 8, "<u8", content + bytes(_MAX_CACHED_BYTES), strides=(1,))
     lengths = ends - starts
     low = halves[starts] & _BYTE_MASKS[np.minimum(lengths, 8)]

@@ -1,10 +1,10 @@
-"""Documents to rows of an index, and the index to shards: what every way of preparing shares.
+"""Documents to index rows, and the index to shards: shared by all ways of preparation.
 
-A document is cut into sentences and tokenised by itself. Sentences are short of any row: one of
-more than `MAX_SENTENCE_TOKENS` pieces (a script without full stops, a table, a list) is divided. A row of the
-index tells where a document's ids are, how many, and the hash of its text. What needs to know the
-whole corpus is decided from the index alone: which documents are duplicates, which are held out,
-how many shards there are and which document goes into which.
+Each document is split into sentences and tokenized independently. Sentences are shorter than any
+sequence: a sentence of more than `MAX_SENTENCE_TOKENS` tokens (a script without full stops, a
+table, a list) is split. A row of the index has the location and number of a document's ids and the
+hash of its text. All decisions about the whole corpus use the index alone: duplicates, the eval
+split, the number of shards and the shard of each document.
 """
 
 import hashlib
@@ -19,37 +19,33 @@ from data_pipelines.corpus.filters import KEEP_ALL, NUM_BANDS, Filters, is_near_
 from data_pipelines.errors import InputError
 from data_pipelines.text.sentence_splitting import split_sentences
 
-INDEX = np.dtype(  # a row for each document read
+INDEX = np.dtype(  # one row per document
     [
         ("hash", "<u8", 2),  # of the text
-        ("start", "<i8"),  # byte of the payload where its record starts:
-        ("size", "<i8"),  # the sentences' lengths (int32), then the ids
+        ("start", "<i8"),  # offset of the record in the payload, in bytes
+        ("size", "<i8"),  # of the record: lengths of the sentences (int32), then the ids
         ("sentences", "<i8"),
         ("tokens", "<i8"),
         ("unknown", "<i8"),  # tokens that are [UNK]
-        ("empty", "<i8"),  # sentences that gave no piece
-        ("long", "<i8"),  # sentences that were longer than LONGEST
-        ("bytes", "<i8"),  # of text
-        ("is_other_language", "?"),  # in a language that is not kept
+        ("empty", "<i8"),  # sentences without tokens
+        ("long", "<i8"),  # sentences longer than MAX_SENTENCE_TOKENS
+        ("bytes", "<i8"),  # of the text
+        ("is_other_language", "?"),  # not in a language that is kept
     ]
 )
 _LENGTH = np.dtype("<i4")
-MAX_SENTENCE_TOKENS = 64  # pieces of a sentence
+MAX_SENTENCE_TOKENS = 64
 
-# A shard is worth a file from so many documents and pieces on. Readers keep every shard open: the
-# number of shards stays well below the usual limit on open files.
-_TRAIN_DOCUMENTS, _TRAIN_PIECES, _HELDOUT_DOCUMENTS, _MOST_SHARDS = 256, 100_000, 16, 256
-MAX_SHARD_IMBALANCE = (
-    0.02  # how many more pieces the largest shard has than the smallest, if we choose
-)
+# Minimum documents and tokens of a shard, if the number of shards is chosen here. Readers keep
+# every shard open, so the number stays well below the usual limit on open files.
+_MIN_TRAIN_DOCUMENTS, _MIN_TRAIN_TOKENS, _MIN_EVAL_DOCUMENTS, _MAX_SHARDS = 256, 100_000, 16, 256
+MAX_SHARD_IMBALANCE = 0.02  # relative excess of the largest shard over the smallest
 
-ShardAssignment = dict[
-    str, list[np.ndarray]
-]  # split -> for each shard, the index rows of its documents
+ShardAssignment = dict[str, list[np.ndarray]]  # split -> for each shard, its rows of the index
 
 
 def index_dtype(filters: Filters) -> np.dtype:
-    """That of an index: `INDEX`, and hashes of the text where near duplicates are looked for."""
+    """Return the dtype of an index: `INDEX`, with MinHash bands for near-duplicate detection."""
     if not filters.near_dedup:
         return INDEX
     return np.dtype([*INDEX.descr, ("bands", "<u8", (NUM_BANDS,))])
@@ -58,105 +54,113 @@ def index_dtype(filters: Filters) -> np.dtype:
 def encode_documents(
     documents: Sequence[str], encoder: BulkEncoder, filters: Filters = KEEP_ALL
 ) -> tuple[np.ndarray, bytes]:
-    """Tokenise documents: their rows of an index [d], and the payload that the rows point into.
+    """Tokenize documents.
 
     Args:
-      documents: texts [d], their lines apart by line feeds; a sentence ends with its line at the
-        latest.
-      encoder: gives the ids.
-      filters: what the rows tell of the text.
+      documents: d texts, whose lines are separated by line feeds. A sentence ends with its line at
+        the latest.
+      encoder: the tokenizer.
+      filters: determine what the index records of the text.
+
+    Returns:
+      The index rows of the documents [d], and the payload that contains their records.
     """
     sentences = [
         [s for line in text.split("\n") for s in split_sentences(line)] for text in documents
     ]
     tokens, lengths = encoder([s for document in sentences for s in document])
     ends = np.cumsum([len(document) for document in sentences])  # of documents
-    empty, long = (
-        _sums_before(ends, lengths == 0),
-        _sums_before(ends, lengths > MAX_SENTENCE_TOKENS),
-    )
+    empty = _sums_before(ends, lengths == 0)
+    long = _sums_before(ends, lengths > MAX_SENTENCE_TOKENS)
     if long[-1]:
-        lengths, parts_of = split_long_sentences(tokens, lengths, encoder.tokenizer.is_continuation)
-        ends = _sums_before(ends, parts_of)
+        lengths, num_parts = split_long_sentences(
+            tokens, lengths, encoder.tokenizer.is_continuation
+        )
+        ends = _sums_before(ends, num_parts)
     kept = _sums_before(ends, lengths > 0)
     token_ends = _sums_before(ends, lengths)
+    unknown = _sums_before(token_ends, tokens == encoder.tokenizer.unk_id)
     texts = [text.encode(errors="surrogatepass") for text in documents]
     index = np.zeros(len(documents), index_dtype(filters))
     index["is_other_language"] = filters.is_other_language(documents)
     if filters.near_dedup:
-        index["bands"] = filters.bands(documents)
+        index["bands"] = filters.minhash_bands(documents)
     digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
     index["hash"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
     index["sentences"] = np.diff(kept, prepend=0)
     index["tokens"] = np.diff(token_ends, prepend=0)
-    index["unknown"] = np.diff(
-        _sums_before(token_ends, tokens == encoder.tokenizer.unk_id), prepend=0
-    )
+    index["unknown"] = np.diff(unknown, prepend=0)
     index["empty"] = np.diff(empty, prepend=0)
     index["long"] = np.diff(long, prepend=0)
     index["bytes"] = [len(text) for text in texts]
 
     parts = lengths[lengths > 0].astype(_LENGTH).tobytes(), tokens.tobytes()
-    cuts = [kept * _LENGTH.itemsize, token_ends * tokens.itemsize]
-    index["size"] = np.diff(cuts[0] + cuts[1], prepend=0)
+    part_ends = [kept * _LENGTH.itemsize, token_ends * tokens.itemsize]
+    index["size"] = np.diff(part_ends[0] + part_ends[1], prepend=0)
     index["start"] = np.cumsum(index["size"]) - index["size"]
     payload = bytearray()
-    at: tuple[int, ...] = (0, 0)
-    for to in zip(*(cut.tolist() for cut in cuts), strict=True):
-        for part, begin, end in zip(parts, at, to, strict=True):
+    begins: tuple[int, ...] = (0, 0)
+    for record_ends in zip(*(offsets.tolist() for offsets in part_ends), strict=True):
+        for part, begin, end in zip(parts, begins, record_ends, strict=True):
             payload += part[begin:end]
-        at = to
+        begins = record_ends
     return index, bytes(payload)
 
 
 def split_long_sentences(
     tokens: np.ndarray, lengths: np.ndarray, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts what is longer than `MAX_SENTENCE_TOKENS` into parts of about equal length, none longer than that.
+    """Split sentences longer than `MAX_SENTENCE_TOKENS` into parts of about equal length.
 
-    A part begins with a word if one begins in the second half of the part before it.
+    A part starts at a word boundary if there is one in the second half of the preceding part.
 
     Args:
-      tokens: the ids [n] of all sentences.
-      lengths: int64 [s], how many of them each sentence has.
-      continues: bool [vocabulary], the pieces that continue a word.
+      tokens: ids of all sentences [n].
+      lengths: int64 [s], number of ids of each sentence.
+      is_continuation: bool [V], tokens that continue a word.
 
     Returns:
-      The lengths of sentences and parts, and how many of them each sentence became, int64 [s].
+      The lengths of sentences and parts, and the number of parts of each sentence, int64 [s].
     """
-    found: list[np.ndarray] = []
-    parts_of = np.ones(len(lengths), np.int64)
+    part_lengths: list[np.ndarray] = []
+    num_parts = np.ones(len(lengths), np.int64)
     ends = np.cumsum(lengths)
     done = 0
     for sentence in np.flatnonzero(lengths > MAX_SENTENCE_TOKENS).tolist():
-        at, end = int(ends[sentence] - lengths[sentence]), int(ends[sentence])
-        words = ~is_continuation[tokens[at:end]]
-        begin = np.maximum.accumulate(np.where(words, np.arange(at, end), -1)).tolist()
-        first, cuts = at, [at]
-        while end - at > MAX_SENTENCE_TOKENS:
-            size = -(-(end - at) // -(-(end - at) // MAX_SENTENCE_TOKENS))
-            word = begin[at + size - first]
-            at = word if word - at > size // 2 else at + size
-            cuts.append(at)
-        found += [lengths[done:sentence], np.diff([*cuts, end])]
-        parts_of[sentence] = len(cuts)
+        start, end = int(ends[sentence] - lengths[sentence]), int(ends[sentence])
+        starts_word = ~is_continuation[tokens[start:end]]
+        word_starts = np.maximum.accumulate(
+            np.where(starts_word, np.arange(start, end), -1)
+        ).tolist()  # for each token, the start of its word
+        cut, cuts = start, [start]
+        while end - cut > MAX_SENTENCE_TOKENS:
+            size = -(-(end - cut) // -(-(end - cut) // MAX_SENTENCE_TOKENS))
+            word = word_starts[cut + size - start]
+            cut = word if word - cut > size // 2 else cut + size
+            cuts.append(cut)
+        part_lengths += [lengths[done:sentence], np.diff([*cuts, end])]
+        num_parts[sentence] = len(cuts)
         done = sentence + 1
-    return np.concatenate([*found, lengths[done:]]), parts_of
+    return np.concatenate([*part_lengths, lengths[done:]]), num_parts
 
 
 def _sums_before(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The sums of `values` before each of `ends`, int64."""
+    """Return the sum of the first `ends[i]` values for each i, int64."""
     return np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[ends]
 
 
 def unpack_documents(
     rows: np.ndarray, records: Iterable[bytes | memoryview], dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The token ids [n] of documents and the lengths [s] of their sentences.
+    """Unpack the records of documents.
 
     Args:
-      rows: of `INDEX`, one a document.
-      records: what the rows point to.
+      rows: index rows of the documents.
+      records: the records that the rows locate.
+      dtype: dtype of the ids.
+
+    Returns:
+      The token ids of the documents [n], and the lengths of their sentences [s].
     """
     cuts = (rows["sentences"] * _LENGTH.itemsize).tolist()
     pairs = [(record[:cut], record[cut:]) for record, cut in zip(records, cuts, strict=True)]
@@ -168,130 +172,132 @@ def assign_shards(
     index: np.ndarray,
     eval_fraction: float,
     dedup: bool,
-    shards: int | None,
+    num_shards: int | None,
     filters: Filters = KEEP_ALL,
 ) -> ShardAssignment:
-    """Which documents go where: the rows of `index` for each shard of each split.
+    """Assign documents to splits and shards.
 
-    Documents that the filters do not keep are left out. A document is held out if its hash, as a
-    number in [0, 1), is below `eval_fraction`, and if that are fewer than two, the two texts of the
-    least hashes are: equal texts are never on both sides. The shards of a split have about as many
-    pieces each, so that they are passed over about as often.
+    A document belongs to the eval split if its hash, as a number in [0, 1), is below
+    `eval_fraction`. If fewer than two do, the two texts with the smallest hashes do. Equal texts
+    are therefore always in one split. Shards of a split have about equal numbers of tokens, so that
+    training passes over them equally often.
+
+    Args:
+      index: rows of `index_dtype(filters)`.
+      eval_fraction: fraction of the documents for the eval split.
+      dedup: keep only the first of equal texts.
+      num_shards: number of train shards; None chooses a power of two.
+      filters: documents that they reject are dropped.
 
     Raises:
-      InputError: a shard would have fewer than the two documents that a random next sentence needs.
+      InputError: a split or shard would have fewer than the two documents that a random next
+        sentence needs.
     """
     rows = np.flatnonzero(
         (index["tokens"] >= filters.min_document_tokens) & ~index["is_other_language"]
     )
     if dedup:
-        order = np.lexsort(index["hash"][rows].T)  # stable: the first of equals stays first
+        order = np.lexsort(index["hash"][rows].T)  # stable: the first of equal texts stays first
         ordered = index["hash"][rows[order]]
-        again = np.zeros(len(rows), bool)
-        again[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
-        rows = rows[~again]
+        repeated = np.zeros(len(rows), bool)
+        repeated[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
+        rows = rows[~repeated]
     if filters.near_dedup:
         rows = rows[~is_near_duplicate(index["bands"][rows])]
     if len(rows) < 2:
-        number = "no document with text in it" if not len(rows) else "one document only"
         raise InputError(
-            f"the input holds {number}, and a random next sentence comes from another document: "
-            "give two or more, a blank line between them."
+            f"documents={len(rows)}: a random next sentence needs another document. Provide two or "
+            "more documents with text, separated by blank lines."
         )
-    place = (index["hash"][rows, 0] >> np.uint64(11)) * 2.0**-53
-    held = place < eval_fraction
-    if eval_fraction and np.count_nonzero(held) < 2:
-        held = place <= np.unique(place)[:2][-1]
-    splits = {"train": rows[~held], "eval": rows[held]}
-    for split, part in splits.items():
-        if len(part) < 2 and (split == "train" or eval_fraction):
+    position = (index["hash"][rows, 0] >> np.uint64(11)) * 2.0**-53
+    is_eval = position < eval_fraction
+    if eval_fraction and np.count_nonzero(is_eval) < 2:
+        is_eval = position <= np.unique(position)[:2][-1]
+    train_rows, eval_rows = rows[~is_eval], rows[is_eval]
+    for split, split_rows in (("train", train_rows), ("eval", eval_rows)):
+        if len(split_rows) < 2 and (split == "train" or eval_fraction):
             raise InputError(
-                f"eval_fraction={eval_fraction} puts {len(part)} of {len(rows)} documents into the {split} "
-                "split, which needs two or more: choose another share, or 0 to hold out none."
+                f"eval_fraction={eval_fraction}: {len(split_rows)} of {len(rows)} documents in the "
+                f"{split} split, which needs two. Use another fraction, or 0 for no eval split."
             )
-    train_documents, eval_documents = splits.values()
     tokens = index["tokens"]
-    if shards is None:
-        worthwhile = int(tokens[train_documents].sum()) // _TRAIN_PIECES
-        most = _shard_count(min(len(train_documents) // _TRAIN_DOCUMENTS, worthwhile))
-        dealt = _balance_up_to_shards(most, train_documents, tokens, MAX_SHARD_IMBALANCE)
+    if num_shards is None:
+        limit = int(tokens[train_rows].sum()) // _MIN_TRAIN_TOKENS
+        max_shards = _shard_count(min(len(train_rows) // _MIN_TRAIN_DOCUMENTS, limit))
+        train = _balance_up_to_shards(max_shards, train_rows, tokens, MAX_SHARD_IMBALANCE)
     else:
-        if 2 * shards > len(train_documents):
+        if 2 * num_shards > len(train_rows):
             raise InputError(
-                f"shards={shards} is too many for {len(train_documents)} train documents, as a shard needs "
-                f"two: choose {len(train_documents) // 2} or fewer."
+                f"num_shards={num_shards}: too many for {len(train_rows)} train documents, since a "
+                f"shard needs two. Use at most {len(train_rows) // 2}."
             )
-        dealt = _balance_shards(train_documents, tokens, shards)
-    most = min(len(dealt), _shard_count(len(eval_documents) // _HELDOUT_DOCUMENTS))
+        train = _balance_shards(train_rows, tokens, num_shards)
+    if not eval_fraction:
+        return {"train": train, "eval": []}
+    max_shards = min(len(train), _shard_count(len(eval_rows) // _MIN_EVAL_DOCUMENTS))
     return {
-        "train": dealt,
-        "eval": _balance_up_to_shards(most, eval_documents, tokens, math.inf)
-        if eval_fraction
-        else [],
+        "train": train,
+        "eval": _balance_up_to_shards(max_shards, eval_rows, tokens, math.inf),
     }
 
 
 def _balance_up_to_shards(
-    shards: int, rows: np.ndarray, tokens: np.ndarray, max_imbalance: float
+    num_shards: int, rows: np.ndarray, tokens: np.ndarray, max_imbalance: float
 ) -> list[np.ndarray]:
-    """Deals to half as many shards until they are even."""
+    """Assign rows to shards; halve the number of shards until they are balanced."""
     while True:
-        dealt = _balance_shards(rows, tokens, shards)
-        sizes = [int(tokens[part].sum()) for part in dealt]
-        if shards == 1 or max(sizes) <= (1 + max_imbalance) * min(sizes):
-            return dealt
-        shards //= 2
+        shards = _balance_shards(rows, tokens, num_shards)
+        sizes = [int(tokens[shard].sum()) for shard in shards]
+        if num_shards == 1 or max(sizes) <= (1 + max_imbalance) * min(sizes):
+            return shards
+        num_shards //= 2
 
 
-def _balance_shards(rows: np.ndarray, tokens: np.ndarray, shards: int) -> list[np.ndarray]:
-    """Rows for each shard, rising: the longest document first, each to the shard with the least.
+def _balance_shards(rows: np.ndarray, tokens: np.ndarray, num_shards: int) -> list[np.ndarray]:
+    """Return the rows of each shard, ascending: longest document first, to the lightest shard.
 
-    Of the shortest documents every shard has one, so that two are in each if there are so many.
+    Each shard gets one of the shortest documents, so that it has two if there are enough.
     """
     order = np.argsort(-tokens[rows], kind="stable")
     sizes = tokens[rows[order]].tolist()
-    lightest = [(0, shard) for shard in range(shards)]
-    dealt = []
-    for size in sizes[: max(0, len(rows) - shards)]:
-        held, shard = lightest[0]
-        dealt.append(shard)
-        heapq.heapreplace(lightest, (held + size, shard))
-    dealt += [shard for _, shard in sorted(lightest)][: len(rows) - len(dealt)]
-    shard_of = np.empty(len(rows), np.int64)
-    shard_of[order] = dealt
-    ends = np.cumsum(np.bincount(shard_of, minlength=shards))
-    return np.split(rows[np.argsort(shard_of, kind="stable")], ends[:-1])
+    lightest = [(0, shard) for shard in range(num_shards)]
+    assigned = []
+    for size in sizes[: max(0, len(rows) - num_shards)]:
+        shard_size, shard = lightest[0]
+        assigned.append(shard)
+        heapq.heapreplace(lightest, (shard_size + size, shard))
+    assigned += [shard for _, shard in sorted(lightest)][: len(rows) - len(assigned)]
+    shard_of_row = np.empty(len(rows), np.int64)
+    shard_of_row[order] = assigned
+    ends = np.cumsum(np.bincount(shard_of_row, minlength=num_shards))
+    return np.split(rows[np.argsort(shard_of_row, kind="stable")], ends[:-1])
 
 
-def _shard_count(worthwhile: int) -> int:
-    """The largest power of two up to `worthwhile`, at least 1, at most `_MOST_SHARDS`."""
-    return min(_MOST_SHARDS, 1 << max(0, worthwhile.bit_length() - 1))
+def _shard_count(limit: int) -> int:
+    """Return the largest power of two up to `limit`, at least 1, at most `_MAX_SHARDS`."""
+    return min(_MAX_SHARDS, 1 << max(0, limit.bit_length() - 1))
 
 
-def count(
+def compute_totals(
     index: np.ndarray, assignment: ShardAssignment, filters: Filters = KEEP_ALL
 ) -> dict[str, int | float]:
-    """What the manifest tells of the whole corpus, both splits together."""
-    kept = index[np.concatenate([rows for parts in assignment.values() for rows in parts])]
-    names = ("sentences", "tokens", "unknown", "empty", "long", "bytes")
-    sentences, tokens, unknown, empty, long, size = (int(kept[n].sum()) for n in names)
+    """Compute the totals that the manifest records, of both splits together."""
+    kept = index[np.concatenate([rows for shards in assignment.values() for rows in shards])]
     empty = int(np.count_nonzero(index["tokens"] == 0))
-    short = int(np.count_nonzero(index["tokens"] < filters.min_document_tokens)) - empty
-    is_other_language = int(
-        np.count_nonzero(
-            index["is_other_language"] & (index["tokens"] >= filters.min_document_tokens)
-        )
-    )
+    long_enough = index["tokens"] >= filters.min_document_tokens
+    short = int(np.count_nonzero(~long_enough)) - empty
+    other_language = int(np.count_nonzero(index["is_other_language"] & long_enough))
+    tokens = int(kept["tokens"].sum())
     return {
         "documents": len(kept),
-        "sentences": sentences,
+        "sentences": int(kept["sentences"].sum()),
         "tokens": tokens,
-        "text_bytes": size,
-        "unk_fraction": unknown / tokens,
-        "empty_sentences": empty,
-        "long_sentences": long,
+        "text_bytes": int(kept["bytes"].sum()),
+        "unk_fraction": int(kept["unknown"].sum()) / tokens,
+        "empty_sentences": int(kept["empty"].sum()),
+        "long_sentences": int(kept["long"].sum()),
         "empty_documents": empty,
         "short_documents": short,
-        "other_language_documents": is_other_language,
-        "duplicate_documents": len(index) - empty - short - is_other_language - len(kept),
+        "other_language_documents": other_language,
+        "duplicate_documents": len(index) - empty - short - other_language - len(kept),
     }

@@ -1,4 +1,4 @@
-"""Which documents a corpus leaves out by what they say, beside exact copies."""
+"""Filters that drop documents by their content: length, language, near duplicates."""
 
 import dataclasses
 import functools
@@ -12,30 +12,29 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 
-# Fourteen bands of eight values of MinHash: of two documents that share 75% of their five-word
-# runs, every second pair is found, of those that share 85% nearly all (Lee et al. 2022, and
-# the corpora made since).
+# 14 bands of 8 MinHash values find half of the pairs of documents that share 75% of their five-word
+# shingles, and nearly all that share 85% (Lee et al. 2022, "Deduplicating Training Data").
 NUM_BANDS, _HASHES_PER_BAND, _SHINGLE_WORDS = 14, 8, 5
-# Of scripts without spaces (Thai, Lao, Burmese, Khmer, kana, Han) a word is a character.
+# A word is one character in scripts without spaces (Thai, Lao, Burmese, Khmer, kana, Han).
 _UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
     r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
-_LANGUAGE_CHARS = 1000  # characters that tell a document's language
+_LANGUAGE_CHARS = 1000  # characters from which the language of a document is identified
 
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """What is kept. The two that look at the text need the extra `filters`.
+    """Conditions that a document must meet. `languages` and `near_dedup` need the extra `filters`.
 
     Attributes:
-      shortest: pieces of the shortest document.
-      languages: codes of ISO 639-1, "+" between them; "" for all.
-      near_dedup: leaves out what nearly repeats an earlier document.
+      min_document_tokens: minimum length of a document in tokens.
+      languages: languages to keep, ISO 639-1 codes joined by "+"; "" keeps all.
+      near_dedup: drop documents that nearly repeat an earlier one.
 
     Raises:
-      InputError: a value that cannot be, or a library that is missing.
+      InputError: a value is invalid, or a library is missing.
     """
 
     min_document_tokens: int = 1
@@ -44,55 +43,65 @@ class Filters:
 
     def __post_init__(self) -> None:
         if self.min_document_tokens < 1:
-            raise InputError(f"shortest is {self.min_document_tokens} pieces; choose 1 or more.")
+            raise InputError(
+                f"min_document_tokens={self.min_document_tokens}: below the minimum. Use at least "
+                "1."
+            )
         for library in self._required_libraries():
             if importlib.util.find_spec(library) is None:
-                raise InputError(f"{library} is missing; pip install 'bertjax[filters]'.")
+                raise InputError(
+                    f"{library}: not installed. Install it with pip install 'bertjax[filters]'."
+                )
         if self.languages:
             known = _known_languages()
             for code in self.languages.split("+"):
                 if code not in known:
                     raise InputError(
-                        f"language {code!r} is unknown; choose of {', '.join(sorted(known))}."
+                        f"languages={self.languages}: unknown language {code!r}. Choose from "
+                        f"{', '.join(sorted(known))}."
                     )
 
     def _required_libraries(self) -> list[str]:
-        asked = (self.languages, "py3langid"), (self.near_dedup, "datasketch")
-        return [library for use, library in asked if use]
+        requirements = (self.languages, "py3langid"), (self.near_dedup, "datasketch")
+        return [library for needed, library in requirements if needed]
 
     @property
     def library_versions(self) -> dict[str, str]:
-        """The versions of those that decide what is kept."""
+        """Versions of the libraries that determine which documents are kept."""
         return {
             library: importlib.metadata.version(library) for library in self._required_libraries()
         }
 
     def is_other_language(self, documents: Sequence[str]) -> np.ndarray:
-        """Whether each document is in another language than those that are kept, bool [d]."""
+        """Return True for documents in a language that is not kept, bool [d]."""
         if not self.languages:
             return np.zeros(len(documents), bool)
         import py3langid
 
-        wanted = self.languages.split("+")
+        kept = self.languages.split("+")
         return np.array(
-            [py3langid.classify(text[:_LANGUAGE_CHARS])[0] not in wanted for text in documents]
+            [py3langid.classify(text[:_LANGUAGE_CHARS])[0] not in kept for text in documents]
         )
 
-    def bands(self, documents: Sequence[str]) -> np.ndarray:
-        """Hashes, uint64 [d, BANDS]; two documents of which any is equal are near duplicates."""
+    def minhash_bands(self, documents: Sequence[str]) -> np.ndarray:
+        """Return band hashes, uint64 [d, NUM_BANDS]; near duplicates have an equal one."""
         hashes = [_hash(band.tobytes()) for text in documents for band in _minhash(text)]
         return np.frombuffer(b"".join(hashes), "<u8").reshape(len(documents), NUM_BANDS)
 
 
 def is_near_duplicate(bands: np.ndarray) -> np.ndarray:
-    """Which rows of `bands` [d, BANDS] have one in common with a row before them, bool [d]."""
-    found = np.zeros(len(bands), bool)
+    """Return True for rows that share a band with an earlier row, bool [d].
+
+    Args:
+      bands: uint64 [d, NUM_BANDS].
+    """
+    duplicate = np.zeros(len(bands), bool)
     for band in bands.T:
         first = np.unique(band, return_index=True)[1]
-        again = np.ones(len(band), bool)
-        again[first] = False
-        found |= again
-    return found
+        repeated = np.ones(len(band), bool)
+        repeated[first] = False
+        duplicate |= repeated
+    return duplicate
 
 
 def _hash(content: bytes) -> bytes:
@@ -103,12 +112,12 @@ def _minhash(text: str) -> np.ndarray:
     from datasketch import MinHash
 
     words = _WORD.findall(text.lower())
-    runs: Iterable[str] = (
+    shingles: Iterable[str] = (
         " ".join(words[i : i + _SHINGLE_WORDS])
         for i in range(max(1, len(words) - _SHINGLE_WORDS + 1))
     )
     sketch = MinHash(num_perm=NUM_BANDS * _HASHES_PER_BAND)
-    sketch.update_batch([run.encode(errors="surrogatepass") for run in runs])
+    sketch.update_batch([shingle.encode(errors="surrogatepass") for shingle in shingles])
     return sketch.hashvalues.astype("<u4").reshape(NUM_BANDS, _HASHES_PER_BAND)
 
 

@@ -1,9 +1,9 @@
-"""Inputs to a corpus directory: streamed, in parallel, the same result on any number of workers.
+"""Preparation of a corpus: inputs to a corpus directory, streaming and in parallel.
 
-Ids go to a spool in the order of the documents; when the input ends, the index of `documents` tells
-what goes into which shard, and the spool is read once, from its start to its end. So memory holds a
-few batches of text, a segment of the spool and, at the end, some 100 bytes a document. A document
-is the unit: it is in memory as a whole.
+The result does not depend on the number of workers. Ids go to a spool in document order. At the end
+of the input, the index of `documents` determines the shard of each document, and the spool is read
+once from start to end. Memory holds a few batches of text, a segment of the spool and, at the end,
+about 100 bytes per document. A document is held in memory as a whole.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from data_pipelines.corpus.documents import (
     MAX_SHARD_IMBALANCE,
     ShardAssignment,
     assign_shards,
-    count,
+    compute_totals,
     encode_documents,
     index_dtype,
     unpack_documents,
@@ -61,9 +61,9 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_BATCH_CHARS = 1 << 18  # characters of text that a worker gets at a time
-_CHECKED_SOURCES = 16  # sources of which it is told what the tokenizer loses
-_CHECKED_DOCUMENTS = 50  # documents of each that tell it
+_BATCH_CHARS = 1 << 18  # characters of text per batch of a worker
+_CHECKED_SOURCES = 16  # sources whose vocabulary coverage is measured
+_CHECKED_DOCUMENTS = 50  # documents measured per source
 
 
 def prepare(
@@ -74,92 +74,96 @@ def prepare(
     workers: int | None = None,
     eval_fraction: float = 0.01,
     dedup: bool = False,
-    shards: int | None = None,
+    num_shards: int | None = None,
     filters: Filters = KEEP_ALL,
     read_options: ReadOptions = DEFAULT_READ_OPTIONS,
     license: str = "",
     progress: TextIO | None = None,
 ) -> Manifest:
-    """Make a corpus directory: shards of train and held-out documents, tokenizer and manifest.
+    """Prepare a corpus directory: shards of the train and eval splits, tokenizer and manifest.
 
-    With equal inputs and options the files are equal to the byte, whatever `workers` is. Work in
-    progress is in `OUTPUT.partial`, from where a preparation that was killed goes on. (Remote file
-    systems cannot rename a directory: there the manifest, written last, is what makes it a corpus,
-    and a preparation begins anew.)
+    Equal inputs and options give identical files for any number of workers. `OUTPUT.partial` holds
+    the work in progress; an interrupted preparation resumes from it. Remote file systems cannot
+    rename a directory: there the manifest, written last, completes the corpus, and an interrupted
+    preparation starts again.
 
     Args:
-      inputs: what `sources` describes.
-      tokenizer: gives the ids, and is saved with the corpus.
-      output: a directory that does not exist yet or is empty.
-      workers: processes that tokenise; see `ordered_map`.
-      eval_fraction: share of the documents to hold out, chosen by the hash of their text.
-      dedup: whether only the first of documents with the same text is kept.
-      shards: number of train shards; None chooses a power of two by the size of the corpus.
-      filters: what else is left out.
-      reading: how the inputs are read.
-      license: of the text, for those who get a model that is trained on it.
-      progress: where to show how it goes.
+      inputs: inputs as described in `text.sources`.
+      tokenizer: tokenizer of the corpus, saved with it.
+      output: a directory that does not exist or is empty.
+      workers: processes that tokenize; see `ordered_map`.
+      eval_fraction: fraction of the documents for the eval split, chosen by the hash of their text.
+      dedup: keep only the first of the documents with equal text.
+      num_shards: number of train shards; None chooses a power of two by the size of the corpus.
+      filters: filters that drop further documents.
+      read_options: options for reading the inputs.
+      license: license of the text, shown with models trained on it.
+      progress: stream for progress messages.
 
     Raises:
-      InputError: unusable inputs or options, or an output that already holds something or that
-        another process is preparing.
+      InputError: inputs or options are invalid, the output is not empty, or another process
+        prepares it.
     """
-    options = checked_options(inputs, read_options, eval_fraction, dedup, shards, filters, license)
+    options = checked_options(
+        inputs, read_options, eval_fraction, dedup, num_shards, filters, license
+    )
     sources = resolve_inputs(inputs)
     dtype = token_dtype(len(tokenizer.tokens))
-    meter = _ProgressBar(progress)
-    identity = _identity(sources, read_options, tokenizer, filters)
+    progress_bar = _ProgressBar(progress)
+    identity = _spool_identity(sources, read_options, tokenizer, filters)
     with (
         staging_directory(epath.Path(output), resume=True) as stage,
-        spool_directory(stage) as scratch,
+        spool_directory(stage) as directory,
     ):
-        spool = Spool(scratch, identity, index_dtype(filters))
+        spool = Spool(directory, identity, index_dtype(filters))
         for index in spool.indexes():
-            meter.add(index)
+            progress_bar.add(index)
         if spool.position != Position():
-            log.info("goes on after %s", meter)
+            log.info("resume after %s", progress_bar)
         positions: deque[Position] = deque()
         batches = _batches(sources, read_options, tokenizer, spool.position, positions)
-        make = functools.partial(_make_encoder, tokenizer, filters)
+        make_encoder = functools.partial(_make_encoder, tokenizer, filters)
         try:
-            for index, payload in ordered_map(make, batches, workers):
-                meter.add(index)
+            for index, payload in ordered_map(make_encoder, batches, workers):
+                progress_bar.add(index)
                 spool.append(index, payload, positions.popleft())
         except InputError:
             spool.delete()
             raise
         spool.commit_segment()
-        meter.close()
+        progress_bar.close()
         index = np.concatenate([np.zeros(0, index_dtype(filters)), *spool.indexes()])
-        assignment = assign_shards(index, eval_fraction, dedup, shards, filters)
+        assignment = assign_shards(index, eval_fraction, dedup, num_shards, filters)
         shard_infos = _write_shards(stage, dtype, assignment, len(index), spool)
-        return finalize_corpus(
-            stage, tokenizer, options, shard_infos, count(index, assignment, filters)
-        )
+        totals = compute_totals(index, assignment, filters)
+        return finalize_corpus(stage, tokenizer, options, shard_infos, totals)
 
 
-def _identity(
+def _spool_identity(
     sources: Sequence[str], read_options: ReadOptions, tokenizer: Tokenizer, filters: Filters
 ) -> str:
-    """Of what decides the spool: not of what is decided from its index alone."""
-    how = [
+    """Return a description of everything that determines the content of the spool."""
+    identity = [
         CORPUS_VERSION,
         SENTENCE_RULES_VERSION,
         MAX_SENTENCE_TOKENS,
         dataclasses.asdict(read_options),
         tokenizer.fingerprint(),
+        filters.languages,
+        filters.near_dedup,
+        filters.library_versions,
+        [_file_signature(source) for source in sources],
     ]
-    told = [filters.languages, filters.near_dedup, filters.library_versions]
-    return json.dumps([*how, *told, [_file_signature(source) for source in sources]])
+    return json.dumps(identity)
 
 
 def _file_signature(source: str) -> list[str | int]:
-    """What changes when a file does."""
+    """Return name, size and modification time of a source."""
     if source == BUILTIN or source.startswith(TFDS):
         return [source]
     if is_remote(source):
-        found = epath.Path(source).stat()
-        return [source, found.length, int(found.mtime)]
+        remote = epath.Path(source).stat()
+        return [source, remote.length, int(remote.mtime)]
     local = os.stat(source)
     return [source, local.st_size, local.st_mtime_ns]
 
@@ -169,22 +173,27 @@ def checked_options(
     read_options: ReadOptions,
     eval_fraction: float,
     dedup: bool,
-    shards: int | None,
+    num_shards: int | None,
     filters: Filters,
     license: str,
 ) -> dict[str, Any]:
-    """The options of a preparation as its manifest records them; InputError if they cannot work."""
+    """Check the options of a preparation and return them as the manifest records them.
+
+    Raises:
+      InputError: an option is out of range.
+    """
     if not 0 <= eval_fraction < 1:
         raise InputError(
-            f"eval_fraction is {eval_fraction}; choose a share from 0 (none) to below 1."
+            f"eval_fraction={eval_fraction}: not in [0, 1). Use 0 for no eval split, or a fraction "
+            "below 1."
         )
-    if shards is not None and shards < 1:
-        raise InputError(f"shards is {shards}; choose 1 or more, or leave it out.")
+    if num_shards is not None and num_shards < 1:
+        raise InputError(f"num_shards={num_shards}: below the minimum. Use at least 1.")
     if "+" in filters.languages:
         log.warning(
-            "languages=%s go into one corpus, where a random next sentence may be of another "
-            "language than the first, which tells it: prepare a directory for each, and join them "
-            'by "+" where they are trained on',
+            "languages=%s: in one corpus, a random next sentence may be in another language, which "
+            "reveals its label. Prepare one directory per language, and train on all of them, "
+            'joined by "+".',
             filters.languages,
         )
     return {
@@ -193,7 +202,7 @@ def checked_options(
         "sentence_rules": SENTENCE_RULES_VERSION,
         "eval_fraction": eval_fraction,
         "dedup": dedup,
-        "shards": shards,
+        "num_shards": num_shards,
         **dataclasses.asdict(filters),
         "license": license,
     }
@@ -209,29 +218,30 @@ def _batches(
     start: Position,
     positions: deque[Position],
 ) -> Iterator[list[str]]:
-    """Documents behind a position, grouped; where each batch ends is added to `positions`.
+    """Yield batches of documents after a position; append the end of each batch to `positions`.
 
-    Tells of the first sources, of each when it begins, whether the tokenizer loses a part.
+    Warn of poor vocabulary coverage at the start of each of the first sources.
     """
 
     def documents() -> Iterator[tuple[Position, str]]:
         for number, source in enumerate(sources[start.source :], start.source):
             skipped = start.documents if number == start.source else 0
-            found = itertools.islice(read_source(source, read_options), skipped, None)
-            for done, lines in enumerate(found, skipped + 1):
+            remaining = itertools.islice(read_source(source, read_options), skipped, None)
+            for done, lines in enumerate(remaining, skipped + 1):
                 yield Position(number, done), "\n".join(lines)
 
-    new = start.source
+    next_source = start.source
     for batch in group_by_size(documents(), lambda item: len(item[1]), _BATCH_CHARS):
-        begun: dict[str, list[str]] = {}
-        for place, text in batch:
-            if new <= place.source < _CHECKED_SOURCES:
-                begun.setdefault(sources[place.source], []).append(text)
+        new_texts: dict[str, list[str]] = {}
+        for position, text in batch:
+            if next_source <= position.source < _CHECKED_SOURCES:
+                new_texts.setdefault(sources[position.source], []).append(text)
         warn_of_coverage_loss(
-            tokenizer, {name: texts[:_CHECKED_DOCUMENTS] for name, texts in begun.items()}
+            tokenizer, {name: texts[:_CHECKED_DOCUMENTS] for name, texts in new_texts.items()}
         )
-        new = batch[-1][0].source + 1
-        positions.append(batch[-1][0])
+        end = batch[-1][0]
+        next_source = end.source + 1
+        positions.append(end)
         yield [text for _, text in batch]
 
 
@@ -249,31 +259,31 @@ def _write_shards(
     directory: epath.Path,
     dtype: np.dtype,
     assignment: ShardAssignment,
-    documents: int,
+    num_documents: int,
     spool: Spool,
 ) -> dict[str, list[ShardInfo]]:
-    """Deals out the spool, a segment at a time."""
+    """Distribute the documents of the spool to the shards, one segment at a time."""
     names = [
-        (split, shard_name(split, i, len(parts)), part)
-        for split, parts in assignment.items()
-        for i, part in enumerate(parts)
+        (split, shard_name(split, i, len(shards)), rows)
+        for split, shards in assignment.items()
+        for i, rows in enumerate(shards)
     ]
-    shard_of = np.full(documents, len(names), np.int32)
-    for shard, (_, _, part) in enumerate(names):
-        shard_of[part] = shard
+    shard_of_document = np.full(num_documents, len(names), np.int32)
+    for shard, (_, _, rows) in enumerate(names):
+        shard_of_document[rows] = shard
     first = 0
     shard_infos: dict[str, list[ShardInfo]] = {split: [] for split in assignment}
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(directory, name, dtype)) for _, name, _ in names]
         for index, payload in zip(spool.indexes(), spool.payloads(), strict=True):
-            here = shard_of[first : first + len(index)]
+            segment_shards = shard_of_document[first : first + len(index)]
             first += len(index)
-            ends = np.cumsum(np.bincount(here, minlength=len(names) + 1))
-            order = np.argsort(here, kind="stable")
-            for writer, chosen in zip(writers, np.split(order, ends[:-1]), strict=False):
-                rows = index[chosen]
-                where = zip(rows["start"].tolist(), rows["size"].tolist(), strict=True)
-                records = [payload[start : start + size] for start, size in where]
+            ends = np.cumsum(np.bincount(segment_shards, minlength=len(names) + 1))
+            order = np.argsort(segment_shards, kind="stable")
+            for writer, documents in zip(writers, np.split(order, ends[:-1]), strict=False):
+                rows = index[documents]
+                locations = zip(rows["start"].tolist(), rows["size"].tolist(), strict=True)
+                records = [payload[start : start + size] for start, size in locations]
                 if records:
                     writer.append_flat(*unpack_documents(rows, records, dtype), rows["sentences"])
         for writer, (split, _, _) in zip(writers, names, strict=True):
@@ -288,19 +298,19 @@ def finalize_corpus(
     shard_infos: dict[str, list[ShardInfo]],
     totals: dict[str, int | float],
 ) -> Manifest:
-    """Save the tokenizer and then the manifest, which declares the directory a corpus."""
+    """Save the tokenizer and then the manifest, which completes the corpus."""
     sizes = [info.tokens for info in shard_infos["train"]]
     if max(sizes) > (1 + MAX_SHARD_IMBALANCE) * min(sizes):
         log.warning(
-            "the shards have from %s to %s pieces, as some documents are longer than shards should "
-            "be: every host will open all of them, and take a random next sentence from few "
-            "documents; leave shards out for as many as can be even",
+            "shards have %s to %s tokens, because some documents are longer than a shard should "
+            "be. "
+            "Every process opens all shards and draws random next sentences from few documents. "
+            "Omit num_shards to get equal shards.",
             f"{min(sizes):,}",
             f"{max(sizes):,}",
         )
-    fingerprint = tokenizer.fingerprint()
     manifest = Manifest(
-        fingerprint,
+        tokenizer.fingerprint(),
         len(tokenizer.tokens),
         options,
         shard_infos["train"],
@@ -316,22 +326,24 @@ def finalize_corpus(
 
 
 class _ProgressBar:
-    """Tells how far a preparation is: one line, redrawn, in a terminal; a few lines elsewhere."""
+    """Progress of a preparation: one redrawn line in a terminal, a line every 10 s elsewhere."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._redraws = stream is not None and stream.isatty()
         self._begin = self._shown = time.monotonic()
-        self._documents = self._bytes = self._pieces = 0
+        self._documents = self._bytes = self._tokens = 0
 
     def add(self, index: np.ndarray) -> None:
+        """Count documents, and show the progress if it is time."""
         self._documents += len(index)
         self._bytes += int(index["bytes"].sum(dtype=np.int64))
-        self._pieces += int(index["tokens"].sum(dtype=np.int64))
+        self._tokens += int(index["tokens"].sum(dtype=np.int64))
         if self._stream and time.monotonic() - self._shown > (0.2 if self._redraws else 10):
             self._show(self._stream)
 
     def close(self) -> None:
+        """Complete the line in a terminal."""
         if self._stream and self._redraws:
             self._show(self._stream)
             self._stream.write("\n")
@@ -339,12 +351,12 @@ class _ProgressBar:
     def __str__(self) -> str:
         return (
             f"{self._documents:,} documents, {self._bytes / 1e6:,.1f} MB of text, "
-            f"{self._pieces:,} pieces"
+            f"{self._tokens:,} tokens"
         )
 
     def _show(self, stream: TextIO) -> None:
         self._shown = time.monotonic()
-        rate = self._pieces / (self._shown - self._begin)
-        line = f"{self}, {rate:,.0f} pieces/s"
+        rate = self._tokens / (self._shown - self._begin)
+        line = f"{self}, {rate:,.0f} tokens/s"
         stream.write(f"\r\x1b[K{line}" if self._redraws else f"{line}\n")
         stream.flush()

@@ -1,17 +1,17 @@
-"""The shard format: token ids of whole documents, laid out flat, with a manifest beside them.
+"""The shard format: token ids of whole documents in flat arrays, described by a manifest.
 
-A corpus directory holds shards (`train-00003-of-00016.tokens`, `heldout-00000-of-00001.tokens`),
+A corpus directory contains shards (`train-00003-of-00016.tokens`, `eval-00000-of-00001.tokens`),
 the tokenizer's files and `manifest.json`. The manifest is written last: a directory without one is
-not a corpus. A shard is one little-endian file that can be memory-mapped as it stands:
+not a corpus. A shard is one little-endian file that can be memory-mapped:
 
-    offset  type                 what
+    offset  type                 content
     0       8 bytes              magic, b"BERTJAXS"
     8       uint32               version of the layout, 1
-    12      uint32               bytes of a token id, 2 or 4
+    12      uint32               bytes per token id, 2 or 4
     16      3 x int64            D documents, S sentences, N tokens
-    40      int64 [D+1]          document d owns sentences [documents[d], documents[d+1])
-    ...     int64 [S+1]          sentence s owns tokens [sentences[s], sentences[s+1])
-    ...     uint16|uint32 [N]    token ids, no special pieces among them
+    40      int64 [D+1]          document d has sentences documents[d] .. documents[d+1] - 1
+    ...     int64 [S+1]          sentence s has tokens sentences[s] .. sentences[s+1] - 1
+    ...     uint16|uint32 [N]    token ids, without special tokens
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from etils import epath
@@ -39,8 +39,8 @@ CORPUS_VERSION = 3
 _LAYOUT = 1
 _MAGIC = b"BERTJAXS"
 _HEADER = struct.Struct("<8sIIqqq")
-_BLOCK = 1 << 20  # bytes read or written at a time: what keeps memory flat
-_FIX = "prepare the corpus again"
+_BLOCK = 1 << 20  # bytes read or written at a time, so that memory does not grow with a shard
+_FIX = "Prepare the corpus again."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Shard:
     """Documents of one shard. A document is a run of sentences, a sentence a run of tokens."""
 
     tokens: np.ndarray  # uint16 or uint32 [N]
-    sentences: np.ndarray  # int64 [S+1], offsets into tokens, rising
-    documents: np.ndarray  # int64 [D+1], offsets into sentences, rising
+    sentences: np.ndarray  # int64 [S+1], offsets into tokens, ascending
+    documents: np.ndarray  # int64 [D+1], offsets into sentences, ascending
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardInfo:
-    """What the manifest says of one shard: enough to plan with it and to notice damage."""
+    """The manifest's record of one shard: its counts, and size and checksum to detect damage."""
 
     name: str  # file name within the corpus directory
     documents: int
@@ -66,7 +66,7 @@ class ShardInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A finished corpus. `options` is how it was made, `totals` is what was counted meanwhile."""
+    """The description of a finished corpus: its tokenizer, options, shards and total counts."""
 
     tokenizer_fingerprint: str
     vocab_size: int
@@ -77,28 +77,33 @@ class Manifest:
     version: int = CORPUS_VERSION
 
     def digest(self) -> str:
-        """Hex digest of the corpus's content: equal when tokenizer and shards are equal."""
+        """Return a hex digest of the content: equal if tokenizer and shards are equal."""
         shards = [dataclasses.astuple(info) for info in (*self.train_shards, *self.eval_shards)]
         content = json.dumps([self.tokenizer_fingerprint, self.vocab_size, shards])
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def shard_name(split: str, index: int, count: int) -> str:
-    """File name of shard `index` of `count` in `split` ("train" or "heldout")."""
+    """Return the file name of shard `index` of `count` in `split` ("train" or "eval")."""
     return f"{split}-{index:05d}-of-{count:05d}.tokens"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The type token ids are stored in: uint16 below 65,536 pieces, uint32 from there on."""
+    """Return the dtype of stored ids: uint16 below 65,536 tokens, else uint32."""
     return np.dtype("<u2" if vocab_size < 1 << 16 else "<u4")
 
 
 class ShardWriter:
-    """Writes one shard; use as a context manager, or call `close`.
+    """A writer of one shard, a context manager.
 
-    Offsets and tokens wait in files beside the shard until `close` knows how many there are, so
-    memory does not grow with the shard; those files are open only while something is added, so that
-    there may be thousands of writers. Nothing named `name` exists before `close`.
+    Offsets and tokens are appended to temporary files beside the shard, so that memory does not
+    grow with the shard. These files are open only during an append, so that thousands of writers
+    can exist. The shard itself appears with `close`.
+
+    Args:
+      directory: the corpus directory.
+      name: file name of the shard.
+      dtype: dtype of the ids.
     """
 
     def __init__(self, directory: epath.PathLike, name: str, dtype: np.dtype) -> None:
@@ -106,36 +111,39 @@ class ShardWriter:
         self._dtype = dtype
         self._counts = [0, 0, 0]  # documents, sentences, tokens
         self._temporary = contextlib.ExitStack()
-        beside = os.fspath(directory)
+        local_directory = os.fspath(directory)
         if is_remote(directory):
-            beside = self._temporary.enter_context(tempfile.TemporaryDirectory())
-        self._parts = [pathlib.Path(beside) / f".{name}.{i}" for i in range(3)]
+            local_directory = self._temporary.enter_context(tempfile.TemporaryDirectory())
+        self._parts = [pathlib.Path(local_directory) / f".{name}.{i}" for i in range(3)]
         for part, begin in zip(self._parts, (bytes(8), bytes(8), b""), strict=True):
             part.write_bytes(begin)
             self._temporary.callback(part.unlink, missing_ok=True)
 
     def append(self, document: Sequence[Sequence[int]]) -> None:
-        """Add a document: its sentences, each a sequence of token ids, none of them empty."""
+        """Append a document: its sentences, each a nonempty sequence of token ids."""
         lengths = np.array([len(sentence) for sentence in document], np.int64)
         tokens = [token for sentence in document for token in sentence]
         self.append_flat(np.array(tokens, self._dtype), lengths, np.array([len(lengths)]))
 
     def append_flat(self, tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> None:
-        """Add documents.
+        """Append documents.
 
         Args:
-          tokens: their ids [n].
-          lengths: tokens [s] of each sentence, summing to n.
-          sentences: how many [d] each document has, summing to s.
+          tokens: ids of all documents [n].
+          lengths: tokens of each sentence [s], with sum n.
+          sentences: sentences of each document [d], with sum s.
+
+        Raises:
+          ValueError: a document or sentence is empty, or a sum differs.
         """
         if not (lengths.all() and sentences.all()) or (lengths.sum(), sentences.sum()) != (
             len(tokens),
             len(lengths),
         ):
             raise ValueError(
-                f"{self._path.name}: {len(tokens)} tokens do not make sentences of "
-                f"{lengths.tolist()} in documents of {sentences.tolist()}; give every document at "
-                "least one sentence, and every sentence at least one token."
+                f"{self._path.name}: {len(tokens)} tokens do not match sentences of lengths "
+                f"{lengths.tolist()} in documents of {sentences.tolist()} sentences. Give every "
+                "document at least one sentence, and every sentence at least one token."
             )
         _, sentences_before, tokens_before = self._counts
         arrays = (
@@ -149,11 +157,11 @@ class ShardWriter:
             self._counts[i] += len(array)
 
     def close(self) -> ShardInfo:
-        """Write the file and return what the manifest needs to know of it."""
+        """Write the shard and return its record for the manifest."""
         header = _HEADER.pack(_MAGIC, _LAYOUT, self._dtype.itemsize, *self._counts)
         size = checksum = 0
         with self._temporary, self._path.open("wb") as file:
-            for block in itertools.chain([header], *map(_blocks_of, self._parts)):
+            for block in itertools.chain([header], *map(_file_blocks, self._parts)):
                 file.write(block)
                 size += len(block)
                 checksum = zlib.crc32(block, checksum)
@@ -167,35 +175,33 @@ class ShardWriter:
         self._temporary.close()
 
 
-def _blocks_of(path: pathlib.Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from _blocks(file)
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: file.read(_BLOCK), b"")
+def _file_blocks(path: epath.PathLike) -> Iterator[bytes]:
+    with epath.Path(path).open("rb") as file:
+        yield from iter(lambda: file.read(_BLOCK), b"")
 
 
 def read_shard(directory: epath.PathLike, info: ShardInfo, verify: bool = True) -> Shard:
-    """Open one shard; `verify` reads it once and compares its checksum with the manifest's.
+    """Open one shard. Local files are memory-mapped, remote files are read into memory.
 
-    Local files are memory-mapped, others read whole.
+    Args:
+      directory: the corpus directory.
+      info: the manifest's record of the shard.
+      verify: read the file once and compare its checksum with the manifest.
 
     Raises:
-      InputError: the file is missing, or is not what the manifest says.
+      InputError: the file is missing or differs from its record.
     """
     path = epath.Path(directory) / info.name
     if not path.exists():
-        raise InputError(f"{path} is missing although the manifest lists it; {_FIX}.")
+        raise InputError(f"{path}: missing, but listed in the manifest. {_FIX}")
     if (size := path.stat().length) != info.bytes:
         raise InputError(
-            f"{path} is damaged: it has {size:,} bytes where the manifest says "
-            f"{info.bytes:,}; {_FIX}."
+            f"{path}: damaged, {size:,} bytes instead of {info.bytes:,} as in the manifest. {_FIX}"
         )
     if verify and (checksum := _checksum(path)) != info.checksum:
         raise InputError(
-            f"{path} is damaged: its checksum is {checksum} where the manifest says "
-            f"{info.checksum}; {_FIX}."
+            f"{path}: damaged, checksum {checksum} instead of {info.checksum} as in the manifest. "
+            f"{_FIX}"
         )
     content = (
         np.frombuffer(path.read_bytes(), np.uint8)
@@ -203,46 +209,44 @@ def read_shard(directory: epath.PathLike, info: ShardInfo, verify: bool = True) 
         else np.asarray(np.memmap(path, np.uint8, mode="r"))
     )
     counts = info.documents, info.sentences, info.tokens
-    magic, layout, itemsize, *found_counts = _HEADER.unpack(content[: _HEADER.size].tobytes())
-    if (magic, layout, *found_counts) != (_MAGIC, _LAYOUT, *counts):
-        raise InputError(f"{path} does not start as the manifest says; {_FIX}.")
-    a = _HEADER.size
-    b = a + 8 * (info.documents + 1)
-    c = b + 8 * (info.sentences + 1)
+    magic, layout, itemsize, *header_counts = _HEADER.unpack(content[: _HEADER.size].tobytes())
+    if (magic, layout, *header_counts) != (_MAGIC, _LAYOUT, *counts):
+        raise InputError(f"{path}: header differs from the manifest. {_FIX}")
+    documents_start = _HEADER.size
+    sentences_start = documents_start + 8 * (info.documents + 1)
+    tokens_start = sentences_start + 8 * (info.sentences + 1)
     return Shard(
-        tokens=content[c:].view(f"<u{itemsize}"),
-        sentences=content[b:c].view("<i8"),
-        documents=content[a:b].view("<i8"),
+        tokens=content[tokens_start:].view(f"<u{itemsize}"),
+        sentences=content[sentences_start:tokens_start].view("<i8"),
+        documents=content[documents_start:sentences_start].view("<i8"),
     )
 
 
 def _checksum(path: epath.Path) -> str:
     checksum = 0
-    with path.open("rb") as file:
-        for block in _blocks(file):
-            checksum = zlib.crc32(block, checksum)
+    for block in _file_blocks(path):
+        checksum = zlib.crc32(block, checksum)
     return f"{checksum:08x}"
 
 
 def write_manifest(directory: epath.PathLike, manifest: Manifest) -> None:
-    """Declare `directory` a finished corpus: the manifest appears whole or not at all."""
-    path = epath.Path(directory) / MANIFEST
+    """Write the manifest atomically, which makes `directory` a finished corpus."""
     content = json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False)
-    atomic_write_text(path, content + "\n")
+    atomic_write_text(epath.Path(directory) / MANIFEST, content + "\n")
 
 
 def read_manifest(directory: epath.PathLike) -> Manifest:
-    """The manifest of a finished corpus.
+    """Read the manifest of a finished corpus.
 
     Raises:
-      InputError: the directory is not a finished corpus, or one of another version.
+      InputError: the directory is not a finished corpus, or its version differs.
     """
     path = epath.Path(directory) / MANIFEST
     if not path.exists():
-        state = "is not a finished corpus" if path.parent.is_dir() else "does not exist"
+        problem = "not a finished corpus" if path.parent.is_dir() else "does not exist"
         raise InputError(
-            f"{path.parent} {state}: there is no {MANIFEST} in it; "
-            f"run `bertjax prepare --output {path.parent}`."
+            f"{path.parent}: {problem}, {MANIFEST} is missing. Run `bertjax prepare --output "
+            f"{path.parent}`."
         )
     try:
         content = parse_json(path.read_text())
@@ -254,7 +258,7 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
             )
             return Manifest(train_shards=train_shards, eval_shards=eval_shards, **content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error}); {_FIX}.") from error
+        raise InputError(f"{path}: damaged ({error}). {_FIX}") from error
     raise InputError(
-        f"{path}: version={version}, but this program reads version {CORPUS_VERSION}. Prepare the corpus again."
+        f"{path}: version={version}, but this program reads version {CORPUS_VERSION}. {_FIX}"
     )

@@ -1,9 +1,9 @@
-"""Tokenised documents on the disk, in the order of the input, until it is known which go where.
+"""Tokenized documents on disk, in input order, until they are assigned to shards.
 
-A spool is a directory of segments. Each has the payload and the index of consecutive documents (see
-`documents.INDEX`), and at last a file that says how far in the input it reaches, with the sizes and
-checksums of the other two: if they are so, the segment is complete. A preparation that was killed
-goes on behind the complete segments that it begins with.
+A spool is a directory of segments. A segment has the payload and the index of consecutive documents
+(see `documents.INDEX`), and a JSON file, written last. The JSON file has the input position at the
+end of the segment, and size and checksum of the other two files; if they match, the segment is
+complete. An interrupted preparation resumes after the leading complete segments.
 """
 
 import io
@@ -20,38 +20,38 @@ from data_pipelines.paths import atomic_write
 
 _IDENTITY = "identity.json"
 _FILE_KINDS = ("payload", "index")
-_SEGMENT_BYTES = 1 << 24  # bytes of text, about: what is lost in a kill, and held at once
+_SEGMENT_BYTES = 1 << 24  # of text, about: lost in a kill, and held in memory
 
 
 class Position(NamedTuple):
-    """Where in the input: so many documents of source number `source`, and all before it."""
+    """A position in the input: `documents` documents of source `source`, and all sources before."""
 
     source: int = 0
     documents: int = 0
 
 
 class Spool:
-    """Segments in a directory; those that another input or other options made are deleted.
+    """Segments in a directory.
 
-    So are those from the first damaged one on.
+    Opening deletes segments made from other input or options, and all from the first damaged one.
 
     Args:
-      directory: made if it does not exist.
-      identity: equal where the same documents would be written.
-      dtype: of the index.
+      directory: created if it does not exist.
+      identity: describes input and options; equal if the same documents would be written.
+      dtype: dtype of the index.
 
     Attributes:
-      position: how far in the input the complete segments reach.
+      position: input position at the end of the complete segments.
     """
 
     def __init__(self, directory: pathlib.Path, identity: str, dtype: np.dtype) -> None:
         self._dtype = dtype
         self._directory = directory
-        mark = directory / _IDENTITY
-        if not mark.exists() or mark.read_text() != identity:
+        identity_file = directory / _IDENTITY
+        if not identity_file.exists() or identity_file.read_text() != identity:
             self.delete()
             directory.mkdir(parents=True)
-            _write(mark, identity.encode())
+            _write(identity_file, identity.encode())
         self._count = 0
         self.position = Position()
         while position := self._read_segment_end(self._count):
@@ -63,7 +63,7 @@ class Spool:
         self._start_segment()
 
     def append(self, index: np.ndarray, payload: bytes, position: Position) -> None:
-        """Adds documents, `position` being where they end; completes the segment if it is large."""
+        """Add documents that end at `position`; complete the segment if it is large enough."""
         index["start"] += self._payload.tell()
         self._payload.write(payload)
         self._index.write(index.tobytes())
@@ -73,7 +73,7 @@ class Spool:
             self.commit_segment()
 
     def commit_segment(self) -> None:
-        """Makes sure that what was added stays; called at the end, for the last segment."""
+        """Write the added documents to disk; to be called after the last document."""
         if self._next_position == self.position:
             return
         sums = []
@@ -87,26 +87,26 @@ class Spool:
         self._start_segment()
 
     def delete(self) -> None:
-        """Deletes the directory; first what would have another try believe in the rest."""
+        """Delete the directory; first its identity, so that an incomplete spool is never reused."""
         (self._directory / _IDENTITY).unlink(missing_ok=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def indexes(self) -> Iterator[np.ndarray]:
-        """The index of each complete segment, in order."""
+        """Yield the index of each complete segment, in order."""
         for segment in range(self._count):
             yield np.fromfile(self._path(segment, "index"), self._dtype)
 
     def payloads(self) -> Iterator[memoryview]:
-        """What the rows of each complete segment's index point into."""
+        """Yield the payload of each complete segment, in order."""
         for segment in range(self._count):
             yield memoryview(self._path(segment, "payload").read_bytes())
 
     def _read_segment_end(self, segment: int) -> Position | None:
-        """How far in the input a segment reaches; None if it is not complete."""
+        """Return the input position at the end of a segment; None if it is not complete."""
         try:
             position, sums = json.loads(self._path(segment, "json").read_text())
-            found = [_size_and_crc(self._path(segment, kind).read_bytes()) for kind in _FILE_KINDS]
-            return Position(*position) if sums == found else None
+            actual = [_size_and_crc(self._path(segment, kind).read_bytes()) for kind in _FILE_KINDS]
+            return Position(*position) if sums == actual else None
         except (OSError, ValueError, TypeError):
             return None
 
@@ -119,7 +119,6 @@ class Spool:
 
 
 def _size_and_crc(content: bytes | memoryview) -> list[int]:
-    """Size and CRC-32."""
     return [len(content), zlib.crc32(content)]
 
 

@@ -1,7 +1,7 @@
-"""Where a corpus is made before it is one: `OUTPUT.partial`, which one process has at a time.
+"""The directory in which a corpus is prepared, `OUTPUT.partial`, locked by one process at a time.
 
-In it are the stage, whose files become the corpus all at once, and the spool, which is deleted
-after that: a preparation that is killed at any moment has either the spool or the corpus.
+It holds the stage, whose files become the corpus in one rename, and the spool, which is deleted
+afterwards. A preparation that is killed at any moment leaves either the spool or the corpus.
 """
 
 import contextlib
@@ -23,15 +23,19 @@ _PARTIAL = ".partial"
 
 @contextlib.contextmanager
 def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epath.Path]:
-    """An empty directory for what shall be `output`: it appears when the block ends, and only then.
+    """Yield an empty directory that becomes `output` if the block succeeds.
 
-    With `resume`, what an earlier try left in the spool is still there.
+    A remote file system cannot rename a directory: there the block writes into `output` itself.
+
+    Args:
+      output: a directory that does not exist or is empty.
+      resume: keep the spool of an interrupted preparation.
 
     Raises:
-      InputError: `output` already holds something, or another process is preparing it.
+      InputError: `output` is not empty, or another process prepares it.
     """
     if is_remote(output):
-        check_output(output)
+        _check_output(output)
         output.mkdir(parents=True, exist_ok=True)
         for leftover in output.iterdir():
             leftover.unlink()
@@ -39,7 +43,7 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
         return
     work = output.with_name(output.name + _PARTIAL)
     with _locked(output, work.with_name(f"{work.name}.lock")):
-        check_output(output)
+        _check_output(output)
         stage = work / "corpus"
         for leftover in (stage, *([] if resume else [work])):
             if leftover.exists():
@@ -58,7 +62,7 @@ def staging_directory(output: epath.Path, resume: bool = False) -> Iterator[epat
 
 @contextlib.contextmanager
 def spool_directory(stage: epath.Path) -> Iterator[pathlib.Path]:
-    """Where the spool is: a local directory, of which only that of a local stage stays."""
+    """Yield the local directory of the spool; it is temporary if the stage is remote."""
     if is_remote(stage):
         with tempfile.TemporaryDirectory() as directory:
             yield pathlib.Path(directory) / "spool"
@@ -66,27 +70,27 @@ def spool_directory(stage: epath.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(stage).with_name("spool")
 
 
-def check_output(output: epath.Path) -> None:
-    """Refuse an output that holds something (InputError)."""
+def _check_output(output: epath.Path) -> None:
     if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; choose another output directory.")
+        raise InputError(f"{output}: is a file. Choose another output directory.")
     unfinished = is_remote(output) and not (output / MANIFEST).exists()
     if output.is_dir() and not unfinished and any(output.iterdir()):
-        held = "a finished corpus" if (output / MANIFEST).exists() else "other files"
+        content = "a finished corpus" if (output / MANIFEST).exists() else "other files"
         raise InputError(
-            f"{output} already holds {held}; choose another output directory or delete it first."
+            f"{output}: already contains {content}. Choose another output directory, or delete "
+            "this one."
         )
 
 
 @contextlib.contextmanager
 def _locked(output: epath.Path, path: epath.Path) -> Iterator[None]:
-    """Holds the lock on a file, which ends with the process if not before."""
+    """Hold the lock on a file; the operating system releases it when the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with open(path, "ab") as file:
             _lock(output, file)
             if not _is_same_file(path, file):
-                continue  # who held it has deleted it
+                continue  # the previous holder deleted the file
             try:
                 yield
             finally:
@@ -99,7 +103,7 @@ def _lock(output: epath.Path, file: IO[bytes]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(
-            f"{output} is being prepared by another process; wait for it, or choose another "
+            f"{output}: another process prepares this corpus. Wait for it, or choose another "
             "output directory."
         ) from None
 

@@ -259,7 +259,7 @@ class CorpusSequences:
         return num_sequences, tokens
 
     def _sequences_from_tokens(self, tokens: Any) -> Any:
-        """Return the sequences of an epoch in the first `tokens` (an integer or array) of a shard."""
+        """Return the number of sequences in the first `tokens` (integer or array) of a shard."""
         return -(-tokens * self._sampled_sequences // self._sampled_tokens)
 
     def _draw_sequences(

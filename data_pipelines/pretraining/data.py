@@ -32,11 +32,11 @@ _DEFAULT_MAX_STREAMS, _MIN_SEQUENCES_PER_STREAM = 16, 16
 class PretrainingData:
     """The batches of one split of a corpus, or of several corpora, for one process.
 
-    The train split is endless. Its sequences come from S streams; each fills an equal block of every
-    global batch. S is the largest divisor of the batch size that is at most 16 or leaves each stream
-    at least 16 sequences. A stream reads its own shards of each corpus. If a corpus has fewer shards
-    than streams, several streams read different parts of the same shards. A process therefore opens
-    only the shards of its own sequences.
+    The train split is endless. Its sequences come from S streams; each fills an equal block of
+    every global batch. S is the largest divisor of the batch size that is at most 16 or leaves each
+    stream at least 16 sequences. A stream reads its own shards of each corpus. If a corpus has
+    fewer shards than streams, several streams read different parts of the same shards. A process
+    therefore opens only the shards of its own sequences.
 
     The eval split is a finite set of sequences of one corpus. It does not depend on the seed, the
     batch size or the processes. It has each pair once; padding of weight 0 fills the last batch.
@@ -98,7 +98,7 @@ class PretrainingData:
         corpora = list(self.corpora.values())
         if len(corpora) > 1 and not self._training:
             raise ValueError(
-                f"directory={directory}: an eval split is of one corpus. Open each corpus by itself."
+                f"directory={directory}: an eval split has one corpus. Open each corpus separately."
             )
         self.tokenizer = corpora[0].tokenizer
         self.num_streams = self._count_streams()

@@ -78,7 +78,7 @@ class Mixture:
         self._block = streams.ThreadSafeLRUCache(self._make_block, 2 * max_streams)
 
     def count_by_corpus(self, stream: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Count sequences by corpus: before sequence `start`, and in the next `count`; int64 [C]."""
+        """Count sequences by corpus, before `start` and in the next `count`; both int64 [C]."""
         per_block = self.sequences_per_block
         if len(per_block) == 1:
             return np.array([start]), np.array([count])

@@ -73,6 +73,7 @@ class ThreadSafeLRUCache(Generic[Result]):
         self._results: OrderedDict[Hashable, Future[Result]] = OrderedDict()
 
     def __call__(self, *arguments: Hashable) -> Result:
+        """Return the result for `arguments`, cached or computed."""
         with self._lock:
             cached = self._results.get(arguments)
             result = self._results[arguments] = cached or Future()

@@ -1,4 +1,4 @@
-"""How much of some texts a tokenizer takes in."""
+"""Vocabulary coverage: the parts of texts that a tokenizer loses."""
 
 import logging
 import unicodedata
@@ -7,30 +7,30 @@ from typing import NamedTuple
 
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_MAX_TEXTS = 200  # that are looked at, evenly spread
-_MAX_CHARS = 2000  # of each
-_WARNING_THRESHOLD = 0.03  # of a text is told when it is lost; of English, nothing is
+_MAX_TEXTS = 200  # evenly spaced
+_MAX_CHARS = 2000  # per text
+_WARNING_THRESHOLD = 0.03  # English text loses nothing with any published vocabulary
 
 _log = logging.getLogger("data_pipelines")
 
 
 class CoverageLoss(NamedTuple):
-    """What of texts a model does not see.
+    """The parts of texts that a model does not see.
 
     Attributes:
-      unknown: share of the characters, of those that are in a piece, that are in an unknown one.
-      stripped: share of the letters and their marks that are marks, where these are taken off:
-        accents, but in many scripts vowels and tones.
+      unk_fraction: fraction of the tokenized characters that belong to [UNK].
+      stripped_fraction: fraction of the letters and combining marks that are marks, where these are
+        stripped. They are accents, but vowels and tones in many scripts.
     """
 
-    unknown: float
+    unk_fraction: float
     stripped_fraction: float
 
 
 def measure_coverage_loss(tokenizer: Tokenizer, texts: Sequence[str]) -> CoverageLoss:
-    """The loss of texts, from no more of them than tell it."""
+    """Measure the coverage loss of texts on a sample of them."""
     known = unknown = letters = marks = 0
-    strips = getattr(tokenizer, "strip_accents", False)  # a switch of WordPiece
+    strips_accents = getattr(tokenizer, "strip_accents", False)  # an attribute of WordPiece
     for text in texts[:: -(-len(texts) // _MAX_TEXTS) or 1]:
         text = text[:_MAX_CHARS]
         ids, spans = tokenizer.encode_with_offsets(text)
@@ -39,34 +39,35 @@ def measure_coverage_loss(tokenizer: Tokenizer, texts: Sequence[str]) -> Coverag
                 unknown += end - start
             else:
                 known += end - start
-        if strips:
-            kinds = [unicodedata.category(char) for char in unicodedata.normalize("NFD", text)]
-            letters += sum(kind[0] in "LM" for kind in kinds)
-            marks += kinds.count("Mn")
+        if strips_accents:
+            categories = [unicodedata.category(char) for char in unicodedata.normalize("NFD", text)]
+            letters += sum(category[0] in "LM" for category in categories)
+            marks += categories.count("Mn")
     return CoverageLoss(unknown / max(known + unknown, 1), marks / max(letters, 1))
 
 
 def warn_of_coverage_loss(tokenizer: Tokenizer, texts: Mapping[str, Sequence[str]]) -> None:
-    """Tells of which data sets, of some names and texts, the vocabulary loses a part.
+    """Log a warning that names the data sets of which the vocabulary loses a part.
 
-    Languages and casing that do not go together are seen nowhere else but in poor scores: the
-    pieces of a text without its vowels are as good as any.
+    A vocabulary of another language or casing is otherwise visible only in poor scores.
+
+    Args:
+      tokenizer: the tokenizer.
+      texts: texts by name of their data set.
     """
-    found = []
-    for name, own in texts.items():
-        loss = measure_coverage_loss(tokenizer, own)
-        said = []
+    losses = []
+    for name, sample in texts.items():
+        loss = measure_coverage_loss(tokenizer, sample)
+        parts = []
         if loss.stripped_fraction > _WARNING_THRESHOLD:
-            said.append(
-                f"{loss.stripped_fraction:.0%} of its letters are marks, which are stripped"
-            )
-        if loss.unknown > _WARNING_THRESHOLD:
-            said.append(f"{loss.unknown:.0%} of its characters are unknown")
-        if said:
-            found.append(f"{name} ({', '.join(said)})")
-    if found:
+            parts.append(f"{loss.stripped_fraction:.0%} of the letters stripped as accents")
+        if loss.unk_fraction > _WARNING_THRESHOLD:
+            parts.append(f"{loss.unk_fraction:.0%} of the characters unknown")
+        if parts:
+            losses.append(f"{name} ({', '.join(parts)})")
+    if losses:
         _log.warning(
-            "the vocabulary loses part of %s: take one that knows such text, and a cased one where "
-            "marks are stripped.",
-            "; ".join(found),
+            "poor coverage by the vocabulary: %s. Use a vocabulary of these languages, and a cased "
+            "one where accents are stripped.",
+            "; ".join(losses),
         )

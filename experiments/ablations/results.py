@@ -6,11 +6,11 @@ import math
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from html import escape
 
-from bertjax.html.page import page, section
-from bertjax.html.page import table as draw_table
-from bertjax.html.plots import STYLE, strip_plot
+from bertjax.html.charts import Chart
+from bertjax.html.page import Section, render_report
+from bertjax.html.plots import strip_plot
+from bertjax.html.tables import ScoreTable
 from bertjax.training.metrics_file import read_metrics
 from experiments.ablations.tables import TASKS, AblationTable, Finding, Variant
 
@@ -107,30 +107,31 @@ def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[Varia
     notes = ["", "Findings of the paper:", "", *(f"- {line}" for line in findings)]
     text = "\n".join([*lines, *map(_markdown_row, cells), *notes, ""])
     stem.with_suffix(".md").write_text(text)
-    charts = "".join(_chart(rows, name) for name in names)
-    parts = [
-        f"<style>{STYLE}</style>\n<header><h1>Ablation: {escape(stem.name)}</h1>"
-        f"<p>{escape(table.caption)}</p></header>",
-        section("Scores, mean and standard deviation over the seeds", draw_table(header, cells)),
-        section("Findings of the paper", "".join(f"<p>{escape(line)}</p>" for line in findings)),
-        section(
+    sections = [
+        Section(
+            "Scores, mean and standard deviation over the seeds",
+            table=ScoreTable(header, cells),
+        ),
+        Section("Findings of the paper", paragraphs=findings),
+        Section(
             "Every run",
-            f'<div class="pair">{charts}</div>'
-            '<p class="aside">One dot a run, a line at their mean; rows are numbered as above.</p>',
+            "A dot for each run and a line at their mean; numbers are those of the rows above.",
+            charts=[_chart(rows, name) for name in names],
         ),
     ]
-    stem.with_suffix(".html").write_text(page(stem.name, parts))
+    page = render_report(f"Ablation: {stem.name}", sections, metrics_note=table.caption)
+    stem.with_suffix(".html").write_text(page)
     return text
 
 
-def _chart(rows: Sequence[VariantResult], name: str) -> str:
-    """Return a strip plot of the runs of each row; "" if none has this score."""
+def _chart(rows: Sequence[VariantResult], name: str) -> Chart:
+    """Return the scores of each row that has any."""
     groups = {
         str(i): values
         for i, row in enumerate(rows, 1)
         if (values := _without_missing(row.scores[name]))
     }
-    return strip_plot(name, groups, "") if groups else ""
+    return strip_plot(name, groups, "")
 
 
 def _without_missing(values: Sequence[float | None]) -> list[float]:

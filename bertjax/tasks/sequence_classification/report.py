@@ -1,4 +1,4 @@
-"""What a model said of sentences, or chose of answers, as one HTML page: scores and its errors."""
+"""Report of a sequence classification or multiple choice evaluation: scores, and errors."""
 
 import collections
 from collections.abc import Sequence
@@ -6,147 +6,178 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from bertjax.html.page import page, section, table
-from bertjax.html.plots import STYLE, confusion_matrix, reliability_diagram, scatter
-from bertjax.html.tables import eval_set_table
-from bertjax.tasks.saved_evaluation import ERROR_TABLE_STYLE, PredictionEntry, read_evaluation
+from bertjax.html.page import Section
+from bertjax.html.plots import ConfusionMatrix, reliability_diagram, scatter
+from bertjax.html.tables import ScoreTable
+from bertjax.tasks.saved_evaluation import PredictionEntry, read_evaluation
 from bertjax.tasks.sequence_classification.metrics import precision_recall_f1
 
-MAX_ERRORS_SHOWN = 24  # of the surest errors
-MAX_MATRIX_CLASSES = 20  # that a matrix has room for
-MAX_CONFUSIONS = 24  # of labels that are taken for each other most often, where there is no matrix
+MAX_ERRORS_SHOWN = 24  # errors with the highest probabilities
+MAX_MATRIX_CLASSES = 20  # more would not fit the page
+MAX_CONFUSIONS = 24  # most frequent confusions, where there is no matrix
 TITLES = {
     "accuracy": "Accuracy",
     "f1": "F1",
     "macro_f1": "Macro F1",
     "micro_f1": "Micro F1",
     "subset_accuracy": "Subset accuracy",
-    "matthews_correlation": "Matthews",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-    "mse": "Squared error",
+    "matthews_correlation": "Matthews correlation",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
+    "mse": "Mean squared error",
 }
+_LABEL_HEADER = ("Label", "Examples", "Precision", "Recall", "F1")
 
 
 def render(
     name: str, directory: epath.Path, sets: Sequence[tuple[str, Sequence[str]]], problem_type: str
 ) -> str:
-    """The page of an evaluation.
+    """Return the page of an evaluation.
 
     Args:
-      directory: where `bertjax evaluate` wrote it.
-      sets: name and texts of each data set.
-      problem_type: one of `PROBLEM_TYPES`, or "multiple_choice".
+      name: title of the page.
+      directory: the output of `bertjax evaluate`.
+      sets: name and texts of each eval set.
+      problem_type: that of the configuration, or "multiple_choice" for multiple choice.
+
     Raises:
-      InputError: the files are not those of an evaluation of these texts.
+      InputError: the directory is not a complete evaluation of these texts.
     """
-    evaluation = read_evaluation(directory, {name: len(own) for name, own in sets})
-    entries, scores = evaluation.predictions, evaluation.scores
-    texts = [text for _, own in sets for text in own]
-    parts = [
-        f"<style>{STYLE}{ERROR_TABLE_STYLE}</style>\n",
-        evaluation.render_header(name, TITLES, "Examples"),
-    ]
-    of_sets = eval_set_table(scores, TITLES)
-    parts.append(section("Data sets", table(*of_sets) if of_sets.rows else ""))
-    parts += {
-        "regression": _render_regression,
-        "multi_label_classification": _render_multi_label,
-    }.get(problem_type, _render_single_label)(entries, texts, problem_type)
-    return page(name, parts)
+    evaluation = read_evaluation(directory, [set_name for set_name, _ in sets])
+    entries = evaluation.predictions([len(texts) for _, texts in sets])
+    texts = [text for _, texts in sets for text in texts]
+    if problem_type == "regression":
+        sections = _regression_sections(entries, texts)
+    elif problem_type == "multi_label_classification":
+        sections = _multi_label_sections(entries, texts)
+    else:
+        sections = _single_label_sections(
+            entries, texts, with_labels=problem_type != "multiple_choice"
+        )
+    return evaluation.render(name, TITLES, ("Examples", len(entries)), sections)
 
 
-def _render_single_label(
-    entries: Sequence[PredictionEntry], texts: Sequence[str], problem_type: str
-) -> list[str]:
-    predictions, gold = ([each[key] for each in entries] for key in ("label", "gold"))
-    names = list(dict.fromkeys(name for each in entries for name in each["probabilities"]))
-    numbers = {name: i for i, name in enumerate(names)}
-    mine, right = (np.array([numbers[name] for name in each]) for each in (predictions, gold))
-    chances = [each["probability"] for each in entries]
-    curve = reliability_diagram(chances, [a == b for a, b in zip(predictions, gold, strict=True)])
-    parts = [section("How sure, how right", f'<div class="pair">{curve}</div>')]
-    if problem_type != "multiple_choice":
-        parts.append(section("Labels", _by_label(names, mine, right)))
-        parts.append(section("Taken for one another", _confusions(names, mine, right)))
-    wrong = [i for i, (a, b) in enumerate(zip(predictions, gold, strict=True)) if a != b]
-    wrong.sort(key=lambda i: -chances[i])
-    rows = [
-        (f"{chances[i]:.0%}", predictions[i], gold[i], entries[i]["id"], texts[i])
-        for i in wrong[:MAX_ERRORS_SHOWN]
-    ]
-    head = ("Sure", "Said", "Gold", "Example", "Text")
-    note = f'<p class="aside">{len(wrong):,} errors in all; the surest first.</p>\n'
-    parts.append(section("Surest errors", note + table(head, rows, "errors") if rows else ""))
-    return parts
-
-
-def _by_label(names: Sequence[str], predictions: np.ndarray, gold: np.ndarray) -> str:
-    counts = np.bincount(gold, minlength=len(names))
-    rates = precision_recall_f1(predictions, gold, range(len(names)))
-    order = sorted(range(len(names)), key=lambda i: rates[i][2])
-    rows = [(names[i], f"{counts[i]:,}", *(f"{rate:.3f}" for rate in rates[i])) for i in order]
-    return table(("Label", "Examples", "Precision", "Recall", "F1"), rows, "evaluations")
-
-
-def _confusions(names: Sequence[str], predictions: np.ndarray, gold: np.ndarray) -> str:
-    if len(names) <= MAX_MATRIX_CLASSES:
-        counts = np.zeros((len(names), len(names)), int)
-        np.add.at(counts, (gold, predictions), 1)
-        return confusion_matrix("Confusions", names, counts.tolist())
-    pairs = collections.Counter(
-        (names[g], names[s]) for g, s in zip(gold, predictions, strict=True) if g != s
+def _single_label_sections(
+    entries: Sequence[PredictionEntry], texts: Sequence[str], with_labels: bool
+) -> list[Section]:
+    labels = _label_names(entries)
+    ids = {label: i for i, label in enumerate(labels)}
+    predictions, gold = (
+        np.array([ids[entry[key]] for entry in entries]) for key in ("label", "gold")
     )
-    rows = [(g, s, f"{count:,}") for (g, s), count in pairs.most_common(MAX_CONFUSIONS)]
-    return table(("Gold", "Said", "Examples"), rows)
-
-
-def _render_multi_label(
-    entries: Sequence[PredictionEntry], texts: Sequence[str], problem_type: str
-) -> list[str]:
-    names = list(dict.fromkeys(name for each in entries for name in each["probabilities"]))
-    gold = np.array([[name in each["gold"] for name in names] for each in entries])
-    chances = np.array([[each["probabilities"][name] for name in names] for each in entries])
-    predictions = chances > 0.5
-    rates = [precision_recall_f1(predictions[:, i], gold[:, i], [1])[0] for i in range(len(names))]
-    rows = [
-        (name, f"{count:,}", *(f"{rate:.3f}" for rate in own))
-        for name, count, own in sorted(
-            zip(names, gold.sum(axis=0), rates, strict=True), key=lambda row: row[2][2]
+    probabilities = [entry["probability"] for entry in entries]
+    sections = [
+        Section(
+            "Calibration",
+            charts=[reliability_diagram(probabilities, (predictions == gold).tolist())],
         )
     ]
-    sure = np.where(predictions, chances, 1 - chances)
-    curve = reliability_diagram(sure.ravel().tolist(), (predictions == gold).ravel().tolist())
-    wrong = sorted(np.argwhere(predictions != gold).tolist(), key=lambda at: -sure[at[0], at[1]])
-    errors = [
+    if with_labels:
+        scores = precision_recall_f1(predictions, gold, range(len(labels)))
+        counts = np.bincount(gold, minlength=len(labels))
+        sections.append(_label_section(labels, counts, scores))
+        sections.append(_confusion_section(labels, predictions, gold))
+    errors = np.flatnonzero(predictions != gold).tolist()
+    errors.sort(key=lambda i: -probabilities[i])
+    rows = [
         (
-            f"{sure[i, j]:.0%}",
-            names[j],
-            "said" if predictions[i, j] else "missed",
+            f"{probabilities[i]:.0%}",
+            entries[i]["label"],
+            entries[i]["gold"],
             entries[i]["id"],
             texts[i],
         )
-        for i, j in wrong[:MAX_ERRORS_SHOWN]
+        for i in errors[:MAX_ERRORS_SHOWN]
     ]
-    head = ("Sure", "Label", "It was", "Example", "Text")
+    header = ("Probability", "Predicted", "Gold", "Example", "Text")
+    return [*sections, _error_section(len(errors), ScoreTable(header, rows))]
+
+
+def _multi_label_sections(
+    entries: Sequence[PredictionEntry], texts: Sequence[str]
+) -> list[Section]:
+    labels = _label_names(entries)
+    gold = np.array([[label in entry["gold"] for label in labels] for entry in entries])
+    probabilities = np.array(
+        [[entry["probabilities"][label] for label in labels] for entry in entries]
+    )
+    predictions = probabilities > 0.5
+    scores = [
+        precision_recall_f1(predictions[:, i], gold[:, i], [1])[0] for i in range(len(labels))
+    ]
+    confidence = np.where(predictions, probabilities, 1 - probabilities)
+    diagram = reliability_diagram(
+        confidence.ravel().tolist(), (predictions == gold).ravel().tolist()
+    )
+    errors = sorted(
+        np.argwhere(predictions != gold).tolist(), key=lambda index: -confidence[*index]
+    )
+    rows = [
+        (
+            f"{confidence[i, j]:.0%}",
+            labels[j],
+            "predicted" if predictions[i, j] else "missed",
+            entries[i]["id"],
+            texts[i],
+        )
+        for i, j in errors[:MAX_ERRORS_SHOWN]
+    ]
+    header = ("Probability", "Label", "Error", "Example", "Text")
     return [
-        section("How sure, how right", f'<div class="pair">{curve}</div>'),
-        section("Labels", table(("Label", "Examples", "Precision", "Recall", "F1"), rows)),
-        section("Surest errors", table(head, errors, "errors") if errors else ""),
+        Section("Calibration", charts=[diagram]),
+        _label_section(labels, gold.sum(axis=0), scores),
+        _error_section(len(errors), ScoreTable(header, rows)),
     ]
 
 
-def _render_regression(
-    entries: Sequence[PredictionEntry], texts: Sequence[str], problem_type: str
-) -> list[str]:
-    pairs = [(float(each["gold"]), float(each["number"])) for each in entries]
-    plot = scatter("Every example", pairs, ("gold", "said"), diagonal=True)
+def _regression_sections(entries: Sequence[PredictionEntry], texts: Sequence[str]) -> list[Section]:
+    pairs = [(float(entry["gold"]), float(entry["number"])) for entry in entries]
     order = sorted(range(len(pairs)), key=lambda i: -abs(pairs[i][0] - pairs[i][1]))
     rows = [
         (f"{pairs[i][1]:.3f}", f"{pairs[i][0]:.3f}", entries[i]["id"], texts[i])
         for i in order[:MAX_ERRORS_SHOWN]
     ]
     return [
-        section("Said and gold", f'<div class="pair">{plot}</div>'),
-        section("Largest errors", table(("Said", "Gold", "Example", "Text"), rows, "errors")),
+        Section(
+            "Predictions and gold values",
+            charts=[scatter("All examples", pairs, ("gold", "predicted"))],
+        ),
+        Section(
+            "Largest errors",
+            table=ScoreTable(("Predicted", "Gold", "Example", "Text"), rows),
+            table_class="errors",
+        ),
     ]
+
+
+def _label_names(entries: Sequence[PredictionEntry]) -> list[str]:
+    return list(dict.fromkeys(label for entry in entries for label in entry["probabilities"]))
+
+
+def _label_section(
+    labels: Sequence[str], counts: np.ndarray, scores: Sequence[Sequence[float]]
+) -> Section:
+    """Return the scores of the labels, lowest F1 first."""
+    order = sorted(range(len(labels)), key=lambda i: scores[i][2])
+    rows = [(labels[i], f"{counts[i]:,}", *(f"{score:.3f}" for score in scores[i])) for i in order]
+    return Section("Labels", table=ScoreTable(_LABEL_HEADER, rows))
+
+
+def _confusion_section(labels: Sequence[str], predictions: np.ndarray, gold: np.ndarray) -> Section:
+    if len(labels) <= MAX_MATRIX_CLASSES:
+        counts = np.zeros((len(labels), len(labels)), int)
+        np.add.at(counts, (gold, predictions), 1)
+        matrix = ConfusionMatrix("Examples by label", labels, counts.tolist())
+        return Section("Confusion matrix", matrix=matrix)
+    pairs = collections.Counter(
+        (labels[g], labels[p]) for g, p in zip(gold, predictions, strict=True) if g != p
+    )
+    rows = [(g, p, f"{count:,}") for (g, p), count in pairs.most_common(MAX_CONFUSIONS)]
+    return Section(
+        "Most frequent confusions", table=ScoreTable(("Gold", "Predicted", "Examples"), rows)
+    )
+
+
+def _error_section(num_errors: int, table: ScoreTable) -> Section:
+    note = f"{num_errors:,} error{'s' * (num_errors > 1)}, highest probability first."
+    return Section("Most confident errors", note, table=table, table_class="errors")
