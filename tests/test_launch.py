@@ -162,7 +162,7 @@ def test_a_node_of_slurm_gets_the_very_values(laptop, tmp_path) -> None:
     ("command", "message"),
     [
         ("tpu_vm.sh", "no subcommand. Use one of create setup"),
-        ("tpu_vm.sh crate", "'crate' is no subcommand. Use one of create setup"),
+        ("tpu_vm.sh crate", "'crate': unknown subcommand. Use one of create setup"),
         ("tpu_vm.sh delete --project p --zone z", "name: no value. Give --name VALUE, or"),
         ("tpu_vm.sh setup --name n --project p --bucket gs://b", "zone: no value. Give --zone"),
         ("gke.sh setup --file FILE --image=", "image: no value. Give --image VALUE, or --file"),
@@ -174,8 +174,8 @@ def test_a_node_of_slurm_gets_the_very_values(laptop, tmp_path) -> None:
         ("gke.sh run --file nowhere", "nowhere: cannot be read. Give --file a file of lines"),
         ("slurm.sh run --file FILE --nodes few", "nodes='few': not a whole number"),
         ("slurm.sh run --file FILE --name a/b", "name='a/b': names a directory and a job"),
-        ("tpu_vm.sh run --file FILE --bucket my-bucket", "bucket is 'my-bucket': write gs://NAME"),
-        ("tpu_vm.sh create --file FILE --capacity free", "capacity is 'free': use on-demand, spot"),
+        ("tpu_vm.sh run --file FILE --bucket my-bucket", "bucket='my-bucket': not a bucket. Write gs://NAME"),
+        ("tpu_vm.sh create --file FILE --capacity free", "capacity='free': unknown. Use on-demand, spot"),
         (
             "gke.sh create --file FILE --capacity reserved",
             "capacity='reserved': not supported on GKE",
