@@ -174,8 +174,14 @@ def test_a_node_of_slurm_gets_the_very_values(laptop, tmp_path) -> None:
         ("gke.sh run --file nowhere", "nowhere: cannot be read. Give --file a file of lines"),
         ("slurm.sh run --file FILE --nodes few", "nodes='few': not a whole number"),
         ("slurm.sh run --file FILE --name a/b", "name='a/b': names a directory and a job"),
-        ("tpu_vm.sh run --file FILE --bucket my-bucket", "bucket='my-bucket': not a bucket. Write gs://NAME"),
-        ("tpu_vm.sh create --file FILE --capacity free", "capacity='free': unknown. Use on-demand, spot"),
+        (
+            "tpu_vm.sh run --file FILE --bucket my-bucket",
+            "bucket='my-bucket': not a bucket. Write gs://NAME",
+        ),
+        (
+            "tpu_vm.sh create --file FILE --capacity free",
+            "capacity='free': unknown. Use on-demand, spot",
+        ),
         (
             "gke.sh create --file FILE --capacity reserved",
             "capacity='reserved': not supported on GKE",

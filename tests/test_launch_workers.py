@@ -151,7 +151,7 @@ def deeds(calls: list[list[str]]) -> str:
         ("ACTIVE", "READY", ["75 2 idle"], "", 2, "rejects its input"),
         ("ACTIVE", "READY", ["1 75"], "run run", 1, "failed 3 times, with exit status 1 75"),
         ("ACTIVE", "READY", ["137", "0"], "run delete", 0, "failed with exit status 137: restart"),
-        ("ACTIVE", "READY", ["stopped stopped"], "", 0, "ended by `stop`"),
+        ("ACTIVE", "READY", ["stopped stopped"], "", 0, "training was stopped"),
         (
             "ACTIVE",
             "READY",
