@@ -434,7 +434,7 @@ TEXT = ["--input", "text.txt"]
             ["prepare", *TEXT, "--vocab", "v", "--output", "x", "--workers", "-3"],
             "-3 is less than 0",
         ),
-        (["prepare", *TEXT, "--vocab", "lost", "--output", "x"], "there is no vocabulary at lost"),
+        (["prepare", *TEXT, "--vocab", "lost", "--output", "x"], "lost: no such vocabulary"),
         (["convert", "--to", "hf", "folder", "text.txt/x"], "DST=text.txt: is a file"),
         (["convert", "--to", "hf", "text.txt", "x"], "text.txt is no model"),
         (["report", "text.txt"], "text.txt/metrics.jsonl does not exist"),

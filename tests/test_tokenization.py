@@ -1,4 +1,4 @@
-"""The pieces are those of BERT's published algorithm; vocabularies that do not fit are refused."""
+"""Tests of the tokenizers and of loading them."""
 
 import hashlib
 import io
@@ -23,38 +23,37 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 from data_pipelines.vocabulary.words import basic_tokenize
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PIECES = (
+TOKENS = (
     *SPECIAL_TOKENS,
     *("[unused0]", "un", "##aff", "##able", "want", "##want", "##ed", "runn", "##ing", "日", "本"),
     *(form + sign for sign in LETTERS + "0123456789,.!?'-[]#$" for form in ("", "##")),
     *("σ", "##σ", "##ς", "ß", "##ß", "é", "##é", "한", "##국"),
 )
-CASED_PIECES = (*PIECES, "Un", *LETTERS.upper(), *("##" + sign for sign in LETTERS.upper()))
+CASED_TOKENS = (*TOKENS, "Un", *LETTERS.upper(), *("##" + sign for sign in LETTERS.upper()))
 
 
 def uncased() -> WordPieceTokenizer:
-    return WordPieceTokenizer(PIECES, cased=False)
+    return WordPieceTokenizer(TOKENS, cased=False)
 
 
-def pieces_of(text: str, tokenizer: Tokenizer | None = None) -> list[str]:
+def tokens_of(text: str, tokenizer: Tokenizer | None = None) -> list[str]:
     tokenizer = tokenizer or uncased()
     return [tokenizer.tokens[i] for i in tokenizer.encode(text)]
 
 
-def naive_pieces(word: str, tokens: tuple[str, ...]) -> list[str]:
-    """Greedy longest match, from the definition."""
+def longest_matches(word: str, tokens: tuple[str, ...]) -> list[str]:
+    """Return the greedy longest matches, by definition."""
     if len(word) > 200:
         return ["[UNK]"]
-    found: list[str] = []
-    rest = word
-    while rest:
-        prefix = "##" if found else ""
-        lengths = [n for n in range(1, len(rest) + 1) if prefix + rest[:n] in tokens]
+    matches: list[str] = []
+    while word:
+        prefix = "##" if matches else ""
+        lengths = [n for n in range(1, len(word) + 1) if prefix + word[:n] in tokens]
         if not lengths:
             return ["[UNK]"]
-        found.append(prefix + rest[: max(lengths)])
-        rest = rest[max(lengths) :]
-    return found
+        matches.append(prefix + word[: max(lengths)])
+        word = word[max(lengths) :]
+    return matches
 
 
 # ---------------------------------------------------------------- released vocabularies
@@ -69,7 +68,7 @@ RELEASED = ("uncased", "cased", "multilingual-cased")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASED)
-def test_every_character_gives_the_published_ids(
+def test_every_character_has_the_published_ids(
     tokenization_golden: dict, data_dir: pathlib.Path, name: str
 ) -> None:
     tokenizer = load_tokenizer(data_dir / "vocab" / f"bert-base-{name}-vocab.txt")
@@ -83,7 +82,7 @@ def test_every_character_gives_the_published_ids(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASED)
-def test_real_text_in_twelve_languages_gives_the_published_ids(
+def test_real_text_in_twelve_languages_has_the_published_ids(
     tokenization_golden: dict, data_dir: pathlib.Path, name: str
 ) -> None:
     tokenizer = load_tokenizer(data_dir / "vocab" / f"bert-base-{name}-vocab.txt")
@@ -97,44 +96,44 @@ def test_real_text_in_twelve_languages_gives_the_published_ids(
 
 
 TRICKY = st.sampled_from([*"aBΣσςéÉİ日,.'-:;()\"[ \t\n\r", *"\u0301\u00ad\x0b\u00a0\u2028\ud800"])
-TEXTS = st.one_of(st.text(), st.text(TRICKY), st.lists(st.sampled_from(PIECES)).map(" ".join))
+TEXTS = st.one_of(st.text(), st.text(TRICKY), st.lists(st.sampled_from(TOKENS)).map(" ".join))
 
 
 @given(TEXTS)
-def test_pieces_are_the_longest_matches_of_the_words(text: str) -> None:
+def test_wordpiece_encode_returns_the_longest_matches(text: str) -> None:
     words = basic_tokenize(text, cased=False, strip_accents=True)
-    assert pieces_of(text) == [token for word in words for token in naive_pieces(word, PIECES)]
+    assert tokens_of(text) == [token for word in words for token in longest_matches(word, TOKENS)]
 
 
 @given(st.lists(TEXTS.map(lambda text: text.encode(errors="replace").decode())))
-def test_words_together_have_the_ids_that_each_has_alone(words: list[str]) -> None:
+def test_wordpiece_encode_words_equals_encode(words: list[str]) -> None:
     tokenizer = uncased()
     ids, counts = tokenizer.encode_words(words)
     expected = [tokenizer.encode(word) for word in words]
-    assert ids.tolist() == [i for each in expected for i in each]
-    assert counts.tolist() == [len(each) for each in expected]
+    assert ids.tolist() == [i for word_ids in expected for i in word_ids]
+    assert counts.tolist() == [len(word_ids) for word_ids in expected]
 
 
 @given(TEXTS, TEXTS)
-def test_a_space_keeps_texts_apart(a: str, b: str) -> None:
+def test_wordpiece_encodes_texts_independently_across_a_space(a: str, b: str) -> None:
     tokenizer = uncased()
     assert tokenizer.encode(f"{a} {b}") == tokenizer.encode(a) + tokenizer.encode(b)
 
 
 @given(TEXTS)
-def test_decoded_pieces_encode_to_themselves(text: str) -> None:
+def test_wordpiece_encode_inverts_decode(text: str) -> None:
     tokenizer = uncased()
     ids = tokenizer.encode(text)
     assume(tokenizer.unk_id not in ids)
     assert tokenizer.encode(tokenizer.decode(ids)) == ids
 
 
-def test_the_example_of_the_original() -> None:
-    assert pieces_of("UNwant\u00e9d,running") == ["un", "##want", "##ed", ",", "runn", "##ing"]
+def test_wordpiece_example_of_google_research_bert() -> None:
+    assert tokens_of("UNwant\u00e9d,running") == ["un", "##want", "##ed", ",", "runn", "##ing"]
 
 
-def test_one_unknown_character_makes_a_word_unknown() -> None:
-    assert pieces_of("unaffable unaff\u2603able able") == [
+def test_wordpiece_word_with_an_unknown_character_is_unknown() -> None:
+    assert tokens_of("unaffable unaff\u2603able able") == [
         *("un", "##aff", "##able", "[UNK]"),
         *("a", "##b", "##l", "##e"),
     ]
@@ -142,27 +141,27 @@ def test_one_unknown_character_makes_a_word_unknown() -> None:
 
 @pytest.mark.parametrize("char", ["a", "ß"])
 @pytest.mark.parametrize("length", [100, 101, 200])
-def test_a_word_may_have_200_characters(char: str, length: int) -> None:
-    assert pieces_of(char * length) == [char, *["##" + char] * (length - 1)]
+def test_wordpiece_word_may_have_200_characters(char: str, length: int) -> None:
+    assert tokens_of(char * length) == [char, *["##" + char] * (length - 1)]
 
 
 @pytest.mark.parametrize("char", ["a", "ß"])
-def test_a_longer_word_is_unknown(char: str) -> None:
-    assert pieces_of(f"b {char * 201} c") == ["b", "[UNK]", "c"]
+def test_wordpiece_longer_word_is_unknown(char: str) -> None:
+    assert tokens_of(f"b {char * 201} c") == ["b", "[UNK]", "c"]
 
 
 @pytest.mark.parametrize("special", [*SPECIAL_TOKENS, "[unused0]"])
-def test_no_text_gives_a_special_piece(special: str) -> None:
-    assert special not in pieces_of(f"a {special} {special.lower()}b")
-    cased = WordPieceTokenizer(CASED_PIECES, cased=True)
-    assert special not in pieces_of(f"a {special} {special.lower()}b", cased)
+def test_wordpiece_finds_no_special_token_in_text(special: str) -> None:
+    assert special not in tokens_of(f"a {special} {special.lower()}b")
+    cased = WordPieceTokenizer(CASED_TOKENS, cased=True)
+    assert special not in tokens_of(f"a {special} {special.lower()}b", cased)
 
 
-def test_half_a_surrogate_pair_is_unknown() -> None:
-    assert pieces_of("a \ud800 b\udfffb") == ["a", "[UNK]", "[UNK]"]
+def test_wordpiece_lone_surrogate_is_unknown() -> None:
+    assert tokens_of("a \ud800 b\udfffb") == ["a", "[UNK]", "[UNK]"]
 
 
-def test_the_memory_of_words_is_bounded_and_changes_nothing(
+def test_wordpiece_cache_is_bounded_and_exact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = " ".join(f"{a}{b}, Un{a}.{b}日{'x' * 70}" for a in LETTERS for b in LETTERS)
@@ -170,24 +169,24 @@ def test_the_memory_of_words_is_bounded_and_changes_nothing(
     monkeypatch.setattr(wordpiece._WordCache, "MAX_ENTRIES", 10)
     tokenizer = uncased()
     assert tokenizer.encode(text) == tokenizer.encode(text) == expected
-    for memo in (tokenizer._ids_of_raw, tokenizer._ids_of_word):
-        assert 0 < len(memo) <= 10
-        assert max(map(len, memo)) <= memo.MAX_CHARS
+    for cache in (tokenizer._ids_of_raw, tokenizer._ids_of_word):
+        assert 0 < len(cache) <= 10
+        assert max(map(len, cache)) <= cache.MAX_CHARS
 
 
-def test_what_is_known_of_each_piece() -> None:
+def test_wordpiece_attributes() -> None:
     tokenizer = uncased()
     assert (tokenizer.kind, tokenizer.cased) == ("wordpiece", False)
     ids = [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id]
     assert [*ids, tokenizer.mask_id] == [0, 1, 2, 3, 4]
-    for i, token in enumerate(PIECES):
+    for i, token in enumerate(TOKENS):
         assert tokenizer.is_continuation[i] == token.startswith("##")
         assert (i in tokenizer.text_token_ids) == (token not in (*SPECIAL_TOKENS, "[unused0]"))
     assert tokenizer.is_continuation.dtype == bool
     assert tokenizer.text_token_ids.dtype == "int32"
 
 
-def test_decoding_is_for_reading() -> None:
+def test_wordpiece_decode_is_readable() -> None:
     tokenizer = uncased()
     ids = [tokenizer.cls_id, *tokenizer.encode("Unaffable, unwanted!"), tokenizer.mask_id]
     assert tokenizer.decode(ids) == "[CLS] unaffable , unwanted ! [MASK]"
@@ -202,12 +201,12 @@ def write(path: pathlib.Path, tokens: tuple[str, ...] | list[str]) -> pathlib.Pa
     return path
 
 
-def test_the_case_of_a_file_is_seen_in_its_pieces(tmp_path: pathlib.Path) -> None:
-    assert not load_tokenizer(write(tmp_path / "uncased.txt", PIECES)).cased
-    assert load_tokenizer(write(tmp_path / "cased.txt", CASED_PIECES)).cased
+def test_load_tokenizer_infers_case_from_the_vocabulary(tmp_path: pathlib.Path) -> None:
+    assert not load_tokenizer(write(tmp_path / "uncased.txt", TOKENS)).cased
+    assert load_tokenizer(write(tmp_path / "cased.txt", CASED_TOKENS)).cased
 
 
-def test_accents_are_kept_where_pieces_have_them(tmp_path: pathlib.Path, data_dir) -> None:
+def test_load_tokenizer_keeps_accents_of_the_vocabulary(tmp_path: pathlib.Path, data_dir) -> None:
     hindi = load_tokenizer(write(tmp_path / "hi.txt", [*SPECIAL_TOKENS, "कि", "##ी", "é"]))
     assert isinstance(hindi, WordPieceTokenizer) and not hindi.strip_accents
     assert hindi.encode("कि É") == [5, 7]
@@ -217,7 +216,9 @@ def test_accents_are_kept_where_pieces_have_them(tmp_path: pathlib.Path, data_di
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_pieces_without_case_go_with_either_switch(tmp_path: pathlib.Path, cased: bool) -> None:
+def test_load_tokenizer_accepts_either_case_for_tokens_without_case(
+    tmp_path: pathlib.Path, cased: bool
+) -> None:
     path = write(
         tmp_path / "vocab.txt", [*SPECIAL_TOKENS, "[X1]", "<S>", "日", "本", "1", "##1", "ا"]
     )
@@ -225,7 +226,7 @@ def test_pieces_without_case_go_with_either_switch(tmp_path: pathlib.Path, cased
     assert not load_tokenizer(path).cased
 
 
-def test_a_line_separator_is_a_piece_as_in_the_published_chinese_vocabulary(
+def test_load_tokenizer_accepts_a_line_separator_token(
     tmp_path: pathlib.Path,
 ) -> None:
     tokens = [*SPECIAL_TOKENS, "a", "\u2028", "b"]
@@ -234,24 +235,30 @@ def test_a_line_separator_is_a_piece_as_in_the_published_chinese_vocabulary(
     assert load_tokenizer(path).encode("a\u2028b") == [5, 7]
 
 
-def test_a_last_newline_and_returns_do_not_matter(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "unix.txt").write_text("\n".join(PIECES), "utf-8")
-    (tmp_path / "dos.txt").write_bytes("\r\n".join([*PIECES, ""]).encode())
+def test_load_tokenizer_ignores_line_endings(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "unix.txt").write_text("\n".join(TOKENS), "utf-8")
+    (tmp_path / "dos.txt").write_bytes("\r\n".join([*TOKENS, ""]).encode())
     for path in tmp_path.iterdir():
-        assert load_tokenizer(path).tokens == list(PIECES)
+        assert load_tokenizer(path).tokens == list(TOKENS)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "empty"),
-        ("\n".join([*SPECIAL_TOKENS, "a", "b", "a"]).encode(), "'a' twice, on lines 6 and 8"),
-        ("\n".join([*SPECIAL_TOKENS, "a", "", "b"]).encode(), "line 7"),
-        ("\n".join(["[PAD]", "[UNK]", "[CLS]", "a"]).encode(), r"pieces \[SEP\], \[MASK\]"),
+        (b"", r"the vocabulary is empty\. Write one token per line"),
+        (
+            "\n".join([*SPECIAL_TOKENS, "a", "b", "a"]).encode(),
+            "token 'a' is repeated on lines 6 and 8",
+        ),
+        ("\n".join([*SPECIAL_TOKENS, "a", "", "b"]).encode(), "line 7 is empty"),
+        (
+            "\n".join(["[PAD]", "[UNK]", "[CLS]", "a"]).encode(),
+            r"lacks \[SEP\], \[MASK\]\. Add all",
+        ),
         (b"[PAD]\n[UNK]\n\xff\n", "UTF-8: byte 0xff at offset 12"),
     ],
 )
-def test_a_broken_vocabulary_is_refused(
+def test_load_tokenizer_rejects_a_damaged_vocabulary(
     tmp_path: pathlib.Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "vocab.txt"
@@ -262,22 +269,22 @@ def test_a_broken_vocabulary_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InputError, match=r"no vocabulary at .*none\.txt"):
+def test_load_tokenizer_rejects_a_missing_vocabulary(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"none\.txt: no such vocabulary"):
         load_tokenizer(tmp_path / "none.txt")
-    with pytest.raises(InputError, match=r"neither vocab\.txt nor spm\.model"):
+    with pytest.raises(InputError, match=r"contains none of vocab\.txt, spm\.model"):
         load_tokenizer(tmp_path)
 
 
-def test_a_case_that_does_not_go_with_the_pieces_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InputError, match=r"is cased \(it holds 'Un'\) but lower-casing is on"):
-        load_tokenizer(write(tmp_path / "vocab.txt", CASED_PIECES), cased=False)
-    with pytest.raises(InputError, match=r"is uncased .* but lower-casing is off"):
-        load_tokenizer(write(tmp_path / "vocab.txt", PIECES), cased=True)
+def test_load_tokenizer_rejects_the_other_case(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=r"is cased \(it contains 'Un'\), but text is lower-cased"):
+        load_tokenizer(write(tmp_path / "vocab.txt", CASED_TOKENS), cased=False)
+    with pytest.raises(InputError, match=r"is uncased .* but text is not lower-cased"):
+        load_tokenizer(write(tmp_path / "vocab.txt", TOKENS), cased=True)
 
 
-@pytest.mark.parametrize(("tokens", "lower_case"), [(PIECES, False), (CASED_PIECES, True)])
-def test_a_published_switch_is_followed_and_its_harm_is_said(
+@pytest.mark.parametrize(("tokens", "lower_case"), [(TOKENS, False), (CASED_TOKENS, True)])
+def test_load_tokenizer_keeps_a_published_option_and_warns(
     tmp_path: pathlib.Path, caplog, tokens: list[str], lower_case: bool
 ) -> None:
     write(tmp_path / "vocab.txt", tokens)
@@ -289,8 +296,8 @@ def test_a_published_switch_is_followed_and_its_harm_is_said(
     assert copy.fingerprint() == tokenizer.fingerprint()
 
 
-def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path: pathlib.Path) -> None:
-    for tokens, cased in ((PIECES, False), (CASED_PIECES, True)):
+def test_save_and_load_restore_a_wordpiece(tmp_path: pathlib.Path) -> None:
+    for tokens, cased in ((TOKENS, False), (CASED_TOKENS, True)):
         for strip_accents in (None, False, True):
             tokenizer = WordPieceTokenizer(tokens, cased=cased, strip_accents=strip_accents)
             tokenizer.save(tmp_path / "saved")
@@ -299,9 +306,9 @@ def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path: pathlib.Path) -> None:
             assert loaded.encode("Été Unaffable") == tokenizer.encode("Été Unaffable")
 
 
-def test_the_saved_files_are_those_of_transformers(tmp_path: pathlib.Path) -> None:
-    WordPieceTokenizer(PIECES, cased=False).save(tmp_path)
-    assert (tmp_path / "vocab.txt").read_text("utf-8").split("\n") == [*PIECES, ""]
+def test_save_writes_the_files_of_transformers(tmp_path: pathlib.Path) -> None:
+    WordPieceTokenizer(TOKENS, cased=False).save(tmp_path)
+    assert (tmp_path / "vocab.txt").read_text("utf-8").split("\n") == [*TOKENS, ""]
     assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": True,
@@ -311,7 +318,9 @@ def test_the_saved_files_are_those_of_transformers(tmp_path: pathlib.Path) -> No
     }
 
 
-def test_switches_must_agree_with_a_directory(tmp_path: pathlib.Path) -> None:
+def test_load_tokenizer_rejects_options_that_contradict_the_directory(
+    tmp_path: pathlib.Path,
+) -> None:
     WordPieceTokenizer([*SPECIAL_TOKENS, "日"], cased=False).save(tmp_path)
     assert not load_tokenizer(tmp_path, cased=False, strip_accents=True).cased
     with pytest.raises(InputError, match=r"cased=True.*cased=False"):
@@ -323,21 +332,21 @@ def test_switches_must_agree_with_a_directory(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("{", "is not JSON"),
-        ("[]", "not a JSON object"),
-        ('{"tokenize_chinese_chars": false}', "tokenize_chinese_chars"),
+        ("{", "tokenizer_config.json: not JSON"),
+        ("[]", "tokenizer_config.json: not a JSON object"),
+        ('{"tokenize_chinese_chars": false}', "has tokenize_chinese_chars=false"),
     ],
 )
-def test_a_broken_configuration_is_refused(
+def test_load_tokenizer_rejects_an_invalid_configuration(
     tmp_path: pathlib.Path, config: str, message: str
 ) -> None:
-    write(tmp_path / "vocab.txt", PIECES)
+    write(tmp_path / "vocab.txt", TOKENS)
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(InputError, match=message):
         load_tokenizer(tmp_path)
 
 
-def test_the_fingerprint_tells_all_that_decides_the_ids() -> None:
+def test_fingerprint_depends_on_everything_that_determines_ids() -> None:
     a, b = [*SPECIAL_TOKENS, "日", "本"], [*SPECIAL_TOKENS, "本", "日"]
     tokenizers = [
         WordPieceTokenizer(tokens, cased=cased, strip_accents=strip_accents)
@@ -349,8 +358,8 @@ def test_the_fingerprint_tells_all_that_decides_the_ids() -> None:
     assert WordPieceTokenizer(a, cased=False).fingerprint() == tokenizers[1].fingerprint()
 
 
-def test_a_worker_gets_the_same_tokenizer() -> None:
-    tokenizer = WordPieceTokenizer(CASED_PIECES, cased=True, strip_accents=True)
+def test_pickle_restores_a_wordpiece() -> None:
+    tokenizer = WordPieceTokenizer(CASED_TOKENS, cased=True, strip_accents=True)
     tokenizer.encode("Unaffable " * 10)
     copy = pickle.loads(pickle.dumps(tokenizer))
     assert copy.fingerprint() == tokenizer.fingerprint()
@@ -368,7 +377,7 @@ def sentencepiece(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(model)
 
 
-def test_sentencepiece_has_the_same_special_pieces(sentencepiece: SentencePieceTokenizer) -> None:
+def test_sentencepiece_has_the_special_tokens(sentencepiece: SentencePieceTokenizer) -> None:
     assert (sentencepiece.kind, sentencepiece.cased) == ("sentencepiece", True)
     assert sentencepiece.tokens[:5] == list(SPECIAL_TOKENS)
     assert sentencepiece.text_token_ids.tolist() == list(range(5, 300))
@@ -377,7 +386,7 @@ def test_sentencepiece_has_the_same_special_pieces(sentencepiece: SentencePieceT
     assert not sentencepiece.is_continuation[:5].any()
 
 
-def test_sentencepiece_reads_and_writes_text(sentencepiece: SentencePieceTokenizer) -> None:
+def test_sentencepiece_encodes_and_decodes_text(sentencepiece: SentencePieceTokenizer) -> None:
     text = "A class definition is an executable statement"
     ids = [sentencepiece.cls_id, *sentencepiece.encode(text), sentencepiece.mask_id]
     assert sentencepiece.decode(ids) == f"[CLS] {text} [MASK]"
@@ -385,7 +394,7 @@ def test_sentencepiece_reads_and_writes_text(sentencepiece: SentencePieceTokeniz
     assert sentencepiece.unk_id in sentencepiece.encode("☃")
 
 
-def test_sentencepiece_finds_no_special_piece_in_text(
+def test_sentencepiece_finds_no_special_token_in_text(
     sentencepiece: SentencePieceTokenizer,
 ) -> None:
     others = {sentencepiece.pad_id, sentencepiece.cls_id, sentencepiece.sep_id}
@@ -395,19 +404,19 @@ def test_sentencepiece_finds_no_special_piece_in_text(
 
 
 @given(a=st.text(), b=st.text())
-def test_a_space_keeps_texts_apart_in_sentencepiece_too(
+def test_sentencepiece_encodes_texts_independently_across_a_space(
     sentencepiece: SentencePieceTokenizer, a: str, b: str
 ) -> None:
     assert sentencepiece.encode(f"{a} {b}") == sentencepiece.encode(a) + sentencepiece.encode(b)
 
 
-def test_sentencepiece_survives_half_a_surrogate_pair(
+def test_sentencepiece_accepts_lone_surrogates(
     sentencepiece: SentencePieceTokenizer,
 ) -> None:
     assert sentencepiece.encode("a\ud800b") == sentencepiece.encode("a?b")
 
 
-def test_a_saved_sentencepiece_model_is_loaded_as_it_was(
+def test_save_and_load_restore_a_sentencepiece_model(
     sentencepiece: SentencePieceTokenizer, tmp_path: pathlib.Path
 ) -> None:
     sentencepiece.save(tmp_path)
@@ -421,23 +430,23 @@ def test_a_saved_sentencepiece_model_is_loaded_as_it_was(
         assert copy.encode("class C(B):") == sentencepiece.encode("class C(B):")
 
 
-def test_sentencepiece_brings_its_own_switches(
+def test_load_tokenizer_rejects_options_that_contradict_sentencepiece(
     sentencepiece: SentencePieceTokenizer, tmp_path: pathlib.Path
 ) -> None:
     sentencepiece.save(tmp_path)
-    with pytest.raises(InputError, match="keeps case, but cased=False"):
+    with pytest.raises(InputError, match=r"spm\.model: cased=False, but the model keeps case"):
         load_tokenizer(tmp_path, cased=False)
-    with pytest.raises(InputError, match="strip_accents is a switch of WordPiece"):
+    with pytest.raises(InputError, match="strip_accents=True applies to WordPiece only"):
         load_tokenizer(tmp_path, strip_accents=True)
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path: pathlib.Path) -> None:
+def test_load_tokenizer_rejects_a_damaged_model(tmp_path: pathlib.Path) -> None:
     (tmp_path / "broken.model").write_bytes(b"no model")
     with pytest.raises(InputError, match=r"broken\.model: not a SentencePiece model"):
         load_tokenizer(tmp_path / "broken.model")
 
 
-def test_a_model_that_spells_special_pieces_is_refused() -> None:
+def test_sentencepiece_rejects_a_model_with_special_tokens_in_text() -> None:
     model = io.BytesIO()
     sentencepiece_library.SentencePieceTrainer.train(
         sentence_iterator=iter(pydoc_data.topics.topics["specialnames"].split("\n")),
@@ -452,5 +461,5 @@ def test_a_model_that_spells_special_pieces_is_refused() -> None:
         user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
         minloglevel=2,
     )
-    with pytest.raises(InputError, match=r"finds the special piece \[CLS\] in raw text"):
+    with pytest.raises(InputError, match=r"finds the special token \[CLS\] in raw text"):
         SentencePieceTokenizer(model.getvalue())

@@ -1,4 +1,4 @@
-"""The file that holds all of a tokenizer: read as `transformers` saves it, written as it reads."""
+"""Tests of reading and writing `tokenizer.json`."""
 
 import json
 import pathlib
@@ -27,7 +27,7 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "goldens" / "tokenizer_json.json").read_text())
 LETTERS = "abcdéüΣσABC'.日本कि"
-PIECES = [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "ab", "##ba"]
+TOKENS = [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "ab", "##ba"]
 TEXTS = st.text() | st.text(f"{LETTERS} \t\n▁Ａﬁé", max_size=40)
 
 
@@ -37,16 +37,16 @@ def publish(name: str, folder: pathlib.Path, **changed: str) -> pathlib.Path:
     return folder
 
 
-# ---------------------------------------------------------------- read
+# ---------------------------------------------------------------- reading
 
 
 @pytest.mark.parametrize("name", ["uncased", "cased", "accents"])
-def test_what_transformers_saves_gives_its_ids(name: str, tmp_path) -> None:
+def test_load_tokenizer_returns_the_ids_of_transformers(name: str, tmp_path) -> None:
     tokenizer = load_tokenizer(publish(name, tmp_path))
     assert [tokenizer.encode(text) for text in GOLDEN["texts"]] == GOLDEN["tokenizers"][name]["ids"]
 
 
-def test_its_words_are_as_long_as_it_says_and_so_are_those_of_a_copy(tmp_path) -> None:
+def test_load_tokenizer_reads_the_longest_word(tmp_path) -> None:
     (tmp_path / "published").mkdir()
     tokenizer = load_tokenizer(publish("cased", tmp_path / "published"))
     assert isinstance(tokenizer, WordPieceTokenizer) and tokenizer.max_input_chars_per_word == 100
@@ -54,11 +54,11 @@ def test_its_words_are_as_long_as_it_says_and_so_are_those_of_a_copy(tmp_path) -
     copy = load_tokenizer(tmp_path / "copy")
     assert copy.encode("x" * 101) == [copy.unk_id]
     assert copy.fingerprint() == tokenizer.fingerprint()
-    as_the_original = WordPieceTokenizer(tokenizer.tokens, cased=True)
-    assert as_the_original.fingerprint() != tokenizer.fingerprint()
+    default = WordPieceTokenizer(tokenizer.tokens, cased=True)
+    assert default.fingerprint() != tokenizer.fingerprint()
 
 
-def test_a_vocabulary_beside_it_is_the_one_and_the_file_says_the_rest(tmp_path) -> None:
+def test_load_tokenizer_prefers_vocab_txt_and_reads_options_from_json(tmp_path) -> None:
     publish("accents", tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "é"]))
@@ -66,58 +66,58 @@ def test_a_vocabulary_beside_it_is_the_one_and_the_file_says_the_rest(tmp_path) 
     assert len(tokenizer.tokens) == 6 and not tokenizer.cased
     assert tokenizer.encode("É") == [5]
     alone = load_tokenizer(tmp_path / "vocab.txt", strip_accents=True)
-    assert alone.encode("é") == [alone.unk_id]  # a file is read by itself
+    assert alone.encode("é") == [alone.unk_id]  # without the other files of its directory
 
 
 @pytest.mark.parametrize("where", ["tokenizer.json", "added_tokens.json", "tokenizer_config.json"])
-def test_pieces_added_to_it_are_named_because_no_text_gives_them(where, tmp_path, caplog) -> None:
-    publish("more pieces" if where == "tokenizer.json" else "cased", tmp_path)
+def test_load_tokenizer_warns_of_added_tokens(where, tmp_path, caplog) -> None:
+    publish("more tokens" if where == "tokenizer.json" else "cased", tmp_path)
     tokens = read_wordpiece((tmp_path / "tokenizer.json").read_bytes()).tokens
     more = {"[E1]": len(tokens), "there": len(tokens) + 1}
     if where == "added_tokens.json":
         (tmp_path / "vocab.txt").write_text("\n".join(tokens))
         (tmp_path / where).write_text(json.dumps(more))
     if where == "tokenizer_config.json":
-        said = {str(number): {"content": token} for token, number in more.items()}
-        (tmp_path / where).write_text(json.dumps({"added_tokens_decoder": said}))
+        decoder = {str(number): {"content": token} for token, number in more.items()}
+        (tmp_path / where).write_text(json.dumps({"added_tokens_decoder": decoder}))
     assert load_tokenizer(tmp_path).tokens == tokens
-    assert "2 pieces were added to it ([E1], there), which are not looked for" in caplog.text
+    assert "2 added tokens ([E1], there) are not recognized in texts" in caplog.text
 
 
 def changed(**fields: Any) -> str:
-    said = json.loads(GOLDEN["tokenizers"]["cased"]["files"]["tokenizer.json"])
+    data = json.loads(GOLDEN["tokenizers"]["cased"]["files"]["tokenizer.json"])
     for name, value in fields.items():
-        said[name] = said[name] | value if isinstance(value, dict) else value
-    return json.dumps(said)
+        data[name] = data[name] | value if isinstance(value, dict) else value
+    return json.dumps(data)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no tokenizer"),
-        ("[]", "is no tokenizer"),
-        (changed(added_tokens=[{"id": "one"}]), "is no tokenizer"),
+        ("{", "FILE is not a tokenizer"),
+        ("[]", "FILE is not a tokenizer"),
+        (changed(added_tokens=[{"id": "one"}]), "FILE is not a tokenizer"),
         (
             changed(model={"type": "Unigram"}),
-            "model of FILE is 'Unigram' and BERT's 'WordPiece'",
+            "FILE has model='Unigram' instead of 'WordPiece'",
         ),
         (
             changed(model={"continuing_subword_prefix": ""}),
-            "mark of FILE is '' and BERT's '##'",
+            "FILE has continuing_subword_prefix='' instead of '##'",
         ),
         (
             changed(pre_tokenizer=None),
-            "pre-tokenizer of FILE is None and BERT's 'BertPreTokenizer'",
+            "FILE has pre_tokenizer=None instead of 'BertPreTokenizer'",
         ),
         (
             changed(normalizer={"type": "Sequence"}),
-            "normalizer of FILE is 'Sequence'",
+            "FILE has normalizer='Sequence' instead of 'BertNormalizer'",
         ),
-        (changed(model={"vocab": {"a": 0, "b": 2}}), "have not the ids from 0 on"),
+        (changed(model={"vocab": {"a": 0, "b": 2}}), "ids in FILE are not contiguous from 0"),
         (changed(normalizer={"handle_chinese_chars": False}), "tokenize_chinese_chars"),
     ],
 )
-def test_other_files_are_refused(content: str, message: str, tmp_path) -> None:
+def test_load_tokenizer_rejects_other_tokenizers(content: str, message: str, tmp_path) -> None:
     publish("cased", tmp_path, **{"tokenizer.json": content, "tokenizer_config.json": "{}"})
     with pytest.raises(InputError, match=rf"FILE: .*{message}".replace("FILE", r"tokenizer\.json")):
         load_tokenizer(tmp_path)
@@ -126,26 +126,32 @@ def test_other_files_are_refused(content: str, message: str, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"word_tokenizer_type": "mecab"}, "word_tokenizer_type to 'mecab'"),
-        ({"subword_tokenizer_type": "character"}, "subword_tokenizer_type to 'character'"),
-        ({"added_tokens_decoder": {"5": "a"}}, "added to it cannot be read"),
+        (
+            {"word_tokenizer_type": "mecab"},
+            "has word_tokenizer_type='mecab', which is not supported",
+        ),
+        (
+            {"subword_tokenizer_type": "character"},
+            "has subword_tokenizer_type='character', which is not supported",
+        ),
+        ({"added_tokens_decoder": {"5": "a"}}, "invalid added tokens"),
     ],
 )
-def test_so_are_those_who_cut_words_otherwise(fields, message: str, tmp_path) -> None:
+def test_load_tokenizer_rejects_unsupported_options(fields, message: str, tmp_path) -> None:
     publish("cased", tmp_path, **{"tokenizer_config.json": json.dumps(fields)})
     with pytest.raises(InputError, match=message):
         load_tokenizer(tmp_path)
 
 
-# ---------------------------------------------------------------- written
+# ---------------------------------------------------------------- writing
 
 
-@pytest.mark.parametrize("longest", [100, 200])
+@pytest.mark.parametrize("max_chars", [100, 200])
 @pytest.mark.parametrize("strip_accents", [False, True])
 @pytest.mark.parametrize("cased", [False, True])
-def test_a_wordpiece_is_read_as_it_was_written(cased, strip_accents, longest, tmp_path) -> None:
+def test_to_tokenizer_json_writes_a_wordpiece(cased, strip_accents, max_chars, tmp_path) -> None:
     tokenizer = WordPieceTokenizer(
-        PIECES, cased=cased, strip_accents=strip_accents, max_input_chars_per_word=longest
+        TOKENS, cased=cased, strip_accents=strip_accents, max_input_chars_per_word=max_chars
     )
     (tmp_path / "tokenizer.json").write_text(to_tokenizer_json(tokenizer))
     assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
@@ -154,7 +160,7 @@ def test_a_wordpiece_is_read_as_it_was_written(cased, strip_accents, longest, tm
         assert compiled.encode(text, add_special_tokens=False).ids == tokenizer.encode(text)
     pair = compiled.encode("ab", "a b")
     assert pair.tokens == ["[CLS]", "ab", "[SEP]", "a", "b", "[SEP]"]
-    assert pair.token_type_ids == [0, 0, 0, 1, 1, 1]
+    assert pair.type_ids == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.fixture(scope="module", params=[("bpe", True), ("bpe", False), ("unigram", True)])
@@ -172,24 +178,24 @@ def ids_from_file(sentencepiece) -> Callable[[str], list[int]]:
 
 
 @given(text=TEXTS)
-def test_a_sentencepiece_model_gives_its_ids_from_the_file_too(
+def test_to_tokenizer_json_keeps_the_ids_of_sentencepiece(
     sentencepiece, ids_from_file, text: str
 ) -> None:
-    odd = any(special in text for special in (*SPECIAL_TOKENS, "▁"))
-    if not odd and not any(unicodedata.category(char)[0] == "M" for char in text):
+    has_special = any(special in text for special in (*SPECIAL_TOKENS, "▁"))
+    if not has_special and not any(unicodedata.category(char)[0] == "M" for char in text):
         assert ids_from_file(text) == sentencepiece.encode(text)
 
 
-def test_so_it_does_of_prose(sentencepiece, ids_from_file) -> None:
+def test_to_tokenizer_json_keeps_the_ids_of_prose(sentencepiece, ids_from_file) -> None:
     for line in pydoc_data.topics.topics["class"].split("\n"):
         assert ids_from_file(line) == sentencepiece.encode(line)
 
 
-def test_an_export_has_the_file_and_names_a_class_that_reads_it(sentencepiece, tmp_path) -> None:
+def test_export_writes_tokenizer_json_and_its_class(sentencepiece, tmp_path) -> None:
     model = draw_model(BertConfig(300, 1, 8, 1, max_position_embeddings=16), sentencepiece, "mlm")
     huggingface.write(model, tmp_path)
     assert (tmp_path / "tokenizer.json").read_text() == to_tokenizer_json(sentencepiece)
-    said = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert said["tokenizer_class"] == "PreTrainedTokenizerFast"
-    found = huggingface.read(tmp_path).tokenizer
-    assert found is not None and found.fingerprint() == sentencepiece.fingerprint()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    tokenizer = huggingface.read(tmp_path).tokenizer
+    assert tokenizer is not None and tokenizer.fingerprint() == sentencepiece.fingerprint()

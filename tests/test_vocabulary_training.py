@@ -1,4 +1,4 @@
-"""A trained vocabulary is deterministic, exact in size, and holds every frequent character."""
+"""Tests of vocabulary training."""
 
 import hashlib
 import itertools
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary import training as vocab
+from data_pipelines.vocabulary import training
 from data_pipelines.vocabulary.counting import (
     count_words,
     sentencepiece_splitters,
@@ -58,13 +58,13 @@ def sentence(error: pytest.ExceptionInfo[InputError]) -> str:
 
 @pytest.mark.parametrize("size", [300, 1999, 2000, 2001, 4000])
 @pytest.mark.parametrize("cased", [False, True])
-def test_the_size_is_exactly_the_one_asked_for(size: int, cased: bool) -> None:
+def test_wordpiece_has_the_exact_size(size: int, cased: bool) -> None:
     tokens = train_wordpiece(LINES, size, cased=cased)
     assert len(tokens) == len(set(tokens)) == size
     assert WordPieceTokenizer(tokens, cased=cased).tokens == tokens
 
 
-def test_a_large_vocabulary_is_laid_out_as_that_of_bert() -> None:
+def test_wordpiece_large_vocabulary_has_the_layout_of_bert() -> None:
     tokens = train_wordpiece(LINES, 2000, cased=False)
     assert tokens[0] == "[PAD]"
     assert tokens[1:100] == [f"[unused{i}]" for i in range(99)]
@@ -72,14 +72,14 @@ def test_a_large_vocabulary_is_laid_out_as_that_of_bert() -> None:
     assert not any(token.startswith("[") and len(token) > 1 for token in tokens[104:])
 
 
-def test_a_small_vocabulary_wastes_no_piece() -> None:
+def test_wordpiece_small_vocabulary_has_no_unused_tokens() -> None:
     tokens = train_wordpiece(LINES, 1999, cased=False)
     assert tokens[:5] == list(SPECIAL_TOKENS)
     assert not any("unused" in token for token in tokens)
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_every_frequent_character_is_held_in_both_forms(cased: bool) -> None:
+def test_wordpiece_contains_frequent_characters_in_both_forms(cased: bool) -> None:
     tokens = train_wordpiece(LINES, 2000, cased=cased)
     text = "".join(LINES) if cased else "".join(LINES).lower()
     counts = Counter(char for char in text if not char.isspace())
@@ -88,38 +88,38 @@ def test_every_frequent_character_is_held_in_both_forms(cased: bool) -> None:
     assert frequent | {"##" + char for char in frequent} <= set(tokens)
 
 
-def test_a_character_seen_once_is_not_held() -> None:
+def test_wordpiece_omits_a_character_seen_once() -> None:
     tokens = wordpiece_from_counts({"aa": 100, "b": 2, "c": 1}, 10)
     assert tokens == [*SPECIAL_TOKENS, "a", "##a", "b", "##b", "aa"]
 
 
-def test_characters_leave_half_of_a_small_vocabulary_to_longer_pieces() -> None:
+def test_wordpiece_characters_take_half_of_a_small_vocabulary() -> None:
     counts = {f"{a}{b}": 3 for a, b in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=2)}
     tokens = wordpiece_from_counts(counts, 45)
     assert Counter(len(token.removeprefix("##")) for token in tokens[5:]) == {1: 20, 2: 20}
 
 
-def test_where_there_are_no_longer_pieces_characters_take_all() -> None:
+def test_wordpiece_characters_take_all_without_longer_tokens() -> None:
     counts = {chr(0x4E00 + i): 1000 - i for i in range(100)}
     tokens = wordpiece_from_counts(counts, 5 + 151)
     assert tokens[5:9] == ["一", "##一", "丁", "##丁"]
     assert len(tokens) == 156
 
 
-def test_half_a_surrogate_pair_is_not_held() -> None:
+def test_wordpiece_omits_lone_surrogates() -> None:
     assert wordpiece_from_counts({"a": 2, "\ud800": 9, "a\ud800": 9}, 7)[5:] == ["a", "##a"]
 
 
-def test_the_pair_that_occurs_most_often_is_joined_first() -> None:
-    # Nine times e-s, o-w and s-t: the pair with the older piece first, that of the commoner
-    # character. Then low 7; n-e, e-w and w-est occur 6 times each, and w is the oldest.
-    tokens = vocab._merge(COUNTS, list("weslotndir"), room=25)
+def test_merge_takes_the_most_frequent_pair_first() -> None:
+    # e-s, o-w and s-t occur 9 times: the pair with the older token comes first, that of the more
+    # frequent character. Then low 7 times; n-e, e-w and w-est 6 times each, and w is the oldest.
+    tokens = training._merge(COUNTS, list("weslotndir"), room=25)
     assert tokens[:4] == ["w", "##w", "e", "##e"]
     assert tokens[20:] == ["##es", "##ow", "##est", "low", "##west"]
 
 
 def merged_by_definition(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[str]:
-    """Counts all pairs anew for every join. Ties go to the pieces that are older."""
+    """Merge by recounting all pairs for every merge. Ties go to the older tokens."""
     tokens = [form + char for char in alphabet for form in ("", "##")]
     words = {w: [w[0], *("##" + char for char in w[1:])] for w in counts if {*w} <= {*alphabet}}
     while len(tokens) < room:
@@ -147,55 +147,57 @@ WORDS = st.dictionaries(st.text("abc", min_size=1, max_size=12), st.integers(1, 
 
 
 @given(WORDS, st.sampled_from(["abc", "cab", "ba", "a"]), st.integers(6, 40))
-def test_joining_follows_the_definition(counts: dict[str, int], alphabet: str, room: int) -> None:
+def test_merge_equals_the_definition(counts: dict[str, int], alphabet: str, room: int) -> None:
     expected = merged_by_definition(counts, list(alphabet), room)
-    assert vocab._merge(counts, list(alphabet), room) == expected
+    assert training._merge(counts, list(alphabet), room) == expected
 
 
 @given(WORDS)
-def test_the_largest_size_is_named_and_possible(counts: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="the largest size it can give is") as error:
+def test_wordpiece_error_names_the_largest_size(counts: dict[str, int]) -> None:
+    with pytest.raises(
+        InputError, match=r"size=1000: the text is too small\. Use at most"
+    ) as error:
         wordpiece_from_counts(counts, 1000)
-    largest = int(sentence(error).split()[-1])
+    largest = int(sentence(error).split()[-1].rstrip("."))
     if largest > len(SPECIAL_TOKENS):
         assert len(wordpiece_from_counts(counts, largest)) == largest
-    with pytest.raises(InputError, match=f"is {largest}$"):
+    with pytest.raises(InputError, match=rf"Use at most {largest}\.$"):
         wordpiece_from_counts(counts, largest + 1)
 
 
-def test_the_largest_size_counts_the_unused_pieces() -> None:
+def test_wordpiece_largest_size_includes_unused_tokens() -> None:
     def largest(words: int) -> int:
         counts = {chr(0x4E00 + i): 2 for i in range(words)}
         with pytest.raises(InputError) as error:
             wordpiece_from_counts(counts, 9999)
-        size = int(sentence(error).split()[-1])
+        size = int(sentence(error).split()[-1].rstrip("."))
         assert len(wordpiece_from_counts(counts, size)) == size
         return size
 
-    assert largest(900) == 1805  # 1800 pieces with 5 special ones
+    assert largest(900) == 1805  # 1800 tokens with 5 special ones
     assert largest(947) == 1899
-    assert largest(948) == 2000  # 1896 pieces with 104
+    assert largest(948) == 2000  # 1896 tokens with 104
     assert largest(998) == 2100
 
 
-def test_the_order_of_the_words_does_not_matter() -> None:
+def test_wordpiece_does_not_depend_on_the_order_of_words() -> None:
     counts = Counter(word for line in FEW_LINES for word in line.lower().split())
     backwards = dict(reversed(counts.items()))
     assert wordpiece_from_counts(counts, 1000) == wordpiece_from_counts(backwards, 1000)
 
 
-def test_counts_are_relative() -> None:
+def test_wordpiece_depends_on_relative_counts() -> None:
     tenfold = {word: 10 * count for word, count in COUNTS.items()}
     assert wordpiece_from_counts(tenfold, 38) == wordpiece_from_counts(COUNTS, 38)
 
 
-def test_words_that_stay_unknown_teach_nothing() -> None:
+def test_wordpiece_ignores_words_that_stay_unknown() -> None:
     counts = {"ab": 5, "c" * 201: 50, "d\u2603": 1}
     tokens = wordpiece_from_counts(counts, len(SPECIAL_TOKENS) + 7)
     assert tokens[5:] == ["c", "##c", "a", "##a", "b", "##b", "ab"]
 
 
-def test_the_words_of_the_text_are_known() -> None:
+def test_wordpiece_covers_the_text() -> None:
     tokenizer = WordPieceTokenizer(train_wordpiece(LINES, 4000, cased=True), cased=True)
     ids = [i for line in LINES for i in tokenizer.encode(line)]
     assert ids.count(tokenizer.unk_id) / len(ids) < 1e-3
@@ -206,7 +208,7 @@ def test_the_words_of_the_text_are_known() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cased", [False, True])
-def test_real_text_is_cut_into_few_pieces(data_dir: pathlib.Path, cased: bool) -> None:
+def test_wordpiece_splits_real_text_into_few_tokens(data_dir: pathlib.Path, cased: bool) -> None:
     lines = (data_dir / "text" / "wiki_en_sentences.txt").read_text("utf-8").split("\n")
     tokenizer = WordPieceTokenizer(train_wordpiece(lines, 8000, cased=cased), cased=cased)
     ids = [i for line in lines for i in tokenizer.encode(line)]
@@ -230,9 +232,9 @@ def test_sentencepiece_is_exact_and_deterministic(kind: str, cased: bool) -> Non
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_sentencepiece_names_the_sizes_that_are_possible(kind: str) -> None:
+def test_sentencepiece_error_names_the_possible_sizes(kind: str) -> None:
     counts = count_words(FEW_LINES, str.split, lambda word: [word])
-    for size, message in ((100_000, r"largest size it can give is (\d+)"), (9, r"(\d+) at least")):
+    for size, message in ((100_000, r"Use at most (\d+)\."), (9, r"Use at least (\d+)\.")):
         with pytest.raises(InputError, match=message) as error:
             sentencepiece_from_counts(counts, size, kind=kind, cased=True)
         match = re.search(message, sentence(error))
@@ -241,7 +243,7 @@ def test_sentencepiece_names_the_sizes_that_are_possible(kind: str) -> None:
         assert len(SentencePieceTokenizer(model).tokens) == int(match[1])
 
 
-def test_sentencepiece_survives_half_a_surrogate_pair() -> None:
+def test_sentencepiece_accepts_lone_surrogates() -> None:
     lines = [*FEW_LINES, "\ud800\0"] * 2
     assert SentencePieceTokenizer(train_sentencepiece(lines, 300, kind="bpe", cased=True))
 
@@ -253,7 +255,9 @@ def test_sentencepiece_survives_half_a_surrogate_pair() -> None:
     ("kind", "name"), [("wordpiece", "vocab.txt"), ("bpe", "a.model"), ("unigram", "a.model")]
 )
 @pytest.mark.parametrize("cased", [False, True])
-def test_the_file_is_a_tokenizer(tmp_path: pathlib.Path, kind: str, name: str, cased: bool) -> None:
+def test_train_vocabulary_writes_a_tokenizer(
+    tmp_path: pathlib.Path, kind: str, name: str, cased: bool
+) -> None:
     output = tmp_path / "new" / name
     path = train_vocabulary([FEW_LINES], size=500, cased=cased, kind=kind, output=output)
     assert [path] == [output] == list(output.parent.iterdir())
@@ -272,7 +276,7 @@ train_vocabulary([iter(lines)], size=700, cased=True, kind=sys.argv[1], output=s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("wordpiece", "v.txt"), ("unigram", "v.model")])
-def test_the_same_text_gives_the_same_file_in_every_process(
+def test_train_vocabulary_is_deterministic_across_processes(
     tmp_path: pathlib.Path, kind: str, name: str
 ) -> None:
     digests = set()
@@ -288,14 +292,14 @@ def test_the_same_text_gives_the_same_file_in_every_process(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "word-piece"}, "unknown kind of vocabulary 'word-piece'"),
+        ({"kind": "word-piece"}, "kind='word-piece': unknown value"),
         ({"kind": "bpe"}, r"must end in \.model"),
         ({"output": "vocab.model"}, r"must not end in \.model"),
-        ({"output": "."}, "is a directory"),
-        ({"size": 5}, "5 pieces is too small"),
+        ({"output": "."}, ": is a directory"),
+        ({"size": 5}, "size=5: only room for special tokens"),
     ],
 )
-def test_a_usage_error_is_found_before_the_text_is_read(
+def test_train_vocabulary_rejects_options_before_reading(
     tmp_path: pathlib.Path, changed: dict, message: str
 ) -> None:
     def lines() -> Iterator[str]:
@@ -309,7 +313,7 @@ def test_a_usage_error_is_found_before_the_text_is_read(
     sentence(error)
 
 
-def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: pathlib.Path) -> None:
+def test_train_vocabulary_replaces_the_file_atomically(tmp_path: pathlib.Path) -> None:
     def broken() -> Iterator[str]:
         yield from FEW_LINES
         raise OSError("the disk went away")

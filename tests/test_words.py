@@ -1,4 +1,4 @@
-"""The words of a text are those of BERT's published algorithm, character for character."""
+"""Tests that basic tokenization equals BERT's published algorithm."""
 
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -28,12 +28,12 @@ def expected_words(golden: dict, case: str) -> Iterator[tuple[int, str, str]]:
             yield code_point, alone.replace("□", char), inside.replace("□", char)
 
 
-def assert_words(golden: dict, case: str, chosen: Callable[[int], bool]) -> None:
+def assert_words(golden: dict, case: str, is_tested: Callable[[int], bool]) -> None:
     cased = case == "cased"
     wrong = [
         f"U+{code_point:04X}"
         for code_point, alone, inside in expected_words(golden, case)
-        if chosen(code_point)
+        if is_tested(code_point)
         and (
             " ".join(words_of(chr(code_point), cased=cased)) != alone
             or " ".join(words_of(f"a{chr(code_point)}b", cased=cased)) != inside
@@ -44,18 +44,14 @@ def assert_words(golden: dict, case: str, chosen: Callable[[int], bool]) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_every_assigned_character_gives_the_published_words(
-    tokenization_golden: dict, case: str
-) -> None:
+def test_basic_tokenize_of_every_assigned_character(tokenization_golden: dict, case: str) -> None:
     golden = tokenization_golden
     assert_words(golden, case, lambda code_point: code_point not in golden["unassigned"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_every_unassigned_character_gives_the_published_words(
-    tokenization_golden: dict, case: str
-) -> None:
+def test_basic_tokenize_of_every_unassigned_character(tokenization_golden: dict, case: str) -> None:
     golden = tokenization_golden
     if unicodedata.unidata_version != golden["unicode"]:
         pytest.skip(f"Unicode {unicodedata.unidata_version} has assigned some of them")
@@ -96,12 +92,12 @@ def test_every_unassigned_character_gives_the_published_words(
         pytest.param("5€ a+b ©", "5€ a + b ©", id="symbols beyond ASCII are no punctuation"),
         pytest.param("\u037e", ";", id="the Greek question mark is a semicolon"),
         pytest.param("Ünïcödé", "unicode", id="accents are stripped"),
-        pytest.param("[MASK]", "[ mask ]", id="a literal [MASK] is no special piece"),
+        pytest.param("[MASK]", "[ mask ]", id="a literal [MASK] is not a special token"),
         pytest.param("", "", id="nothing"),
         pytest.param(" \n \t ", "", id="white space"),
     ],
 )
-def test_uncased_words(text: str, expected: str) -> None:
+def test_basic_tokenize_uncased(text: str, expected: str) -> None:
     assert " ".join(words_of(text, cased=False)) == expected
 
 
@@ -116,14 +112,14 @@ def test_uncased_words(text: str, expected: str) -> None:
         pytest.param(",\u0301", ", \u0301", id="a mark after a sign starts a word"),
         pytest.param("\u037e", "\u037e", id="the Greek question mark stays"),
         pytest.param("a\u200db\u00a0c", "ab c", id="cleaning is the same"),
-        pytest.param("[MASK]", "[ MASK ]", id="a literal [MASK] is no special piece"),
+        pytest.param("[MASK]", "[ MASK ]", id="a literal [MASK] is not a special token"),
     ],
 )
-def test_cased_words(text: str, expected: str) -> None:
+def test_basic_tokenize_cased(text: str, expected: str) -> None:
     assert " ".join(words_of(text, cased=True)) == expected
 
 
-def test_accents_have_a_switch_of_their_own() -> None:
+def test_basic_tokenize_strip_accents_is_independent_of_case() -> None:
     assert words_of("Été", cased=False) == ["ete"]
     assert words_of("Été", cased=False, strip_accents=False) == ["été"]
     assert words_of("Été", cased=True, strip_accents=True) == ["Ete"]
@@ -139,6 +135,6 @@ TEXTS = st.one_of(st.text(), st.text(TRICKY))
 
 @settings(max_examples=500)
 @given(TEXTS, st.booleans(), st.booleans())
-def test_parts_have_the_words_of_the_whole(text: str, cased: bool, strip_accents: bool) -> None:
+def test_split_for_caching_keeps_the_words(text: str, cased: bool, strip_accents: bool) -> None:
     whole = basic_tokenize(text, cased=cased, strip_accents=strip_accents)
     assert words_of(text, cased=cased, strip_accents=strip_accents) == whole

@@ -1,1 +1,1 @@
-"""Text to pieces: words, tokenizers, and the training of vocabularies."""
+"""Text to tokens: words, tokenizers, and training of vocabularies."""

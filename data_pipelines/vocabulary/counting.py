@@ -1,6 +1,6 @@
-"""How often each word occurs in a text, however long it is: what a vocabulary is trained on.
+"""Word counts of a text of any length, from which a vocabulary is trained.
 
-Memory is bounded by the different words of a text, not by its length.
+Memory is bounded by the number of different words, not by the length of the text.
 """
 
 import functools
@@ -18,18 +18,18 @@ from data_pipelines.vocabulary.words import basic_tokenize, split_for_caching
 
 log = logging.getLogger(__name__)
 
-MAX_WORDS = 1_000_000  # different words that are counted before the rarest are forgotten
-_BATCH_CHARS = 1 << 24  # characters that are counted together
+MAX_WORDS = 1_000_000  # different words counted before the rarest are dropped
+_BATCH_CHARS = 1 << 24  # characters counted together
 _GOLDEN = 0.6180339887498949
-# Where words are not divided by spaces, punctuation divides them. It stays with what follows, so
-# that no part but the first seems to begin a word.
-_PART = re.compile(r".[^、。，．！？；：…「」『』（）《》〈〉【】“”‘’।॥؟۔،؛៖។၊။]*", re.DOTALL)  # noqa: RUF001
+# Scripts without spaces are split at punctuation. A punctuation character stays with the following
+# text, so that only the first part of a line appears to start a word.
+_PART = re.compile(r".[^、。，．！？；：…「」『』（）《》〈〉【】“”‘’।॥؟۔،؛៖។၊။]*", re.DOTALL)  # noqa: RUF001 (punctuation of other scripts)
 
 Splitter = Callable[[str], Iterable[str]]
 
 
 def wordpiece_splitters(cased: bool) -> tuple[Splitter, Splitter]:
-    """`split_line` and `split_words` of `count_words` for the words that WordPiece cuts into pieces."""
+    """Return `split_line` and `split_words` of `count_words` for WordPiece."""
     return (
         functools.partial(split_for_caching, cased=cased),
         functools.partial(basic_tokenize, cased=cased, strip_accents=not cased),
@@ -37,7 +37,7 @@ def wordpiece_splitters(cased: bool) -> tuple[Splitter, Splitter]:
 
 
 def sentencepiece_splitters() -> tuple[Splitter, Splitter]:
-    """`split_line` and `split_words` of `count_words` for what SentencePiece cuts into pieces."""
+    """Return `split_line` and `split_words` of `count_words` for SentencePiece."""
     return str.split, _split_at_punctuation
 
 
@@ -45,10 +45,10 @@ def _split_at_punctuation(word: str) -> list[str]:
     return [word] if word.isascii() else _PART.findall(word)
 
 
-def sample_documents(documents: Iterable[list[str]], share: float) -> Iterator[list[str]]:
-    """So many of the documents, evenly spread over them, always the same."""
+def sample_documents(documents: Iterable[list[str]], fraction: float) -> Iterator[list[str]]:
+    """Yield a fraction of the documents, evenly spaced and always the same."""
     for number, document in enumerate(documents):
-        if number * _GOLDEN % 1 < share:
+        if number * _GOLDEN % 1 < fraction:
             yield document
 
 
@@ -59,37 +59,37 @@ def count_words(
     max_words: int = MAX_WORDS,
     workers: int | None = 1,
 ) -> Counter[str]:
-    """How often each word occurs in the text, the same for any number of workers.
+    """Count the words of a text, with the same result for any number of workers.
 
-    Exact as long as there are no more than `max_words` different words. Beyond that, the rarest half is
-    forgotten each time, which costs the words that are frequent throughout the text nothing (lossy
-    counting, Manku and Motwani 2002). Of equally rare ones a hash decides, not which came first:
-    where most words are as good as unique, a sample of the whole text is left.
+    Counts are exact up to `max_words` different words. Beyond that, the rarer half is dropped
+    repeatedly, which does not affect words that are frequent throughout the text (lossy counting,
+    Manku and Motwani 2002). A hash breaks ties, not the order of occurrence: if most words occur
+    once, a sample of the whole text remains.
 
     Args:
-      lines: the text, in parts that no word spans.
-      cut: cuts a line into parts, cheaply.
-      split_words: the words of such a part; called once for all its occurrences in a batch.
-      most: the bound on the different words held.
+      lines: the text in parts that no word crosses.
+      split_line: splits a line into parts, cheaply.
+      split_words: splits a part into words; called once per different part of a batch.
+      max_words: bound of the number of different words.
       workers: processes that count; see `ordered_map`.
 
     Raises:
-      InputError: the text holds no word.
+      InputError: the text has no word.
     """
     words: Counter[str] = Counter()
-    forgot = False
+    is_truncated = False
     count = functools.partial(_count_batch, split_line, split_words)
-    for counted in ordered_map(
+    for batch_counts in ordered_map(
         functools.partial(_return_argument, count), _batches(lines), workers
     ):
-        words.update(counted)
+        words.update(batch_counts)
         if len(words) > max_words:
             log.info("counted %d different words", len(words))
-            words, forgot = _most_common(words, max_words // 2), True
-    if forgot:  # so that the end of the text counts no more than what is before it
+            words, is_truncated = _most_common(words, max_words // 2), True
+    if is_truncated:  # so that the end of the text has the same weight as the beginning
         words = _most_common(words, max_words // 2)
     if not words:
-        raise InputError("the text holds no word; give a text to train a vocabulary on")
+        raise InputError("the text has no words. Use a text with words to train a vocabulary.")
     return words
 
 
@@ -128,22 +128,23 @@ def _most_common(words: Counter[str], max_words: int) -> Counter[str]:
 
 
 def reweight_counts(counts: Sequence[Counter[str]], sampling_alpha: float) -> Counter[str]:
-    """The counts of several corpora as one, as if each had p^smoothing of the words instead of p.
+    """Merge the counts of several corpora, each with p^sampling_alpha of the words instead of p.
 
     Args:
-      counts: of each corpus.
-      smoothing: 1 leaves them as they are; see `pretraining.mixture.shares`.
+      counts: word counts of each corpus.
+      sampling_alpha: 1 is natural; see `pretraining.mixture.mixture_proportions`.
 
     Raises:
-      InputError: no such exponent.
+      InputError: `sampling_alpha` is not in [0, 1].
     """
     if not 0 <= sampling_alpha <= 1:
         raise InputError(
-            f"smoothing={sampling_alpha} is no exponent; give one from 0 (equal) to 1 (natural)."
+            f"sampling_alpha={sampling_alpha}: not in [0, 1]. Use 1 for natural proportions, 0 for "
+            "uniform ones, or a value between."
         )
     largest = max(corpus.total() for corpus in counts)
-    together: Counter[str] = Counter()
+    merged: Counter[str] = Counter()
     for corpus in counts:
         factor = (largest / corpus.total()) ** (1 - sampling_alpha)
-        together.update({word: round(count * factor) for word, count in corpus.items()})
-    return together
+        merged.update({word: round(count * factor) for word, count in corpus.items()})
+    return merged

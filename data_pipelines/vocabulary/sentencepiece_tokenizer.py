@@ -1,4 +1,4 @@
-"""SentencePiece models behind the protocol of `Tokenizer`."""
+"""SentencePiece models with the interface of `Tokenizer`."""
 
 import itertools
 import json
@@ -10,7 +10,6 @@ import sentencepiece
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
@@ -20,19 +19,19 @@ from data_pipelines.vocabulary.special_tokens import (
 )
 
 MODEL_FILE = "spm.model"
-METASPACE = "▁"  # the mark of a piece that starts a word
+METASPACE = "▁"  # prefix of a token that starts a word
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model (Kudo and Richardson 2018), BPE or unigram, with BERT's special pieces.
+    """A SentencePiece model (Kudo and Richardson 2018), BPE or unigram, with BERT's special tokens.
 
-    Normalisation, lower-casing included, is part of the model.
+    Normalization, including lower-casing, is part of the model.
 
     Args:
-      model: the content of a `.model` file.
+      model: content of a `.model` file.
 
     Raises:
-      InputError: not a SentencePiece model, or one without the special pieces.
+      InputError: the content is not a SentencePiece model, or lacks the special tokens.
     """
 
     kind = "sentencepiece"
@@ -42,21 +41,21 @@ class SentencePieceTokenizer:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise InputError("not a SentencePiece model; give the .model file itself") from error
+            raise InputError("not a SentencePiece model. Use a .model file.") from error
         size = self._processor.get_piece_size()
         self.tokens = [self._processor.id_to_piece(i) for i in range(size)]
         index = {token: i for i, token in enumerate(self.tokens)}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_token_ids(index)
         self.cased = "A" in self._processor.normalize("A")
-        no_text = ("is_control", "is_unknown", "is_unused")
+        non_text = ("is_control", "is_unknown", "is_unused")
         self._is_text = [
-            not any(getattr(self._processor, test)(i) for test in no_text) for i in range(size)
+            not any(getattr(self._processor, test)(i) for test in non_text) for i in range(size)
         ]
         for token in SPECIAL_TOKENS:
             if index[token] in self.encode(token) and index[token] != self.unk_id:
                 raise InputError(
-                    f"the model finds the special piece {token} in raw text; declare it a control "
-                    "symbol, not a user-defined one, when the model is trained"
+                    f"the model finds the special token {token} in raw text. Train it with {token} "
+                    "as a control symbol, not a user-defined symbol."
                 )
         starts = [token.startswith(METASPACE) for token in self.tokens]
         self.is_continuation = np.array(self._is_text) & ~np.array(starts)
@@ -66,41 +65,41 @@ class SentencePieceTokenizer:
         return type(self), (self.model,)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a raw text. No special piece is added, nor recognised in the text."""
+        """Return the ids of a raw text; special tokens are neither added nor recognized."""
         return self._processor.encode(_replace_surrogates(text))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """See `Tokenizer`."""
+        """Return ids and character offsets; see `Tokenizer`."""
         text = _replace_surrogates(text)
-        found: Any = self._processor.encode(text, out_type="offset_mapping")
-        spans = []
-        for start, end in found["offsets"]:  # with the white space before a word
-            spans.append((end - len(text[start:end].lstrip()), end))
-        return found["ids"], spans
+        encoding: Any = self._processor.encode(text, out_type="offset_mapping")
+        offsets = []
+        for start, end in encoding["offsets"]:  # including the white space before a word
+            offsets.append((end - len(text[start:end].lstrip()), end))
+        return encoding["ids"], offsets
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text; special pieces appear by their names."""
+        """Return readable text; special tokens appear by name."""
         parts: list[str] = []
-        for is_text, run in itertools.groupby(map(int, ids), self._is_text.__getitem__):
+        for is_text, group in itertools.groupby(map(int, ids), self._is_text.__getitem__):
             if is_text:
-                parts.append(self._processor.decode(list(run)))
+                parts.append(self._processor.decode(list(group)))
             else:
-                parts.extend(self.tokens[i] for i in run)
+                parts.extend(self.tokens[i] for i in group)
         return " ".join(parts)
 
     def fingerprint(self) -> str:
-        """A hex digest of the model, its normalisation rules and scores included."""
+        """Return a hex digest of the model, including its normalization rules and scores."""
         return digest(self.kind.encode() + self.model)
 
     def save(self, directory: epath.PathLike) -> None:
-        """Writes `spm.model`, and `tokenizer_config.json` as it is beside a `tokenizer.json`."""
+        """Write `spm.model`, and the `tokenizer_config.json` that belongs to a `tokenizer.json`."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MODEL_FILE).write_bytes(self.model)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS_MAP}
-        atomic_write_text(directory / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _replace_surrogates(text: str) -> str:
-    # Half of a surrogate pair has no UTF-8: it becomes a question mark.
+    """Replace lone surrogates, which have no UTF-8 encoding, by question marks."""
     return text.encode("utf-8", "replace").decode()

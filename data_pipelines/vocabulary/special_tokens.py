@@ -1,4 +1,4 @@
-"""The special pieces that every vocabulary holds, and what all tokenizers make of them."""
+"""The special tokens of every vocabulary, and helpers that all tokenizers share."""
 
 import hashlib
 
@@ -6,20 +6,28 @@ from data_pipelines.errors import InputError
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIAL_TOKENS_MAP = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
-"""What `tokenizer_config.json` calls them."""
+"""Special tokens by their names in `tokenizer_config.json`."""
 CONFIG_FILE = "tokenizer_config.json"
 
 
 def special_token_ids(index: dict[str, int]) -> list[int]:
-    """The ids of `SPECIAL_TOKENS`, in their order, given the id of each piece."""
+    """Return the ids of `SPECIAL_TOKENS`, in their order.
+
+    Args:
+      index: the id of each token.
+
+    Raises:
+      InputError: a special token is missing.
+    """
     missing = [token for token in SPECIAL_TOKENS if token not in index]
     if missing:
         raise InputError(
-            f"the vocabulary lacks the special piece{'s' * (len(missing) > 1)} "
-            f"{', '.join(missing)}; it must hold {', '.join(SPECIAL_TOKENS)}"
+            f"the vocabulary lacks {', '.join(missing)}. Add all special tokens: "
+            f"{', '.join(SPECIAL_TOKENS)}."
         )
     return [index[token] for token in SPECIAL_TOKENS]
 
 
 def digest(content: bytes) -> str:
+    """Return the SHA-256 hex digest of `content`."""
     return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""Text to pieces and back: what the rest of the pipeline knows of a tokenizer, and its loading."""
+"""The interface of tokenizers, and loading of tokenizers from files."""
 
 import json
 import logging
@@ -24,86 +24,86 @@ from data_pipelines.vocabulary.wordpiece import (
 )
 
 TOKENIZER_FILES = (VOCAB_FILE, MODEL_FILE, JSON_FILE)
-"""Those of a directory that may hold its vocabulary; the first that there is does."""
+"""Files that may hold the vocabulary of a directory; the first that exists does."""
 _ADDED_TOKENS_FILE = "added_tokens.json"
 
 _log = logging.getLogger("data_pipelines")
 
 
 class Tokenizer(Protocol):
-    """What the rest of the pipeline knows of a tokenizer. All are picklable and cheap to start."""
+    """The interface of all tokenizers. They can be pickled and start fast."""
 
     kind: str
     """"wordpiece" or "sentencepiece"."""
     cased: bool
-    """Whether upper and lower case are told apart."""
+    """False if text is lower-cased."""
     tokens: list[str]
-    """The piece of each id."""
+    """The vocabulary: the token of each id."""
     pad_id: int
     unk_id: int
     cls_id: int
     sep_id: int
     mask_id: int
     is_continuation: np.ndarray
-    """bool [V]: the piece continues the word of the piece before it."""
+    """bool [V]: tokens that continue the word of the preceding token."""
     text_token_ids: np.ndarray
-    """int32 [R], ascending: pieces that stand for text (no special, unused or control piece)."""
+    """int32 [R], ascending: tokens that stand for text, not special, unused or control tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a raw text. No special piece is added, nor recognised in the text."""
+        """Return the ids of a raw text; special tokens are neither added nor recognized."""
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """`encode`, and the characters [start, end) of the text that each piece stands for.
+        """Return the ids of a raw text, and the characters [start, end) of each token.
 
-        Starts never fall. Pieces share characters where one character became several pieces.
+        Starts never decrease. Tokens share characters where one character became several tokens.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text; special pieces appear by their names."""
+        """Return readable text; special tokens appear by name."""
 
     def fingerprint(self) -> str:
-        """A hex digest of everything that decides what `encode` returns."""
+        """Return a hex digest of everything that determines the result of `encode`."""
 
     def save(self, directory: epath.PathLike) -> None:
-        """Writes the files from which `load_tokenizer` makes this tokenizer again."""
+        """Write the files from which `load_tokenizer` restores this tokenizer."""
 
 
 def load_tokenizer(
     path: epath.PathLike, *, cased: bool | None = None, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """The tokenizer of a vocabulary file, or of a directory of `Tokenizer.save` or a published one.
+    """Load a tokenizer from a vocabulary file or a directory, saved here or published.
 
     Args:
-      path: a list of pieces (one a line, as in `vocab.txt`), a SentencePiece `.model`, a WordPiece
-        `tokenizer.json`, or a directory with one of these and, if there is one,
+      path: a vocabulary with one token per line (`vocab.txt`), a SentencePiece `.model`, a
+        WordPiece `tokenizer.json`, or a directory with one of these and, optionally,
         `tokenizer_config.json`.
-      cased: whether case is kept; None takes it from the directory, or else from the pieces (an
-        upper-case letter means cased).
-      strip_accents: None takes it from the directory, or else from the pieces (one with accents
-        means that they are kept), or else follows lower-casing.
+      cased: False lower-cases text. None takes the value of the directory; without one, an
+        upper-case letter in the vocabulary means cased.
+      strip_accents: None takes the value of the directory; without one, accents are kept if the
+        vocabulary has some, else stripped where text is lower-cased.
 
     Raises:
-      InputError: no such file, not a usable vocabulary, or one that does not go with the switches.
+      InputError: the file is missing or not a vocabulary, or contradicts the arguments.
     """
     path = epath.Path(path)
     if not path.exists():
-        raise InputError(f"there is no vocabulary at {path}; `bertjax vocab` makes one")
+        raise InputError(f"{path}: no such vocabulary. Name a file, or run `bertjax vocab`.")
     config: dict[str, Any] = {}
-    beside = path.is_dir()
-    if beside:
+    is_directory = path.is_dir()
+    if is_directory:
         directory = path
         path = next((path / name for name in TOKENIZER_FILES if (path / name).exists()), path)
         if path == directory:
             raise InputError(
-                f"{directory} holds neither {VOCAB_FILE} nor {MODEL_FILE} nor {JSON_FILE}; name a "
-                "vocabulary, or a directory with one"
+                f"{directory}: contains none of {', '.join(TOKENIZER_FILES)}. Name a vocabulary, "
+                "or a directory with one."
             )
         if (directory / CONFIG_FILE).exists():
             config = _read_config(directory / CONFIG_FILE)
     try:
         if path.suffix == ".model":
             return _load_sentencepiece(path.read_bytes(), cased, strip_accents)
-        stored = _read_stored(path, config, beside)
+        stored = _read_stored(path, config, is_directory)
         return _load_wordpiece(path, stored, cased, strip_accents)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
@@ -113,29 +113,29 @@ def _read_config(path: epath.Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}); write it again") from error
+        raise InputError(f"{path}: not JSON ({error}). Write it again.") from error
     if not isinstance(config, dict):
-        raise InputError(f"{path} is not a JSON object; write it again")
+        raise InputError(f"{path}: not a JSON object. Write it again.")
     return config
 
 
-def _read_stored(path: epath.Path, config: dict[str, Any], beside: bool) -> StoredWordPiece:
-    """What is published of a WordPiece: its vocabulary and, if they count, the files beside it."""
-    whole = path.parent / JSON_FILE if beside else path
-    has_pieces = path.suffix == ".json"
+def _read_stored(path: epath.Path, config: dict[str, Any], is_directory: bool) -> StoredWordPiece:
+    """Read a vocabulary and, from a directory, the other files of its tokenizer."""
+    json_path = path.parent / JSON_FILE if is_directory else path
+    is_json = path.suffix == ".json"
     stored = StoredWordPiece([], {}, {})
-    if has_pieces or (beside and whole.exists()):
-        stored = tokenizer_json.read_wordpiece(whole.read_bytes())
+    if is_json or (is_directory and json_path.exists()):
+        stored = tokenizer_json.read_wordpiece(json_path.read_bytes())
     added_tokens = dict(stored.added_tokens)
     try:
-        for number, said in (config.get("added_tokens_decoder") or {}).items():
-            added_tokens[int(number)] = said["content"]
-        if beside and (path.parent / _ADDED_TOKENS_FILE).exists():
+        for number, token in (config.get("added_tokens_decoder") or {}).items():
+            added_tokens[int(number)] = token["content"]
+        if is_directory and (path.parent / _ADDED_TOKENS_FILE).exists():
             names = _read_config(path.parent / _ADDED_TOKENS_FILE)
             added_tokens |= {int(number): name for name, number in names.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the pieces added to it cannot be read ({error!r}); mend them") from error
-    tokens = stored.tokens if has_pieces else parse_vocab(path.read_bytes())
+        raise InputError(f"invalid added tokens ({error!r}). Fix {CONFIG_FILE}.") from error
+    tokens = stored.tokens if is_json else parse_vocab(path.read_bytes())
     known = {name: value for name, value in config.items() if value is not None}
     return StoredWordPiece(tokens, stored.config | known, added_tokens)
 
@@ -144,48 +144,52 @@ def _load_wordpiece(
     path: epath.Path, stored: StoredWordPiece, cased: bool | None, strip_accents: bool | None
 ) -> WordPieceTokenizer:
     tokens, config, added_tokens = stored
-    for name, usual in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
-        if config.get(name, usual) != usual:
+    for name, supported in (
+        ("word_tokenizer_type", "basic"),
+        ("subword_tokenizer_type", "wordpiece"),
+    ):
+        if (value := config.get(name, supported)) != supported:
             raise InputError(
-                f"{CONFIG_FILE} sets {name} to {config[name]!r}, by which bertjax cuts no text; "
-                "take a model whose texts are cut as BERT's own are"
+                f"{CONFIG_FILE} has {name}={value!r}, which is not supported. Use a model with "
+                f"{name}={supported!r}."
             )
-    if more := [token for number, token in sorted(added_tokens.items()) if number >= len(tokens)]:
+    added = [token for number, token in sorted(added_tokens.items()) if number >= len(tokens)]
+    if added:
         _log.warning(
-            "%s: %d pieces were added to it (%s), which are not looked for in texts: they are cut "
-            "as if they were none.", path, len(more), ", ".join(more[:5]),
+            "%s: %d added tokens (%s) are not recognized in texts: such text is tokenized as any "
+            "other.", path, len(added), ", ".join(added[:5]),
         )  # fmt: skip
     if not config.get("tokenize_chinese_chars", True):
         raise InputError(
-            f"{CONFIG_FILE} sets tokenize_chinese_chars to false, which is not supported; use a "
-            "vocabulary whose ideographs are words of their own"
+            f"{CONFIG_FILE} has tokenize_chinese_chars=false, which is not supported. Use a model "
+            "with tokenize_chinese_chars=true."
         )
     lower_case = config.get("do_lower_case")
     stored_cased = None if lower_case is None else not lower_case
-    cased = _resolve_switch("cased", cased, stored_cased)
+    cased = _resolve_option("cased", cased, stored_cased)
     if cased is None:
         cased = has_uppercase(tokens)
     if conflict := case_conflict(tokens, cased):
-        # A published model computes what it was published with: Chinese ones are an example.
+        # A published model keeps its options. Some Chinese models have such a conflict.
         if stored_cased is None:
-            raise InputError("; ".join(conflict))
-        _log.warning("%s: %s; %s says so.", path, conflict[0], CONFIG_FILE)
-    strip_accents = _resolve_switch("strip_accents", strip_accents, config.get("strip_accents"))
+            raise InputError(" ".join(conflict))
+        _log.warning("%s: %s %s sets it.", path, conflict[0], CONFIG_FILE)
+    strip_accents = _resolve_option("strip_accents", strip_accents, config.get("strip_accents"))
     if strip_accents is None and stored_cased is None and has_accents(tokens):
         strip_accents = False
-    longest = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
+    max_input_chars = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
     return WordPieceTokenizer(
-        tokens, cased=cased, strip_accents=strip_accents, max_input_chars_per_word=longest
+        tokens, cased=cased, strip_accents=strip_accents, max_input_chars_per_word=max_input_chars
     )
 
 
-def _resolve_switch(name: str, asked: bool | None, stored: bool | None) -> bool | None:
-    if None not in (asked, stored) and asked != stored:
+def _resolve_option(name: str, value: bool | None, stored: bool | None) -> bool | None:
+    """Return the argument, or else the stored value; they must not differ."""
+    if None not in (value, stored) and value != stored:
         raise InputError(
-            f"asked for {name}={asked}, but {CONFIG_FILE} beside it says {name}={stored}; leave "
-            "the switch out"
+            f"{name}={value}, but {CONFIG_FILE} has {name}={stored}. Remove the option."
         )
-    return stored if asked is None else asked
+    return stored if value is None else value
 
 
 def _load_sentencepiece(
@@ -194,10 +198,10 @@ def _load_sentencepiece(
     tokenizer = SentencePieceTokenizer(content)
     if strip_accents is not None:
         raise InputError(
-            "strip_accents is a switch of WordPiece; a SentencePiece model brings its own "
-            "normalisation, so leave the switch out"
+            f"strip_accents={strip_accents} applies to WordPiece only; a SentencePiece model has "
+            "its own normalization. Remove the option."
         )
     if cased is not None and cased != tokenizer.cased:
-        case = "keeps case" if tokenizer.cased else "lower-cases its text"
-        raise InputError(f"the model {case}, but cased={cased} was asked for; leave --cased out")
+        case = "keeps case" if tokenizer.cased else "lower-cases text"
+        raise InputError(f"cased={cased}, but the model {case}. Remove --cased.")
     return tokenizer

@@ -1,6 +1,6 @@
-"""`tokenizer.json`, the one file in which the `tokenizers` library keeps all of a tokenizer.
+"""`tokenizer.json`, the single file of the `tokenizers` library.
 
-Today's `transformers` saves no other one.
+transformers 5 saves no other file.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,13 @@ JSON_FILE = "tokenizer.json"
 
 
 class StoredWordPiece(NamedTuple):
-    """A WordPiece tokenizer, as such a file has it.
+    """A WordPiece tokenizer as published.
 
     Attributes:
-      pieces: the piece of each id.
-      switches: in the words of `tokenizer_config.json`.
-      added: pieces found in a text before it is cut, by their ids; special ones are among them.
+      tokens: the vocabulary, by id.
+      config: options by their names in `tokenizer_config.json`.
+      added_tokens: tokens that are matched in a text before it is split, by id; includes special
+        tokens.
     """
 
     tokens: list[str]
@@ -28,41 +29,48 @@ class StoredWordPiece(NamedTuple):
 
 
 def read_wordpiece(content: bytes) -> StoredWordPiece:
-    """The WordPiece in a file.
+    """Read a WordPiece tokenizer from the content of a `tokenizer.json`.
 
     Raises:
-      InputError: it is damaged, or cuts texts in another way than BERT does.
+      InputError: the file is damaged, or its tokenizer differs from BERT's.
     """
     try:
-        said = parse_json(content.decode())
-        model, normalizer = said["model"], said["normalizer"] or {}
-        before = (said["pre_tokenizer"] or {}).get("type")
+        data = parse_json(content.decode())
+        model, normalizer = data["model"], data["normalizer"] or {}
+        pre_tokenizer = (data["pre_tokenizer"] or {}).get("type")
         added_tokens = {
-            int(each["id"]): str(each["content"]) for each in said.get("added_tokens", ())
+            int(token["id"]): str(token["content"]) for token in data.get("added_tokens", ())
         }
-        longest = model.get("max_input_chars_per_word")
-        kind = model.get("type", "WordPiece" if longest else None)  # which older files leave out
+        max_input_chars = model.get("max_input_chars_per_word")
+        kind = model.get("type", "WordPiece" if max_input_chars else None)  # not in older files
         index: Mapping[str, int] = model["vocab"] if kind == "WordPiece" else {}
         tokens = sorted(index, key=index.__getitem__)
-        whole = sorted(index.values()) == [*range(len(tokens))]
+        is_contiguous = sorted(index.values()) == [*range(len(tokens))]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{JSON_FILE} is no tokenizer ({error!r}): fetch it again") from error
-    found = (kind, normalizer.get("type"), before, model.get("continuing_subword_prefix"))
-    bert = ("WordPiece", "BertNormalizer", "BertPreTokenizer", CONTINUATION_PREFIX)
-    for name, ours, theirs in zip(
-        ("model", "normalizer", "pre-tokenizer", "mark"), bert, found, strict=True
+        raise InputError(
+            f"{JSON_FILE} is not a tokenizer ({error!r}). Download it again."
+        ) from error
+    for name, value, expected in (
+        ("model", kind, "WordPiece"),
+        ("normalizer", normalizer.get("type"), "BertNormalizer"),
+        ("pre_tokenizer", pre_tokenizer, "BertPreTokenizer"),
+        (
+            "continuing_subword_prefix",
+            model.get("continuing_subword_prefix"),
+            CONTINUATION_PREFIX,
+        ),
     ):
-        if ours != theirs:
+        if value != expected:
             raise InputError(
-                f"the {name} of {JSON_FILE} is {theirs!r} and BERT's {ours!r}: take a model whose "
-                "texts are cut as BERT's are, or a SentencePiece one with its spm.model"
+                f"{JSON_FILE} has {name}={value!r} instead of {expected!r}. Use a model with "
+                "BERT's tokenizer, or a SentencePiece model with its spm.model."
             )
-    if not whole:
-        raise InputError(f"the pieces of {JSON_FILE} have not the ids from 0 on: fetch it again")
+    if not is_contiguous:
+        raise InputError(f"ids in {JSON_FILE} are not contiguous from 0. Download it again.")
     config = {
         "do_lower_case": normalizer.get("lowercase"),
         "strip_accents": normalizer.get("strip_accents"),
         "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
-        "max_input_chars_per_word": longest,
+        "max_input_chars_per_word": max_input_chars,
     }
     return StoredWordPiece(tokens, config, added_tokens)

@@ -1,10 +1,9 @@
-"""Trains a vocabulary from text: WordPiece by merging frequent pairs, or a SentencePiece model.
+"""Vocabulary training: WordPiece by merging frequent pairs, or a SentencePiece model.
 
-BERT's authors never released their trainer. This one starts from the single characters and joins,
-again and again, the two neighbouring pieces that occur together most often (as byte-pair encoding
-does, Sennrich et al. 2016), until the vocabulary has its size. Ties go to the pieces that are
-older, so the same text always gives the same vocabulary, which the trainers of common libraries
-do not promise.
+The WordPiece trainer of BERT was not released. This one starts from single characters and merges
+the most frequent pair of adjacent tokens (byte-pair encoding, Sennrich et al. 2016) until the
+vocabulary has its size. Ties go to the older tokens, so the same text always gives the same
+vocabulary; the trainers of common libraries do not guarantee this.
 """
 
 import heapq
@@ -31,9 +30,9 @@ from data_pipelines.vocabulary.wordpiece import CONTINUATION_PREFIX, MAX_INPUT_C
 
 log = logging.getLogger(__name__)
 
-MIN_SIZE_WITH_UNUSED = 2_000  # from this size on, ids 1-99 are left to [unusedN], as in BERT
-MIN_CHARACTER_FREQUENCY = 1e-6  # share of the text from which on a character is in the vocabulary
-MIN_FREQUENCY = 2  # a piece that occurs less often than this cannot be learned
+MIN_SIZE_WITH_UNUSED = 2_000  # from this size on, ids 1-99 are [unusedN], as in BERT
+MIN_CHARACTER_FREQUENCY = 1e-6  # minimum fraction of the text of a character in the vocabulary
+MIN_FREQUENCY = 2  # minimum number of occurrences of a token
 
 
 def train_vocabulary(
@@ -46,37 +45,37 @@ def train_vocabulary(
     sampling_alpha: float = 1.0,
     workers: int | None = 1,
 ) -> epath.Path:
-    """Trains a vocabulary and writes it, whole or not at all; what was there stays until then.
+    """Train a vocabulary and write it atomically.
 
     Args:
-      corpora: texts, each in parts of any length. Read once.
-      size: the number of pieces, special ones included; exactly so many are written.
-      cased: whether case is kept.
+      corpora: texts, each in parts of any length; read once.
+      size: exact number of tokens, including special tokens.
+      cased: False lower-cases text.
       kind: "wordpiece", or "bpe" or "unigram" for a SentencePiece model.
-      output: the file; a SentencePiece model's name ends in `.model`.
-      smoothing: weights the corpora; see `counting.smoothed`.
-      workers: processes that count words; None for one a core.
+      output: the file; the name of a SentencePiece model ends in `.model`.
+      sampling_alpha: exponent of the mixture of the corpora; see `counting.reweight_counts`.
+      workers: processes that count words; None for one per core.
 
     Returns:
       The path of the file.
 
     Raises:
-      InputError: an unknown kind, a name that does not go with it, a text without words, or a
-        size that is too small, or too large for the text.
+      InputError: the kind is unknown or does not match the file name, the text has no words, or the
+        size is too small, or too large for the text.
     """
     if kind not in ("wordpiece", "bpe", "unigram"):
-        raise InputError(f"unknown kind of vocabulary {kind!r}; choose wordpiece, bpe or unigram")
+        raise InputError(f"kind={kind!r}: unknown value. Choose wordpiece, bpe or unigram.")
     output = epath.Path(output)
     if (output.suffix == ".model") != (kind != "wordpiece"):
         rule = "must not end" if kind == "wordpiece" else "must end"
-        raise InputError(f"the name of a {kind} vocabulary {rule} in .model, but it is {output}")
+        raise InputError(f"{output}: the name of a {kind} vocabulary {rule} in .model. Rename it.")
     if size <= len(SPECIAL_TOKENS):
-        raise InputError(f"a vocabulary of {size} pieces is too small; a useful one has thousands")
+        raise InputError(f"size={size}: only room for special tokens. Use thousands of tokens.")
     if output.is_dir():
-        raise InputError(f"{output} is a directory; give the name of the file to write")
-    cuts = wordpiece_splitters(cased) if kind == "wordpiece" else sentencepiece_splitters()
-    counted = [count_words(lines, *cuts, workers=workers) for lines in corpora]
-    counts = reweight_counts(counted, sampling_alpha)
+        raise InputError(f"{output}: is a directory. Name the file to write.")
+    splitters = wordpiece_splitters(cased) if kind == "wordpiece" else sentencepiece_splitters()
+    corpus_counts = [count_words(lines, *splitters, workers=workers) for lines in corpora]
+    counts = reweight_counts(corpus_counts, sampling_alpha)
     if kind == "wordpiece":
         content = ("\n".join(wordpiece_from_counts(counts, size)) + "\n").encode()
     else:
@@ -91,22 +90,21 @@ def train_vocabulary(
 
 
 def wordpiece_from_counts(counts: Mapping[str, int], size: int) -> list[str]:
-    """The pieces of a WordPiece vocabulary of exactly `size` pieces, for words and their counts.
+    """Train a WordPiece vocabulary of exactly `size` tokens from word counts.
 
-    In order: the special pieces (with [unusedN] where BERT has them, from 2,000 pieces on), the
-    frequent characters, each alone and as a continuation, most frequent first, then longer pieces
-    in the order in which they were joined. A character is frequent if it makes up a millionth of
-    the text; characters take no more than half of the vocabulary as long as there are longer
-    pieces to fill it.
+    The order is: special tokens (with [unusedN] as in BERT, from 2,000 tokens on); frequent
+    characters, each alone and as a continuation, most frequent first; longer tokens in the order of
+    their merges. A character is frequent if it makes up a millionth of the text. Characters take at
+    most half of the vocabulary as long as longer tokens can fill it.
 
     Args:
-      counts: how often each word (as `basic_tokenize` gives it) occurs, in whole numbers.
-      size: the number of pieces.
+      counts: integer count of each word (as `basic_tokenize` returns it).
+      size: number of tokens.
 
     Raises:
-      InputError: the words cannot give so many pieces; the largest size that they can is named.
+      InputError: the words do not give so many tokens; the error names the largest size.
     """
-    reserved = _reserved_pieces(size)
+    reserved = _reserved_tokens(size)
     room = size - len(reserved)
     frequent = _frequent_characters(counts)
     tokens = _merge(counts, frequent[: room // 4], room)
@@ -114,13 +112,12 @@ def wordpiece_from_counts(counts: Mapping[str, int], size: int) -> list[str]:
         tokens = _merge(counts, frequent, room)
     if len(tokens) < room:
         raise InputError(
-            f"the text is too small for a vocabulary of {size} pieces: the largest size it can "
-            f"give is {_largest_size(len(tokens))}"
+            f"size={size}: the text is too small. Use at most {_largest_size(len(tokens))}."
         )
     return reserved + tokens[:room]
 
 
-def _reserved_pieces(size: int) -> list[str]:
+def _reserved_tokens(size: int) -> list[str]:
     if size < MIN_SIZE_WITH_UNUSED:
         return list(SPECIAL_TOKENS)
     pad, *others = SPECIAL_TOKENS
@@ -128,44 +125,44 @@ def _reserved_pieces(size: int) -> list[str]:
 
 
 def _largest_size(tokens: int) -> int:
-    """The largest size for which so many pieces, and the reserved ones of that size, suffice."""
-    with_unused = tokens + len(_reserved_pieces(MIN_SIZE_WITH_UNUSED))
+    """Return the largest size that `tokens` tokens and the reserved ones of that size fill."""
+    with_unused = tokens + len(_reserved_tokens(MIN_SIZE_WITH_UNUSED))
     if with_unused >= MIN_SIZE_WITH_UNUSED:
         return with_unused
     return min(tokens + len(SPECIAL_TOKENS), MIN_SIZE_WITH_UNUSED - 1)
 
 
 def _frequent_characters(counts: Mapping[str, int]) -> list[str]:
-    """The frequent characters, most frequent first; ties by code point."""
+    """Return the frequent characters, most frequent first; ties by code point."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for char in word:
             characters[char] += count
-    fewest = max(MIN_FREQUENCY, MIN_CHARACTER_FREQUENCY * characters.total())
+    min_count = max(MIN_FREQUENCY, MIN_CHARACTER_FREQUENCY * characters.total())
     frequent = [
         char
         for char, count in characters.items()
-        if count >= fewest and not "\ud800" <= char <= "\udfff"  # half a character has no UTF-8
+        if count >= min_count and not "\ud800" <= char <= "\udfff"  # surrogates have no UTF-8
     ]
     return sorted(frequent, key=lambda char: (-characters[char], char))
 
 
 def _merge(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[str]:
-    """Up to `room` pieces: the alphabet, then joined pieces as long as some pair occurs twice.
+    """Return up to `room` tokens: the alphabet, then merged tokens while a pair occurs twice.
 
-    A piece is known by its place in the list of pieces. `pair_counts` holds how often two pieces
-    stand side by side, `places` in which words they may; the heap holds every pair with a count
-    that was right once, and an entry that is out of date is put right when it comes up.
+    `pair_counts` has the number of occurrences of each pair of adjacent tokens, `pair_words` the
+    words in which it may occur. The heap has an entry for every pair; its count may be outdated and
+    is corrected when the entry is popped.
     """
     tokens = [token for char in alphabet for token in (char, CONTINUATION_PREFIX + char)]
     index = {token: i for i, token in enumerate(tokens)}
     words, word_counts = _split_into_characters(counts, index)
     pair_counts: Counter[tuple[int, int]] = Counter()
-    places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for place, (word, count) in enumerate(zip(words, word_counts, strict=True)):
+    pair_words: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, (word, count) in enumerate(zip(words, word_counts, strict=True)):
         for pair in itertools.pairwise(word):
             pair_counts[pair] += count
-            places[pair].append(place)
+            pair_words[pair].append(number)
     heap = [(-count, pair) for pair, count in pair_counts.items()]
     heapq.heapify(heap)
     while heap and len(tokens) < room:
@@ -177,35 +174,35 @@ def _merge(counts: Mapping[str, int], alphabet: list[str], room: int) -> list[st
             heapq.heappush(heap, (-count, pair))
             continue
         token = tokens[pair[0]] + tokens[pair[1]].removeprefix(CONTINUATION_PREFIX)
-        joined = index.setdefault(token, len(tokens))  # two pairs may spell the same piece
-        if joined == len(tokens):
+        merged = index.setdefault(token, len(tokens))  # two pairs may spell the same token
+        if merged == len(tokens):
             tokens.append(token)
             if len(tokens) % 5_000 == 0:
-                log.info("%d of %d pieces", len(tokens), room)
-        grown = set()
-        for place in places.pop(pair):
-            word = words[place]
-            shorter = _merge_pair(word, pair, joined)
+                log.info("%d of %d tokens", len(tokens), room)
+        new_pairs = set()
+        for number in pair_words.pop(pair):
+            word = words[number]
+            shorter = _merge_pair(word, pair, merged)
             if len(shorter) == len(word):
-                continue  # the pair was here until another took one of its pieces
-            count = word_counts[place]
-            for old in itertools.pairwise(word):
-                pair_counts[old] -= count
-            for new in itertools.pairwise(shorter):
-                pair_counts[new] += count
-                if joined in new:
-                    places[new].append(place)
-                    grown.add(new)
-            words[place] = shorter
-        for new in grown:
-            heapq.heappush(heap, (-pair_counts[new], new))
+                continue  # an earlier merge took one of the two tokens
+            count = word_counts[number]
+            for old_pair in itertools.pairwise(word):
+                pair_counts[old_pair] -= count
+            for new_pair in itertools.pairwise(shorter):
+                pair_counts[new_pair] += count
+                if merged in new_pair:
+                    pair_words[new_pair].append(number)
+                    new_pairs.add(new_pair)
+            words[number] = shorter
+        for new_pair in new_pairs:
+            heapq.heappush(heap, (-pair_counts[new_pair], new_pair))
     return tokens
 
 
 def _split_into_characters(
     counts: Mapping[str, int], index: Mapping[str, int]
 ) -> tuple[list[list[int]], list[int]]:
-    """The words as their characters' pieces, and their counts; without those that stay [UNK]."""
+    """Return the words as character tokens, and their counts; words that stay [UNK] are omitted."""
     words, word_counts = [], []
     for word, count in counts.items():
         spelling = [word[0], *(CONTINUATION_PREFIX + char for char in word[1:])]
@@ -215,13 +212,13 @@ def _split_into_characters(
     return words, word_counts
 
 
-def _merge_pair(word: list[int], pair: tuple[int, int], joined: int) -> list[int]:
-    """The word with every occurrence of the pair, from left to right, replaced by one piece."""
+def _merge_pair(word: list[int], pair: tuple[int, int], merged: int) -> list[int]:
+    """Replace every occurrence of the pair, from left to right, by one token."""
     shorter = []
     i = 0
     while i < len(word):
         if word[i] == pair[0] and i + 1 < len(word) and word[i + 1] == pair[1]:
-            shorter.append(joined)
+            shorter.append(merged)
             i += 2
         else:
             shorter.append(word[i])
@@ -235,13 +232,22 @@ def _merge_pair(word: list[int], pair: tuple[int, int], joined: int) -> list[int
 def sentencepiece_from_counts(
     counts: Mapping[str, int], size: int, *, kind: str, cased: bool
 ) -> bytes:
-    """A SentencePiece model (kind "bpe" or "unigram") of exactly `size` pieces, from word counts.
+    """Train a SentencePiece model of exactly `size` tokens from word counts.
 
-    The special pieces are control symbols, so that no text can spell them. The text is brought to
-    NFKC; without `cased`, it is case-folded too. Pieces do not span spaces.
+    Special tokens are control symbols, so that no text contains them. Text is normalized to NFKC
+    and, without `cased`, case-folded. Tokens do not cross spaces.
+
+    Args:
+      counts: integer count of each word.
+      size: number of tokens.
+      kind: "bpe" or "unigram".
+      cased: False case-folds text.
+
+    Returns:
+      The content of a `.model` file.
 
     Raises:
-      InputError: a size that the words cannot give; the nearest one that they can is named.
+      InputError: the words do not give this size; the error names the nearest possible one.
     """
     pad, unk, *others = SPECIAL_TOKENS
     model = io.BytesIO()
@@ -261,8 +267,8 @@ def sentencepiece_from_counts(
             pad_piece=pad,
             unk_piece=unk,
             control_symbols=others,
-            max_sentence_length=1 << 30,  # bytes; a longer one would be left out in silence
-            num_threads=16,  # fixed, because sums over threads depend on their number
+            max_sentence_length=1 << 30,  # bytes; longer ones are dropped silently
+            num_threads=16,  # fixed, since sums over threads depend on their number
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -271,19 +277,13 @@ def sentencepiece_from_counts(
 
 
 def _tsv(word: str, count: int) -> str:
-    # Half of a surrogate pair has no UTF-8: it becomes a question mark.
+    # Lone surrogates have no UTF-8 encoding: they become question marks.
     return f"{word.encode('utf-8', 'replace').decode()}\t{count}"
 
 
 def _size_advice(size: int, message: str) -> str:
     if largest := re.search(r"value <= (\d+)", message):
-        return (
-            f"the text is too small for a vocabulary of {size} pieces: the largest size it can "
-            f"give is {largest[1]}"
-        )
+        return f"size={size}: the text is too small. Use at most {largest[1]}."
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"a vocabulary of {size} pieces is too small for the characters of the text; ask for "
-            f"{needed[1]} at least"
-        )
-    return f"SentencePiece could not train a vocabulary of {size} pieces: {message}"
+        return f"size={size}: too small for the characters of the text. Use at least {needed[1]}."
+    return f"size={size}: SentencePiece failed ({message}). Use another size."

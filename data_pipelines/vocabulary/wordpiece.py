@@ -1,12 +1,12 @@
-"""WordPiece as BERT's authors published it.
+"""WordPiece, the tokenizer of google-research/bert.
 
-It works in two steps: `basic_tokenize` cleans the text and splits it into words and punctuation
-signs, then each word is cut into its longest known pieces, from left to right, by the compiled
-model of the `tokenizers` library.
+`basic_tokenize` cleans the text and splits it into words and punctuation characters. The compiled
+model of the `tokenizers` library then splits each word into the longest known tokens, from left to
+right.
 
-Neither step looks past a space, so a text may be cut into parts that are tokenised alone
-(`split_for_caching`). That makes remembering the parts exact, and natural text repeats its words: nearly
-all the work is one dictionary look-up a word.
+Neither step depends on characters beyond a space, so a text may be split into parts that are
+tokenized independently (`split_for_caching`). Results for parts can be cached exactly, and natural
+text repeats its words: nearly all the work is one dictionary look-up per word.
 """
 
 import itertools
@@ -36,15 +36,15 @@ from data_pipelines.vocabulary.words import (
 )
 
 VOCAB_FILE = "vocab.txt"
-MAX_INPUT_CHARS_PER_WORD = 200  # characters; a longer word is [UNK], in the original
-CONTINUATION_PREFIX = "##"  # the mark of a piece that continues a word
+MAX_INPUT_CHARS_PER_WORD = 200  # a longer word is [UNK], as in google-research/bert
+CONTINUATION_PREFIX = "##"  # prefix of a token that continues a word
 
 
 class _WordCache(dict[str, tuple[int, ...]]):
-    """Remembers the ids of short words; forgets all of them when it is full, to stay bounded."""
+    """A cache of the ids of short words; it is cleared when it is full."""
 
     MAX_ENTRIES = 1 << 17
-    MAX_CHARS = 64  # characters; a longer word (a line of Chinese, an address) seldom comes again
+    MAX_CHARS = 64  # longer words, such as a line of Chinese or an address, rarely repeat
 
     def __init__(self, compute: Callable[[str], Iterable[int]]):
         super().__init__()
@@ -59,24 +59,26 @@ class _WordCache(dict[str, tuple[int, ...]]):
         return ids
 
     def ids(self, words: Iterable[str]) -> Iterable[int]:
+        """Return the ids of all words, concatenated."""
         return itertools.chain.from_iterable(map(self.__getitem__, words))
 
 
-# Pieces that no text can give, because brackets are words of their own: [CLS], [unused7], <S>.
+# Tokens that no text contains, since brackets are words of their own: [CLS], [unused7], <S>.
 _RESERVED = re.compile(r"\[[^\[\]]+\]|<[^<>]+>")
 
 
 class WordPieceTokenizer:
-    """BERT's tokenizer over a list of pieces (Devlin et al. 2019; google-research/bert).
+    """BERT's tokenizer (Devlin et al. 2019; google-research/bert).
 
     Args:
-      pieces: the vocabulary, a piece for each id.
-      cased: whether case is kept; False lower-cases the text.
-      strip_accents: whether accents are removed; None follows lower-casing, as in the original.
-      max_input_chars_per_word: characters; a longer word is [UNK]. Hugging Face's models have 100.
+      tokens: the vocabulary, by id.
+      cased: False lower-cases text.
+      strip_accents: remove accents; None removes them if text is lower-cased, as in
+        google-research/bert.
+      max_input_chars_per_word: a longer word is [UNK]. transformers uses 100.
 
     Raises:
-      InputError: no pieces, an empty or repeated piece, or a special piece that is missing.
+      InputError: the vocabulary is empty, has an empty or repeated token, or lacks a special token.
     """
 
     kind = "wordpiece"
@@ -95,10 +97,10 @@ class WordPieceTokenizer:
         index = _index_tokens(self.tokens)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_token_ids(index)
         self.is_continuation = np.array(
-            [p.startswith(CONTINUATION_PREFIX) and p != CONTINUATION_PREFIX for p in self.tokens]
+            [t.startswith(CONTINUATION_PREFIX) and t != CONTINUATION_PREFIX for t in self.tokens]
         )
-        real = [i for i, token in enumerate(self.tokens) if not _RESERVED.fullmatch(token)]
-        self.text_token_ids = np.array(real, np.int32)
+        text_ids = [i for i, token in enumerate(self.tokens) if not _RESERVED.fullmatch(token)]
+        self.text_token_ids = np.array(text_ids, np.int32)
         self._lengths = [
             len(token.removeprefix(CONTINUATION_PREFIX) if is_continuation else token)
             for token, is_continuation in zip(self.tokens, self.is_continuation, strict=True)
@@ -120,33 +122,33 @@ class WordPieceTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a raw text. No special piece is added, nor recognised in the text."""
-        if text.isascii() and text.isalnum():  # one word as it stands
+        """Return the ids of a raw text; special tokens are neither added nor recognized."""
+        if text.isascii() and text.isalnum():  # a single word
             return self._longest_matches(text if self.cased else text.lower())
         return list(self._ids_of_raw.ids(split_for_caching(text, cased=self.cased)))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """See `Tokenizer`."""
+        """Return ids and character offsets; see `Tokenizer`."""
         ids: list[int] = []
-        spans: list[tuple[int, int]] = []
-        located = basic_tokenize_with_offsets(
+        offsets: list[tuple[int, int]] = []
+        words = basic_tokenize_with_offsets(
             text, cased=self.cased, strip_accents=self.strip_accents
         )
-        for each in located:
-            tokens = self._ids_of_word[each.word]
-            ids += tokens
+        for word in words:
+            word_ids = self._ids_of_word[word.word]
+            ids += word_ids
             first = 0
-            for token in tokens:
-                length = len(each.word) if token == self.unk_id else self._lengths[token]
-                spans.append((each.starts[first], each.ends[first + length - 1]))
+            for token_id in word_ids:
+                length = len(word.word) if token_id == self.unk_id else self._lengths[token_id]
+                offsets.append((word.starts[first], word.ends[first + length - 1]))
                 first += length
-        return ids, spans
+        return ids, offsets
 
     def encode_words(self, words: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode` of many words, or other short texts that UTF-8 can hold, in one compiled call.
+        """Encode many words, or other short texts without lone surrogates, in one compiled call.
 
         Returns:
-          The ids [n] of all, and how many [w] of them each word has, both int64.
+          The ids of all words [n], and the number of ids of each word [w], both int64.
         """
         parts = [
             basic_tokenize(word, cased=self.cased, strip_accents=self.strip_accents)
@@ -159,7 +161,7 @@ class WordPieceTokenizer:
         return np.array(encoding.ids, np.int64), np.diff(ids_before[ends])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text: pieces joined to words, words separated by spaces, specials by name."""
+        """Return readable text: words separated by spaces, special tokens by name."""
         parts = (
             self.tokens[i].removeprefix(CONTINUATION_PREFIX)
             if self.is_continuation[i]
@@ -169,16 +171,16 @@ class WordPieceTokenizer:
         return "".join(parts).strip()
 
     def fingerprint(self) -> str:
-        """A hex digest of the pieces and the switches."""
-        switches = {
+        """Return a hex digest of the vocabulary and the options."""
+        options = {
             "cased": self.cased,
             "strip_accents": self.strip_accents,
             **self._max_chars_config,
         }
-        return digest(json.dumps([self.kind, self.tokens, switches]).encode())
+        return digest(json.dumps([self.kind, self.tokens, options]).encode())
 
     def save(self, directory: epath.PathLike) -> None:
-        """Writes `vocab.txt` and `tokenizer_config.json`, which `transformers` reads too."""
+        """Write `vocab.txt` and `tokenizer_config.json` as transformers does."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / VOCAB_FILE).write_bytes(("\n".join(self.tokens) + "\n").encode())
@@ -194,9 +196,9 @@ class WordPieceTokenizer:
 
     @property
     def _max_chars_config(self) -> dict[str, int]:
-        """The longest word where it is not the original's, by its name at Hugging Face."""
-        longest = self.max_input_chars_per_word
-        return {} if longest == MAX_INPUT_CHARS_PER_WORD else {"max_input_chars_per_word": longest}
+        """The entry of `tokenizer_config.json` for a limit that is not the default."""
+        limit = self.max_input_chars_per_word
+        return {} if limit == MAX_INPUT_CHARS_PER_WORD else {"max_input_chars_per_word": limit}
 
     def _encode_raw(self, raw: str) -> Iterable[int]:
         words = basic_tokenize(raw, cased=self.cased, strip_accents=self.strip_accents)
@@ -205,45 +207,51 @@ class WordPieceTokenizer:
     def _longest_matches(self, word: str) -> list[int]:
         try:
             return [token.id for token in self._model.tokenize(word)]
-        except UnicodeEncodeError:  # half of a surrogate pair, which no piece can hold
+        except UnicodeEncodeError:  # a lone surrogate
             return [self.unk_id]
 
 
 def _restore_wordpiece(
-    tokens: list[str], cased: bool, strip: bool, longest: int
+    tokens: list[str], cased: bool, strip_accents: bool, max_input_chars_per_word: int
 ) -> WordPieceTokenizer:
     return WordPieceTokenizer(
-        tokens, cased=cased, strip_accents=strip, max_input_chars_per_word=longest
+        tokens,
+        cased=cased,
+        strip_accents=strip_accents,
+        max_input_chars_per_word=max_input_chars_per_word,
     )
 
 
 def _index_tokens(tokens: list[str]) -> dict[str, int]:
     if not tokens:
-        raise InputError("the vocabulary is empty; it needs one piece a line")
+        raise InputError("the vocabulary is empty. Write one token per line.")
     index: dict[str, int] = {}
     for i, token in enumerate(tokens):
         if not token:
-            raise InputError(f"the vocabulary has no piece on line {i + 1}; remove the empty line")
+            raise InputError(f"line {i + 1} is empty. Remove it.")
         if token in index:
             raise InputError(
-                f"the vocabulary holds the piece {token!r} twice, on lines {index[token] + 1} and "
-                f"{i + 1}; keep one of them"
+                f"token {token!r} is repeated on lines {index[token] + 1} and {i + 1}. Remove one "
+                "of them."
             )
         index[token] = i
     return index
 
 
 def parse_vocab(content: bytes) -> list[str]:
-    """The pieces of a vocabulary file, one a line; surrounding white space is dropped.
+    """Return the tokens of a vocabulary file, one per line, without surrounding white space.
 
-    A line separator is a piece of its own in the published Chinese vocabulary.
+    The published Chinese vocabulary has a line separator (U+2028) as a token.
+
+    Raises:
+      InputError: the content is not UTF-8.
     """
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}; save the "
-            "vocabulary as UTF-8"
+            f"not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}. Save the "
+            "vocabulary as UTF-8."
         ) from error
     if not lines[-1]:
         lines.pop()
@@ -251,37 +259,37 @@ def parse_vocab(content: bytes) -> list[str]:
 
 
 def has_uppercase(tokens: list[str]) -> bool:
-    """Whether lower-casing would change a piece of text, so that the vocabulary must be cased."""
+    """Return whether a text token has an upper-case letter, so that the vocabulary is cased."""
     return _first_changed(tokens, str.lower) is not None
 
 
 def has_accents(tokens: list[str]) -> bool:
-    """Whether a piece has accents, or vowel and tone signs, which stripping would take off."""
+    """Return whether a token has combining marks: accents, or vowel and tone signs."""
     characters = unicodedata.normalize("NFD", "".join(tokens))
     return any(unicodedata.category(char) == "Mn" for char in set(characters))
 
 
 def _first_changed(tokens: list[str], change: Callable[[str], str]) -> str | None:
-    """The first piece of text that lower-casing (or upper-casing) would change, if there is one."""
-    return next((p for p in tokens if change(p) != p and not _RESERVED.fullmatch(p)), None)
+    """Return the first text token that lower-casing (or upper-casing) changes; None if none."""
+    return next((t for t in tokens if change(t) != t and not _RESERVED.fullmatch(t)), None)
 
 
 def case_conflict(tokens: list[str], cased: bool) -> tuple[str, str] | None:
-    """What a switch does to a vocabulary of the other case, and the cure; None where they agree.
+    """Return the problem of a vocabulary of the other case, and its fix; None if they agree.
 
-    A vocabulary without cased letters (Chinese, digits) goes with either switch.
+    A vocabulary without cased letters (Chinese, digits) agrees with either.
     """
     upper, lower = _first_changed(tokens, str.lower), _first_changed(tokens, str.upper)
     if not cased and upper is not None:
         return (
-            f"the vocabulary is cased (it holds {upper!r}) but lower-casing is on, so that part of "
-            "it could never be used",
-            "ask for a cased tokenizer (--cased)",
+            f"the vocabulary is cased (it contains {upper!r}), but text is lower-cased, so part of "
+            "it is never used.",
+            "Use a cased tokenizer (--cased).",
         )
     if cased and upper is None and lower is not None:
         return (
-            "the vocabulary is uncased (no piece has an upper-case letter) but lower-casing is "
-            "off, so that capitals would be unknown",
-            "ask for an uncased tokenizer (no --cased)",
+            "the vocabulary is uncased (no token has an upper-case letter), but text is not "
+            "lower-cased, so capitals are unknown.",
+            "Use an uncased tokenizer (no --cased).",
         )
     return None

@@ -1,8 +1,8 @@
-"""The words of a text, as the first step of BERT's own tokenisation finds them.
+"""Basic tokenization: the words of a text as in the first step of BERT's tokenizer.
 
-Written on Python's `unicodedata` and tables that are filled as characters turn up, so that every
-character is treated as in the original (google-research/bert); normalisers of compiled libraries
-carry Unicode tables of their own, often older.
+The code uses Python's `unicodedata` and tables filled on demand, so that every character is treated
+as in google-research/bert. Normalizers of compiled libraries have their own Unicode tables, often
+older.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 class _CharacterTable(dict[int, str | None]):
-    """A table for `str.translate` that classifies a character when it first meets it."""
+    """A table for `str.translate` that classifies a character at its first occurrence."""
 
     def __init__(self, classify: Callable[[str], str | None]):
         super().__init__()
@@ -35,7 +35,7 @@ def _clean(char: str) -> str | None:
         return " "
     if char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf"):
         return None
-    if char.isspace():  # category Zs, and U+2028 and U+2029, at which `str.split` also breaks
+    if char.isspace():  # category Zs, and U+2028 and U+2029, at which `str.split` also splits
         return " "
     if any(first <= ord(char) <= last for first, last in _CJK_RANGES):
         return f" {char} "
@@ -58,16 +58,21 @@ _MARKS_AND_PUNCTUATION = _CharacterTable(_drop_marks_and_split_punctuation)
 
 
 def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
-    """The words and punctuation signs of a text, which WordPiece then cuts into pieces.
+    """Split a text into words and punctuation characters (BERT's BasicTokenizer).
 
-    NUL, U+FFFD and the categories Cc and Cf are dropped (but tab, newline and return, which are
-    spaces); ideographs and punctuation signs stand alone; lower-casing and the removal of accents
-    (NFD, then no Mn) follow the switches. No other normalisation takes place.
+    NUL, U+FFFD and the categories Cc and Cf are dropped, except tab, newline and return, which are
+    spaces. CJK characters and punctuation characters are words of their own. No other normalization
+    takes place.
 
-    The original lower-cases and decomposes word by word. Doing it once for the whole text is the
-    same: neither looks past a space.
+    google-research/bert lower-cases and decomposes each word; processing the whole text at once is
+    equivalent, since neither depends on characters beyond a space.
+
+    Args:
+      text: raw text.
+      cased: False lower-cases the text.
+      strip_accents: decompose (NFD) and drop category Mn.
     """
-    if text.isascii() and text.isalnum():  # most parts of a text, and nothing to do for them
+    if text.isascii() and text.isalnum():  # fast path for most parts of a text
         return [text if cased else text.lower()]
     text = text.translate(_CLEAN)
     if not cased:
@@ -77,14 +82,14 @@ def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     return text.translate(_PUNCTUATION).split()
 
 
-# A word or a sign of ASCII text, as `basic_tokenize` cuts it; and what lies between its white space.
+# A word or punctuation character of ASCII text, and a run of characters without white space.
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
-_CHUNK = re.compile(r"[^ \t\n\r]+")
+_NONSPACE = re.compile(r"[^ \t\n\r]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WordWithOffsets:
-    """A word, and where in the text each of its characters begins and ends."""
+    """A word, and the start and end offset in the text of each of its characters."""
 
     word: str
     starts: Sequence[int]
@@ -94,75 +99,75 @@ class WordWithOffsets:
 def basic_tokenize_with_offsets(
     text: str, *, cased: bool, strip_accents: bool
 ) -> Iterator[WordWithOffsets]:
-    """`basic_tokenize`, and where in the text they stand.
+    """Yield the words of `basic_tokenize` with their offsets in the text.
 
-    What is dropped belongs to no character, but a mark to the one that it stands on, so that
-    no accent is cut off.
+    Dropped characters belong to no word character. A combining mark belongs to its base character,
+    so that no accent is cut off.
     """
-    for chunk in _CHUNK.finditer(text):
-        at, part = chunk.start(), chunk[0]
+    for match in _NONSPACE.finditer(text):
+        offset, part = match.start(), match[0]
         if part.isascii() and part.isprintable():
-            for found in _ASCII_WORD.finditer(part if cased else part.lower()):
-                start, end = at + found.start(), at + found.end()
-                yield WordWithOffsets(found[0], range(start, end), range(start + 1, end + 1))
+            for word in _ASCII_WORD.finditer(part if cased else part.lower()):
+                start, end = offset + word.start(), offset + word.end()
+                yield WordWithOffsets(word[0], range(start, end), range(start + 1, end + 1))
         else:
-            yield from _words_with_offsets(part, at, cased=cased, strip_accents=strip_accents)
+            yield from _words_with_offsets(part, offset, cased=cased, strip_accents=strip_accents)
 
 
 def _words_with_offsets(
-    text: str, at: int, *, cased: bool, strip_accents: bool
+    text: str, offset: int, *, cased: bool, strip_accents: bool
 ) -> Iterator[WordWithOffsets]:
-    """The words of a text that begins at character `at` of another."""
-    # What each character becomes, beside the place of the one that it came from.
-    chars = [(new, place) for place, char in enumerate(text) for new in _CLEAN[ord(char)] or ""]
+    """Yield the words of a part of a text that starts at `offset`."""
+    # Each resulting character, with the index of the character that it came from.
+    chars = [(new, index) for index, char in enumerate(text) for new in _CLEAN[ord(char)] or ""]
 
-    def change(changed: Callable[[str], str | None]) -> list[tuple[str, int]]:
-        return [(new, place) for char, place in chars for new in changed(char) or ""]
+    def convert(converter: Callable[[str], str | None]) -> list[tuple[str, int]]:
+        return [(new, index) for char, index in chars for new in converter(char) or ""]
 
     if not cased:
         lowered = "".join(char for char, _ in chars).lower()
-        # A final sigma is told by its neighbours; all else is as for a character alone.
-        places = [place for _, place in change(str.lower)]
-        chars = list(zip(lowered, places, strict=True))
+        # The lower case of a final sigma depends on the adjacent characters, others do not.
+        indices = [index for _, index in convert(str.lower)]
+        chars = list(zip(lowered, indices, strict=True))
     if strip_accents:
-        chars = change(lambda char: unicodedata.normalize("NFD", char))
-        chars = change(lambda char: _MARKS_AND_PUNCTUATION[ord(char)])
+        chars = convert(lambda char: unicodedata.normalize("NFD", char))
+        chars = convert(lambda char: _MARKS_AND_PUNCTUATION[ord(char)])
     else:
-        chars = change(lambda char: _PUNCTUATION[ord(char)])
-    for is_space, group in itertools.groupby(chars, lambda each: each[0].isspace()):
+        chars = convert(lambda char: _PUNCTUATION[ord(char)])
+    for is_space, group in itertools.groupby(chars, lambda item: item[0].isspace()):
         if not is_space:
-            letters, origins = zip(*group, strict=True)
-            starts = [at + place for place in origins]
-            ends = [at + _end_with_marks(text, place) for place in origins]
+            letters, indices_of_word = zip(*group, strict=True)
+            starts = [offset + index for index in indices_of_word]
+            ends = [offset + _end_with_marks(text, index) for index in indices_of_word]
             yield WordWithOffsets("".join(letters), starts, ends)
 
 
-def _end_with_marks(text: str, place: int) -> int:
-    """The end of the character at the place, with the marks that stand on it."""
-    place += 1
-    while place < len(text) and unicodedata.category(text[place]) == "Mn":
-        place += 1
-    return place
+def _end_with_marks(text: str, index: int) -> int:
+    """Return the end of the character at `index`, including its combining marks."""
+    index += 1
+    while index < len(text) and unicodedata.category(text[index]) == "Mn":
+        index += 1
+    return index
 
 
-# Signs that are words of their own wherever they stand, and end a word for `str.lower` as a space
-# does. (It tells a final sigma from others by what follows, and looks past a full stop or an
+# Characters that are always words of their own, and end a word for `str.lower` as a space does.
+# (`str.lower` identifies a final sigma by the following characters. It skips a full stop and an
 # apostrophe, which Unicode calls case-ignorable.)
 _SEPARATE = tuple((sign, f" {sign} ") for sign in ',;()"-')
 
 
 def split_for_caching(text: str, *, cased: bool) -> list[str]:
-    """Cuts a text into parts (some may be empty) whose `basic_tokenize` are those of the text.
+    r"""Split a text into parts, some of them empty, whose `basic_tokenize` concatenates to its own.
 
-    The parts repeat themselves far more often than sentences do, so what is found for one can be
-    remembered; the finer the cut, the fewer different parts there are.
+    Parts repeat far more often than sentences, so results for parts can be cached; finer parts make
+    fewer different ones.
 
-    Cuts at ASCII white space, not with `str.split()`: that also cuts at control characters, which
-    the original drops, so that `a\\x0bb` is the word `ab`.
+    The text is split at ASCII white space. `str.split()` would also split at control characters,
+    which google-research/bert drops: `a\x0bb` is the word `ab`.
     """
-    if not cased and "Σ" not in text:  # the only letter whose lower case depends on its neighbours
+    if not cased and "Σ" not in text:  # its lower case depends on the adjacent characters
         text = text.lower()
-    for sign, apart in _SEPARATE:
-        text = text.replace(sign, apart)
+    for sign, separated in _SEPARATE:
+        text = text.replace(sign, separated)
     text = text.replace(". ", " . ").replace("\n", " ").replace("\t", " ").replace("\r", " ")
     return text.split(" ")

@@ -1,21 +1,21 @@
-"""Makes tokenization.json.xz: how BERT's published algorithm splits every Unicode character.
+"""Make tokenization.json.xz: every Unicode character as BERT's published algorithm splits it.
 
     BERTJAX_DATA=DIR python tests/goldens/make_tokenization.py     (needs transformers 4.x, [bench])
 
-The algorithm is that of `transformers`' pure-Python BERT tokenizer, which descends from the one of
-BERT's authors, brought back to theirs where it has moved away:
+The algorithm is that of transformers' pure-Python BERT tokenizer, which derives from
+google-research/bert. Three differences are reverted here:
 
-- it composes the text (NFC) before splitting; the original does not;
-- it drops every category that starts with C, private, unassigned and surrogate characters among
-  them; the original drops Cc and Cf only;
-- its words may have 100 characters; 200 in the original.
+- transformers composes the text (NFC) before splitting; google-research/bert does not;
+- transformers drops every category that starts with C, including private, unassigned and surrogate
+  characters; google-research/bert drops Cc and Cf only;
+- words have up to 100 characters in transformers, 200 in google-research/bert.
 
 Content:
-  unicode: the version of the character data; a newer Python knows more characters, so only those
-    that are assigned in this version can be compared.
+  unicode: version of the character data. A newer Python has more characters; only those assigned in
+    this version can be compared.
   unassigned: [first, last] runs of the other code points.
-  words: for "cased" and "uncased" runs [first, last, alone, inside]: the words of `c` and of
-    `a{c}b`, joined by spaces, the character itself written as □.
+  words: for "cased" and "uncased", runs [first, last, alone, inside]: the words of `c` and of
+    `a{c}b`, joined by spaces, with the character itself written as □.
   characters: for each released vocabulary, digests of the ids of the assigned characters, alone
     and inside, for each block of 4,096 code points that has any.
   texts: for each released vocabulary and each language, the digest of the ids of real text.
@@ -59,7 +59,7 @@ WORDS = {
 
 
 class Reference:
-    """The ids of a text under a released vocabulary."""
+    """The reference tokenizer with a released vocabulary."""
 
     def __init__(self, name: str):
         lines = (DATA / "vocab" / f"bert-base-{name}-vocab.txt").read_text("utf-8").split("\n")

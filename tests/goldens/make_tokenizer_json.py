@@ -1,9 +1,9 @@
-"""Makes tokenizer_json.json: what `transformers` 5 saves of BERT's tokenizers, and their ids.
+"""Make tokenizer_json.json: BERT's tokenizers as transformers 5 saves them, and their ids.
 
     python tests/goldens/make_tokenizer_json.py
 
-Needs `transformers` 5, which saves no vocab.txt. One of the tokenizers has pieces added to it, as
-authors do who mark entities in texts.
+Needs transformers 5, which saves no vocab.txt. One of the tokenizers has added tokens, such as
+entity markers.
 """
 
 import json
@@ -15,7 +15,7 @@ from transformers import BertTokenizer
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = string.ascii_letters + "éü" + ".,'"
-PIECES = [
+TOKENS = [
     *SPECIAL_TOKENS,
     *LETTERS,
     *(f"##{letter}" for letter in LETTERS),
@@ -36,14 +36,14 @@ TOKENIZERS = {
     "uncased": ({"do_lower_case": True}, []),
     "cased": ({"do_lower_case": False}, []),
     "accents": ({"do_lower_case": True, "strip_accents": False}, []),
-    "more pieces": ({"do_lower_case": False}, ["[E1]", "there"]),
+    "more tokens": ({"do_lower_case": False}, ["[E1]", "there"]),
 }
 
 
-def to_tokenizer_json(fields: dict, more: list[str]) -> dict:
-    vocab = {token: number for number, token in enumerate(PIECES)}
+def save_tokenizer(fields: dict, added_tokens: list[str]) -> dict:
+    vocab = {token: number for number, token in enumerate(TOKENS)}
     tokenizer = BertTokenizer(vocab=vocab, **fields)
-    tokenizer.add_tokens(more)
+    tokenizer.add_tokens(added_tokens)
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)
         files = {path.name: path.read_text() for path in pathlib.Path(directory).iterdir()}
@@ -52,9 +52,9 @@ def to_tokenizer_json(fields: dict, more: list[str]) -> dict:
 
 
 def main() -> None:
-    found = {name: to_tokenizer_json(*given) for name, given in TOKENIZERS.items()}
+    tokenizers = {name: save_tokenizer(*options) for name, options in TOKENIZERS.items()}
     path = pathlib.Path(__file__).with_name("tokenizer_json.json")
-    path.write_text(json.dumps({"texts": TEXTS, "tokenizers": found}) + "\n")
+    path.write_text(json.dumps({"texts": TEXTS, "tokenizers": tokenizers}) + "\n")
 
 
 if __name__ == "__main__":
