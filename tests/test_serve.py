@@ -341,7 +341,7 @@ def test_an_answer_that_an_ending_server_gives_up_is_a_503(served) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_page_has_what_can_be_typed_and_needs_nothing_else(served, method: str) -> None:
+def test_page_has_the_form_fields_and_loads_nothing(served, method: str) -> None:
     status, page = served(method).ask("GET", "/")
     names = [*INPUTS[method]] if isinstance(INPUTS[method], dict) else [""]
     assert status == 200 and re.findall(r'<textarea name="(.*?)"', page) == names
@@ -350,17 +350,16 @@ def test_the_page_has_what_can_be_typed_and_needs_nothing_else(served, method: s
 
 
 @pytest.mark.slow
-def test_names_of_a_model_are_text_on_its_page(served, tmp_path) -> None:
+def test_page_escapes_names_of_the_model(served, tmp_path) -> None:
     config = served("classify").opened.config
     data = config.data | {"text": "<b>", "text_pair": '"><script>'}
-
-    class PredictorProtocol:
-        task, path = served("classify").opened.task, tmp_path / "<i>"
-        description = served("classify").opened.description
-
-    PredictorProtocol.config = type(config)(**{**vars(config), "data": data})  # type: ignore[attr-defined]
-    page = render_page(PredictorProtocol())  # type: ignore[arg-type]
-    assert page.count("<script>") == 1 and "<b>" not in page and "<i>" not in page
+    predictor = SimpleNamespace(
+        path=tmp_path / "<i>",
+        description="labels <u>",
+        config=dataclasses.replace(config, data=data),
+    )
+    page = render_page(predictor)  # type: ignore[arg-type]
+    assert page.count("<script>") == 1 and not re.search("<[biu]>", page)
 
 
 def test_an_address_that_cannot_be_had_is_refused() -> None:

@@ -70,6 +70,7 @@ def new_axes(layout: Layout, salt: str = "") -> Iterator["Axes"]:
             frameon=False,
         )
         axes.tick_params(left=False, bottom=False, labelcolor=COLORS["soft"], labelsize=12, pad=9)
+        axes.tick_params(axis="x", pad=6)
         axes.grid(axis="y", color=COLORS["line"], linewidth=1, clip_on=False)
         axes.set_axisbelow(True)
         yield axes

@@ -28,10 +28,10 @@ ERROR_OUTCOMES = {
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "how", "why")
 TITLES = {"exact": "Exact match", "f1": "F1"}
 _ANSWERABILITY_TITLES = {
-    "HasAns_exact": "Exact match, answerable",
-    "HasAns_f1": "F1, answerable",
-    "NoAns_exact": "Exact match, unanswerable",
-    "NoAns_f1": "F1, unanswerable",
+    "HasAns_exact": "HasAns exact match",
+    "HasAns_f1": "HasAns F1",
+    "NoAns_exact": "NoAns exact match",
+    "NoAns_f1": "NoAns F1",
 }
 
 Span = tuple[int, int]  # characters [first, last) of a passage
