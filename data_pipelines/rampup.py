@@ -1,4 +1,4 @@
-"""Batch size ramp-up: early steps have smaller batches, which then double to the full batch size."""
+"""Batch size ramp-up: smaller batches at first, doubling until the full batch size."""
 
 import bisect
 

@@ -201,12 +201,12 @@ def test_read_glue_rejects_files_of_another_task(tmp_path) -> None:
         read_glue("qnli", path, True)
     with pytest.raises(InputError, match=r"train\.tsv:1: label 'sentence1' is not one of 0, 1"):
         read_glue("cola", path, True)
-    with pytest.raises(InputError, match="train.tsv: no rows. Give"):
+    with pytest.raises(InputError, match=r"train\.tsv: no rows\. Give"):
         read_glue("cola", write(tmp_path, [""]), True)
 
 
 def test_find_glue_task_rejects_an_unknown_name() -> None:
-    with pytest.raises(InputError, match="glue='sst': unknown task. Choose one of cola, sst2"):
+    with pytest.raises(InputError, match=r"glue='sst': unknown task\. Choose one of cola, sst2"):
         find_glue_task("sst")
 
 

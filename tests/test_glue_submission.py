@@ -171,8 +171,8 @@ def test_predict_test_files_rejects_other_task(glue) -> None:
             ["--majority-class", "wnli", "wnli"],
             "WNLI: predicted by --majority-class wnli and --majority-class wnli. Give one",
         ),
-        (["--majority-class", "wlni"], "glue task 'wlni' is unknown"),
-        (["--majority-class", "rte"], "RTE/train.tsv: name one that exists"),
+        (["--majority-class", "wlni"], "glue='wlni': unknown task"),
+        (["--majority-class", "rte"], "RTE/train.tsv: no such file"),
         (["--majority-class", "wnli"], "not a model. Give a directory"),
     ],
 )

@@ -68,7 +68,7 @@ def dying() -> Callable[[int], int]:
 
 
 def test_ordered_map_reports_a_killed_worker() -> None:
-    with pytest.raises(ChildProcessError, match="status -9. Use fewer"):
+    with pytest.raises(ChildProcessError, match=r"status -9\. Use fewer"):
         list(ordered_map(dying, [signal.SIGKILL] * 5, 2))
     assert no_process_is_left()
 

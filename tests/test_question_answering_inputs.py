@@ -81,7 +81,7 @@ def test_to_question_error_names_the_location() -> None:
 
 
 def test_inputs_reject_another_layout() -> None:
-    with pytest.raises(ValueError, match=r"the input is not in .*: data\[0\] has no 'paragraphs'"):
+    with pytest.raises(ValueError, match=r"the input: data\[0\]: no field 'paragraphs'"):
         parse_question_inputs(['{"data": [{}]}'])
 
 

@@ -86,7 +86,7 @@ def test_read_squad_rejects_another_layout_with_its_location(
 
 def test_read_squad_rejects_other_encodings(tmp_path) -> None:
     (tmp_path / "f.json").write_bytes(b'{"data": "\xff"}')
-    with pytest.raises(InputError, match="byte 10 is not UTF-8. Convert"):
+    with pytest.raises(InputError, match=r"byte 10 is not UTF-8\. Convert"):
         read_squad(tmp_path / "f.json")
 
 
@@ -134,5 +134,5 @@ def test_read_squad_tfds_reads_records() -> None:
 def test_read_squad_tfds_rejects_unknown_splits_and_missing_fields() -> None:
     with pytest.raises(InputError, match="tfds:tiny_squad: no split dev, only train, validation"):
         read_squad_tfds("tfds:tiny_squad", "dev")
-    with pytest.raises(InputError, match="record '0': only fields context, id. Give"):
+    with pytest.raises(InputError, match=r"record '0': only fields context, id\. Give"):
         read_squad_tfds("tfds:tiny_other", "train")

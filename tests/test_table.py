@@ -196,7 +196,7 @@ def test_read_table_rejects_other_files(name: str, content: str, message: str, t
 def test_read_table_rejects_a_missing_file(tmp_path) -> None:
     with pytest.raises(InputError, match=r"none\.csv: no such file\. Name"):
         read_table(tmp_path / "none.csv")
-    with pytest.raises(InputError, match=": a directory. Name a file in it"):
+    with pytest.raises(InputError, match=r": a directory\. Name a file in it"):
         read_table(tmp_path)
 
 
@@ -257,7 +257,7 @@ def test_value_names_existing_columns_if_one_is_missing() -> None:
         InputError, match=r"^here: no column 'c', only 'a', 'b'. Name one of these."
     ):
         TableRow("here", {"a": 1, "b": 2}).text(("c",))
-    with pytest.raises(InputError, match="only none. Name"):
+    with pytest.raises(InputError, match=r"only none\. Name"):
         TableRow("here", {}).value("c")
 
 

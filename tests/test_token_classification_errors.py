@@ -6,8 +6,8 @@ import re
 
 import pytest
 import toy_tasks
+from data_errors import arguments, check_train_error, jsonl, publish, write
 from random_models import draw_model
-from test_sequence_classification_errors import arguments, jsonl, publish, write
 
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
@@ -144,14 +144,9 @@ CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> None:
-    files, arguments_of_case, message = CASES[case]
-    write(tmp_path, files)
-    options, _, fields = arguments_of_case.partition(" ")
-    flags = [f"--config.{field}" for field in fields.split()]
-    spec = f"token_classification:data={tmp_path}" + (f",{options}" if options else "")
-    error = refused("train", "--workdir", tmp_path / "run", *arguments(models, spec), *flags)
-    assert re.match(message.replace("DIR", re.escape(str(tmp_path))), error), error
-    assert not (tmp_path / "run").exists()
+    files, options_and_fields, pattern = CASES[case]
+    case_of_task = files, f"token_classification:{options_and_fields}", pattern
+    check_train_error(refused, models, tmp_path, case_of_task)
 
 
 @pytest.mark.parametrize(

@@ -105,5 +105,5 @@ def test_read_squad_rejects_documents_in_other_encodings(folder) -> None:
 def test_read_squad_rejects_data_that_is_not_a_list(folder) -> None:
     path = folder / "qa" / "train.json"
     path.write_text('{"Data": 5}')
-    with pytest.raises(InputError, match="'Data' is not a list. Give"):
+    with pytest.raises(InputError, match=r"'Data' is not a list\. Give"):
         read_squad(path)

@@ -1,11 +1,11 @@
 """Rule-based sentence splitting.
 
 A sentence ends
-- after a run of `。` `！` `？` `｡`, or of the stops of Khmer, Burmese, Tibetan, Ethiopic or Armenian,
-  with any closing quotes and brackets;
-- after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` with any closing quotes and brackets, if white space
-  and a possible sentence start follow: any opening quotes and brackets, then a digit or a letter
-  that is not lower case. In a line without capitals, lower case is a possible start too;
+- after a run of `。` `！` `？` `｡`, or of the stops of Khmer, Burmese, Tibetan, Ethiopic or
+  Armenian, with any closing quotes and brackets;
+- after a run of `.` `!` `?` `…` `।` `॥` `؟` `۔` with any closing quotes and brackets, if white
+  space and a possible sentence start follow: any opening quotes and brackets, then a digit or a
+  letter that is not lower case. In a line without capitals, lower case is a possible start too;
 - at white space between letters of Thai or Lao, which have no stops and separate sentences and
   clauses by spaces, after at least 40 characters.
 

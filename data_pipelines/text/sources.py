@@ -60,8 +60,8 @@ class ReadOptions:
             raise InputError(f"documents={self.documents!r}: unknown unit. Choose blocks or lines.")
         if not 0 <= self.max_bad_fraction < 1:
             raise InputError(
-                f"max_bad_fraction={self.max_bad_fraction}: not a fraction. It must be at least 0 and "
-                "below 1."
+                f"max_bad_fraction={self.max_bad_fraction}: not a fraction. It must be at least 0 "
+                "and below 1."
             )
 
 
@@ -81,7 +81,7 @@ def read_documents(
 
 
 def resolve_inputs(inputs: Sequence[str]) -> list[str]:
-    """Return the inputs with directories and patterns replaced by their files, all of which exist."""
+    """Return the inputs with directories and patterns replaced by their existing files."""
     sources: list[str] = []
     for pattern in inputs:
         is_path = pattern != BUILTIN and not pattern.startswith(TFDS)

@@ -1,0 +1,55 @@
+"""Parquet and Arrow files as documents."""
+
+import pathlib
+
+import pyarrow
+import pytest
+from document_files import DOCUMENTS, read
+from pyarrow import parquet
+
+from data_pipelines.errors import InputError
+
+
+def write_table(path: pathlib.Path, table: pyarrow.Table) -> str:
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=3)
+    else:
+        new = pyarrow.ipc.new_stream if path.stem == "stream" else pyarrow.ipc.new_file
+        with pyarrow.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    return str(path)
+
+
+every_table = pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow", "a.feather"])
+
+
+@every_table
+def test_rows_of_tables_are_documents(tmp_path: pathlib.Path, name: str) -> None:
+    texts = ["\n".join(document) for document in DOCUMENTS] * 5
+    table = pyarrow.table({"id": list(range(10)), "body": texts, "meta": [{"lang": "en"}] * 10})
+    path = write_table(tmp_path / name, table)
+    assert read(path, field="body") == DOCUMENTS * 5
+    assert read(path, field="meta.lang") == [["en"]] * 10
+    with pytest.raises(
+        InputError, match=r"no column 'text', only body, id, meta\.lang\. Choose one with"
+    ):
+        read(path)
+    with pytest.raises(InputError, match="row 0: field 'id' is int, not text"):
+        read(path, field="id")
+
+
+@every_table
+def test_rows_without_text_are_bad_records(tmp_path: pathlib.Path, name: str) -> None:
+    path = write_table(tmp_path / name, pyarrow.table({"text": ["One.", None, "Two."]}))
+    with pytest.raises(InputError, match="row 1: field 'text' is NoneType"):
+        read(path)
+    assert read(path, max_bad_fraction=0.5) == [["One."], [], ["Two."]]
+
+
+@every_table
+def test_damaged_tables_are_rejected(tmp_path: pathlib.Path, name: str) -> None:
+    path = pathlib.Path(write_table(tmp_path / name, pyarrow.table({"text": ["One."] * 100})))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=rf"{name}: damaged"):
+        read(str(path))

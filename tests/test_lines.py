@@ -1,0 +1,153 @@
+"""Lines of text files: compression, encodings, line ends, and damaged files."""
+
+import bz2
+import gzip
+import lzma
+import os
+import pathlib
+import tracemalloc
+
+import pytest
+import zstandard
+from document_files import COMPRESS, DOCUMENTS, every_compression, read, save, text_of
+
+from data_pipelines.errors import InputError
+from data_pipelines.text.sources import read_documents
+
+
+@every_compression
+def test_read_documents_decompresses_files(tmp_path: pathlib.Path, suffix: str) -> None:
+    assert read(save(tmp_path / f"a.txt{suffix}", text_of(DOCUMENTS))) == DOCUMENTS
+
+
+@every_compression
+def test_read_documents_reads_documents_larger_than_a_block(
+    tmp_path: pathlib.Path, suffix: str
+) -> None:
+    documents = [[f"{i} é{'x' * (i * 37 % 5000)}" for i in range(n)] for n in (1, 300, 2)]
+    documents.append(["y" * 1_000_000])
+    assert read(save(tmp_path / f"a.txt{suffix}", text_of(documents))) == documents
+
+
+def test_read_documents_removes_a_byte_order_mark(tmp_path: pathlib.Path) -> None:
+    assert read(save(tmp_path / "a.txt", "\ufeffOne.")) == [["One."]]
+
+
+def test_only_line_feeds_and_carriage_returns_end_lines(tmp_path: pathlib.Path) -> None:
+    line = "a\vb\fc\x1cd\x85e\u2028f"
+    assert read(save(tmp_path / "a.txt", line)) == [[line]]
+
+
+@every_compression
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+@pytest.mark.parametrize("length", [3, 65_530, 65_531, 65_535, 65_536])
+def test_read_documents_accepts_line_ends_of_all_systems(
+    tmp_path: pathlib.Path, end: str, length: int, suffix: str
+) -> None:
+    documents = [["a" * length, "b"], ["c" * length], ["d", "e"]] * 2
+    text = text_of(documents).replace("\n", end)
+    assert read(save(tmp_path / f"a.txt{suffix}", text)) == documents
+    lines = [[line] for document in documents for line in document]
+    assert read(str(tmp_path / f"a.txt{suffix}"), documents="lines") == lines
+
+
+@every_compression
+def test_memory_does_not_depend_on_file_size(tmp_path: pathlib.Path, suffix: str) -> None:
+    peaks = []
+    for documents in (10_000, 40_000):
+        text = "".join(f"{os.urandom(50).hex()}\n\n" for _ in range(documents))
+        path = save(tmp_path / f"{documents}.txt{suffix}", text)
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in read_documents([path])) == documents
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.25 * peaks[0]
+
+
+@every_compression
+@pytest.mark.parametrize("before", ["", "ä" * 521, "line\n\n" * 50_000])
+def test_invalid_utf8_is_rejected_with_its_offset(
+    tmp_path: pathlib.Path, suffix: str, before: str
+) -> None:
+    content = before.encode() + b"caf\xe9 au lait\nmore"
+    path = save(tmp_path / f"wiki.txt{suffix}", content)
+    byte = len(before.encode()) + 3
+    with pytest.raises(InputError) as caught:
+        read(path)
+    expected = f"{path}: byte {byte} is not UTF-8. Convert it to UTF-8."
+    assert str(caught.value) == expected
+
+
+def test_an_incomplete_character_at_the_end_is_rejected(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match="byte 4 is not UTF-8"):
+        read(save(tmp_path / "a.txt", "text語".encode()[:-1]))
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_incomplete_compressed_files_are_rejected(
+    tmp_path: pathlib.Path, suffix: str, share: float
+) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    save(path, os.urandom(3000).hex())
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InputError, match=r"a\.txt.*: incomplete\. Download it again"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+def test_files_with_a_wrong_compression_suffix_are_rejected(
+    tmp_path: pathlib.Path, suffix: str
+) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_text("plain text under the wrong name\n" * 10)
+    with pytest.raises(InputError, match=r"a\.txt.*: damaged \(.*\)\. Download it again"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("zeros", [8, 200_000])
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+def test_concatenated_and_padded_compressed_files_are_read(
+    tmp_path: pathlib.Path, suffix: str, zeros: int
+) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"one ") + COMPRESS[suffix](b"two") + b"\0" * zeros)
+    assert read(str(path)) == [["one two"]]
+
+
+def test_zstd_with_a_long_window_is_read(tmp_path: pathlib.Path) -> None:
+    """`zstd --long=28` and more write such files."""
+    long = zstandard.ZstdCompressionParameters(
+        window_log=28, chain_log=6, hash_log=6, min_match=3, strategy=1
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=long).compressobj()
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(compressor.compress(b"One.\n") + compressor.flush())
+    assert read(str(path)) == [["One."]]
+
+
+@every_compression
+@pytest.mark.parametrize(
+    ("content", "fix"),
+    [
+        (b"x" * 257 + b"ustar\x0000", "Unpack the archive"),
+        (b"PK\x03\x04\x14\0", "Unpack the archive"),
+        (b"PAR1\x15\x04\x15", r"uncompressed, with a name that ends in \.parquet"),
+        (b"ARROW1\0\0\xff", r"uncompressed, with a name that ends in \.arrow"),
+        (b"%PDF-1.7\n", "Extract the text"),
+        (gzip.compress(b"text"), r"Let the name of the compressed file end in \.gz"),
+        (lzma.compress(b"text"), r"Let the name of the compressed file end in \.xz"),
+        (bz2.compress(b"text"), r"Let the name of the compressed file end in \.bz2"),
+        (zstandard.compress(b"text"), r"Let the name of the compressed file end in \.zst"),
+    ],
+    ids=["tar", "zip", "parquet", "arrow", "pdf", "gzip", "xz", "bzip2", "zstd"],
+)
+def test_binary_files_are_rejected_with_a_fix(
+    tmp_path: pathlib.Path, content: bytes, fix: str, suffix: str
+) -> None:
+    path = save(tmp_path / f"a.txt{suffix}", content)
+    with pytest.raises(InputError, match=rf"a\.txt{suffix}: not text\. .*{fix}"):
+        read(path)

@@ -1,0 +1,85 @@
+"""Errors of invalid multiple-choice data and models: one line with the location and the fix."""
+
+import pathlib
+import re
+
+import pytest
+import toy_tasks
+from data_errors import arguments, check_train_error, jsonl, publish, write
+
+SWAG = "sent1,sent2,ending0,ending1,label\nba,do,ki,lu,0\nme,no,ra,si,1\n"
+T = "DIR/train"
+CASES = {
+    "the number of no answer": (
+        {"train.csv": SWAG + "ba,do,ki,lu,2\n"}, "multiple_choice",
+        f"{T}.csv:4: label '2' is not the index of a choice. Write 0 to 1",
+    ),
+    "one answer only": (
+        {"train.csv": SWAG + "ba,do,ki,,0\n"}, "multiple_choice",
+        f"{T}.csv:4: a question needs two choices and has 1",
+    ),
+    "more answers than a row takes": (
+        {"train.jsonl": jsonl({"context": "ba", "choices": ["do"] * 9, "label": 0})},
+        "multiple_choice",
+        f"{T}.jsonl:1: 9 choices do not fit into a sequence. .*max_seq_length=32, which has "
+        "room for at most 2",
+    ),
+    "no choices": (
+        {"train.csv": "text,label\nba,a\n"}, "multiple_choice", f"{T}.csv:2: no column 'sent1'",
+    ),
+    "choices that are no list": (
+        {"train.jsonl": jsonl({"context": "ba", "choices": "do", "label": 0})}, "multiple_choice",
+        f"{T}.jsonl:1: column 'choices' is 'do'. Write a list of texts",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("models")
+    for head in ("sequence_classification", "multiple_choice"):
+        publish(folder / head, head)
+    toy_tasks.TOKENIZER.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> None:
+    check_train_error(refused, models, tmp_path, CASES[case])
+
+
+def test_evaluate_rejects_models_of_other_tasks(models, tmp_path, refused) -> None:
+    model = models / "sequence_classification"
+    write(tmp_path, {"train.csv": SWAG, "dev.csv": SWAG})
+    error = refused(
+        "evaluate", "--checkpoint", model, "--output", tmp_path / "scores",
+        *arguments(models, f"multiple_choice:data={tmp_path}", init=model),
+    )  # fmt: skip
+    assert "sequence_classification has no choice head, only" in error
+    assert not (tmp_path / "scores").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("in.jsonl", "ba\n", 'line 1 is not of the form {"context"'),
+        (
+            "in.jsonl",
+            jsonl({"context": "a", "choices": ["x"]}),
+            "line 1: a question needs two choices and has 1",
+        ),
+        (
+            "in.csv",
+            "sent1,ending0\nba,do\n",
+            "in.csv:2: a question needs two choices",
+        ),
+    ],
+)
+def test_predict_rejects_invalid_inputs(
+    name: str, content: str, message: str, models, tmp_path, refused
+) -> None:
+    write(tmp_path, {name: content})
+    error = refused(
+        "predict", "--checkpoint", models / "multiple_choice", "--input", tmp_path / name
+    )
+    assert re.search(message, error), error
