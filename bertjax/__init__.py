@@ -16,7 +16,7 @@ __all__ = ["InputError", "Model", "__version__", "evaluate", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, and with it JAX, which takes seconds."""
+    """Import the interface, and JAX with it, on first use, because this takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'bertjax' has no attribute {name!r}")
     return getattr(importlib.import_module("bertjax.interface"), name)

@@ -1,4 +1,4 @@
-"""What `import bertjax` gives: a model to ask, and training and evaluation as functions."""
+"""Public functions of `import bertjax`: load, train and evaluate."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-# Before tensorflow is imported, which serves data alone here and need not say more.
+# Set before tensorflow is imported, which only reads data here, to silence its log.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
@@ -21,8 +21,10 @@ __all__ = ["InputError", "Model", "evaluate", "load", "train"]
 
 
 def load(directory: epath.PathLike) -> Model:
-    """Opens a model: a workdir or checkpoint of ours, or a directory of Hugging Face, of TF1 or of
-    sentence-transformers.
+    """Load a model: a workdir, a checkpoint, or a directory of another library.
+
+    Args:
+      directory: of bertjax, Hugging Face, TF1 or sentence-transformers.
 
     Raises:
       InputError: there is no such model, or it has no vocabulary.
@@ -36,18 +38,20 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     on_metrics: Callable[[dict[str, Any]], object] | None = None,
 ) -> None:
-    """Trains in a workdir, or goes on training there, to the last step.
+    """Train in a workdir to the last step, or resume there.
 
     Args:
-      config: `NAME[:OPTIONS]` or `FILE[:OPTIONS]` as text, what its `get_config` gives, or a
+      config: `NAME[:OPTIONS]` or `FILE[:OPTIONS]` as text, the result of a `get_config`, or a
         `bertjax.config.config.Config`.
+      workdir: directory of the run.
       overrides: dotted field name -> value, such as {"optimizer.learning_rate": 1e-4}.
-      on_metrics: called with each line that metrics.jsonl gets: {"step", "split", ...}, "split"
-        being "train" or "heldout". What it raises ends the run, and goes on to the caller.
+      on_metrics: metrics callback, called with each line of metrics.jsonl: {"step", "split", ...},
+        where "split" is "train" or "eval". An exception that it raises ends the run and propagates.
+
     Raises:
-      InputError: the configuration, the data or the workdir do not fit; nothing was changed.
-      bertjax.errors.RunError: the run ended before its end: its loss was not finite, a checkpoint
-        could not be written, or SIGINT or SIGTERM arrived, for which its state was saved.
+      InputError: the configuration, the data or the workdir is invalid; nothing was changed.
+      bertjax.errors.RunError: the run stopped early. Its loss was not finite, a checkpoint could
+        not be written, or SIGINT or SIGTERM arrived, after which its state was saved.
     """
     trackers = [CallbackTracker(lambda: on_metrics)] if on_metrics else []
     run_config = make_run_config(config, _quote_strings(overrides), workdir)
@@ -59,22 +63,25 @@ def evaluate(
     config: ConfigSource | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """The scores of a model, ours or published, on held-out data.
+    """Return the metrics of a model on the eval sets.
 
     Args:
-      checkpoint: its directory, or those of several, which are an ensemble.
-      config: as in `train`; by default that of the run which made the checkpoint.
-      overrides: as in `train`.
+      checkpoint: directory of a model, its own or published, or of several, as an ensemble.
+      config: see `train`; by default the configuration of the checkpoint's run.
+      overrides: see `train`.
+
     Raises:
-      InputError: the model is not one of the configuration, or there is no held-out data.
+      InputError: the model does not fit the configuration, or there is no eval set.
     """
-    one = isinstance(checkpoint, str | os.PathLike)
-    checkpoints: Sequence[epath.PathLike] = [checkpoint] if one else checkpoint
-    found = make_run_config(config, _quote_strings(overrides), checkpoint=checkpoints[0])
-    return dict(evaluation.evaluate(found, *checkpoints).scores)
+    is_single = isinstance(checkpoint, str | os.PathLike)
+    checkpoints: Sequence[epath.PathLike] = [checkpoint] if is_single else checkpoint
+    run_config = make_run_config(config, _quote_strings(overrides), checkpoint=checkpoints[0])
+    return dict(evaluation.evaluate(run_config, *checkpoints).scores)
 
 
 def _quote_strings(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Values are what they are: a text is no other value's."""
-    given = dict(overrides or {})
-    return {name: repr(value) if isinstance(value, str) else value for name, value in given.items()}
+    """Return overrides whose strings are Python literals, so that "32" stays a string."""
+    return {
+        name: repr(value) if isinstance(value, str) else value
+        for name, value in (overrides or {}).items()
+    }

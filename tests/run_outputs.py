@@ -29,7 +29,7 @@ def metrics(workdir: pathlib.Path) -> list[dict]:
 
 def params_of(workdir: pathlib.Path) -> list[bytes]:
     config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
-    shapes = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
+    shapes = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
@@ -38,7 +38,7 @@ def params_of(workdir: pathlib.Path) -> list[bytes]:
 def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[str, Any]]:
     """What its model answers to lines."""
     predictor = Predictor(checkpoint)
-    return list(predictor.answers(predictor.task.inputs(lines), 64))
+    return list(predictor.predict(predictor.pipeline.parse_lines(lines), 64))
 
 
 def events(workdir: pathlib.Path, split: str) -> list[Any]:

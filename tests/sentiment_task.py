@@ -1,4 +1,4 @@
-"""A task of one's own, as somebody outside the package would write it: is a text glad or sad?
+"""Example of a task outside the package: is a text glad or sad?
 
 Its data are JSON lines, {"text": ..., "label": "glad"}.
 """
@@ -12,10 +12,10 @@ import numpy as np
 
 from bertjax.html.page import Section, render_report
 from bertjax.model import flops, heads, losses
-from bertjax.steps import objective
-from bertjax.tasks import task
+from bertjax.steps.objective import Objective
 from bertjax.tasks.finetuning_data import COMMON_DATA_FIELDS, find_files, load_task_tokenizer
-from bertjax.tasks.task import Evaluation
+from bertjax.tasks.pipeline import Pipeline
+from bertjax.tasks.task import Evaluation, Task
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
@@ -51,102 +51,118 @@ HEAD = heads.register_head(
 )
 
 
-class Objective(objective.Objective):
+class SentimentObjective(Objective):
     heads = ("mood",)
     eval_outputs = ("mood_logits",)
 
     @property
-    def row(self):
+    def sequence_shape(self):
         return PackedShape(self.config.max_seq_length, 4 if self.config.packing else 1)
 
-    def batch_shapes(self, rows):
-        like = empty_batch(1, self.row, {"moods": Target("example", np.zeros(0, np.int32))})
+    def batch_shapes(self, batch_size):
+        targets = {"moods": Target("example", np.zeros(0, np.int32))}
         return {
-            name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
-            for name, array in like.items()
+            name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
+            for name, array in empty_batch(1, self.sequence_shape, targets).items()
         }
 
-    def forward_flops(self, rows):
+    def forward_flops(self, batch_size):
         model, length = self.config.model, self.config.max_seq_length
         return flops.forward_flops(
-            model, rows, length, last_block_positions=self.num_last_block_positions
+            model, batch_size, length, last_block_positions=self.num_last_block_positions
         )
 
 
-def examples_of(texts, labels, tokenizer, max_seq_length):
-    rows = [
-        [tokenizer.cls_id, *tokenizer.encode(t)[: max_seq_length - 2], tokenizer.sep_id]
-        for t in texts
+def encode(texts, labels, tokenizer, max_seq_length):
+    ids_of_text = [
+        [tokenizer.cls_id, *tokenizer.encode(text)[: max_seq_length - 2], tokenizer.sep_id]
+        for text in texts
     ]
-    lengths = np.array([len(row) for row in rows])
-    ids = np.concatenate(rows).astype(np.int32)
-    numbers = np.array([LABELS.index(label) for label in labels], np.int32)
-    return Examples(ids, lengths, lengths, {"moods": Target("example", numbers)})
+    lengths = np.array([len(ids) for ids in ids_of_text])
+    ids = np.concatenate(ids_of_text).astype(np.int32)
+    targets = {
+        "moods": Target("example", np.array([LABELS.index(each) for each in labels], np.int32))
+    }
+    return Examples(ids, lengths, lengths, targets)
 
 
 @dataclasses.dataclass
-class Texts:
-    """Held-out texts."""
-
+class SentimentEvalSet:
     name: str
     labels: list
     examples: Examples
     shape: PackedShape
-    rows: int
-    num_processes: int
-    process_id: int
+    batch_size: int
+    num_processes: int = 1
+    process_id: int = 0
 
     def __post_init__(self):
-        self.placed = pack_eval_batches(self.examples, self.shape, self.rows)
+        self.layouts = pack_eval_batches(self.examples, self.shape, self.batch_size)
 
     def batches(self):
-        for placed in self.placed:
-            batch = build_batch(self.examples, placed, self.rows, self.shape)
+        for layout in self.layouts:
+            batch = build_batch(self.examples, layout, self.batch_size, self.shape)
             yield process_batch(batch, self.num_processes, self.process_id)
 
-    def said(self, outputs):
-        logits = [each["mood_logits"] for each in outputs]
-        return [
-            LABELS[each.argmax()]
-            for each in unpack_outputs(self.examples, self.placed, logits, "example")
-        ]
+    def predictions(self, outputs):
+        logits = [arrays["mood_logits"] for arrays in outputs]
+        unpacked = unpack_outputs(self.examples, self.layouts, logits, "example")
+        return [LABELS[scores.argmax()] for scores in unpacked]
 
     def evaluation(self, means, outputs):
-        said = self.said(outputs)
-        right = np.mean([a == b for a, b in zip(said, self.labels, strict=True)])
-        return Evaluation({"right": float(right)}, {"said": said}, {"bias": 0.25})
+        predictions = self.predictions(outputs)
+        right = np.mean([a == b for a, b in zip(predictions, self.labels, strict=True)])
+        return Evaluation({"right": float(right)}, {"moods": predictions}, {"bias": 0.25})
 
 
-class Task(task.Task):
+class SentimentPipeline(Pipeline):
+    description = "predicts the mood of texts"
+
+    def preprocess(self, inputs):
+        texts = [item.content for item in inputs]
+        shape = self.objective.sequence_shape
+        examples = encode(texts, [LABELS[0]] * len(texts), self.tokenizer, shape.tokens)
+        eval_set = SentimentEvalSet("input", [], examples, shape, 8)
+        return eval_set.batches(), (texts, eval_set)
+
+    def postprocess(self, context, outputs, return_all_scores):
+        texts, eval_set = context
+        for text, label in zip(texts, eval_set.predictions(outputs), strict=True):
+            yield {"text": text, "label": label, "bias": self.calibration["bias"]}
+
+
+class SentimentTask(Task):
+    objective_class = SentimentObjective
+    pipeline_classes = (SentimentPipeline,)
     DATA_FIELDS = COMMON_DATA_FIELDS
     primary_metrics = ("right",)
     labels = LABELS
 
     def __init__(self, config, num_processes=1, process_id=0):
         self.config, self.num_processes, self.process_id = config, num_processes, process_id
-        self.objective = Objective(config, math.lcm(jax.device_count(), num_processes))
+        self.objective = SentimentObjective(config, math.lcm(jax.device_count(), num_processes))
         self.tokenizer = load_task_tokenizer(config)
         ((_, path),) = find_files(config, "train", "train.jsonl")
         self.train = self.read(path)[1]
-        self.sets = []
-        for name, path in find_files(config, "eval", "dev.jsonl"):
-            labels, examples = self.read(path)
-            row, rows = self.objective.row, self.objective.eval_batch_size
-            self.sets.append(Texts(name, labels, examples, row, rows, num_processes, process_id))
+        shape, batch_size = self.objective.sequence_shape, self.objective.eval_batch_size
+        self.sets = [
+            SentimentEvalSet(name, *self.read(path), shape, batch_size, num_processes, process_id)
+            for name, path in find_files(config, "eval", "dev.jsonl")
+        ]
 
     def read(self, path):
         if not path.exists():
-            raise InputError(f"there is no {path}: name a directory with train.jsonl.")
-        said = [json.loads(line) for line in path.read_text().splitlines()]
-        texts, labels = ([each[key] for each in said] for key in ("text", "label"))
-        return labels, examples_of(texts, labels, self.tokenizer, self.config.max_seq_length)
+            raise InputError(f"{path}: no such file. Name a directory with train.jsonl.")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        texts, labels = ([row[key] for row in rows] for key in ("text", "label"))
+        return labels, encode(texts, labels, self.tokenizer, self.config.max_seq_length)
 
     @property
     def examples_per_epoch(self):
         return len(self.train)
 
     @property
-    def told(self):
+    def data_summary(self):
         return f"{len(self.train)} texts"
 
     @property
@@ -154,13 +170,13 @@ class Task(task.Task):
         return self.train.digest()
 
     def prepare(self, steps):
-        config, one = self.config, self.objective
-        size, multiple = (
-            config.batch_size,
-            one.batch_size_multiple * config.gradient_accumulation_steps,
+        config, objective = self.config, self.objective
+        multiple = objective.batch_size_multiple * config.gradient_accumulation_steps
+        shape = objective.sequence_shape
+        self.batches = TrainingBatches(
+            self.train, config.seed, config.batch_size, shape, steps, multiple
         )
-        self.batches = TrainingBatches(self.train, config.seed, size, one.row, steps, multiple)
-        one.rows = self.batches.num_sequences
+        objective.batch_size = self.batches.num_sequences
 
     def train_batches(self, start, stop):
         for step in range(start, stop):
@@ -169,25 +185,14 @@ class Task(task.Task):
     def eval_sets(self):
         return self.sets
 
-    def format_sequence(self, batch, row):
-        return self.tokenizer.decode(batch["input_ids"][row].tolist())
+    def format_sequence(self, batch, index):
+        return self.tokenizer.decode(batch["input_ids"][index].tolist())
 
     @staticmethod
     def config_for_model(model):
         return {} if "mood" in model.params else None
 
     @staticmethod
-    def predict(predictor, inputs, return_all_scores=False):
-        texts = [each.said for each in inputs]
-        row = Objective(predictor.config).row
-        examples = examples_of(texts, [LABELS[0]] * len(texts), predictor.tokenizer, row.tokens)
-        found = Texts("input", [], examples, row, 8, 1, 0)
-        for text, label in zip(
-            texts, found.said(list(predictor.run(found.batches()))), strict=True
-        ):
-            yield {"text": text, "label": label, "bias": predictor.calibration["bias"]}
-
-    @staticmethod
     def report(name, config, directory):
-        said = json.loads((directory / "said.json").read_text())
-        return render_report(name, [Section("Moods", paragraphs=[", ".join(said)])])
+        moods = json.loads((directory / "moods.json").read_text())
+        return render_report(name, [Section("Moods", paragraphs=[", ".join(moods)])])

@@ -33,7 +33,7 @@ def test_every_row_is_a_configuration_of_its_own(name) -> None:
         config = load_config(
             f"experiments/pretraining.py:{spec}", variant.fields, registry.data_fields()
         )
-        registry.objective(config.resolve())
+        registry.make_objective(config.resolve())
 
 
 @pytest.mark.parametrize("name", TABLES)

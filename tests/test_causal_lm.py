@@ -9,7 +9,7 @@ from test_train import losses, make_run_config, metrics
 
 from bertjax.inference.convert import convert
 from bertjax.model.bert import last_positions
-from bertjax.tasks.pretraining import Objective, Task
+from bertjax.tasks.pretraining import PretrainingObjective, PretrainingTask
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.data import PretrainingData
@@ -68,13 +68,14 @@ def test_what_is_of_masks_is_refused(fields, message) -> None:
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_the_model_must_look_as_the_objective_does(corpus, objective) -> None:
     fields = CAUSAL | {"data__objective": objective, "model__causal": objective == "mlm"}
-    with pytest.raises(InputError, match=f"does not go with data.objective={objective}"):
-        Objective(make_run_config(corpus, **fields))
+    with pytest.raises(InputError, match=f"data.objective={objective}: model.causal="):
+        PretrainingObjective(make_run_config(corpus, **fields))
 
 
 def test_a_model_says_whether_it_continues_texts_or_fills_masks(corpus) -> None:
-    assert Task.describe_model(make_run_config(corpus)) == "fills [MASK]s"
-    assert Task.describe_model(make_run_config(corpus, **CAUSAL)) == "continues texts"
+    find_pipeline = PretrainingTask.pipeline_class
+    assert find_pipeline(make_run_config(corpus)).description == "fills [MASK]s"
+    assert find_pipeline(make_run_config(corpus, **CAUSAL)).description == "continues texts"
 
 
 @pytest.mark.slow

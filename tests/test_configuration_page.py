@@ -17,9 +17,7 @@ def test_page_describes_every_field() -> None:
     fields = [*Config().to_dict().items()]
     names = {name for name, value in fields if not isinstance(value, dict)}
     names |= {f"{name}.{key}" for name, value in fields if isinstance(value, dict) for key in value}
-    names |= {
-        f"data.{name}" for task in registry.TASK_MODULES for name in registry.data_fields()[task]
-    }
+    names |= {f"data.{name}" for task in registry.TASKS for name in registry.data_fields()[task]}
     cells = [
         line.strip("|").split(" | ") for line in fields_page().splitlines() if line[:3] == "| `"
     ]

@@ -1,4 +1,4 @@
-"""A task and a head of one's own go through everything, with nothing in the package edited."""
+"""A task and a head outside the package work everywhere, without edits in the package."""
 
 import functools
 import json
@@ -36,7 +36,7 @@ GLAD, SAD, OTHER = ["ba", "do"], ["ki", "lu"], ["me", "no", "ra", "si"]
 FILE = """
 def get_config(data=""):
     return {
-        "task": "sentiment", "max_seq_length": 32, "batch_size": 16, "steps": STEPS, "log_every": 4,
+        "task": "sentiment_task:SentimentTask", "max_seq_length": 32, "batch_size": 16, "steps": STEPS, "log_every": 4,
         "checkpoint_every": 10, "eval_every": 20,
         "model": {"vocab_size": 128, "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2},
         "optimizer": {"learning_rate": 3e-3, "warmup": 2},
@@ -47,7 +47,7 @@ def get_config(data=""):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    """Texts of a mood, a vocabulary, and a configuration."""
+    """Texts with moods, a vocabulary, and a configuration."""
     draw, path = random.Random(5), tmp_path_factory.mktemp("moods")
     for split, count in (("train", 300), ("dev", 50)):
         lines = []
@@ -68,14 +68,14 @@ def make_run_config(folder: pathlib.Path, **overrides: object) -> Config:
 
 
 def train(folder: pathlib.Path, workdir: pathlib.Path, **options: Any) -> Command:
-    """A run in a process of its own, which finds the task beside these tests."""
+    """Start training in a process of its own, which imports the task from this directory."""
     given = ["--config", f"{folder}/moods.py:data={folder}", "--workdir", workdir]
     return Command("train", *given, **options)
 
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory) -> pathlib.Path:
-    """A workdir whose run was killed in its midst, and then finished."""
+    """Workdir of a run that was killed and resumed."""
     workdir = tmp_path_factory.mktemp("run")
     process = train(folder, workdir, begin=functools.partial(hold, 40))
     process.wait_for_step(24)
@@ -88,7 +88,7 @@ def trained(folder, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.slow
-def test_it_learns_is_killed_and_goes_on_as_if_it_was_not(folder, trained, tmp_path) -> None:
+def test_custom_task_learns_and_resumes_exactly(folder, trained, tmp_path) -> None:
     _, said = (whole := train(folder, tmp_path)).communicate()
     assert whole.poll() == 0, said
     assert metrics(trained) == metrics(tmp_path)
@@ -97,7 +97,7 @@ def test_it_learns_is_killed_and_goes_on_as_if_it_was_not(folder, trained, tmp_p
 
 
 @pytest.mark.slow
-def test_it_is_evaluated_and_has_its_page(folder, trained, tmp_path) -> None:
+def test_custom_task_is_evaluated_and_has_its_report(folder, trained, tmp_path) -> None:
     found = evaluate(make_run_config(folder), trained)
     assert found.scores["right"] == metrics(trained)[-1]["right"]
     about = {"checkpoints": [str(trained)], "config": make_run_config(folder).to_dict()}
@@ -109,16 +109,17 @@ def test_it_is_evaluated_and_has_its_page(folder, trained, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_it_predicts_with_labels_and_what_was_calibrated(trained) -> None:
-    opened = Predictor(trained)
-    assert opened.labels == ("glad", "sad")
-    answers = list(opened.answers(opened.task.inputs(["me ba ra do", "lu no ki si"])))
+def test_custom_task_predicts_with_labels_and_calibration(trained) -> None:
+    predictor = Predictor(trained)
+    assert predictor.pipeline.labels == ("glad", "sad")
+    inputs = predictor.pipeline.parse_lines(["me ba ra do", "lu no ki si"])
+    answers = list(predictor.predict(inputs))
     assert [answer["label"] for answer in answers] == ["glad", "sad"]
     assert {answer["bias"] for answer in answers} == {0.25}
 
 
 @pytest.mark.slow
-def test_its_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
+def test_custom_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
     convert(trained, tmp_path / "hf", "bertjax", "hf")
     said = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert said["architectures"] == ["BertForMoods"]
@@ -135,12 +136,12 @@ def test_its_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_preflight_judges_it_and_names_its_head(folder) -> None:
+def test_preflight_reports_a_custom_task(folder) -> None:
     verdict = preflight(make_run_config(folder, batch_size=64), Topology("cpu:8"))
     assert verdict.fits and verdict.evaluation.fits and verdict.prediction.fits
 
 
-def test_a_head_that_nobody_registered_is_refused_and_not_dropped(monkeypatch, tmp_path) -> None:
+def test_export_rejects_an_unregistered_head(monkeypatch, tmp_path) -> None:
     model = draw_model(BertConfig(40, 2, 64, 1, max_position_embeddings=128), None)
     strange = {**model.params, "stranger": {"kernel": np.zeros((64, 2), np.float32)}}
     model = type(model)(model.config, strange, None)
@@ -148,7 +149,7 @@ def test_a_head_that_nobody_registered_is_refused_and_not_dropped(monkeypatch, t
         huggingface.write(model, tmp_path)
 
 
-def test_a_name_belongs_to_one_head() -> None:
+def test_register_head_rejects_a_taken_name() -> None:
     assert heads.register_head(sentiment_task.HEAD) is sentiment_task.HEAD
     with pytest.raises(InputError, match="there is a head mlm already"):
         heads.register_head(
@@ -156,9 +157,11 @@ def test_a_name_belongs_to_one_head() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["pretain", "json", "no.such.module"])
-def test_a_task_that_is_none_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["pretain", "json", "json:loads", "no.such.module", "sentiment_task"]
+)
+def test_find_task_rejects_an_unknown_name(name: str) -> None:
     with pytest.raises(
-        InputError, match=f"task='{name}' is unknown: there are multiple_choice, pretraining"
+        InputError, match=f"task='{name}': unknown task. Use multiple_choice, pretraining"
     ):
-        registry.find(name)
+        registry.find_task(name)

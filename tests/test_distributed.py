@@ -50,7 +50,7 @@ cluster = distributed.Cluster(f"localhost:{port}", 4, int(number))
 distributed.initialize_distributed(cluster, handles_preemption=False)
 config = read_config(pathlib.Path(run, "config.json"), registry.data_fields())
 config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))
-target = step_functions.StepFunctions(config, registry.objective(config)).state_shapes
+target = step_functions.StepFunctions(config, registry.make_objective(config)).state_shapes
 assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
 state = Checkpointer(f"{run}/checkpoints").restore(target)
 copies = Checkpointer(copy)
@@ -180,7 +180,7 @@ def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> 
 
 def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
     config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
-    shapes = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
+    shapes = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     return jax.tree.map(np.asarray, jax.tree.leaves(load_params(find_checkpoint(workdir), target)))
 
@@ -188,7 +188,7 @@ def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
 def state_of(checkpoints: pathlib.Path, run: pathlib.Path) -> list[np.ndarray]:
     """Return all arrays of the newest checkpoint, on one device; `run` has the configuration."""
     config = read_config(run / "config.json", registry.data_fields())
-    objective = registry.objective(config)
+    objective = registry.make_objective(config)
     target = StepFunctions(config, objective, jax.devices()[:1]).state_shapes
     state = Checkpointer(checkpoints).restore(target)
     return jax.tree.map(np.asarray, jax.tree.leaves(state))

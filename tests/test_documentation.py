@@ -83,7 +83,7 @@ def test_experiment_programs_exist_with_their_options(each: Printed) -> None:
 
 
 def test_named_fields_and_subcommands_exist() -> None:
-    known = {name for task in registry.TASK_MODULES for name in registry.data_fields()[task]}
+    known = {name for task in registry.TASKS for name in registry.data_fields()[task]}
     sections = {
         name: set(value) for name, value in Config().to_dict().items() if isinstance(value, dict)
     }

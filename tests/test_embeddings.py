@@ -1,4 +1,4 @@
-"""Vectors of texts, words and pieces: what they are, and the files that hold them."""
+"""Embeddings of texts, words and tokens, and the files that hold them."""
 
 import functools
 import itertools
@@ -21,11 +21,16 @@ from bertjax.config.config import Config
 from bertjax.formats import huggingface
 from bertjax.formats.sentence_transformers import find_pooling_config
 from bertjax.inference import feature_extraction as module
-from bertjax.inference.feature_extraction import Features
+from bertjax.inference.feature_extraction import Embedder
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.pooling import POOLING_MODES, normalize, pool
-from bertjax.tasks.embeddings import EmbeddingOptions, Objective, TextEmbeddings, embed_texts
+from bertjax.tasks.embeddings import (
+    EmbeddingOptions,
+    EmbeddingsObjective,
+    TextEmbeddings,
+    embed_texts,
+)
 from data_pipelines.errors import InputError
 
 CONFIG = BertConfig(128, 2, 64, 4, max_position_embeddings=128)
@@ -52,84 +57,85 @@ _apply = jax.jit(
 )
 
 
-def alone(text: str, layers: tuple[int, ...] = (-1,)) -> np.ndarray:
-    """The vectors [L, T, H] of a text that has a row for itself."""
+def embed_alone(text: str, layers: tuple[int, ...] = (-1,)) -> np.ndarray:
+    """Return the embeddings [L, T, H] of a text that has a sequence for itself."""
     ids = [
         toy_tasks.TOKENIZER.cls_id,
         *toy_tasks.TOKENIZER.encode(text)[:126],
         toy_tasks.TOKENIZER.sep_id,
     ]
-    row, places = np.zeros((1, 128), np.int32), np.arange(128, dtype=np.int32)[None]
-    row[0, : len(ids)] = ids
-    inputs = (row, 0 * row, (places < len(ids)).astype(np.int32), places)
+    input_ids, position_ids = np.zeros((1, 128), np.int32), np.arange(128, dtype=np.int32)[None]
+    input_ids[0, : len(ids)] = ids
+    example_ids = (position_ids < len(ids)).astype(np.int32)
+    inputs = (input_ids, 0 * input_ids, example_ids, position_ids)
     params = {"params": MODEL.params["encoder"]}
     return np.asarray(_apply(params, *inputs, layers=layers))[:, 0, : len(ids)]
 
 
-@pytest.mark.parametrize("how", POOLING_MODES)
+@pytest.mark.parametrize("pooling", POOLING_MODES)
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-def test_a_row_is_pooled_text_by_text(how, lengths) -> None:
+def test_pool_pools_each_text_of_a_sequence(pooling, lengths) -> None:
     example_ids = np.repeat(np.arange(len(lengths)) + 1, lengths)
     example_ids = np.pad(example_ids, (0, 16 - len(example_ids)))[None]
     embeddings = np.random.default_rng(0).normal(size=(1, 16, 3)).astype(np.float32)
-    found = np.asarray(pool(jnp.asarray(embeddings), jnp.asarray(example_ids), 4, how))
-    assert found.shape == (1, 4, 3) and not found[0, len(lengths) :].any()
-    level = {
+    pooled = np.asarray(pool(jnp.asarray(embeddings), jnp.asarray(example_ids), 4, pooling))
+    assert pooled.shape == (1, 4, 3) and not pooled[0, len(lengths) :].any()
+    expected_pools = {
         "mean": lambda x: x.mean(axis=0),
         "cls": lambda x: x[0],
         "max": lambda x: x.max(axis=0),
     }
     for slot in range(len(lengths)):
-        expected = level[how](embeddings[0, example_ids[0] == slot + 1])
-        np.testing.assert_allclose(found[0, slot], expected, rtol=1e-5, atol=1e-6)
+        expected = expected_pools[pooling](embeddings[0, example_ids[0] == slot + 1])
+        np.testing.assert_allclose(pooled[0, slot], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_normal_vectors_have_length_one_but_for_nothing() -> None:
-    found = np.asarray(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
-    np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0]], rtol=1e-6)
+def test_normalize_gives_length_one_except_for_zero() -> None:
+    normalized = np.asarray(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
+    np.testing.assert_allclose(normalized, [[0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", POOLING_MODES)
-def test_a_text_has_its_vector_whatever_is_beside_it(how, model) -> None:
+@pytest.mark.parametrize("pooling", POOLING_MODES)
+def test_embedding_of_a_text_does_not_depend_on_the_others(pooling, model) -> None:
     layers = (-1, 0)
-    found = Features(model, EmbeddingOptions(layers, pool=how)).encode(TEXTS)
+    found = Embedder(model, EmbeddingOptions(layers, pooling=pooling)).encode(TEXTS)
     assert found.embeddings.shape == (len(TEXTS), 64) and found.num_truncated == 0
-    level = {
+    expected_pools = {
         "mean": lambda x: x.mean(axis=0),
         "cls": lambda x: x[0],
         "max": lambda x: x.max(axis=0),
     }
     for text, vector in zip(TEXTS, found.embeddings, strict=True):
-        expected = level[how](alone(text, layers).mean(axis=0))
+        expected = expected_pools[pooling](embed_alone(text, layers).mean(axis=0))
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-def test_so_have_pieces_and_words(model) -> None:
+def test_embeddings_of_tokens_and_words_agree_with_those_of_one_text(model) -> None:
     layers = (0, -2, -1)
-    tokens = Features(model, EmbeddingOptions(layers, "pieces")).encode(TEXTS)
-    words = Features(model, EmbeddingOptions(layers, "words")).encode(TEXTS)
-    assert tokens.names is not None and words.names is not None
-    assert words.names[0] == ["ba", "do", "ki"] and words.names[2] == []
-    assert words.names[4] == ["tu", ",", "ve", ".", "baki", "!"]
-    at = of_words = 0
-    for text, names, own in zip(TEXTS, tokens.names, words.names, strict=True):
-        assert names[0] == "[CLS]" and names[-1] == "[SEP]"
-        expected = alone(text, layers).swapaxes(0, 1)
-        found = tokens.embeddings[at : at + len(names)]
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-        at += len(names)
-        starts = [i for i, name in enumerate(names) if i and name[:2] != "##"]
+    tokens = Embedder(model, EmbeddingOptions(layers, "token")).encode(TEXTS)
+    words = Embedder(model, EmbeddingOptions(layers, "word")).encode(TEXTS)
+    assert tokens.tokens is not None and words.tokens is not None
+    assert words.tokens[0] == ["ba", "do", "ki"] and words.tokens[2] == []
+    assert words.tokens[4] == ["tu", ",", "ve", ".", "baki", "!"]
+    num_tokens = num_words = 0
+    for text, text_tokens, text_words in zip(TEXTS, tokens.tokens, words.tokens, strict=True):
+        assert text_tokens[0] == "[CLS]" and text_tokens[-1] == "[SEP]"
+        expected = embed_alone(text, layers).swapaxes(0, 1)
+        embeddings = tokens.embeddings[num_tokens : num_tokens + len(text_tokens)]
+        np.testing.assert_allclose(embeddings, expected, atol=1e-5)
+        num_tokens += len(text_tokens)
+        starts = [i for i, token in enumerate(text_tokens) if i and token[:2] != "##"]
         for first, end in itertools.pairwise(starts):
             mean = expected[first:end].mean(axis=0)
-            np.testing.assert_allclose(words.embeddings[of_words], mean, atol=1e-5)
-            of_words += 1
-        assert len(own) == len(starts) - 1
-    assert at == len(tokens.embeddings) and of_words == len(words.embeddings)
+            np.testing.assert_allclose(words.embeddings[num_words], mean, atol=1e-5)
+            num_words += 1
+        assert len(text_words) == len(starts) - 1
+    assert num_tokens == len(tokens.embeddings) and num_words == len(words.embeddings)
 
 
 class _Shapes:
-    """Computes nothing, and keeps the shapes of the rows it is given."""
+    """Records the shapes of batches and computes nothing."""
 
     def __init__(self) -> None:
         self.seen = set[tuple[int, ...]]()
@@ -140,9 +146,9 @@ class _Shapes:
             yield {"embeddings": np.zeros((*batch["cls_positions"].shape, 1), np.float32)}
 
 
-def test_many_texts_are_computed_in_one_shape_for_each_length_and_one_text_in_its_own() -> None:
+def test_embed_texts_uses_one_shape_for_each_length() -> None:
     config = Config(model=CONFIG, max_seq_length=128, batch_size=1)
-    objective = Objective(config, 1, EmbeddingOptions(max_seq_length=128))
+    objective = EmbeddingsObjective(config, 1, EmbeddingOptions(max_seq_length=128))
     random, shapes = np.random.default_rng(0), _Shapes()
     for _ in range(5):
         texts = ["ba " * n for n in random.integers(1, 120, size=500)]
@@ -153,16 +159,16 @@ def test_many_texts_are_computed_in_one_shape_for_each_length_and_one_text_in_it
     assert few.seen == {(1, 64)}
 
 
-def test_longer_texts_are_cut_and_counted(model, caplog, tmp_path) -> None:
+def test_embedder_truncates_and_counts_long_texts(model, caplog, tmp_path) -> None:
     long = " ".join(["ba"] * 300)
     with caplog.at_level("WARNING", "bertjax"):
-        Features(model, EmbeddingOptions()).write([long, "ba", long], tmp_path / "a.npz")
-    assert "2 of 3 texts are longer than 128 pieces and were cut" in caplog.text
+        Embedder(model, EmbeddingOptions()).write([long, "ba", long], tmp_path / "a.npz")
+    assert "2 of 3 texts are longer than 128 tokens and were truncated" in caplog.text
     found = np.load(tmp_path / "a.npz")["embeddings"]
-    np.testing.assert_allclose(found[0], alone(long)[0].mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(found[0], embed_alone(long)[0].mean(axis=0), atol=1e-5)
 
 
-def vectors_in(path: pathlib.Path) -> np.ndarray:
+def read_embeddings(path: pathlib.Path) -> np.ndarray:
     if path.suffix == ".npz":
         return np.load(path)["embeddings"]
     if path.suffix == ".jsonl":
@@ -174,27 +180,25 @@ def vectors_in(path: pathlib.Path) -> np.ndarray:
     assert [row["text"] for row in rows] == [text.strip() for text in TEXTS]
     if "embedding" in rows[0]:
         return np.array([row["embedding"] for row in rows], np.float32)
-    flat = [
-        np.array(own, np.float32).reshape(-1, 2, 64) for row in rows for own in row["embeddings"]
-    ]
-    return np.concatenate(flat)
+    tokens = [token for row in rows for token in row["embeddings"]]
+    return np.concatenate([np.array(token, np.float32).reshape(-1, 2, 64) for token in tokens])
 
 
 @pytest.mark.parametrize(
-    "wanted", [EmbeddingOptions(normalize=True), EmbeddingOptions((-1, -2), "pieces")]
+    "options", [EmbeddingOptions(normalize=True), EmbeddingOptions((-1, -2), "token")]
 )
-def test_work_that_is_stopped_goes_on_to_the_same_bytes_in_every_format(
-    wanted, model, tmp_path, monkeypatch
+def test_write_resumes_to_the_same_bytes_in_every_format(
+    options, model, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(module, "LINES_PER_PART", dict.fromkeys(("text", "pieces"), 5))
+    monkeypatch.setattr(module, "LINES_PER_PART", dict.fromkeys(("text", "token"), 5))
     computed: list[int] = []
 
-    class Counting(Features):
+    class CountingEmbedder(Embedder):
         def encode(self, texts: Sequence[str]) -> TextEmbeddings:
             computed.append(len(texts))
             return super().encode(texts)
 
-    features = Counting(model, wanted)
+    embedder = CountingEmbedder(model, options)
 
     def lines(stop: int | None = None) -> Iterator[str]:
         for number, text in enumerate(TEXTS):
@@ -202,24 +206,24 @@ def test_work_that_is_stopped_goes_on_to_the_same_bytes_in_every_format(
                 raise KeyboardInterrupt
             yield json.dumps({"text": text.strip()}) if number % 2 else f"{text}\n"
 
-    kept = {}
+    written = {}
     for suffix in (".npz", ".jsonl", ".parquet"):
         whole, again = tmp_path / f"whole{suffix}", tmp_path / f"again{suffix}"
-        assert features.write(lines(), whole) == len(TEXTS)
+        assert embedder.write(lines(), whole) == len(TEXTS)
         for stop in (5, 8, 10):
             with pytest.raises(KeyboardInterrupt):
-                features.write(lines(stop), again)
+                embedder.write(lines(stop), again)
         computed.clear()
-        features.write(lines(), again)
+        embedder.write(lines(), again)
         assert computed == [len(TEXTS) - 10]
         assert whole.read_bytes() == again.read_bytes()
-        kept[suffix] = vectors_in(whole)
+        written[suffix] = read_embeddings(whole)
         assert not list(tmp_path.glob("*.partial"))
-    for other in kept.values():
-        np.testing.assert_array_equal(other.reshape(kept[".npz"].shape), kept[".npz"])
+    for other in written.values():
+        np.testing.assert_array_equal(other.reshape(written[".npz"].shape), written[".npz"])
 
 
-def test_what_was_begun_otherwise_is_not_gone_on_with(model, tmp_path, monkeypatch) -> None:
+def test_write_does_not_resume_with_other_options_or_texts(model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "LINES_PER_PART", {"text": 2})
 
     def stopped() -> Iterator[str]:
@@ -228,14 +232,14 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(model, tmp_path, monkeypat
 
     output = tmp_path / "a.npz"
     with pytest.raises(KeyboardInterrupt):
-        Features(model, EmbeddingOptions()).write(stopped(), output)
+        Embedder(model, EmbeddingOptions()).write(stopped(), output)
     with pytest.raises(InputError, match="holds parts of other arguments or another model"):
-        Features(model, EmbeddingOptions(pool="cls")).write(["ba"], output)
-    with pytest.raises(InputError, match=r"the input is not what .* was begun with"):
-        Features(model, EmbeddingOptions()).write(["ba", "me", "ki"], output)
-    Features(model, EmbeddingOptions()).write(["ba", "do", "me"], output)
-    with pytest.raises(InputError, match=r"a\.npz exists: name another file, or remove it"):
-        Features(model, EmbeddingOptions()).write(["ba"], output)
+        Embedder(model, EmbeddingOptions(pooling="cls")).write(["ba"], output)
+    with pytest.raises(InputError, match="holds parts of another input"):
+        Embedder(model, EmbeddingOptions()).write(["ba", "me", "ki"], output)
+    Embedder(model, EmbeddingOptions()).write(["ba", "do", "me"], output)
+    with pytest.raises(InputError, match=r"a\.npz: exists\. Name another file"):
+        Embedder(model, EmbeddingOptions()).write(["ba"], output)
 
 
 def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
@@ -256,7 +260,7 @@ def publish(path: pathlib.Path, *kinds: str, **pooling: bool) -> pathlib.Path:
     return path
 
 
-def test_a_directory_of_sentence_transformers_brings_its_recipe(tmp_path, capsys) -> None:
+def test_embed_uses_the_pooling_of_sentence_transformers(tmp_path, capsys) -> None:
     kinds = "Transformer", "Pooling", "Normalize"
     path = publish(tmp_path, *kinds, pooling_mode_max_tokens=True, pooling_mode_cls_token=False)
     assert find_pooling_config(path) == (path, "max", True, 16)
@@ -264,24 +268,24 @@ def test_a_directory_of_sentence_transformers_brings_its_recipe(tmp_path, capsys
     given = ["embed", "--checkpoint", str(path), "--input", str(tmp_path / "in.txt"), "--output"]
     assert main([*given, str(tmp_path / "own.npz")]) == 0
     found = np.load(tmp_path / "own.npz")["embeddings"]
-    expected = alone("ba do")[0].max(axis=0)
+    expected = embed_alone("ba do")[0].max(axis=0)
     np.testing.assert_allclose(found[0], expected / np.linalg.norm(expected), atol=1e-5)
-    expected = alone("ki " * 14)[0].max(axis=0)  # cut to 16 pieces
+    expected = embed_alone("ki " * 14)[0].max(axis=0)  # truncated to 16 tokens
     np.testing.assert_allclose(found[1], expected / np.linalg.norm(expected), atol=1e-5)
     assert main([*given, str(tmp_path / "cls.npz"), "--pooling", "cls", "--layers", "-1,-2"]) == 0
     found = np.load(tmp_path / "cls.npz")["embeddings"]
-    expected = alone("ba do", (-1, -2)).mean(axis=0)[0]
+    expected = embed_alone("ba do", (-1, -2)).mean(axis=0)[0]
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
 
 
-def test_to_convert_it_tells_that_its_recipe_stays_behind(tmp_path, capsys) -> None:
+def test_convert_reports_that_pooling_is_not_converted(tmp_path, capsys) -> None:
     (tmp_path / "from").mkdir()
     path = publish(tmp_path / "from", "Transformer", "Pooling", pooling_mode_mean_tokens=True)
     assert main(["convert", "--to", "bertjax", str(path), str(tmp_path / "to")]) == 0
     assert "has no pooling configuration: give `bertjax embed`" in capsys.readouterr().out
 
 
-def test_modules_that_bertjax_has_not_are_refused(tmp_path) -> None:
+def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
     path = publish(tmp_path, "Transformer", "Pooling", "Dense", pooling_mode_mean_tokens=True)
     with pytest.raises(InputError, match="has the modules Transformer, Pooling, Dense; bertjax"):
         find_pooling_config(path)
@@ -289,40 +293,46 @@ def test_modules_that_bertjax_has_not_are_refused(tmp_path) -> None:
     (path / "modules.json").write_text(json.dumps(modules[:2]))
     assert find_pooling_config(path) == (path, "mean", False, 16)
     (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
-    with pytest.raises(InputError, match="pools by pooling_mode_lasttoken and bertjax by one of"):
+    with pytest.raises(
+        InputError, match="pools by pooling_mode_lasttoken; bertjax supports one of"
+    ):
         find_pooling_config(path)
 
 
 @pytest.mark.parametrize(
-    ("given", "content", "complaint"),
+    ("arguments", "content", "message"),
     [
         ("--layers 3", "ba", "there is no layer 3 in a model of 2 layers: choose from 0"),
-        ("--layers last", "ba", "--layers=last: not numbers"),
-        ("--level sentences", "ba", "--level sentences is unknown: use text, words, pieces"),
-        ("--pooling sum", "ba", "--pooling sum is unknown: use mean, cls, max"),
+        ("--layers last", "ba", "--layers=last: not numbers. Write -1,-2"),
+        ("--level sentences", "ba", "level=sentences: unknown value. Use text, word, token"),
+        ("--pooling sum", "ba", "pooling=sum: unknown value. Use mean, cls, max"),
         (
-            "--level words --pooling cls",
+            "--level word --pooling cls",
             "ba",
-            "--pooling=cls: not for --level=words",
+            "--pooling=cls: not for --level=word",
         ),
-        ("--level words --normalize", "ba", "--normalize is for --level text and not for words"),
-        ("--output DIR/a.csv", "ba", r"DIR/a.csv is to end in .jsonl, .npz, .parquet"),
-        ("--output DIR/no/a.npz", "ba", "is to lie in DIR/no, which is no directory: make it"),
-        ("", "", "the input has no lines: give some text"),
-        ("", 'ba\n{"text": 3}', 'line 2 has no "text": write'),
-        ("", 'ba\n\n{"body": "ba"}', 'line 3 has no "text": write'),
+        ("--level word --normalize", "ba", "normalize=True: level=word has no such option"),
+        (
+            "--output DIR/a.csv",
+            "ba",
+            r"DIR/a.csv: unknown suffix. Use one of .jsonl, .npz, .parquet",
+        ),
+        ("--output DIR/no/a.npz", "ba", "DIR/no is not a directory. Create it"),
+        ("", "", "the input has no lines. Give some text"),
+        ("", 'ba\n{"text": 3}', 'line 2: no "text". Write'),
+        ("", 'ba\n\n{"body": "ba"}', 'line 3: no "text". Write'),
         ("", "ba\n{ba", "line 2: not JSON .*. Write one object per line"),
         ("--input DIR/nothing.txt", "ba", "DIR/nothing.txt: no such file"),
-        ("--checkpoint DIR/nowhere", "ba", "there is no .*nowhere"),
+        ("--checkpoint DIR/nowhere", "ba", "nowhere: does not exist"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
-    given, content, complaint, model, tmp_path, refused
+def test_embed_rejects_invalid_arguments(
+    arguments, content, message, model, tmp_path, refused
 ) -> None:
     (tmp_path / "in.txt").write_text(content)
     plain = {"checkpoint": model, "input": tmp_path / "in.txt", "output": tmp_path / "out.npz"}
     flags = [flag for name, value in plain.items() for flag in (f"--{name}", value)]
-    flags += given.replace("DIR", str(tmp_path)).split()
+    flags += arguments.replace("DIR", str(tmp_path)).split()
     sentence = refused("embed", *flags)
-    assert re.search(complaint.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
+    assert re.search(message.replace("DIR", re.escape(str(tmp_path))), sentence), sentence
     assert not (tmp_path / "out.npz").exists()

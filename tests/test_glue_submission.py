@@ -19,6 +19,7 @@ from bertjax.tasks.sequence_classification.glue_submission import (
     predict_majority,
     predict_test_files,
 )
+from bertjax.tasks.sequence_classification.pipeline import SequenceClassificationPipeline
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import GLUE
 
@@ -80,9 +81,13 @@ def model_of(name: str, seed: int = 0) -> types.SimpleNamespace:
             shape = (*batch["labels_weights"].shape, max(len(labels), 1))
             yield {"sequence_classification_logits": 9 * random.normal(size=shape)}
 
-    return types.SimpleNamespace(
-        path=f"runs/{name}", config=config, tokenizer=toy_tasks.TOKENIZER, labels=labels, run=run
-    )
+    objective = registry.make_objective(config)
+    pipeline = SequenceClassificationPipeline(objective, toy_tasks.TOKENIZER, labels)
+    return types.SimpleNamespace(path=f"runs/{name}", pipeline=pipeline, run=run)
+
+
+def submission_files(model: types.SimpleNamespace, glue: pathlib.Path) -> dict[str, str]:
+    return predict_test_files(model.path, model.pipeline, model.run, str(glue))
 
 
 def rows_of(content: str) -> list[list[str]]:
@@ -92,7 +97,7 @@ def rows_of(content: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", list(GLUE))
 def test_predict_test_files_has_one_row_per_example(glue, name: str) -> None:
-    files = predict_test_files(model_of(name), str(glue))
+    files = submission_files(model_of(name), glue)
     assert files.keys() == GLUE[name].test.keys()
     for content in files.values():
         header, *rows = rows_of(content)
@@ -105,15 +110,13 @@ def test_predict_test_files_has_one_row_per_example(glue, name: str) -> None:
 def test_predict_test_files_uses_server_labels(glue, name: str) -> None:
     labels: dict[str, set[str]] = {}
     for seed in range(20):
-        for file, content in predict_test_files(model_of(name, seed), str(glue)).items():
+        for file, content in submission_files(model_of(name, seed), glue).items():
             labels.setdefault(file, set()).update(row[1] for row in rows_of(content)[1:])
     assert labels == {file: TEXTS[file] for file in labels}
 
 
 def test_predict_test_files_clips_and_rounds_scores(glue) -> None:
-    contents = [
-        predict_test_files(model_of("stsb", seed), str(glue))["STS-B"] for seed in range(20)
-    ]
+    contents = [submission_files(model_of("stsb", seed), glue)["STS-B"] for seed in range(20)]
     numbers = [row[1] for content in contents for row in rows_of(content)[1:]]
     assert {len(number.partition(".")[2]) for number in numbers} == {3}
     assert (min(numbers), max(numbers)) == ("0.000", "5.000")
@@ -121,8 +124,8 @@ def test_predict_test_files_clips_and_rounds_scores(glue) -> None:
 
 def test_predict_test_files_uses_the_label_order_of_the_model(glue) -> None:
     model, other = model_of("qnli"), model_of("qnli")
-    other.labels = model.labels[::-1]
-    first, second = (rows_of(predict_test_files(m, str(glue))["QNLI"])[1:] for m in (model, other))
+    other.pipeline.labels = model.pipeline.labels[::-1]
+    first, second = (rows_of(submission_files(m, glue)["QNLI"])[1:] for m in (model, other))
     assert all(a[1] != b[1] for a, b in zip(first, second, strict=True))
 
 
@@ -138,7 +141,7 @@ def test_predict_majority_returns_most_frequent_label(glue) -> None:
 def test_build_submission_contains_eleven_files(glue) -> None:
     files: dict[str, str] = {}
     for name in GLUE:
-        files |= predict_test_files(model_of(name), str(glue))
+        files |= submission_files(model_of(name), glue)
     content = build_submission(files)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         assert sorted(archive.namelist()) == sorted(f"{name}.tsv" for name in FILES)
@@ -149,7 +152,7 @@ def test_build_submission_contains_eleven_files(glue) -> None:
 
 
 def test_build_submission_names_missing_tasks(glue) -> None:
-    files = predict_test_files(model_of("mnli"), str(glue))
+    files = submission_files(model_of("mnli"), glue)
     with pytest.raises(
         InputError,
         match=r"lacks CoLA, SST-2, MRPC, STS-B, QQP, QNLI, RTE, WNLI\. Add a --checkpoint of each",
@@ -159,9 +162,10 @@ def test_build_submission_names_missing_tasks(glue) -> None:
 
 def test_predict_test_files_rejects_other_task(glue) -> None:
     model = model_of("rte")
-    model.config = parse_config({"task": "question_answering"}, registry.data_fields())
+    config = parse_config({"task": "question_answering"}, registry.data_fields())
+    model.pipeline.objective = registry.make_objective(config)
     with pytest.raises(InputError, match=r"runs/rte: not fine-tuned on a GLUE task\. Leave it out"):
-        predict_test_files(model, str(glue))
+        submission_files(model, glue)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def publish(
 def first_params(config: Config) -> tuple[Any, Any]:
     """Those that random numbers give, and those that the run begins with."""
     config = config.resolve(100)
-    programs = StepFunctions(config, registry.objective(config))
+    programs = StepFunctions(config, registry.make_objective(config))
     random = programs.init().params
     given = PretrainedModel(config.init).load_init_params(
         programs.init_shapes, config.reinit_layers

@@ -1,4 +1,4 @@
-"""What `import bertjax` gives: models that are asked, and training and evaluation as functions."""
+"""The Python interface: models, training and evaluation."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ HEADS = {
     "choose": ("pooler", "multiple_choice"),
     "encode": ("pooler",),
 }
-ASKED = {
+ARGUMENTS = {
     "fill_mask": ("ba [MASK] do",),
     "answer": ("ba?", "ba do ki lu"),
     "classify": ("ba do",),
@@ -57,28 +57,27 @@ ASKED = {
 LABELS = {"classify": ("glad", "sad", "odd"), "tag": ("O", "B-per", "I-per")}
 
 
-def write_model(path: pathlib.Path, method: str, most: int = 32) -> pathlib.Path:
-    """A directory of Hugging Face with the head that the method needs, for so many pieces."""
+def write_model(path: pathlib.Path, method: str, max_length: int = 32) -> pathlib.Path:
+    """Write a Hugging Face directory of a model with the head that the method needs."""
     path.mkdir(parents=True)
-    shape = dataclasses.replace(SHAPE, max_position_embeddings=most)
+    shape = dataclasses.replace(SHAPE, max_position_embeddings=max_length)
     model = draw_model(shape, toy_tasks.TOKENIZER, *HEADS[method])
     huggingface.write(dataclasses.replace(model, labels=LABELS.get(method, ())), epath.Path(path))
     return path
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory) -> dict[str, bertjax.Model]:
-    """A model for each of the methods, by its name."""
+def models(tmp_path_factory) -> dict[str, bertjax.Model]:
+    """A model for each method, by its name."""
     root = tmp_path_factory.mktemp("models")
     return {method: bertjax.load(write_model(root / method, method)) for method in HEADS}
 
 
-def ask(model: bertjax.Model, method: str) -> Any:
-    return getattr(model, method)(*ASKED[method])
+def call(model: bertjax.Model, method: str) -> Any:
+    return getattr(model, method)(*ARGUMENTS[method])
 
 
-def test_to_import_it_is_to_import_nothing() -> None:
-    """Whoever wants its version does not wait for JAX."""
+def test_import_loads_neither_jax_nor_numpy() -> None:
     code = (
         "import sys, bertjax; assert 'load' in dir(bertjax) and bertjax.__version__;"
         "print({'jax', 'numpy', 'tensorflow'} & sys.modules.keys())"
@@ -87,121 +86,125 @@ def test_to_import_it_is_to_import_nothing() -> None:
     assert found.stdout.strip() == "set()"
 
 
-def test_what_it_has_not_is_no_attribute() -> None:
+def test_module_has_no_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="'bertjax' has no attribute 'lod'"):
         bertjax.lod  # noqa: B018
 
 
-@pytest.mark.parametrize("method", ASKED)
-def test_an_answer_is_the_line_that_predict_gives(opened, method: str) -> None:
-    model = opened[method]
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_method_returns_the_line_of_predict(models, method: str) -> None:
+    model = models[method]
     lines = {
-        "answer": json.dumps(dict(zip(("question", "context"), ASKED["answer"], strict=True))),
-        "choose": json.dumps(dict(zip(("context", "choices"), ASKED["choose"], strict=True))),
+        "answer": json.dumps(dict(zip(("question", "context"), ARGUMENTS["answer"], strict=True))),
+        "choose": json.dumps(dict(zip(("context", "choices"), ARGUMENTS["choose"], strict=True))),
     }
-    (line,) = answers_of(model.path, [lines.get(method, ASKED[method][0])])
-    answer = ask(model, method)
+    (line,) = answers_of(model.path, [lines.get(method, ARGUMENTS[method][0])])
+    answer = call(model, method)
     if method == "answer":
         line |= {"id": "0"}
     assert answer == line
     assert json.loads(json.dumps(answer)) == answer
 
 
-@pytest.mark.parametrize("method", ASKED)
-def test_many_inputs_have_as_many_answers_in_their_order(opened, method: str) -> None:
-    model, given = opened[method], [ASKED[method], ASKED[method]]
-    one = ask(model, method)
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_method_returns_an_answer_for_each_input_in_order(models, method: str) -> None:
+    model, given = models[method], [ARGUMENTS[method], ARGUMENTS[method]]
+    one = call(model, method)
     both = getattr(model, method)(*map(list, zip(*given, strict=True)))
     ids = [{"id": str(i)} if method == "answer" else {} for i in range(2)]
     assert both == [one | each for each in ids]
-    assert getattr(model, method)(*([] for _ in ASKED[method])) == []
+    assert getattr(model, method)(*([] for _ in ARGUMENTS[method])) == []
 
 
-@pytest.mark.parametrize("method", ASKED)
-def test_the_second_call_compiles_nothing(opened, method: str, compilations) -> None:
-    ask(opened[method], method)
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_method_compiles_nothing_in_its_second_call(models, method: str, compilations) -> None:
+    call(models[method], method)
     del compilations[:]
-    ask(opened[method], method)
+    call(models[method], method)
     assert not compilations
 
 
-def test_one_passage_serves_many_questions(opened) -> None:
-    model, passage = opened["answer"], ASKED["answer"][1]
+def test_answer_takes_one_passage_for_many_questions(models) -> None:
+    model, passage = models["answer"], ARGUMENTS["answer"][1]
     asked = ["ba?", "do?"]
     assert model.answer(asked, passage) == model.answer(asked, [passage, passage])
 
 
-def test_words_are_tagged_and_columns_classified(opened) -> None:
-    words = opened["tag"].tag({"words": ["ba", "do"]}, return_all_scores=True)
-    assert words["words"] == ["ba", "do"] and len(words["tags"]) == len(words["probabilities"]) == 2
-    pair = opened["classify"].classify({"text": "ba", "text_pair": "do"}, return_all_scores=True)
-    assert pair["text_pair"] == "do" and [*pair["probabilities"]] == [*LABELS["classify"]]
-    assert opened["classify"].predict("ba do") == ask(opened["classify"], "classify")
+def test_methods_take_words_and_columns(models) -> None:
+    words = models["tag"].tag({"words": ["ba", "do"]}, return_all_scores=True)
+    assert words["words"] == ["ba", "do"] and len(words["tags"]) == len(words["scores"]) == 2
+    pair = models["classify"].classify({"text": "ba", "text_pair": "do"}, return_all_scores=True)
+    assert pair["text_pair"] == "do" and [*pair["scores"]] == [*LABELS["classify"]]
+    assert models["classify"].predict("ba do") == call(models["classify"], "classify")
 
 
 @pytest.mark.parametrize("method", HEADS)
-@pytest.mark.parametrize("asked", ASKED)
-def test_what_a_model_cannot_do_is_refused_with_what_it_can(opened, method, asked) -> None:
-    if method == asked:
+@pytest.mark.parametrize("other", ARGUMENTS)
+def test_method_of_another_task_is_rejected_with_the_right_one(models, method, other) -> None:
+    if method == other:
         return
-    with pytest.raises(bertjax.InputError) as refusal:
-        ask(opened[method], asked)
-    sentence = str(refusal.value)
-    assert sentence.startswith(str(opened[method].path)) and sentence.count(". ") == 0
-    assert f"call {method}" in sentence
+    with pytest.raises(bertjax.InputError) as error:
+        call(models[method], other)
+    sentence = str(error.value)
+    assert sentence.startswith(f"{models[method].path}: ") and "\n" not in sentence
+    assert f"Call {method}" in sentence
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "complaint"),
+    ("method", "arguments", "message"),
     [
-        ("fill_mask", (["[MASK]", "ba"],), r"^input 1 has no \[MASK\]: write one"),
-        ("fill_mask", ("ba " * 40 + "[MASK]",), "^input 0 has 43 pieces and the model takes 32"),
+        ("fill_mask", (["[MASK]", "ba"],), r"^input 1: there is no \[MASK\]\. Write one"),
+        (
+            "fill_mask",
+            ("ba " * 40 + "[MASK]",),
+            "^input 0: the text has 43 tokens and the model takes 32",
+        ),
         (
             "fill_mask",
             ({"text": "[MASK]"},),
-            "^input 0 is no text, and the model reads nothing else",
+            "^input 0: the input is an object",
         ),
-        ("fill_mask", ([None],), "^input 0 is None: give a text, or a dictionary of texts"),
+        ("fill_mask", ([None],), "^input 0: None is no input"),
         (
             "answer",
             (["a", "b"], ["c"]),
-            "^2 inputs of question and 1 of context do not go together",
+            "^2 inputs of question and 1 of context: give",
         ),
-        ("answer", ("ba?", " "), "^the passage of input 0 is empty"),
+        ("answer", ("ba?", " "), "^input 0: the passage is empty"),
         ("classify", (["ba", " "],), "^input 1: column 'text' is empty"),
         ("classify", ({"body": "ba"},), "^input 0: no column 'text', only 'body'"),
-        ("tag", ("",), "^input 0: \"text\" is '': write some text"),
-        ("choose", ("ba", ["do"]), "^input 0: 1 answers leave nothing to choose"),
-        ("choose", ("ba", "do"), "^'do' is one text where a list of choices is to be"),
-        ("choose", (["ba", "ki"], ["do", "lu"]), "^'do' is one text where a list of choices"),
+        ("tag", ("",), "^input 0: \"text\" is ''. Write some text"),
+        ("choose", ("ba", ["do"]), "^input 0: a question needs two choices and has 1"),
+        ("choose", ("ba", "do"), "^choices='do': a text is no list of choices"),
+        ("choose", (["ba", "ki"], ["do", "lu"]), "^choices='do': a text is no list"),
         ("choose", (["ba"], [["do", "ki"]] * 2), "^1 inputs of context and 2 of choices"),
-        ("encode", ([1],), "^input 0 is 1: give a text"),
+        ("encode", ([1],), "^input 0: 1 is no text"),
         ("encode", ("ba", (7,)), "^there is no layer 7 in a model of 2 layers"),
-        ("encode", ("ba", (-1,), "sum"), "sum is unknown: use mean, cls, max"),
-        ("batch", ([],), "^0 texts and 0 pairs make no batch"),
-        ("batch", (["ba"], ["do", "ki"]), "^1 texts and 2 pairs make no batch"),
-        ("batch", (["ba " * 40],), "^1 of 1 texts have more than the 32 pieces"),
+        ("encode", ("ba", (-1,), "sum"), "^pooling=sum: unknown value. Use mean, cls, max"),
+        ("batch", ([],), "^0 texts and 0 pairs: no batch"),
+        ("batch", (["ba"], ["do", "ki"]), "^1 texts and 2 pairs: no batch"),
+        ("batch", (["ba " * 40],), "^1 of 1 texts have more than the 32 tokens"),
     ],
 )
-def test_an_input_that_cannot_be_answered_is_named(opened, method, given, complaint) -> None:
-    model = opened.get(method, opened["encode"])
-    with pytest.raises(bertjax.InputError, match=complaint):
-        getattr(model, method)(*given)
+def test_method_names_an_invalid_input(models, method, arguments, message) -> None:
+    model = models.get(method, models["encode"])
+    with pytest.raises(bertjax.InputError, match=message):
+        getattr(model, method)(*arguments)
 
 
-def test_vectors_are_those_that_features_writes(opened, tmp_path) -> None:
-    model, texts = opened["encode"], ["ba do ki", "lu", "me no"]
+def test_encode_returns_what_embed_writes(models, tmp_path) -> None:
+    model, texts = models["encode"], ["ba do ki", "lu", "me no"]
     (tmp_path / "in.txt").write_text("\n".join(texts))
     options = ["--layers", "0,-1", "--pooling", "max", "--normalize"]
     given = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.npz", *options]
     assert main(list(map(str, ["embed", "--checkpoint", model.path, *given]))) == 0
-    found = model.encode(texts, layers=(0, -1), pool="max", normalize=True)
-    np.testing.assert_array_equal(found, np.load(tmp_path / "out.npz")["vectors"])
+    found = model.encode(texts, layers=(0, -1), pooling="max", normalize=True)
+    np.testing.assert_array_equal(found, np.load(tmp_path / "out.npz")["embeddings"])
     assert found.shape == (3, 32) and model.encode([]).shape == (0, 32)
     np.testing.assert_allclose(model.encode("lu"), model.encode(texts)[1], atol=1e-5)
 
 
-def test_a_model_of_sentence_transformers_brings_its_own_pooling(opened, tmp_path) -> None:
+def test_encode_uses_the_pooling_of_sentence_transformers(models, tmp_path) -> None:
     inner = write_model(tmp_path / "model" / "inner", "encode")
     parts = [("Transformer", "inner"), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
     modules = [{"type": f"sentence_transformers.models.{k}", "path": p} for k, p in parts]
@@ -210,36 +213,36 @@ def test_a_model_of_sentence_transformers_brings_its_own_pooling(opened, tmp_pat
     said = json.dumps({"pooling_mode_cls_token": True})
     (inner.parent / "1_Pooling" / "config.json").write_text(said)
     found = bertjax.load(inner.parent).encode("ba do ki")
-    np.testing.assert_array_equal(found, opened["encode"].encode("ba do ki", (-1,), "cls", True))
+    np.testing.assert_array_equal(found, models["encode"].encode("ba do ki", (-1,), "cls", True))
 
 
-def test_texts_that_are_too_long_are_cut_and_counted(opened, caplog) -> None:
-    opened["encode"].encode(["ba " * 40, "ba"])
-    assert "1 of 2 texts are longer than 32 pieces and were cut" in caplog.text
+def test_encode_truncates_and_counts_long_texts(models, caplog) -> None:
+    models["encode"].encode(["ba " * 40, "ba"])
+    assert "1 of 2 texts are longer than 32 tokens and were truncated" in caplog.text
 
 
-def test_apply_gives_the_vectors_that_encode_pools(opened) -> None:
-    model, texts = opened["encode"], ["ba do ki lu me no", "lu", "me no"]
+def test_apply_returns_the_embeddings_that_encode_pools(models) -> None:
+    model, texts = models["encode"], ["ba do ki lu me no", "lu", "me no"]
     batch = model.batch(texts)
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
     assert {array.shape for array in batch.values()} == {(3, 16)}
     vectors = jax.jit(model.apply)(model.params, batch)
     assert vectors.shape == (3, 16, 32)
-    np.testing.assert_allclose(vectors[:, 0], model.encode(texts, pool="cls"), atol=1e-5)
+    np.testing.assert_allclose(vectors[:, 0], model.encode(texts, pooling="cls"), atol=1e-5)
     layers = jax.jit(functools.partial(model.apply, layers=(0, -1)))(model.params, batch)
     np.testing.assert_allclose(layers[1], vectors, atol=1e-5)
 
 
-def test_second_texts_are_of_the_second_type(opened) -> None:
-    batch = opened["encode"].batch(["ba", "ba do"], ["ki lu", "ki"])
-    tokens = opened["encode"].tokenizer.tokens
+def test_batch_gives_second_texts_token_type_1(models) -> None:
+    batch = models["encode"].batch(["ba", "ba do"], ["ki lu", "ki"])
+    tokens = models["encode"].tokenizer.tokens
     said = [tokens[i] for i in batch["input_ids"][0] if i]
     assert said == ["[CLS]", "ba", "[SEP]", "ki", "lu", "[SEP]"]
     assert batch["token_type_ids"].tolist()[0][:7] == [0, 0, 0, 1, 1, 1, 0]
 
 
-def test_apply_can_be_differentiated_and_a_key_turns_dropout_on(opened) -> None:
-    model = opened["encode"]
+def test_apply_is_differentiable_and_a_key_turns_dropout_on(models) -> None:
+    model = models["encode"]
     batch, apply = model.batch(["ba do ki"]), jax.jit(model.apply)
     dropped, again, other = (apply(model.params, batch, jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(dropped, again)
@@ -256,7 +259,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 def spec_of(folder: pathlib.Path, **options: object) -> tuple[str, dict[str, Any]]:
-    """A configuration of toys as text, and the fields that go with it."""
+    """Return a configuration of the toy task as text, and its overrides."""
     _, spec, *flags = toy_tasks.arguments("single_label", folder, steps=12, log_every=4, **options)
     fields = {name: toy_tasks.FIELDS.get(name, 0) for name in parse_overrides(flags)}
     fields |= {"steps": 12, "log_every": 4, "optimizer.warmup": 2}
@@ -264,14 +267,14 @@ def spec_of(folder: pathlib.Path, **options: object) -> tuple[str, dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_run_tells_its_metrics_and_is_scored(folder, tmp_path) -> None:
+def test_train_calls_back_and_evaluate_returns_scores(folder, tmp_path) -> None:
     spec, overrides = spec_of(folder)
-    told: list[dict[str, Any]] = []
-    bertjax.train(spec, tmp_path, overrides, told.append)
+    lines_called: list[dict[str, Any]] = []
+    bertjax.train(spec, tmp_path, overrides, lines_called.append)
     lines = read_metrics(tmp_path)
-    assert told == lines and {line["split"] for line in lines} == {"train", "eval"}
-    bertjax.train(spec, tmp_path, overrides, told.append)  # which is over
-    assert told == lines
+    assert lines_called == lines and {line["split"] for line in lines} == {"train", "eval"}
+    bertjax.train(spec, tmp_path, overrides, lines_called.append)  # which is over
+    assert lines_called == lines
     scores = bertjax.evaluate(tmp_path)
     assert scores["accuracy"] == lines[-1]["accuracy"] and type(scores["accuracy"]) is float
     assert bertjax.evaluate([tmp_path, tmp_path]) == scores
@@ -280,7 +283,7 @@ def test_a_run_tells_its_metrics_and_is_scored(folder, tmp_path) -> None:
     assert other["loss"] != scores["loss"]
 
 
-def test_a_configuration_is_the_same_however_it_is_given(folder) -> None:
+def test_run_config_is_the_same_for_every_source(folder) -> None:
     spec, overrides = spec_of(folder)
     typed = make_run_config(spec, overrides)
     plain = typed.to_dict()
@@ -293,7 +296,7 @@ def test_a_configuration_is_the_same_however_it_is_given(folder) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_callback_raises_ends_the_run(folder, tmp_path) -> None:
+def test_train_propagates_an_exception_of_the_callback(folder, tmp_path) -> None:
     class Enough(Exception):
         pass
 
@@ -306,16 +309,16 @@ def test_what_the_callback_raises_ends_the_run(folder, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "complaint"),
+    ("overrides", "message"),
     [
         ({"optimizer.learning_rte": 1.0}, "learning_rte"),
         ({"max_seq_length": "32"}, "max_seq_length='32'"),  # a text is no number
         ({"data.dir": "nowhere"}, "nowhere"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(folder, tmp_path, overrides, complaint) -> None:
+def test_train_rejects_an_invalid_configuration(folder, tmp_path, overrides, message) -> None:
     spec, fields = spec_of(folder)
-    with pytest.raises(bertjax.InputError, match=complaint):
+    with pytest.raises(bertjax.InputError, match=message):
         bertjax.train(spec, tmp_path, fields | overrides)
 
 
@@ -328,7 +331,7 @@ def blocks() -> list[str]:
 def home(folder, tmp_path_factory) -> pathlib.Path:
     """A folder with what the documents' examples name."""
     path = tmp_path_factory.mktemp("home")
-    write_model(path / "models" / "base", "fill_mask", most=128)
+    write_model(path / "models" / "base", "fill_mask", max_length=128)
     write_model(path / "models" / "moods", "classify")
     (path / "reviews").mkdir()
     for name, source in (("train", "train"), ("dev", "dev"), ("other", "dev")):
@@ -347,7 +350,7 @@ for number, example in enumerate(json.load(sys.stdin), 1):
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_documents_run(home) -> None:
+def test_examples_of_the_documents_run(home) -> None:
     assert len(blocks()) == 3
     done = subprocess.run(
         [sys.executable, "-c", EXAMPLES],

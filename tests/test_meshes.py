@@ -41,7 +41,7 @@ def step_functions_on(
         {name: str(value) for name, value in fields.items()},
         registry.data_fields(),
     ).resolve()
-    task = registry.find(config.task)(config)
+    task = registry.find_task(config.task)(config)
     task.prepare(STEPS)
     return StepFunctions(config, task.objective, jax.devices()[: math.prod(mesh)]), task
 

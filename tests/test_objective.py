@@ -36,7 +36,7 @@ def make_run_config(task: str = "pretraining", **fields: object) -> Config:
 @pytest.mark.parametrize(("batch_size", "max_seq_length"), [(256, 128), (256, 512), (8, 32)])
 def test_eval_batch_size_defaults_to_the_training_batch_size(batch_size, max_seq_length) -> None:
     config = make_run_config(batch_size=batch_size, max_seq_length=max_seq_length)
-    assert registry.objective(config, batch_size_multiple=1).eval_batch_size == batch_size
+    assert registry.make_objective(config, batch_size_multiple=1).eval_batch_size == batch_size
 
 
 @pytest.mark.parametrize(("batch_size", "max_seq_length"), [(65_536, 128), (32_768, 512)])
@@ -45,25 +45,25 @@ def test_eval_batch_size_is_bounded_and_a_multiple_of_devices(
     batch_size, max_seq_length, devices
 ) -> None:
     config = make_run_config(batch_size=batch_size, max_seq_length=max_seq_length)
-    rows = registry.objective(config, batch_size_multiple=devices).eval_batch_size
+    rows = registry.make_objective(config, batch_size_multiple=devices).eval_batch_size
     assert rows % devices == 0
     assert 0 <= rows * max_seq_length - MAX_EVAL_TOKENS < devices * max_seq_length
 
 
 def test_eval_batch_size_of_question_answering_gives_each_device_some_sequences() -> None:
     config = make_run_config("question_answering", max_seq_length=384, batch_size=32)
-    assert registry.objective(config, batch_size_multiple=1).eval_batch_size == 32
-    assert registry.objective(config, batch_size_multiple=64).eval_batch_size == 256
+    assert registry.make_objective(config, batch_size_multiple=1).eval_batch_size == 32
+    assert registry.make_objective(config, batch_size_multiple=64).eval_batch_size == 256
 
 
 def test_eval_batch_size_of_the_configuration_must_divide_over_devices() -> None:
     config = make_run_config(eval_batch_size=24, mesh=MeshConfig(8, 1, 1))
-    objective = registry.objective(config, batch_size_multiple=8)
+    objective = registry.make_objective(config, batch_size_multiple=8)
     assert objective.eval_batch_size == 24
     step_functions = StepFunctions(config, objective)
     check_batch_sizes(config, objective, step_functions.mesh, train=True)
     config = dataclasses.replace(config, eval_batch_size=20)
-    objective = registry.objective(config, batch_size_multiple=8)
+    objective = registry.make_objective(config, batch_size_multiple=8)
     with pytest.raises(InputError, match=r"eval_batch_size=20: does not divide over 8 devices\."):
         check_batch_sizes(config, objective, step_functions.mesh, train=False)
 
@@ -72,7 +72,7 @@ def test_batch_size_must_divide_over_devices_only_for_training() -> None:
     config = make_run_config(
         batch_size=24, gradient_accumulation_steps=2, eval_batch_size=8, mesh=MeshConfig(8, 1, 1)
     )
-    objective, mesh = registry.objective(config, batch_size_multiple=8), make_mesh(8, 1, 1)
+    objective, mesh = registry.make_objective(config, batch_size_multiple=8), make_mesh(8, 1, 1)
     check_batch_sizes(config, objective, mesh, train=False)
     with pytest.raises(
         InputError, match=r"batch_size=24: .* 8 devices x gradient_accumulation_steps=2\. .* 16\."
@@ -86,7 +86,7 @@ def test_accumulation_steps_of_a_rampup_keep_the_microbatch_size() -> None:
         batch_size=48, gradient_accumulation_steps=3, batch_size_rampup=4, mesh=MeshConfig(2, 1, 1)
     )
     config = config.resolve()
-    objective, mesh = registry.objective(config), make_mesh(2, 1, 1, jax.devices()[:2])
+    objective, mesh = registry.make_objective(config), make_mesh(2, 1, 1, jax.devices()[:2])
     check_batch_sizes(config, objective, mesh, train=True)
     sizes = config.rampup.batch_sizes
     assert [accumulation_steps(config, objective, mesh, size) for size in sizes] == [1, 2, 3]
@@ -103,7 +103,7 @@ def test_objective_rejects_a_field_that_the_task_does_not_read() -> None:
         InputError,
         match=r"eval_batches=3: task=question_answering does not read this field\. Remove it\.",
     ):
-        registry.objective(
+        registry.make_objective(
             make_run_config("question_answering", eval_batches=3, max_seq_length=384)
         )
 
@@ -113,7 +113,7 @@ def test_untrainable_parameters_do_not_change_and_have_no_moments() -> None:
     config = make_run_config(
         steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10), mesh=MeshConfig(8, 1, 1)
     )
-    objective = registry.objective(config, batch_size_multiple=8)
+    objective = registry.make_objective(config, batch_size_multiple=8)
     objective.trainable = lambda name: name.startswith("mlm/")  # type: ignore[method-assign]
     step_functions = StepFunctions(config, objective)
     state = step_functions.init()
@@ -136,7 +136,7 @@ def test_untrainable_parameters_do_not_change_and_have_no_moments() -> None:
 def test_frozen_layers_do_not_change_on_any_mesh(mesh: tuple, frozen: int) -> None:
     section = OptimizerSection(warmup=0, layerwise_lr_decay=0.9, frozen_layers=frozen)
     config = make_run_config(steps=10, optimizer=section, mesh=MeshConfig(*mesh)).resolve()
-    objective = registry.objective(config, batch_size_multiple=8)
+    objective = registry.make_objective(config, batch_size_multiple=8)
     step_functions = StepFunctions(config, objective)
     state = step_functions.init()
     before = {name: np.asarray(leaf) for name, leaf in named_leaves(state.params)}
@@ -159,7 +159,7 @@ def test_frozen_layers_do_not_change_on_any_mesh(mesh: tuple, frozen: int) -> No
 @pytest.mark.slow
 def test_constants_are_arguments_of_the_predict_function() -> None:
     config = make_run_config(steps=10, optimizer=OptimizerSection(warmup=0, decay_steps=10))
-    objective = registry.objective(config, batch_size_multiple=8)
+    objective = registry.make_objective(config, batch_size_multiple=8)
     plain = objective.apply
     objective.constants = lambda: {"shift": jnp.float32(3)}  # type: ignore[method-assign]
     objective.apply = lambda params, batch, key, constants: {  # type: ignore[method-assign]

@@ -5,12 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.tasks.question_answering.evaluation import (
-    QuestionAnsweringEvalSet,
-    parse_question_inputs,
-    to_question,
-)
-from bertjax.tasks.task import Input
+from bertjax.tasks.pipeline import PredictInput
+from bertjax.tasks.question_answering.evaluation import QuestionAnsweringEvalSet
+from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline, to_question
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.squad import Answer, Question, QuestionAnsweringDataset
 from data_pipelines.finetuning.windows import WindowOptions
@@ -20,6 +17,9 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 TOKENIZER = WordPieceTokenizer([*SPECIAL_TOKENS, *"abcdefgh?"], cased=False)
 OPTIONS = WindowOptions(max_seq_length=16, doc_stride=4, max_query_length=4)
 FILE = {"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "7", "question": "c?"}]}]}]}
+
+
+parse_lines = QuestionAnsweringPipeline.parse_lines
 
 
 def line(**fields: object) -> str:
@@ -34,7 +34,7 @@ def test_inputs_are_parsed_line_by_line() -> None:
             taken.append(number)
             yield line(id=f"q{number}") if number else line()
 
-    for number, asked in enumerate(parse_question_inputs(lines())):
+    for number, asked in enumerate(parse_lines(lines())):
         assert len(taken) == number + 1
         assert to_question(asked) == Question(f"q{number}" if number else "1", "c?", "a b")
 
@@ -42,21 +42,21 @@ def test_inputs_are_parsed_line_by_line() -> None:
 @pytest.mark.parametrize("indent", [None, 1])
 def test_inputs_of_a_squad_file_are_a_list(indent: int | None) -> None:
     text = "\n" + json.dumps(FILE, indent=indent)
-    found = parse_question_inputs(text.splitlines(keepends=True))
+    found = parse_lines(text.splitlines(keepends=True))
     assert isinstance(found, list)
     assert list(map(to_question, found)) == [Question("7", "c?", "a b")]
 
 
 def test_inputs_of_no_lines_are_empty() -> None:
-    assert list(parse_question_inputs([])) == []
+    assert list(parse_lines([])) == []
 
 
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        ("?", "line 2 is not of the form"),
-        (line(context=None), "line 2 is not of the form"),
-        ("[1]", "line 2 is not of the form"),
+        ("?", "line 2: this is no"),
+        (line(context=None), "line 2: this is no"),
+        ("[1]", "line 2: this is no"),
         (line(context=" "), "line 2: the passage is empty"),
         (
             line(context="a" * 200_001),
@@ -67,22 +67,22 @@ def test_inputs_of_no_lines_are_empty() -> None:
 )
 def test_inputs_reject_a_line_without_question(said: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        list(map(to_question, parse_question_inputs([line(), said])))
+        list(map(to_question, parse_lines([line(), said])))
 
 
 def test_inputs_skip_blank_lines_and_count_them() -> None:
-    found = map(to_question, parse_question_inputs(["\n", line(), " \n", line(), "\n"]))
+    found = map(to_question, parse_lines(["\n", line(), " \n", line(), "\n"]))
     assert [question.id for question in found] == ["2", "4"]
 
 
 def test_to_question_error_names_the_location() -> None:
-    with pytest.raises(ValueError, match="input 0 is not of the form"):
-        to_question(Input("input 0", "c?"))
+    with pytest.raises(ValueError, match="input 0: this is no"):
+        to_question(PredictInput("input 0", "c?"))
 
 
 def test_inputs_reject_another_layout() -> None:
     with pytest.raises(ValueError, match=r"the input: data\[0\]: no field 'paragraphs'"):
-        parse_question_inputs(['{"data": [{}]}'])
+        parse_lines(['{"data": [{}]}'])
 
 
 def test_eval_set_logs_misplaced_answers_and_long_questions(caplog) -> None:

@@ -31,7 +31,7 @@ from bertjax.preflight.topology import Topology
 from bertjax.reports.writer import write_report
 from bertjax.tasks import registry
 from bertjax.tasks.question_answering.metrics import score_files
-from bertjax.tasks.question_answering.task import Task
+from bertjax.tasks.question_answering.task import QuestionAnsweringTask
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
@@ -218,12 +218,17 @@ def test_predict_returns_answer_offsets(trained, folder, capsys) -> None:
     version, workdir = trained
     context = "Anna lives in Oslo. Bob lives in Rome."
     command = ["predict", "--checkpoint", str(workdir)]
-    assert main([*command, "--question", "Where lives bob?", "--context", context]) == 0
+    assert (
+        main([*command, "--field", "question=Where lives bob?", "--field", f"context={context}"])
+        == 0
+    )
     answer = json.loads(capsys.readouterr().out)
-    assert answer["text"] == context[answer["start"] : answer["end"]]
+    assert answer["answer"] == context[answer["start"] : answer["end"]]
     assert ("null_odds" in answer) == (version == 2)
-    assert main([*command, "--question", "Where lives bob?"]) == 2
-    assert "--question and --context go together" in capsys.readouterr().err
+    assert main([*command, "--field", "question=Where lives bob?"]) == 2
+    assert "line 1: this is no" in capsys.readouterr().err
+    assert main([*asked, "--field", "Where lives bob?"]) == 2
+    assert "--field=Where lives bob?: not of the form KEY=TEXT" in capsys.readouterr().err
 
     line = json.dumps({"question": "Where lives bob?", "context": context})
     first, second = answers_of(workdir, [line, line])
@@ -252,7 +257,7 @@ def test_calibration_is_saved_with_evaluated_checkpoint(folder, tmp_path) -> Non
     assert not (first / CALIBRATION_FILE).exists() and (second / CALIBRATION_FILE).exists()
 
 
-def prepared(task: Task) -> Iterator[dict[str, Any]]:
+def prepared(task: QuestionAnsweringTask) -> Iterator[dict[str, Any]]:
     """Yield batches of a task prepared for one step."""
     task.prepare(1)
     return iter(task.train_batches(0, 1))
@@ -260,7 +265,7 @@ def prepared(task: Task) -> Iterator[dict[str, Any]]:
 
 def test_processes_share_all_windows_of_a_batch(folder) -> None:
     batches = [
-        next(prepared(Task(configuration(folder, 1, batch_size=17), 3, process)))
+        next(prepared(QuestionAnsweringTask(configuration(folder, 1, batch_size=17), 3, process)))
         for process in range(3)
     ]
     assert sum(batch["answer_positions_weights"].sum() for batch in batches) == 17
@@ -268,7 +273,9 @@ def test_processes_share_all_windows_of_a_batch(folder) -> None:
 
 @pytest.mark.parametrize(("packing", "windows"), [(True, 8), (False, 1)])
 def test_packing_sets_windows_per_sequence(folder, packing: bool, windows: int) -> None:
-    task = Task(configuration(folder, 1, batch_size=16, max_seq_length=64, packing=packing))
+    task = QuestionAnsweringTask(
+        configuration(folder, 1, batch_size=16, max_seq_length=64, packing=packing)
+    )
     (training,) = prepared(task)
     (eval_set,) = task.eval_sets()
     for batch in (training, *eval_set.batches()):
@@ -290,9 +297,9 @@ def test_evaluate_rejects_output_that_is_a_file(folder, tmp_path, capsys) -> Non
 @pytest.mark.slow
 def test_predict_escapes_lone_surrogates(trained, capsys) -> None:
     _, workdir = trained
-    asked = ["--question", "Where lives bob?", "--context", "\ud83d"]
+    asked = ["--field", "question=Where lives bob?", "--field", "context=\ud83d"]
     assert main(["predict", "--checkpoint", str(workdir), *asked]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] in ("\ud83d", "")
+    assert json.loads(capsys.readouterr().out)["answer"] in ("\ud83d", "")
 
 
 @pytest.mark.slow
@@ -323,7 +330,7 @@ def test_preflight_accepts_indivisible_batch_size(folder) -> None:
 
 @pytest.mark.slow
 def test_logits_are_float32_in_bfloat16_models(folder) -> None:
-    task = Task(configuration(folder, 1, **{"model.dtype": "bfloat16"}))
+    task = QuestionAnsweringTask(configuration(folder, 1, **{"model.dtype": "bfloat16"}))
     batch, objective = next(prepared(task)), task.objective
     params = jax.jit(objective.init_params)(jax.random.key(0))
     outputs = jax.jit(lambda params, batch: objective.apply(params, batch, None, {}))(params, batch)
@@ -390,7 +397,7 @@ def test_killed_run_resumes_identically(folder, tmp_path) -> None:
         (1, {"data__doc_stride": 100}, "doc_stride=100: windows would skip tokens"),
         (1, {"init": ""}, "there is no vocabulary: name a model"),
         (1, {"init": "/nowhere"}, "/nowhere: does not exist. Give"),
-        (1, {"model.vocab_size": 40}, "69 pieces and model.vocab_size=40: raise it"),
+        (1, {"model.vocab_size": 40}, "model.vocab_size=40: the vocabulary of"),
         (1, {"data__eval_file": "bare.json"}, "1 questions without a gold answer, '0' first"),
     ],
     ids=str,

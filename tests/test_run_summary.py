@@ -15,6 +15,7 @@ from bertjax.config.config import Config
 from bertjax.config.loading import load_config
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
+from bertjax.tasks.pipeline import predict_arguments
 from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run
 from data_pipelines.corpus.prepare import prepare
 
@@ -29,7 +30,7 @@ def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
 
 
 def page(config: Config, step: int = 0) -> list[str]:
-    task = registry.find(config.task)(config)
+    task = registry.find_task(config.task)(config)
     config = task.config.resolve(task.examples_per_epoch)
     task.prepare(config.total_steps)
     programs = StepFunctions(config, task.objective)
@@ -45,7 +46,7 @@ def test_it_tells_devices_model_data_rows_memory_schedule_and_workdir(corpus) ->
     assert page(config) == [
         f"devices   8 cpu ({os.cpu_count()} cores), mesh data=8",
         "model     2 layers of 64, 149,890 parameters, float32; MLM head and NSP head",
-        f"data      {corpus} (400 documents, 86,636 pieces); the run sees 3.74 epochs",
+        f"data      {corpus} (400 documents, 86,636 tokens); the run sees 3.74 epochs",
         "rows      16 a step of 32 pieces, 1 at once on a device",
         "memory    0.2 MiB a device for parameters and optimizer",
         "schedule  adamw at 0.001, linear, warm-up 100 steps, to 0 at step 1,000",
@@ -95,7 +96,7 @@ def test_documents_of_single_sentences_are_odd_where_next_ones_are_learnt(
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"ba do ki lu {'me ' * n}." for n in range(40)))
     prepare([str(text)], TOKENIZER, tmp_path / "corpus", workers=1, eval_fraction=0)
-    task = registry.find("pretraining")(
+    task = registry.find_task("pretraining")(
         make_run_config(tmp_path / "corpus", data__objective=objective)
     )
     assert task.examples_per_epoch
@@ -104,7 +105,7 @@ def test_documents_of_single_sentences_are_odd_where_next_ones_are_learnt(
 
 
 def test_at_the_end_stand_the_commands_that_a_model_is_for(corpus) -> None:
-    task = registry.find("pretraining")(make_run_config(corpus))
+    task = registry.find_task("pretraining")(make_run_config(corpus))
     said = summarize_result(
         epath.Path("my runs/x"), epath.Path("/my runs/x/checkpoints/00000020"), task
     )
@@ -120,6 +121,8 @@ def test_at_the_end_stand_the_commands_that_a_model_is_for(corpus) -> None:
 def test_what_a_task_may_be_asked_is_a_command_that_is_understood(folder) -> None:
     for kind in KINDS:
         config = configuration(kind, folder)
-        example = registry.find(config.task).example(config)
-        given = ["predict", "--checkpoint", "x", *shlex.split(example)]
+        task = registry.find_task(config.task)(config)
+        pipeline = task.pipeline_class(config)(task.objective, task.tokenizer, task.labels)
+        sample = predict_arguments(pipeline.sample_input())
+        given = ["predict", "--checkpoint", "x", *shlex.split(sample)]
         assert _parser().parse_known_args(given)[1] == []

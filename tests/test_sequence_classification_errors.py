@@ -329,4 +329,4 @@ def test_predict_accepts_tables_with_types_unknown_to_json(models, tmp_path, cap
     assert main(["predict", *flags]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["text"] == "ba do"
-    assert np.isfinite(json.loads(line)["probability"])
+    assert np.isfinite(json.loads(line)["score"])

@@ -21,8 +21,8 @@ from bertjax.inference.predictor import Predictor
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig
 from bertjax.tasks import registry
-from bertjax.tasks.task import Input
-from bertjax.tasks.token_classification.task import _parse_input
+from bertjax.tasks.pipeline import PredictInput
+from bertjax.tasks.token_classification.pipeline import _parse_input
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
@@ -73,7 +73,7 @@ def exported(trained, tmp_path_factory):
 
 
 def task_of(config: Config, num_processes: int = 1, process_id: int = 0):
-    return registry.find(config.task)(config, num_processes, process_id)
+    return registry.find_task(config.task)(config, num_processes, process_id)
 
 
 def leaves(params) -> dict[str, bytes]:
@@ -141,11 +141,11 @@ def test_predict_accepts_text_json_and_table(trained, exported, folder, capsys) 
             capsys, "--checkpoint", path, "--text", "do ki lu ki", "--return-all-scores"
         )
         assert found["text"] == "do ki lu ki" and found["label"] == "sad"
-        assert found["probabilities"].keys() == {*LABELS}
-        assert found["probability"] == found["probabilities"]["sad"]
-        assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+        assert found["scores"].keys() == {*LABELS}
+        assert found["score"] == found["scores"]["sad"]
+        assert sum(found["scores"].values()) == pytest.approx(1, abs=1e-5)
     (found,) = predict(capsys, "--checkpoint", path, "--text", '{"text": "ba ba", "more": 1}')
-    assert found.keys() == {"text", "label", "probability"} and found["label"] == "glad"
+    assert found.keys() == {"text", "label", "score"} and found["label"] == "glad"
     table = predict(capsys, "--checkpoint", trained("single_label"), "--input", folder / "dev.csv")
     rows = toy_tasks.rows_of(folder / "dev.csv")
     assert [answer["text"] for answer in table] == [row["text"] for row in rows]
@@ -158,11 +158,11 @@ def test_predict_returns_label_sets_and_values(trained, folder, capsys) -> None:
     given = "--checkpoint", trained("multi_label"), "--text"
     (found,) = predict(capsys, *given, "do ba lu no me", "--return-all-scores")
     assert found["labels"] == ["glad", "odd, or so"]
-    assert found["labels"] == [name for name, p in found["probabilities"].items() if p > 0.5]
+    assert found["labels"] == [name for name, p in found["scores"].items() if p > 0.5]
     (found,) = predict(capsys, *given, "do lu me")
     assert found == {"text": "do lu me", "labels": []}
     table = predict(capsys, "--checkpoint", trained("regression"), "--input", folder / "dev.tsv")
-    assert [*table[0]] == ["first", "second", "number"] and len(table) == 60
+    assert [*table[0]] == ["first", "second", "score"] and len(table) == 60
 
 
 @pytest.mark.slow
@@ -171,13 +171,13 @@ def test_predict_accepts_both_multiple_choice_layouts(trained, tmp_path, capsys)
     asked = {"context": "do lu", "choices": ["ki me", "me ba", "ki ki"]}
     (found,) = predict(capsys, *given, "--text", json.dumps(asked))
     assert (found["context"], found["label"], found["answer"]) == ("do lu", 1, "me ba")
-    assert sum(found["probabilities"]) == pytest.approx(1, abs=1e-5)
+    assert sum(found["scores"]) == pytest.approx(1, abs=1e-5)
     path = tmp_path / "swag.csv"
     path.write_text("sent1,sent2,ending0,ending1,ending2\ndo lu,,ki me,me ba,ki ki\ndo,,ba,ki,\n")
     first, second = predict(capsys, *given, "--input", path)
-    assert first.pop("probabilities") == pytest.approx(found.pop("probabilities"), abs=1e-5)
+    assert first.pop("scores") == pytest.approx(found.pop("scores"), abs=1e-5)
     assert first == pytest.approx(found, abs=1e-5)
-    assert second["label"] == 0 and len(second["probabilities"]) == 2
+    assert second["label"] == 0 and len(second["scores"]) == 2
 
 
 @pytest.mark.slow
@@ -190,14 +190,15 @@ def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
         (found,) = predict(capsys, *given, text)
         assert found["text"] == text.strip()
         said = [
-            (e["text"], e["type"], text.strip()[e["start"] : e["end"]]) for e in found["entities"]
+            (e["word"], e["entity_group"], text.strip()[e["start"] : e["end"]])
+            for e in found["entities"]
         ]
         assert said == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
     long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # several windows
     (found,) = predict(capsys, *given, long, "--return-all-scores")
-    assert [each["text"] for each in found["entities"]] == ["ba ki", "no"]
-    assert len(found["probabilities"]) == 103
-    assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["probabilities"])
+    assert [each["word"] for each in found["entities"]] == ["ba ki", "no"]
+    assert len(found["scores"]) == 103
+    assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["scores"])
 
 
 @pytest.mark.parametrize(
@@ -216,8 +217,7 @@ def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
     ],
 )
 def test_text_splits_into_words_in_any_script(text: str, words: str) -> None:
-    asked = _parse_input("input 0", text)[1]
-    assert asked.words == words.split("|")
+    assert _parse_input("input 0", text).sentence.words == words.split("|")
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_labels_without_scheme_are_entity_types(trained, tmp_path, capsys) -> No
     (tmp_path / "plain").mkdir()
     huggingface.write(dataclasses.replace(model, labels=plain), tmp_path / "plain")
     (found,) = predict(capsys, "--checkpoint", tmp_path / "plain", "--text", "ra ba ki tu no")
-    said = [(each["text"], each["type"]) for each in found["entities"]]
+    said = [(each["word"], each["entity_group"]) for each in found["entities"]]
     assert said == [("ba", "GLAD"), ("ki", "GLAD2"), ("no", "ODD")]
 
 
@@ -244,9 +244,9 @@ def test_labels_without_scheme_are_entity_types(trained, tmp_path, capsys) -> No
 def test_predict_ignores_unconfigured_columns(trained) -> None:
     opened = Predictor(trained("single_label"))
     data = {**opened.config.data, "id": "number"}
-    opened.config = dataclasses.replace(opened.config, data=data)
-    asked = [Input("input 0", "do ki"), Input("input 1", {"text": "do ki", "text_pair": "ba ba"})]
-    first, second = opened.answers(asked, together=2)
+    opened.pipeline.objective.config = dataclasses.replace(opened.config, data=data)
+    inputs = ["do ki", {"text": "do ki", "text_pair": "ba ba"}]
+    first, second = opened.predict([PredictInput("input", content) for content in inputs])
     assert first == second
 
 
@@ -382,7 +382,7 @@ def test_evaluate_reports_each_eval_set_and_mean(trained, folder, tmp_path) -> N
     scores = found.scores
     mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
     assert scores["accuracy"] == pytest.approx(mean)
-    assert not registry.find(config.task).is_degenerate(scores)
+    assert not registry.find_task(config.task).is_degenerate(scores)
     assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
 
 
@@ -390,11 +390,10 @@ def test_evaluate_reports_each_eval_set_and_mean(trained, folder, tmp_path) -> N
 def test_predict_reads_inputs_as_separate_documents(trained) -> None:
     opened = Predictor(trained("token_classification"))
     data = {**opened.config.data, "context": "document"}
-    opened.config = dataclasses.replace(opened.config, data=data)
-    texts = ["ra me si", "ba ki tu ve"]
-    alone = [next(opened.answers([(text, text)])) for text in texts]
-    beside = opened.answers([(text, text) for text in texts], together=2, return_all_scores=False)
-    assert list(beside) == alone
+    opened.pipeline.objective.config = dataclasses.replace(opened.config, data=data)
+    inputs = [PredictInput(text, text) for text in ("ra me si", "ba ki tu ve")]
+    alone = [next(opened.predict([item])) for item in inputs]
+    assert list(opened.predict(inputs)) == alone
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_find_errors_returns_the_kind_of_error() -> None:
         "words": list("abcdefgh"),
         "gold": ["B-x", "I-x", "O", "B-y", "O", "B-x", "O", "B-y"],
         "tags": ["B-y", "I-y", "B-x", "B-y", "I-y", "O", "O", "B-y"],
-        "probabilities": [0.9, 0.6, 0.7, 0.8, 0.5, 0.4, 1.0, 1.0],
+        "scores": [0.9, 0.6, 0.7, 0.8, 0.5, 0.4, 1.0, 1.0],
     }
     errors = [
         (error.kind, error.predicted, error.gold, error.probability) for error in find_errors(entry)
@@ -105,7 +105,7 @@ def write_evaluation(directory, entry, strict) -> None:
 
 def test_report_is_strict_if_scores_are(tmp_path) -> None:
     entry = {"words": ["in", "Rome"], "gold": ["O", "B-loc"], "tags": ["O", "I-loc"]}
-    entry |= {"probabilities": [1.0, 0.75]}
+    entry |= {"scores": [1.0, 0.75]}
     assert not list(find_errors(entry))
     assert [error.kind for error in find_errors(entry, "BIO")] == ["missed"]
     for strict, rates in ((False, "1.000"), (True, "0.000")):
@@ -116,7 +116,7 @@ def test_report_is_strict_if_scores_are(tmp_path) -> None:
 
 def test_report_lists_types_and_error_context(tmp_path) -> None:
     entry = {"words": ["in", "<Rome>", "now"], "gold": ["O", "B-loc", "O"]}
-    entry |= {"tags": ["O", "B-per", "O"], "probabilities": [1.0, 0.75, 1.0]}
+    entry |= {"tags": ["O", "B-per", "O"], "scores": [1.0, 0.75, 1.0]}
     write_evaluation(tmp_path, entry, strict=False)
     text = render("x", epath.Path(tmp_path), {"dev": 1})
     assert "in &gt;&gt;[&lt;Rome&gt;]&lt;&lt; now" in text

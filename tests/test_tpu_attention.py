@@ -43,7 +43,7 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
         "masked_lm_positions": config.max_seq_length,
         "token_type_ids": 2,
     }
-    for name, leaf in registry.objective(config).batch_shapes(config.batch_size).items():
+    for name, leaf in registry.make_objective(config).batch_shapes(config.batch_size).items():
         batch[name] = np.asarray(random.integers(0, highest.get(name, 1), leaf.shape), leaf.dtype)
     batch["example_ids"][:, :100] = 1
     batch["masked_lm_weights"][:] = batch["next_sentence_weights"][:] = 1
@@ -157,7 +157,7 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
     batch = draw_batch(config)
 
     def after_a_step() -> tuple[Any, Any]:
-        program = StepFunctions(config, registry.objective(config), jax.devices()[:4])
+        program = StepFunctions(config, registry.make_objective(config), jax.devices()[:4])
         state, window = program.compile_train_step()(
             program.init(), jax.device_put(batch, program.batch_sharding), {}
         )

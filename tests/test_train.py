@@ -59,7 +59,7 @@ def losses(workdir: pathlib.Path) -> list[tuple]:
 
 
 def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
-    shapes = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
+    shapes = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
     target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
     params = load_params(find_checkpoint(workdir), target)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
@@ -190,7 +190,7 @@ def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_p
 
 
 def test_the_best_needs_held_out_data(corpus, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(registry.find("pretraining"), "eval_sets", lambda task: [])
+    monkeypatch.setattr(registry.find_task("pretraining"), "eval_sets", lambda task: [])
     with pytest.raises(InputError, match=r"best_metric='loss' needs evaluations and .* held-out"):
         make_trainer(make_run_config(corpus, best_metric="loss"), tmp_path)
     assert not (tmp_path / "run.json").exists()
@@ -422,16 +422,19 @@ def test_predictions_fill_each_mask(corpus, whole) -> None:
     answers = answers_of(whole, ["ba [MASK] do [MASK] .", "[MASK]"])
     assert [len(answer["masks"]) for answer in answers] == [2, 1]
     for answer in answers:
-        assert "[MASK]" not in answer["filled"]
+        assert "[MASK]" not in answer["sequence"]
         for guesses in answer["masks"]:
-            chances = [guess["probability"] for guess in guesses]
+            chances = [guess["score"] for guess in guesses]
             assert chances == sorted(chances, reverse=True) and sum(chances) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [(["[MASK]", "no mask"], "line 2 has no"), (["ba " * 600 + "[MASK]"], "line 1 has 6")],
+    [
+        (["[MASK]", "no mask"], "line 2: there is no"),
+        (["ba " * 600 + "[MASK]"], "line 1: the text has 6"),
+    ],
 )
 def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
     with pytest.raises(ValueError, match=message):
@@ -442,7 +445,7 @@ def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
 def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
     """Loss and gradient of 32 rows with unlike numbers of masked pieces, computed in three ways."""
     config = make_run_config(corpus, batch_size=32)
-    task = registry.find("pretraining")(config)
+    task = registry.find_task("pretraining")(config)
     batch = {name: array.copy() for name, array in next(iter(task.train_batches(0, 1))).items()}
     batch["masked_lm_weights"][:7, 2:] = 0
     counts = batch["masked_lm_weights"].sum(axis=1)

@@ -97,8 +97,8 @@ def fields_page() -> str:
             tables.append(
                 _table(f"`{name}`: {_title(section)}", f"{name}.", _dataclass_fields(section))
             )
-    for name in registry.TASK_MODULES:
-        task = registry.find(name)
+    for name in registry.TASKS:
+        task = registry.find_task(name)
         title = f"`data` of task `{name}`: {_title(task)}"
         tables.append(_table(title, "data.", task.DATA_FIELDS))
     return "\n".join(tables)

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    from bertjax.inference.feature_extraction import Features, recipe_of
+    from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 
     try:
         layers = tuple(int(layer) for layer in args.layers.split(","))
@@ -70,11 +70,13 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--layers={args.layers}: not numbers. Write -1,-2.") from None
     if args.pooling and args.level != "text":
         raise InputError(f"--pooling={args.pooling}: not for --level={args.level}. Leave it out.")
-    model, wanted = recipe_of(args.checkpoint, layers, args.level, args.pooling, args.normalize)
+    model, options = find_embedding_options(
+        args.checkpoint, layers, args.level, args.pooling, args.normalize
+    )
     check_output(args.output)
     skip_missing_tpu()
     enable_compilation_cache()
-    count = Features(model, wanted).write(_lines(args.input), args.output)
+    count = Embedder(model, options).write(_lines(args.input), args.output)
     _log.info("%s: embeddings of %d texts.", args.output, count)
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertjax.cli.files import add_checkpoint, as_json, open_output, read_lines
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
@@ -13,9 +13,8 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
 if TYPE_CHECKING:
-    from bertjax.tasks.task import Input, Task
+    from bertjax.tasks.pipeline import Pipeline, PredictInput
     from data_pipelines.finetuning.table import TableRow
-    from data_pipelines.finetuning.token_classification import TaggedSentence
 
 ORDER = 70
 EXAMPLE = "bertjax predict --checkpoint runs/smoke --text 'the [MASK] of the file .'"
@@ -31,15 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--input",
         metavar="FILE",
-        help='lines of text or JSON objects, such as {"question": ..., "context": ...}; a file in '
-        "SQuAD's layout; a table (.csv, .tsv, .parquet); words in CoNLL columns (.conll, .bio, "
-        ".iob); - for standard input",
+        help="lines of text or JSON objects; a table (.csv, .tsv, .parquet); a file in another "
+        "format of the model's task; - for standard input",
     )
     source.add_argument(
         "--text", action="append", metavar="LINE", help="one input; may be repeated"
     )
-    source.add_argument("--question", metavar="TEXT", help="question about --context")
-    parser.add_argument("--context", metavar="TEXT", help="passage with the answer (none)")
+    source.add_argument(
+        "--field",
+        action="append",
+        metavar="KEY=TEXT",
+        help="one key of an input object, such as question='Where is Oslo?'; repeat it for others",
+    )
     parser.add_argument(
         "--return-all-scores",
         action="store_true",
@@ -56,9 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from bertjax.inference.predictor import Predictor
+    from bertjax.tasks.pipeline import predict_arguments
 
-    if (args.question is None) != (args.context is None):
-        raise InputError("--question, --context: one is missing. Give both.")
     if not all(text.strip() for text in args.text or ()):
         raise InputError("--text: empty. Write a text.")
     if (
@@ -78,8 +79,8 @@ def run(args: argparse.Namespace) -> None:
     with open_output(args.output) as sink:
         predictor, count = Predictor(args.checkpoint), 0
         try:
-            for answer in predictor.answers(
-                read_inputs(predictor.task), batch_size, args.return_all_scores
+            for answer in predictor.predict(
+                read_inputs(predictor.pipeline), batch_size, args.return_all_scores
             ):
                 # Flushing a remote file would write it again as a whole.
                 print(as_json(answer), file=sink, flush=sink is sys.stdout)
@@ -87,10 +88,9 @@ def run(args: argparse.Namespace) -> None:
         except InputError as error:
             if args.input is not None:  # the error names the line
                 raise
-            sample_arguments = predictor.task.sample_arguments(predictor.config)
-            raise InputError(
-                f"{error} This model {predictor.description}: {sample_arguments}"
-            ) from error
+            pipeline = predictor.pipeline
+            sample = predict_arguments(pipeline.sample_input())
+            raise InputError(f"{error} This model {pipeline.description}: {sample}") from error
     if args.output != "-":
         print(f"{args.output}: {count:,} predictions.", file=sys.stderr)
 
@@ -99,34 +99,34 @@ def _resolve_path(path: str) -> str:
     return path if is_remote(path) else os.path.realpath(path)
 
 
-def _input_reader(args: argparse.Namespace) -> Callable[["type[Task]"], Iterable["Input"]]:
-    """Return a function that reads the inputs for a task; a missing file is an error here."""
-    from bertjax.tasks.task import Input
+def _input_reader(
+    args: argparse.Namespace,
+) -> Callable[["Pipeline[Any]"], Iterable["PredictInput"]]:
+    """Return a function that reads the inputs for a pipeline; a missing file is an error here."""
+    from bertjax.tasks.pipeline import PredictInput
     from data_pipelines.finetuning.table import is_table, read_table
-    from data_pipelines.finetuning.token_classification import is_conll, parse_conll
 
-    if args.question is not None:
-        question = Input("line 1", {"question": args.question, "context": args.context})
-        return lambda task: [question]
+    if args.field is not None:
+        content = dict(_parse_field(text) for text in args.field)
+        return lambda pipeline: [PredictInput("line 1", content)]
     if args.input is not None and is_table(args.input):
         rows = read_table(args.input)
-        return lambda task: map(_input_of_row, rows)
+        return lambda pipeline: map(_input_of_row, rows)
     lines = read_lines(args.input) if args.text is None else args.text
-    if args.input is not None and is_conll(args.input):
-        return lambda task: map(_input_of_sentence, parse_conll(args.input, lines))
-    return lambda task: task.inputs(lines)
+    file_name = "" if args.input in (None, "-") else args.input
+    return lambda pipeline: pipeline.parse_lines(lines, file_name)
 
 
-def _input_of_sentence(sentence: "TaggedSentence") -> "Input":
-    """Return a sentence of words as an input, whose location is the line of its first word."""
-    from bertjax.tasks.task import Input
+def _parse_field(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise InputError(f"--field={text}: not of the form KEY=TEXT. Write such a pair.")
+    return key, value
 
-    return Input(sentence.locations[0], {"words": [*sentence.words]})
 
-
-def _input_of_row(row: "TableRow") -> "Input":
+def _input_of_row(row: "TableRow") -> "PredictInput":
     """Return a row of a table as an input; values that JSON lacks, such as dates, become text."""
-    from bertjax.tasks.task import Input
+    from bertjax.tasks.pipeline import PredictInput
 
     values = json.loads(json.dumps(row.values, default=str))
-    return Input(row.location, values)
+    return PredictInput(row.location, values)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
         server = Server(listener, predictor)
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        print(f"http://{address}/ {predictor.description}: Ctrl-C ends it.", flush=True)
+        print(f"http://{address}/ {predictor.pipeline.description}: Ctrl-C ends it.", flush=True)
         try:
             server.wait()
             raise RunError("the server ended unexpectedly: start it again.")

@@ -67,4 +67,5 @@ def _predictions(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]
     for name in args.majority_class:
         yield f"--majority-class {name}", predict_majority(name, args.data)
     for path in args.checkpoint:
-        yield path, predict_test_files(Predictor(path), args.data)
+        predictor = Predictor(path)
+        yield path, predict_test_files(predictor.path, predictor.pipeline, predictor.run, args.data)

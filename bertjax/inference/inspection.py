@@ -63,14 +63,14 @@ def save_batches(
 
 
 def _prepare_task(config: Config, num_processes: int, process_id: int) -> Task:
-    task = registry.find(config.task)(config, num_processes, process_id)
+    task = registry.find_task(config.task)(config, num_processes, process_id)
     task.prepare(config.resolve(task.examples_per_epoch).total_steps)
     return task
 
 
 def parameter_table(config: Config) -> str:
     """Return a table of the name, shape and size of each parameter, and their total."""
-    params = jax.eval_shape(registry.objective(config).init_params, jax.random.key(0))
+    params = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
     rows = [(name, str(leaf.shape), math.prod(leaf.shape)) for name, leaf in named_leaves(params)]
     rows.append(("total", "", sum(size for *_, size in rows)))
     name_width, shape_width = (max(len(row[column]) for row in rows) for column in (0, 1))

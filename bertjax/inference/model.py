@@ -1,7 +1,7 @@
-"""A model that is opened once and asked from Python."""
+"""Python interface to a model."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,46 +9,42 @@ from etils import epath
 from jax import Array
 
 from bertjax.formats.loading import find_tokenizer
-from bertjax.inference.feature_extraction import Features, recipe_of
+from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 from bertjax.inference.predictor import Predictor, make_inputs
 from bertjax.mesh.sharding import make_mesh
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings import EmbeddingOptions
-from bertjax.tasks.task import next_power_of_two
+from bertjax.tasks.pipeline import Pipeline
+from bertjax.tasks.task import bucket_size
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 
-METHODS = {  # of the models of each task
-    "pretraining": "fill_mask",
-    "question_answering": "answer",
-    "sequence_classification": "classify",
-    "multiple_choice": "choose",
-    "token_classification": "tag",
-}
-_MIN_SEQ_LENGTH = 16  # pieces of a row, at least
+_MIN_SEQ_LENGTH = 16  # tokens
 
 
 class Model:
-    """A model on all devices of this process.
+    """Model on all devices of this process.
 
-    Each method takes one input, and gives one answer, or many, and gives a list of them in their
-    order. An answer is a dictionary of plain values, the same as a line of `bertjax predict`. Its
-    first call compiles; later ones of like size do not.
+    `predict` answers inputs of the model's task. The same is a method with the name of the task's
+    pipeline, such as `fill_mask` or `classify`, whose documentation is that of the pipeline's
+    `parse_arguments`. A method takes one input or several, and returns one answer or a list. An
+    answer is a dictionary of plain values, like a line of `bertjax predict`. The first call
+    compiles; later calls of a similar size do not.
 
     Args:
-      directory: a workdir or checkpoint of ours, or a directory of Hugging Face, of TF1 or of
+      directory: a workdir, a checkpoint, or a model directory of Hugging Face, TF1 or
         sentence-transformers.
 
     Attributes:
-      path: of what was opened.
-      config: the shape of the encoder.
-      params: all parameters, float32 on the devices: "encoder" and the heads that there are.
-      tokenizer: with `encode`, from a text to the numbers of its pieces, and `decode`.
-      labels: names of the outputs of a classifier or tagger; empty without one.
+      path: directory of the model.
+      config: shape of the encoder.
+      params: all parameters, float32 on the devices: "encoder" and the heads.
+      tokenizer: tokenizer with `encode`, from text to token ids, and `decode`.
+      labels: names of a classifier's outputs; empty without one.
 
     Raises:
       InputError: there is no such model, or it has no vocabulary.
@@ -56,169 +52,109 @@ class Model:
 
     def __init__(self, directory: epath.PathLike) -> None:
         self._directory = directory
-        self._pretrained = start = PretrainedModel(recipe_of(directory)[0])
-        self.path, self.config, self.labels = start.path, start.model, start.labels
-        self.tokenizer = start.tokenizer or find_tokenizer(start.path)
-        self.params = start.load_all(make_mesh(-1, 1, 1))
-        self._embedders: dict[EmbeddingOptions, Features] = {}
+        self._pretrained = model = PretrainedModel(find_embedding_options(directory)[0])
+        self.path, self.config, self.labels = model.path, model.model, model.labels
+        self.tokenizer = model.tokenizer or find_tokenizer(model.path)
+        self.params = model.load_all(make_mesh(-1, 1, 1))
+        self._embedders: dict[EmbeddingOptions, Embedder] = {}
 
-    def fill_mask(self, texts: str | Iterable[str]) -> Any:
-        """The likeliest pieces for each "[MASK]" of a text: {"text", "filled", "masks"}, in `masks`
-        for each mask five of {"piece", "probability"}, the likeliest first.
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return the method of a task's pipeline; it fails if the model is of another task."""
+        if not name.startswith("_"):
+            for pipeline in registry.pipeline_classes():
+                if pipeline.method == name:
+                    return self._make_method(pipeline)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-        Raises:
-          InputError: the model has another head, or a text has no mask or is too long.
-        """
-        return self._predict_for_task("pretraining", texts)
-
-    def answer(self, question: str | Iterable[str], context: str | Iterable[str]) -> Any:
-        """The answer to a question as it stands in a passage: {"id", "text", "start", "end",
-        "score"}, `start` and `end` being characters of the passage. A model that knows questions
-        without an answer gives "null_odds" too, and "" where these are above its threshold.
-
-        Args:
-          context: the passage, or one for each question.
-        Raises:
-          InputError: the model has another head, or there are not as many passages as questions.
-        """
-        return self._predict_for_task(
-            "question_answering", _pair_inputs(question, context, "question", "context")
-        )
-
-    def classify(
-        self,
-        texts: str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]],
-        return_all_scores: bool = False,
-    ) -> Any:
-        """What is said of a text: the text and "label" with its "probability", "labels", or
-        "number".
-
-        Args:
-          texts: each a text, or the columns that were trained by their names; of a published model
-            of pairs {"text", "text_pair"}.
-          everything: gives also the "probabilities" of all labels.
-        Raises:
-          InputError: the model has another head, or a text is empty.
-        """
-        return self._predict_for_task("sequence_classification", texts, return_all_scores)
-
-    def tag(
-        self,
-        texts: str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]],
-        return_all_scores: bool = False,
-    ) -> Any:
-        """The entities of a text: {"text", "entities"}, each of these {"text", "type", "start",
-        "end", "probability"}. Of {"words": [...]} the tag of each word: {"words", "tags"}.
-
-        Args:
-          everything: gives also the "probabilities" of all tags of each word.
-        Raises:
-          InputError: the model has another head, or a text is empty.
-        """
-        return self._predict_for_task("token_classification", texts, return_all_scores)
-
-    def choose(
-        self,
-        context: str | Iterable[str],
-        choices: Iterable[str] | Iterable[Iterable[str]],
-        return_all_scores: bool = False,
-    ) -> Any:
-        """The likeliest of some answers: {"context", "label", "answer", "probability"}, `label`
-        being its number.
-
-        Args:
-          choices: of the context, or of each of the contexts.
-          everything: gives also the "probabilities" of all answers.
-        Raises:
-          InputError: the model has another head, there are not as many lists of choices as
-            contexts, or fewer than two choices.
-        """
-        if isinstance(context, str):
-            asked: Any = {"context": context, "choices": _as_list(choices)}
-        else:
-            asked = _pair_inputs(context, map(_as_list, choices), "context", "choices")
-        return self._predict_for_task("multiple_choice", asked, return_all_scores)
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *(each.method for each in registry.pipeline_classes())]
 
     def predict(self, inputs: Any, return_all_scores: bool = False) -> Any:
-        """What the model answers, whatever its task is, also one of your own.
+        """Return the answer to an input of the model's task, or a list of answers.
 
         Args:
-          inputs: each a text or a dictionary, what a line of `bertjax predict --input` is.
-          everything: gives also what the answer was chosen from.
-        Raises:
-          InputError: an input is not what its task takes.
-        """
-        return self._predict_with(self._predictor, inputs, return_all_scores)
+          inputs: a text or a dictionary, like a line of `bertjax predict --input`, or several.
+          return_all_scores: add the scores of all labels or choices.
 
-    def encode_texts(
+        Raises:
+          InputError: an input is invalid for the task.
+        """
+        parsed, is_single = make_inputs(inputs)
+        answers = list(self._predictor.predict(parsed, return_all_scores=return_all_scores))
+        return answers[0] if is_single else answers
+
+    def encode(
         self,
         texts: str | Iterable[str],
         layers: Sequence[int] = (-1,),
-        pool: str | None = None,
+        pooling: str | None = None,
         normalize: bool = False,
     ) -> np.ndarray:
-        """The vector of a text, float32 [H], or of several, [N, H].
+        """Return the embedding of a text, float32 [H], or of several, [N, H].
 
-        Texts that are too long for the model are cut, and a warning says how many.
+        Texts that are longer than the model's maximum are truncated with a warning.
 
         Args:
-          layers: whose mean is taken: -1 is the last, 0 the embeddings.
-          pool: "mean", "cls" or "max" of a text's pieces; by default what a model of
-            sentence-transformers says, else the mean.
-          normalize: makes it one of length 1.
+          texts: a text, or several.
+          layers: layers whose mean is taken: -1 is the last, 0 the embedding layer.
+          pooling: "mean", "cls" or "max" of a text's tokens; by default that of a
+            sentence-transformers model, else the mean.
+          normalize: scale embeddings to length 1.
+
         Raises:
-          InputError: there is no such layer, or no such way to pool.
+          InputError: there is no such layer or pooling.
         """
-        _, wanted = recipe_of(self._directory, layers, "text", pool, normalize)
-        if wanted not in self._embedders:
-            self._embedders[wanted] = Features(self._pretrained, wanted)
-        features, given = self._embedders[wanted], _as_texts(texts)
-        if not given:
+        _, options = find_embedding_options(self._directory, layers, "text", pooling, normalize)
+        if options not in self._embedders:
+            self._embedders[options] = Embedder(self._pretrained, options)
+        embedder, listed = self._embedders[options], _as_texts(texts)
+        if not listed:
             return np.zeros((0, self.config.hidden_size), np.float32)
-        found = features.encode(given)
-        features.warn_truncated(found.num_truncated, len(given))
-        return found.embeddings[0] if isinstance(texts, str) else found.embeddings
+        encoded = embedder.encode(listed)
+        embedder.warn_truncated(encoded.num_truncated, len(listed))
+        return encoded.embeddings[0] if isinstance(texts, str) else encoded.embeddings
 
     def batch(
         self, texts: Iterable[str], pairs: Iterable[str] | None = None
     ) -> dict[str, np.ndarray]:
-        """What `apply` takes: int32 `input_ids`, `token_type_ids`, `example_ids` and `positions` [B, T].
+        """Return the input of `apply`, int32 arrays [B, T].
 
-        T is a power of two, so that few shapes are compiled; `example_ids` is 1 where there are
-        pieces and 0 behind them.
+        They are `input_ids`, `token_type_ids`, `example_ids` and `position_ids`. T is a power of
+        two, so that few shapes are compiled. `example_ids` is 1 for tokens and 0 for padding.
 
         Args:
+          texts: texts.
           pairs: second texts.
+
         Raises:
-          InputError: there are no texts, not as many pairs, or one that has more pieces than the
+          InputError: there are no texts, not as many pairs, or a text has more tokens than the
             model takes.
         """
         first, second = _as_texts(texts), None if pairs is None else _as_texts(pairs)
         if not first or (second is not None and len(first) != len(second)):
             raise InputError(
-                f"{len(first)} texts and {len(second or ())} pairs make no batch: give some texts, "
-                "and a pair for each or none."
+                f"{len(first)} texts and {len(second or ())} pairs: no batch. Give some texts, and a "
+                "pair for each or none."
             )
-        most = self.config.max_position_embeddings
-        examples, _, num_truncated = encode_texts(
-            SequenceClassificationDataset("", [], first, second), self.tokenizer, most, "head"
-        )
+        limit = self.config.max_position_embeddings
+        dataset = SequenceClassificationDataset("", [], first, second)
+        examples, _, num_truncated = encode_texts(dataset, self.tokenizer, limit, "head")
         if num_truncated:
             raise InputError(
-                f"{num_truncated} of {len(first)} texts have more than the {most} pieces that the model "
-                "takes: shorten them."
+                f"{num_truncated} of {len(first)} texts have more than the {limit} tokens that the "
+                "model takes. Shorten them."
             )
-        size = min(max(_MIN_SEQ_LENGTH, next_power_of_two(int(examples.lengths.max()))), most)
-        column = np.arange(size)
-        there = column < examples.lengths[:, None]
-        ids = np.zeros(there.shape, np.int32)
-        ids[there] = examples.ids
-        second_part = there & (column >= examples.prefix_lengths[:, None])
+        length = bucket_size(examples.lengths.max(), _MIN_SEQ_LENGTH, limit)
+        positions = np.arange(length)
+        is_token = positions < examples.lengths[:, None]
+        ids = np.zeros(is_token.shape, np.int32)
+        ids[is_token] = examples.ids
+        is_second = is_token & (positions >= examples.prefix_lengths[:, None])
         return {
             "input_ids": ids,
-            "token_type_ids": second_part.astype(np.int32),
-            "example_ids": there.astype(np.int32),
-            "position_ids": np.where(there, column, 0).astype(np.int32),
+            "token_type_ids": is_second.astype(np.int32),
+            "example_ids": is_token.astype(np.int32),
+            "position_ids": np.where(is_token, positions, 0).astype(np.int32),
         }
 
     def apply(
@@ -228,76 +164,53 @@ class Model:
         key: Array | None = None,
         layers: Sequence[int] | None = None,
     ) -> Array:
-        """The encoder as a pure function, to be compiled and differentiated.
+        """Apply the encoder; a pure function that can be compiled and differentiated.
 
         Args:
-          params: `Model.params` or others of their shapes, of which "encoder" is read.
-          batch: see `batch`; several texts may share a row, each with a number of its own in
-            `example_ids` and positions that count from 0.
-          key: turns dropout on.
+          params: `Model.params`, or a tree of the same shapes; only "encoder" is read.
+          batch: see `batch`. Several texts may share a sequence, each with its own number in
+            `example_ids` and positions from 0.
+          key: random key that turns dropout on.
           layers: see `encode`; the last one by default.
+
         Returns:
-          The vectors of the pieces, [B, T, H], or of each layer [len(layers), B, T, H], in the
-          dtype of the computation, `config.dtype`.
+          The tokens' embeddings [B, T, H], or of each layer [len(layers), B, T, H], in the dtype of
+          the computation, `config.dtype`.
         """
-        inputs = (
-            batch[name] for name in ("input_ids", "token_type_ids", "example_ids", "position_ids")
-        )
-        found: Array = Encoder(self.config).apply(  # type: ignore[assignment]
+        names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
+        embeddings: Array = Encoder(self.config).apply(  # type: ignore[assignment]
             {"params": params["encoder"]},
-            *inputs,
+            *(batch[name] for name in names),
             deterministic=key is None,
             layers=layers,
             rngs=None if key is None else {"dropout": key},
         )
-        return found
+        return embeddings
 
     @functools.cached_property
     def _predictor(self) -> Predictor:
         if not any(part in HEADS for part in self._pretrained.parts):
-            raise InputError(f"{self.path} has no head, and gives vectors alone: call encode.")
+            raise InputError(f"{self.path}: the model has no head. Call encode for embeddings.")
         return Predictor(self._pretrained)
 
-    def _predict_for_task(self, task: str, inputs: Any, return_all_scores: bool = False) -> Any:
-        predictor = self._predictor
-        if predictor.config.task != task:
-            wanted = registry.find(task).description
-            own = METHODS.get(predictor.config.task, "predict")
-            raise InputError(
-                f"{self.path} {predictor.description}: call {own}, or encode for vectors, or load a "
-                f"model that {wanted}."
-            )
-        return self._predict_with(predictor, inputs, return_all_scores)
+    def _make_method(self, pipeline: type[Pipeline[Any]]) -> Callable[..., Any]:
+        @functools.wraps(pipeline.parse_arguments)
+        def method(*args: Any, return_all_scores: bool = False, **kwargs: Any) -> Any:
+            own = self._predictor.pipeline
+            if own.method != pipeline.method:
+                raise InputError(
+                    f"{self.path}: the model {own.description}. Call {own.method}, or encode for "
+                    f"embeddings, or load a model that {pipeline.description}."
+                )
+            return self.predict(pipeline.parse_arguments(*args, **kwargs), return_all_scores)
 
-    def _predict_with(self, predictor: Predictor, inputs: Any, return_all_scores: bool) -> Any:
-        asked, alone = make_inputs(inputs)
-        found = list(predictor.answers(asked, return_all_scores=return_all_scores))
-        return found[0] if alone else found
+        method.__name__ = pipeline.method
+        return method
 
 
 def _as_texts(texts: str | Iterable[str]) -> list[str]:
-    given = [texts] if isinstance(texts, str) else list(texts)
-    for number, text in enumerate(given):
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for number, text in enumerate(listed):
         if not isinstance(text, str):
-            raise InputError(f"input {number} is {text!r}: give a text.")
-    return given
-
-
-def _as_list(choices: Any) -> list[Any]:
-    if isinstance(choices, str):
-        raise InputError(f"{choices!r} is one text where a list of choices is to be: write a list.")
-    return list(choices)
-
-
-def _pair_inputs(first: Any, second: Any, *names: str) -> Any:
-    """A dictionary of two strings, or one for each two; a second string goes with each first."""
-    if isinstance(first, str):
-        return dict(zip(names, (first, second), strict=True))
-    firsts = list(first)
-    seconds = [second] * len(firsts) if isinstance(second, str) else list(second)
-    if len(firsts) != len(seconds):
-        raise InputError(
-            f"{len(firsts)} inputs of {names[0]} and {len(seconds)} of {names[1]} do not go "
-            "together: give as many of each."
-        )
-    return [dict(zip(names, pair, strict=True)) for pair in zip(firsts, seconds, strict=True)]
+            raise InputError(f"input {number}: {text!r} is no text. Give a text.")
+    return listed

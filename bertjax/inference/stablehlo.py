@@ -124,7 +124,7 @@ def _load_function(pretrained: PretrainedModel) -> _ExportedFunction:
             return {"last_hidden_state": cast(Array, hidden)}
 
         return _ExportedFunction(encode, False)
-    objective = registry.objective(pretrained.config())
+    objective = registry.make_objective(pretrained.config())
     pretrained.check_complete(
         pretrained.model, jax.eval_shape(objective.init_params, jax.random.key(0))
     )

@@ -55,6 +55,7 @@ def preflight(
     Args:
       train_only: leaves evaluation and prediction out.
       runs: of a sweep, which are trained at once, as many on each device.
+
     Raises:
       InputError: the configuration does not fit the mesh.
       NoCompiler: see `Topology.devices`.
@@ -62,18 +63,18 @@ def preflight(
     devices = topology.devices()
     examples = None
     if config.has_epoch_durations and config.data["dir"]:
-        task = registry.find(config.task)(config)
+        task = registry.find_task(config.task)(config)
         config, examples = task.config, task.examples_per_epoch
     config = config.resolve(examples)
     programs: AnyStepFunctions
     if runs:
         config = dataclasses.replace(config, mesh=MeshConfig(1, 1, 1))
-        objective, parts = registry.objective(config, 1), 1
+        objective, parts = registry.make_objective(config, 1), 1
         programs = ParallelStepFunctions(
             [config] * round_up_runs(runs, len(devices)), objective, devices
         )
     else:
-        objective = registry.objective(config, _row_parts(config, topology))
+        objective = registry.make_objective(config, _row_parts(config, topology))
         programs = StepFunctions(config, objective, devices)
         parts = num_batch_shards(programs.mesh)
     check_batch_sizes(config, objective, programs.mesh, train=True)

@@ -53,4 +53,4 @@ def _render_evaluation(name: str, directory: epath.Path) -> str:
         raise InputError(
             f"{path}: not the record of an evaluation ({error!r}). Run bertjax evaluate again."
         ) from error
-    return registry.find(config.task).report(name, config, directory)
+    return registry.find_task(config.task).report(name, config, directory)

@@ -1,4 +1,4 @@
-"""Requests that wait together become one batch, by one thread that has the model for itself."""
+"""Requests that wait together become one batch, computed by one thread that owns the model."""
 
 import collections
 import logging
@@ -17,15 +17,16 @@ Answers = list[dict[str, Any]]
 
 
 class _PendingRequest(NamedTuple):
-    predict_request: PredictRequest
-    answers: Future[Answers]
+    request: PredictRequest
+    future: Future[Answers]
 
 
 class RequestBatcher:
-    """Answers requests, those that have come while others were computed all at once.
+    """Queue of requests; those that arrive during a computation are computed together.
 
     Args:
-      opened: nobody else may use it.
+      predictor: used by the batcher's thread alone.
+      limits: limits of the queue and of a batch.
     """
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
@@ -36,74 +37,68 @@ class RequestBatcher:
         self._thread = threading.Thread(target=self._run_batches, daemon=True)
         self._thread.start()
 
-    def ask(self, predict_request: PredictRequest) -> Future[Answers]:
-        """The answers to a request, once there are some; what it raises is an InputError, or ours.
+    def submit(self, request: PredictRequest) -> Future[Answers]:
+        """Return the future answers to a request; it may fail with an InputError or any exception.
 
         Raises:
-          Refusal: too many inputs wait already.
+          RequestRejected: too many inputs are queued.
         """
-        waiting = _PendingRequest(predict_request, Future())
-        waiting.answers.set_running_or_notify_cancel()  # from here on nobody takes it back
+        pending = _PendingRequest(request, Future())
+        pending.future.set_running_or_notify_cancel()  # so that nobody cancels it from here on
         with self._changed:
-            wait = sum(len(other.predict_request.inputs) for other in self._queue)
-            if wait + len(predict_request.inputs) > self._limits.waiting:
-                raise RequestRejected(503, f"{wait} inputs wait already: send this request later.")
-            self._queue.append(waiting)
+            num_queued = sum(len(other.request.inputs) for other in self._queue)
+            if num_queued + len(request.inputs) > self._limits.max_queued_inputs:
+                raise RequestRejected(
+                    503, f"{num_queued} inputs are queued already. Send this request later."
+                )
+            self._queue.append(pending)
             self._changed.notify()
-        return waiting.answers
+        return pending.future
 
     def close(self) -> None:
-        """Returns when all that wait have their answers."""
+        """Return when all queued requests have been answered."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join()
 
     def _run_batches(self) -> None:
-        while taken := self._next_batch():
-            self._answer(taken)
+        while batch := self._next_batch():
+            self._predict(batch)
 
     def _next_batch(self) -> list[_PendingRequest]:
-        """The next requests that make a batch; none when it was closed and nothing waits."""
+        """Return the next requests of a batch; none if the queue is closed and empty."""
         with self._changed:
             while not self._queue and not self._closed:
                 self._changed.wait()
-            taken: list[_PendingRequest] = []
-            room = self._limits.inputs
+            batch: list[_PendingRequest] = []
+            room = self._limits.max_inputs
             while self._queue:
-                predict_request = self._queue[0].predict_request
-                if taken and len(predict_request.inputs) > room:
+                request = self._queue[0].request
+                if batch and len(request.inputs) > room:
                     break
-                if (
-                    taken
-                    and predict_request.return_all_scores
-                    != taken[0].predict_request.return_all_scores
-                ):
+                if batch and request.return_all_scores != batch[0].request.return_all_scores:
                     break
-                taken.append(self._queue.popleft())
-                room -= len(predict_request.inputs)
-        return taken
+                batch.append(self._queue.popleft())
+                room -= len(request.inputs)
+        return batch
 
-    def _answer(self, taken: Sequence[_PendingRequest]) -> None:
-        """Of several requests of which one cannot be answered the others are all the same."""
-        inputs = [each for request in taken for each in request.predict_request.inputs]
+    def _predict(self, batch: Sequence[_PendingRequest]) -> None:
+        """Answer a batch; if a request fails, answer the others nevertheless."""
+        inputs = [item for pending in batch for item in pending.request.inputs]
+        return_all_scores = batch[0].request.return_all_scores
         try:
-            answers = iter(
-                list(
-                    self._predictor.answers(
-                        inputs, return_all_scores=taken[0].predict_request.return_all_scores
-                    )
-                )
-            )
+            answers = list(self._predictor.predict(inputs, return_all_scores=return_all_scores))
         except Exception as error:
-            if len(taken) > 1:
-                middle = len(taken) // 2
-                self._answer(taken[:middle])
-                self._answer(taken[middle:])
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                self._predict(batch[:middle])
+                self._predict(batch[middle:])
                 return
             if not isinstance(error, InputError):
-                _log.exception("a request could not be answered")
-            taken[0].answers.set_exception(error)
+                _log.exception("a request failed")
+            batch[0].future.set_exception(error)
             return
-        for request in taken:
-            request.answers.set_result([next(answers) for _ in request.predict_request.inputs])
+        remaining = iter(answers)
+        for pending in batch:
+            pending.future.set_result([next(remaining) for _ in pending.request.inputs])

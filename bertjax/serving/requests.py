@@ -1,4 +1,4 @@
-"""What a request may be, and what it asks."""
+"""Parsing and limits of requests."""
 
 import asyncio
 import dataclasses
@@ -8,120 +8,134 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 
 from bertjax.inference.predictor import make_inputs
-from bertjax.tasks.task import Input
+from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
 from data_pipelines.parsing import parse_json
 
+_OPTIONS = ("return_all_scores", "display")  # booleans
 _REQUEST_FORMAT = (
-    '{"inputs": ...}, a text or an object or a list of them, with "everything": true for more'
+    '{"inputs": ...} with a text, an object or a list of them, and "return_all_scores": true for '
+    "all scores"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What is refused, so that no request takes what others need.
+    """Limits that keep one request from taking the resources of others.
 
     Attributes:
-      bytes: of a request's body.
-      inputs: of a request, and of those that are answered in one batch.
-      characters: of an input.
-      waiting: inputs that wait, of all requests, while others are answered.
-      seconds: until a request has come in whole, and an idle connection is closed.
-      connections: at once.
+      max_body_bytes: bytes of a request.
+      max_inputs: inputs of a request, and of requests that are computed together.
+      max_characters: characters of an input.
+      max_queued_inputs: inputs of all requests that wait.
+      timeout_seconds: until a request has arrived, and until an idle connection is closed.
+      max_connections: open connections.
     """
 
-    bytes: int = 1 << 20
-    inputs: int = 32
-    characters: int = 20_000
-    waiting: int = 256
-    seconds: float = 10.0
+    max_body_bytes: int = 1 << 20
+    max_inputs: int = 32
+    max_characters: int = 20_000
+    max_queued_inputs: int = 256
+    timeout_seconds: float = 10.0
     max_connections: int = 1024
 
 
 class RequestRejected(Exception):
-    """A request that is not answered, for a reason that the message gives in one sentence.
+    """Request that is not answered; the message says why in one line.
 
     Attributes:
-      status: of HTTP.
+      status: HTTP status.
     """
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 class PredictRequest(NamedTuple):
-    """What a request asks: one input `alone`, or a list; and whether for `return_all_scores`."""
+    """Parsed body of a request.
 
-    inputs: list[Input]
-    alone: bool
+    Attributes:
+      inputs: the inputs.
+      is_single: whether the request has one input that is no list.
+      return_all_scores: add all scores to the answers.
+      display: add the blocks that show each answer on the web page.
+    """
+
+    inputs: list[PredictInput]
+    is_single: bool
     return_all_scores: bool
+    display: bool
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request.
+    """Return the body of a request.
 
     Raises:
-      Refusal: it is too large or too slow.
+      RequestRejected: the body is too large or too slow.
     """
     body = bytearray()
     try:
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(limits.timeout_seconds):
             async for part in request.stream():
                 body += part
-                if len(body) > limits.bytes:
+                if len(body) > limits.max_body_bytes:
                     raise RequestRejected(
                         413,
-                        f"the request has more than {limits.bytes:,} bytes: send fewer inputs, or "
-                        "shorter ones.",
+                        f"the request has more than {limits.max_body_bytes:,} bytes. Send fewer or "
+                        "shorter inputs.",
                     )
     except TimeoutError:
         raise RequestRejected(
-            408, f"the request did not come in whole within {limits.seconds:g} s: send it again."
+            408,
+            f"the request did not arrive within {limits.timeout_seconds:g} s. Send it again.",
         ) from None
     return bytes(body)
 
 
 def parse_request(body: bytes, limits: Limits) -> PredictRequest:
-    """What the body of a request asks.
+    """Return the parsed body of a request.
 
     Raises:
-      InputError: it is not of the form, or asks too much.
+      InputError: the body is malformed or exceeds a limit.
     """
     try:
-        said = parse_json(body.decode())
+        content = parse_json(body.decode())
     except UnicodeDecodeError as error:
         raise InputError(
-            f"the request is not UTF-8 ({error.reason}): send {_REQUEST_FORMAT}."
+            f"the request is not UTF-8 ({error.reason}). Send {_REQUEST_FORMAT}."
         ) from None
     except ValueError as error:
-        raise InputError(f"the request is no JSON ({error}): send {_REQUEST_FORMAT}.") from None
-    if not isinstance(said, dict) or "inputs" not in said:
-        raise InputError(f"the request is no object with inputs: send {_REQUEST_FORMAT}.")
-    for name in said.keys() - {"inputs", "everything"}:
-        raise InputError(f"the request has {name!r}, which is not known: send {_REQUEST_FORMAT}.")
-    return_all_scores = said.get("everything", False)
-    if not isinstance(return_all_scores, bool):
-        raise InputError(f'"everything" is {return_all_scores!r}: make it true or false.')
-    if not isinstance(said["inputs"], str | dict | list):
-        raise InputError(f'"inputs" is {said["inputs"]!r}: give a text, an object or a list.')
-    inputs, alone = make_inputs(said["inputs"])
-    if len(inputs) > limits.inputs:
+        raise InputError(f"the request is no JSON ({error}). Send {_REQUEST_FORMAT}.") from None
+    if not isinstance(content, dict) or "inputs" not in content:
+        raise InputError(f'the request has no "inputs". Send {_REQUEST_FORMAT}.')
+    for name in content.keys() - {"inputs", *_OPTIONS}:
+        raise InputError(f"the request has an unknown key {name!r}. Send {_REQUEST_FORMAT}.")
+    options = {name: content.get(name, False) for name in _OPTIONS}
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}={value!r}: no boolean. Use true or false.")
+    if not isinstance(content["inputs"], str | dict | list):
+        raise InputError(f"inputs={content['inputs']!r}: give a text, an object or a list.")
+    inputs, is_single = make_inputs(content["inputs"])
+    if len(inputs) > limits.max_inputs:
         raise InputError(
-            f"the request has {len(inputs)} inputs and may have {limits.inputs}: send several."
+            f"the request has {len(inputs)} inputs and may have {limits.max_inputs}. Send several "
+            "requests."
         )
-    for location, each in inputs:
-        if (count := _count_characters(location, each)) > limits.characters:
+    for location, value in inputs:
+        if (count := _count_characters(location, value)) > limits.max_characters:
             raise InputError(
-                f"{location} has {count:,} characters and may have {limits.characters:,}: shorten it."
+                f"{location}: it has {count:,} characters and may have {limits.max_characters:,}. "
+                "Shorten it."
             )
-    return PredictRequest(inputs, alone, return_all_scores)
+    return PredictRequest(inputs, is_single, **options)
 
 
-def _count_characters(location: str, said: Any) -> int:
+def _count_characters(location: str, content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
     try:
-        return len(said) if isinstance(said, str) else len(json.dumps(said, ensure_ascii=False))
+        return len(json.dumps(content, ensure_ascii=False))
     except RecursionError:
-        raise InputError(
-            f"{location} is nested too deeply: give texts and lists of them."
-        ) from None
+        raise InputError(f"{location}: nested too deeply. Give texts and lists of them.") from None

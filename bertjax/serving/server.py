@@ -1,4 +1,4 @@
-"""The HTTP of a served model: its page, its health, and `POST /predict`."""
+"""HTTP server of a model: `GET /`, `GET /health` and `POST /predict`."""
 
 import asyncio
 import json
@@ -23,59 +23,60 @@ from bertjax.inference.predictor import Predictor
 from bertjax.serving.batching import RequestBatcher
 from bertjax.serving.page import render_page
 from bertjax.serving.requests import Limits, RequestRejected, parse_request, read_body
-from bertjax.serving.warmup import warm
+from bertjax.serving.warmup import compile_ahead
 from data_pipelines.errors import InputError
 
-# The page asks nothing but this server, and no other page may show it in a frame.
+# The page requests nothing from other servers, and no other page may show it in a frame.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; frame-ancestors 'none'"
 )
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_SHUTDOWN_SECONDS = 8  # seconds for what was accepted, of those in which a command is to end
+_SHUTDOWN_SECONDS = 8  # for accepted requests, within the grace period of a command
 
 
 @contextmanager
 def bind_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket at an address, to which nothing connects yet.
+    """Yield a bound socket that does not listen yet.
 
     Raises:
-      InputError: the address cannot be had.
+      InputError: the address is invalid or in use.
     """
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(kind)
+        listener = socket.socket(kind)
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no name of a host"
-        raise InputError(f"--host {host} is no address ({why}): mend it.") from error
-    with found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reason = error.strerror if isinstance(error, OSError) else "no host name"
+        raise InputError(f"--host={host}: no address ({reason}). Fix it.") from error
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(address)
+            listener.bind(address)
         except OSError as error:
             raise InputError(
-                f"--host {host} --port {port} cannot be had ({error.strerror}): name another port."
+                f"--host={host} --port={port}: {error.strerror}. Name another port."
             ) from error
-        yield found
+        yield listener
 
 
 class Server:
-    """Answers requests from when it is made, in threads of its own, until it is closed.
+    """Server that answers requests in its own threads from its creation until it is closed.
 
     Args:
-      listener: a socket that is bound.
-      opened: compiled for what will be asked before this returns; nobody else may use it.
+      listener: a bound socket.
+      predictor: used by the server alone; compiled for requests before the constructor returns.
+      limits: limits of requests.
     """
 
     def __init__(
         self, listener: socket.socket, predictor: Predictor, limits: Limits | None = None
     ) -> None:
         limits = limits or Limits()
-        warm(predictor, limits.inputs)
+        compile_ahead(predictor, limits.max_inputs)
         self._batches = RequestBatcher(predictor, limits)
         config = uvicorn.Config(
             make_app(predictor, self._batches, limits),
-            http=_idle_timeout_protocol(limits.seconds),
+            http=_idle_timeout_protocol(limits.timeout_seconds),
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -85,19 +86,19 @@ class Server:
             limit_concurrency=limits.max_connections,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
-        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what clients do is none of ours
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # without errors of clients
         self._server = uvicorn.Server(config)
-        listener.listen()  # who connects before the thread is at work waits for it
+        listener.listen()  # connections wait until the thread accepts them
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when it has ended by itself, which it does not."""
+        """Return when the server has stopped, which it does only if it is closed or fails."""
         self._stopped.wait()
 
     def close(self) -> None:
-        """Takes no more requests, and returns when those that there are have been answered."""
+        """Refuse new requests, and return when all accepted ones have been answered."""
         self._server.should_exit = True
         self._thread.join()
         self._batches.close()
@@ -110,14 +111,14 @@ class Server:
 
 
 def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> Starlette:
-    """What answers requests, whatever carries them."""
+    """Return the ASGI application."""
     page = render_page(predictor)
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
     async def health(request: Request) -> Response:
-        description = predictor.description
+        description = predictor.pipeline.description
         return _json_response(
             {"status": "ok", "model": str(predictor.path), "description": description}
         )
@@ -125,27 +126,38 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
     async def predict(request: Request) -> Response:
         if not _is_same_origin(request):
             return _error_response(
-                403, "the request comes from a page of another server: ask from here."
+                403,
+                "the request comes from a page of another server. Send it from this server's page.",
             )
         try:
             predict_request = parse_request(await read_body(request, limits), limits)
-            answers = await asyncio.wrap_future(batches.ask(predict_request))
+            answers = await asyncio.wrap_future(batches.submit(predict_request))
         except InputError as error:
             return _error_response(400, str(error))
         except RequestRejected as refusal:
             return _error_response(refusal.status, str(refusal))
         except ClientDisconnect:
-            return Response(status_code=400)  # which nobody reads
-        except asyncio.CancelledError:  # by uvicorn, which waits no longer for an answer
-            return _error_response(503, "the server is ending: send this request later.")
-        except Exception:  # which has been logged
-            return _error_response(500, "the model failed at this request: its log says where.")
-        return _json_response({"answers": answers[0] if predict_request.alone else answers})
+            return Response(status_code=400)  # nobody reads it
+        except asyncio.CancelledError:  # uvicorn shuts down
+            return _error_response(503, "the server is shutting down. Send this request later.")
+        except Exception:  # logged by the batcher
+            return _error_response(500, "the model failed at this request. See the server's log.")
+        content: dict[str, Any] = {"answers": answers}
+        if predict_request.display:
+            pairs = zip(predict_request.inputs, answers, strict=True)
+            content["display"] = [
+                predictor.pipeline.display(item.content, answer) for item, answer in pairs
+            ]
+        if predict_request.is_single:
+            content = {name: values[0] for name, values in content.items()}
+        return _json_response(content)
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        sentence = f"{request.method} {request.url.path} is none of GET /, GET /health, "
-        return _error_response(error.status_code, f"{sentence}POST /predict: ask one of these.")
+        message = f"{request.method} {request.url.path}: no such route. "
+        return _error_response(
+            error.status_code, f"{message}Use GET /, GET /health or POST /predict."
+        )
 
     routes = [
         Route("/", show),
@@ -156,8 +168,10 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Whether no page of another server asks: a browser would ask for any page that is open in it,
-    and say so, but for a name that has been made to point to this machine.
+    """Return False if the page of another server sends the request.
+
+    A browser sends requests of any page, with the page's `Origin`. The check of `Host` rejects DNS
+    rebinding: names of other servers that resolve to this machine.
     """
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
@@ -168,25 +182,26 @@ def _is_same_origin(request: Request) -> bool:
 
 
 def _json_response(content: Any, status: int = 200, **headers: str) -> Response:
-    # In ASCII, so that half of a surrogate pair, which UTF-8 cannot hold, is text like any other.
+    # ASCII, because UTF-8 cannot encode unpaired surrogates.
     return Response(json.dumps(content), status, headers, "application/json")
 
 
-def _error_response(status: int, sentence: str) -> Response:
+def _error_response(status: int, message: str) -> Response:
     headers = {"Retry-After": "1"} if status == 503 else {}
-    if status in (408, 413):  # the rest of the request is not waited for
+    if status in (408, 413):  # the remaining body is not read
         headers["Connection"] = "close"
-    return _json_response({"error": sentence}, status, **headers)
+    return _json_response({"error": message}, status, **headers)
 
 
 def _idle_timeout_protocol(seconds: float) -> type[H11Protocol]:
-    """A connection that is closed when it has asked nothing for so long: uvicorn waits for the
-    first line of a request, and for the rest of its head, for as long as it takes.
+    """Return a protocol that closes connections which are idle for this long.
+
+    Uvicorn alone waits without limit for the head of a request.
     """
 
     class Connection(H11Protocol):
         _idle_timer: asyncio.TimerHandle | None = None
-        _unread = 0  # bytes that the client had not read at the last look
+        _unread = 0  # bytes that the client had not read at the last check
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -208,9 +223,9 @@ def _idle_timeout_protocol(seconds: float) -> type[H11Protocol]:
 
         def _close_if_idle(self) -> None:
             before, self._unread = self._unread, self.transport.get_write_buffer_size()
-            if 0 < self._unread != before:  # it is still reading
+            if 0 < self._unread != before:  # the client is still reading
                 self._wait()
             elif self.cycle is None or self.cycle.response_complete:
-                self.transport.abort()  # to close would wait for one who does not read
+                self.transport.abort()  # closing would wait for a client that does not read
 
     return Connection

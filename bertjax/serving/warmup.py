@@ -1,90 +1,41 @@
-"""What requests will need is compiled before the first of them comes."""
+"""Compilation of the shapes that requests need, before the first request."""
 
+import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-
-import numpy as np
 
 from bertjax.inference.predictor import Predictor
-from bertjax.tasks.sequence_classification.data import columns_from_config
-from bertjax.tasks.task import HostBatch, Input, PredictorProtocol
+from bertjax.tasks.pipeline import PredictInput
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_SHORTEST = 16  # pieces of a row, of any task
-_INPUT_FRACTION = 0.7  # of a row, by one input: two of them do not share one
+_MIN_SEQ_LENGTH = 16  # tokens
+# Share of a sequence that one input fills: two of them do not fit into one.
+_INPUT_FRACTION = 0.7
 _log = logging.getLogger("bertjax")
 
 
-class _Compiled(Exception):
-    """What was asked is compiled."""
-
-
-class _CompilingModel:
-    """A model that compiles what it would run."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        self.path, self.config, self.tokenizer = (
-            predictor.path,
-            predictor.config,
-            predictor.tokenizer,
-        )
-        self.labels, self.calibration = predictor.labels, predictor.calibration
-        self._predictor = predictor
-
-    def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
-        for batch in batches:
-            self._predictor.compile(batch)
-        raise _Compiled
-
-
-def warm(predictor: Predictor, max_inputs: int) -> None:
-    """Compiles what inputs of all lengths need, up to `max_inputs` of them at once."""
-    compiler, word = _CompilingModel(predictor), _one_token_word(predictor.tokenizer)
-    pretrained = predictor.config.task == "pretraining"
-    longest = (
-        predictor.config.model.max_position_embeddings
-        if pretrained
-        else predictor.config.max_seq_length
-    )
-    lengths = [_SHORTEST]
-    while lengths[-1] < longest:
+def compile_ahead(predictor: Predictor, max_inputs: int) -> None:
+    """Compile the shapes of inputs of all lengths, for batches of up to `max_inputs` inputs."""
+    pipeline, word = predictor.pipeline, _one_token_word(predictor.pipeline.tokenizer)
+    lengths = [_MIN_SEQ_LENGTH]
+    while lengths[-1] < pipeline.max_input_tokens:
         lengths.append(2 * lengths[-1])
+    counts = list(itertools.takewhile(lambda n: n <= max_inputs, (2**i for i in itertools.count())))
     for number, length in enumerate(lengths, 1):
-        words = max(1, int(_INPUT_FRACTION * min(length, longest)) - 3)
-        said = _sample_input(compiler, word, " ".join([word] * words))
-        count = 1
-        while count <= max_inputs:
+        num_words = max(1, int(_INPUT_FRACTION * min(length, pipeline.max_input_tokens)) - 3)
+        content = pipeline.sample_input(" ".join([word] * num_words), word)
+        for count in counts:
             try:
-                list(predictor.task.predict(compiler, [Input("warm-up", said)] * count))
-            except _Compiled:
-                pass
-            except InputError:  # a task of one's own, that asks for something else
+                batches, _ = pipeline.preprocess([PredictInput("warm-up", content)] * count)
+            except InputError:  # a pipeline whose inputs are not as long as its sample
                 return
-            count *= 2
-        _log.info("compiled for inputs of up to %d pieces (%d/%d)", length, number, len(lengths))
-
-
-def _sample_input(predictor: PredictorProtocol, word: str, text: str) -> str | Mapping[str, Any]:
-    """An input of about the length of a text."""
-    config = predictor.config
-    if config.task == "pretraining":
-        return text if config.model.causal else f"{text} [MASK]"
-    if config.task == "question_answering":
-        return {"question": word, "context": text}
-    if config.task == "multiple_choice":
-        half = " ".join(text.split()[::2])
-        return {"context": half, "choices": [word, word]}
-    if config.task == "sequence_classification":
-        columns = columns_from_config(config)
-        first, *others = (*columns.text, *columns.text_pair)
-        return {first: text, **dict.fromkeys(others, word)}
-    return text
+            for batch in batches:
+                predictor.compile(batch)
+        _log.info("compiled for inputs of up to %d tokens (%d/%d)", length, number, len(lengths))
 
 
 def _one_token_word(tokenizer: Tokenizer) -> str:
-    """A text of one piece, which so many times is of so many."""
+    """Return a text of one token, so that n copies of it have n tokens."""
     for token in tokenizer.tokens:
         text = token.strip("▁#")
         if text.isalpha() and len(tokenizer.encode(f"{text} {text}")) == 2:

@@ -16,7 +16,8 @@ from bertjax.steps.parallel_runs import ParallelStepFunctions
 from bertjax.steps.schedules import learning_rate_schedule
 from bertjax.steps.train_step import Sums, means
 from bertjax.sweeps.grid import Trial
-from bertjax.tasks.task import Evaluation, HostBatch, Task
+from bertjax.tasks.pipeline import HostBatch
+from bertjax.tasks.task import Evaluation, Task
 from bertjax.training.evaluator import make_parallel_evaluator
 from bertjax.training.metrics_file import read_metrics
 from bertjax.training.trainer import Trainer

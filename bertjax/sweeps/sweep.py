@@ -110,7 +110,7 @@ def _sweep(
 
 def _load_task(config: Config) -> Task:
     """Return the data of runs of one shape."""
-    task = registry.find(config.task)(config)
+    task = registry.find_task(config.task)(config)
     if not task.eval_sets():
         raise InputError(
             f"data.dir={config.data['dir']}: there is no eval split to compare runs by. Prepare "

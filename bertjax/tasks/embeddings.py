@@ -1,11 +1,11 @@
-"""Vectors of texts, of their words and of their pieces: what an encoder alone gives.
+"""Embeddings of texts, words and tokens, computed by an encoder without a head.
 
-Nothing is learned here, and so this is no task of the registry.
+Nothing is trained here, so the registry has no such task.
 """
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +16,9 @@ from bertjax.mesh.feed import Batch
 from bertjax.model import pooling
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
 from bertjax.model.encoder import Encoder
-from bertjax.tasks import finetuning
-from bertjax.tasks.finetuning import PackedEvalSet
-from bertjax.tasks.task import HostBatch, next_power_of_two
+from bertjax.tasks.finetuning import FinetuningObjective, PackedEvalSet
+from bertjax.tasks.pipeline import HostBatch
+from bertjax.tasks.task import bucket_size
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.encoding import encode_texts
 from data_pipelines.finetuning.examples import Examples, Target
@@ -26,69 +26,63 @@ from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-LEVELS = ("text", "words", "pieces")
-_MIN_SEQ_LENGTH = 64  # pieces of a row, at least
-_MIN_TOKENS_PER_EXAMPLE = 8  # of a text, at least, by which a row has places for texts
-_MAX_BATCH_TOKENS = 1024  # pieces that a device computes at once, at most
+LEVELS = ("text", "word", "token")
+_MIN_SEQ_LENGTH = 64  # tokens
+_MAX_BATCH_TOKENS = 1024  # of a device
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingOptions:
-    """Which vectors.
+    """Options of embeddings.
 
     Attributes:
-      layers: see `bertjax.model.bert_config.hidden_state_indices`; of texts their mean is taken.
-      of: "text", or the "words" or "pieces" of it.
-      pool: how a text's is made of those of its pieces; see `pooling`.
-      normalize: whether a text's has length 1.
-      max_seq_length: pieces of a text, at most; longer ones are cut.
+      layers: see `bertjax.model.bert_config.hidden_state_indices`; a text has their mean.
+      level: unit that gets an embedding: "text", "word" or "token".
+      pooling: see `bertjax.model.pooling`; of a text's tokens.
+      normalize: whether a text's embedding is scaled to length 1.
+      max_seq_length: tokens of a text; longer texts are truncated.
     """
 
     layers: tuple[int, ...] = (-1,)
     level: str = "text"
-    pool: str = "mean"
+    pooling: str = "mean"
     normalize: bool = False
     max_seq_length: int = 512
 
     def __post_init__(self) -> None:
-        for name, known in (("level", LEVELS), ("pool", pooling.POOLING_MODES)):
-            if getattr(self, name) not in known:
-                raise InputError(
-                    f"--{name} {getattr(self, name)} is unknown: use {', '.join(known)}."
-                )
+        for name, values in (("level", LEVELS), ("pooling", pooling.POOLING_MODES)):
+            if (value := getattr(self, name)) not in values:
+                raise InputError(f"{name}={value}: unknown value. Use {', '.join(values)}.")
         if not self.layers:
-            raise InputError("--layers names none: give some, such as -1,-2.")
+            raise InputError("layers=(): there are none. Give some, such as -1,-2.")
         if self.normalize and self.level != "text":
             raise InputError(
-                f"--normalize is for --level text and not for {self.level}: leave it out."
+                f"normalize=True: level={self.level} has no such option. Leave it out."
             )
         if self.max_seq_length < 3:
-            raise InputError(
-                f"max_seq_length={self.max_seq_length} leaves no room for text: raise it."
-            )
+            raise InputError(f"max_seq_length={self.max_seq_length}: no room for text. Raise it.")
 
 
-class Objective(finetuning.Objective):
-    """The encoder, and what becomes of its layers on the devices: `embeddings` [B, K, H] of texts, or
-    [B, T, L, H] of pieces.
-    """
+class EmbeddingsObjective(FinetuningObjective):
+    """Encoder whose output `embeddings` is [B, K, H] for texts, or [B, T, L, H] for tokens."""
 
     heads = ()
     eval_outputs = ("embeddings",)
 
-    def __init__(self, config: Config, batch_size_multiple: int, wanted: EmbeddingOptions) -> None:
-        own = {name: getattr(BertConfig, name) for name in LAYER_MIX_FIELDS}
-        model = dataclasses.replace(config.model, **own)
+    def __init__(self, config: Config, batch_size_multiple: int, options: EmbeddingOptions) -> None:
+        no_mix = {name: getattr(BertConfig, name) for name in LAYER_MIX_FIELDS}
+        model = dataclasses.replace(config.model, **no_mix)
         super().__init__(dataclasses.replace(config, model=model), batch_size_multiple)
-        hidden_state_indices(wanted.layers, model.num_hidden_layers)
-        self.wanted = wanted
+        hidden_state_indices(options.layers, model.num_hidden_layers)
+        self.options = options
 
     @property
-    def row(self) -> PackedShape:
-        return PackedShape(
-            self.wanted.max_seq_length,
-            max(1, self.wanted.max_seq_length // _MIN_TOKENS_PER_EXAMPLE),
-        )
+    def sequence_shape(self) -> PackedShape:
+        return self.packed_shape(self.options.max_seq_length)
+
+    def packed_shape(self, length: int) -> PackedShape:
+        """Return what a sequence of this many tokens holds."""
+        return PackedShape(length, max(1, length // self.MIN_TOKENS_PER_EXAMPLE))
 
     def targets(self) -> Mapping[str, Target]:
         return {"text": Target("example", np.zeros(0, np.int32))}
@@ -96,7 +90,7 @@ class Objective(finetuning.Objective):
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
     ) -> dict[str, Array]:
-        wanted = self.wanted
+        options = self.options
         names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
         layers = cast(
             Array,
@@ -104,106 +98,104 @@ class Objective(finetuning.Objective):
                 {"params": params["encoder"]},
                 *(batch[name] for name in names),
                 deterministic=True,
-                layers=wanted.layers,
+                layers=options.layers,
             ),
         )
-        if wanted.level != "text":
+        if options.level != "text":
             return {"embeddings": jnp.moveaxis(layers, 0, 2).astype(jnp.float32)}
         mean = jnp.mean(layers.astype(jnp.float32), axis=0)
-        count = batch["cls_positions"].shape[1]
-        found = pooling.pool(mean, batch["example_ids"], count, wanted.pool)
-        return {"embeddings": pooling.normalize(found) if wanted.normalize else found}
+        num_texts = batch["cls_positions"].shape[1]
+        embeddings = pooling.pool(mean, batch["example_ids"], num_texts, options.pooling)
+        return {"embeddings": pooling.normalize(embeddings) if options.normalize else embeddings}
 
 
 class BatchRunner(Protocol):
-    """What computes vectors: see `bertjax.inference.predictor.Predictor`."""
+    """Computes embeddings; see `bertjax.inference.predictor.Runner`."""
 
     def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]: ...
 
 
 class TextEmbeddings(NamedTuple):
-    """The vectors of some texts.
+    """Embeddings of some texts.
 
     Attributes:
-      vectors: float32 [N, H] of texts, or [P, L, H] of the pieces or words of all of them.
-      names: the pieces or words of each text; None of texts.
-      cut: texts of which pieces were left out.
+      embeddings: float32 [N, H] of texts, or [P, L, H] of the tokens or words of all texts.
+      tokens: tokens or words of each text; None for texts.
+      num_truncated: number of truncated texts.
     """
 
     embeddings: np.ndarray
-    names: list[list[str]] | None
+    tokens: list[list[str]] | None
     num_truncated: int
 
 
 def embed_texts(
-    texts: Sequence[str], encoder: BatchRunner, tokenizer: Tokenizer, objective: Objective
+    texts: Sequence[str], runner: BatchRunner, tokenizer: Tokenizer, objective: EmbeddingsObjective
 ) -> TextEmbeddings:
-    """The vectors of texts, in their order, whatever the length of each.
+    """Return the embeddings of texts of any length, in their order.
 
-    Texts of like length share rows, which are no longer than they need be. Batches of many texts
-    have one shape for each length, so that memory does not grow with the programs compiled.
+    Texts of similar length share sequences, which are just long enough. Batches of many texts have
+    one shape for each length, so that memory does not grow with the compiled programs.
     """
-    wanted = objective.wanted
-    encoded = encode_texts(
-        SequenceClassificationDataset("input", [], list(texts)),
-        tokenizer,
-        wanted.max_seq_length,
-        "head",
-    )
+    options = objective.options
+    dataset = SequenceClassificationDataset("input", [], list(texts))
+    encoded = encode_texts(dataset, tokenizer, options.max_seq_length, "head")
     examples = encoded.examples
-    sizes = np.array(
-        [max(_MIN_SEQ_LENGTH, next_power_of_two(int(size))) for size in examples.lengths]
-    )
-    together = min(_MAX_BATCH_TOKENS, next_power_of_two(int(examples.lengths.sum())))
-    found: list[Any] = [None] * len(texts)
-    for size in np.unique(sizes):
-        numbers = np.flatnonzero(sizes == size)
-        row = objective.row._replace(tokens=min(int(size), wanted.max_seq_length))
-        row = row._replace(examples=max(1, row.tokens // _MIN_TOKENS_PER_EXAMPLE))
-        rows = objective.batch_size_multiple * max(1, together // row.tokens)
-        laid = PackedEvalSet(_select_examples(examples, numbers), row, rows)
-        outputs = [each["embeddings"] for each in encoder.run(laid.batches())]
-        part = laid.unpack_outputs(outputs, "example" if wanted.level == "text" else "token")
-        for number, embeddings in zip(numbers, part, strict=True):
-            found[number] = embeddings
-    if wanted.level == "text":
-        return TextEmbeddings(np.stack(found), None, encoded.num_truncated)
-    ids = np.split(examples.ids, examples.starts[1:])
-    names = [[tokenizer.tokens[i] for i in own] for own in ids]
-    if wanted.level == "words":
-        pairs = [
-            _pool_words(text, own, embeddings, tokenizer)
-            for text, own, embeddings in zip(texts, ids, found, strict=True)
+    lengths = np.array([bucket_size(size, _MIN_SEQ_LENGTH) for size in examples.lengths])
+    batch_tokens = min(_MAX_BATCH_TOKENS, bucket_size(examples.lengths.sum()))
+    parts: list[Any] = [None] * len(texts)  # embeddings of each text
+    for length in np.unique(lengths):
+        indices = np.flatnonzero(lengths == length)
+        shape = objective.packed_shape(min(int(length), options.max_seq_length))
+        batch_size = objective.batch_size_multiple * max(1, batch_tokens // shape.tokens)
+        eval_set = PackedEvalSet(_select_examples(examples, indices), shape, batch_size)
+        outputs = [arrays["embeddings"] for arrays in runner.run(eval_set.batches())]
+        level: Literal["example", "token"] = "example" if options.level == "text" else "token"
+        for index, embeddings in zip(indices, eval_set.unpack_outputs(outputs, level), strict=True):
+            parts[index] = embeddings
+    if options.level == "text":
+        return TextEmbeddings(np.stack(parts), None, encoded.num_truncated)
+    ids_of_text = np.split(examples.ids, examples.starts[1:])
+    tokens = [[tokenizer.tokens[i] for i in ids] for ids in ids_of_text]
+    if options.level == "word":
+        pooled = [
+            _pool_words(text, ids, embeddings, tokenizer)
+            for text, ids, embeddings in zip(texts, ids_of_text, parts, strict=True)
         ]
-        names, found = [own for own, _ in pairs], [embeddings for _, embeddings in pairs]
-    return TextEmbeddings(np.concatenate(found), names, encoded.num_truncated)
+        tokens, parts = [words for words, _ in pooled], [embeddings for _, embeddings in pooled]
+    return TextEmbeddings(np.concatenate(parts), tokens, encoded.num_truncated)
 
 
-def _select_examples(examples: Examples, numbers: np.ndarray) -> Examples:
-    """Some of the examples, with the target that says that there is something in a slot."""
-    parts = [
-        examples.ids[examples.starts[i] : examples.starts[i] + examples.lengths[i]] for i in numbers
+def _select_examples(examples: Examples, indices: np.ndarray) -> Examples:
+    """Return some of the examples, with the target of `EmbeddingsObjective`."""
+    ids = [
+        examples.ids[examples.starts[i] : examples.starts[i] + examples.lengths[i]] for i in indices
     ]
-    lengths = examples.lengths[numbers]
-    target = Target("example", np.zeros(len(numbers), np.int32))
+    target = Target("example", np.zeros(len(indices), np.int32))
     return Examples(
-        np.concatenate(parts), lengths, examples.prefix_lengths[numbers], {"text": target}
+        np.concatenate(ids),
+        examples.lengths[indices],
+        examples.prefix_lengths[indices],
+        {"text": target},
     )
 
 
 def _pool_words(
     text: str, ids: np.ndarray, embeddings: np.ndarray, tokenizer: Tokenizer
 ) -> tuple[list[str], np.ndarray]:
-    """The words of a text, as they stand in it, and the mean vector of each one's pieces."""
+    """Return the words of a text, and the mean embedding of each one's tokens [words, L, H]."""
     ids, embeddings = ids[1:-1], embeddings[1:-1]
     starts = np.flatnonzero(~tokenizer.is_continuation[ids])
     if len(ids) and (not len(starts) or starts[0]):
         starts = np.concatenate([[0], starts])
     if not len(starts):
         return [], embeddings
+    ends = [*starts[1:], len(ids)]
     counts = np.diff([*starts, len(ids)])
     means = np.add.reduceat(embeddings, starts) / counts[:, None, None].astype(np.float32)
-    _, spans = tokenizer.encode_with_offsets(text)
-    ends = [*starts[1:], len(ids)]
-    words = [text[spans[a][0] : spans[b - 1][1]] for a, b in zip(starts, ends, strict=True)]
+    _, offsets = tokenizer.encode_with_offsets(text)
+    words = [
+        text[offsets[start][0] : offsets[end - 1][1]]
+        for start, end in zip(starts, ends, strict=True)
+    ]
     return words, means

@@ -1,166 +1,215 @@
-"""What a pre-trained model says of a line: its [MASK]s filled, or how it goes on."""
+"""Pipeline that fills the masks of a text with a masked language model."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
-from bertjax.tasks.task import HostBatch, PredictorProtocol, next_power_of_two
+from bertjax.tasks.pipeline import (
+    Content,
+    HostBatch,
+    Outputs,
+    Pipeline,
+    PredictInput,
+    bar_block,
+    parse_text_lines,
+    require_text,
+    text_block,
+)
+from bertjax.tasks.task import bucket_size
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining.packing import SequenceLimits, pack
-from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_TOP_K = 5  # pieces reported for each mask
-_MAX_NEW_TOKENS = 32  # pieces that a line is gone on with, at most
-_TOKENS_PER_SLOT = (
-    8  # of a row for each place that is asked for: with fewer the row has more places
-)
-_MAX_BATCH_TOKENS = 8192  # of a batch, at most, so that the scores of all places fit in memory
+MASK = "[MASK]"  # in texts of users, whatever the tokenizer calls its mask
+_TOP_K = 5  # tokens returned for each mask
+_MIN_SEQ_LENGTH = 16  # tokens
+_TOKENS_PER_SLOT = 8  # of a sequence for each prediction slot; fewer slots waste the others' time
+_MAX_BATCH_TOKENS = 8192  # so that the scores of all slots fit in memory
 
 
-def fill_mask(
-    predictor: PredictorProtocol, located_texts: Sequence[tuple[str, str]]
-) -> Iterator[dict[str, Any]]:
-    """The answers to texts, each after its place; those that fit share a row."""
-    tokenizer, most = predictor.tokenizer, predictor.config.model.max_position_embeddings
-    lines = [
-        _encode_masked_text(text, location, tokenizer, most) for location, text in located_texts
-    ]
-    masks = [np.flatnonzero(ids == tokenizer.mask_id) for ids in lines]
-    found = _score_positions(predictor, lines, masks, _top_tokens)
-    for (_, text), ids, own, guesses in zip(located_texts, lines, masks, found, strict=True):
-        filled = ids.copy()
-        filled[own] = [best[0][0] for best in guesses]
-        yield {
-            "text": text,
-            "filled": tokenizer.decode(filled[1:-1].tolist()),
-            "masks": [
-                [{"token": tokenizer.tokens[i], "probability": p} for i, p in best]
-                for best in guesses
-            ],
-        }
+class FillMaskContext(NamedTuple):
+    """Encoded texts.
+
+    Attributes:
+      texts: the inputs.
+      ids: int32 token ids of each text.
+      masks: positions of the masks in each text.
+      packed: the same in batches.
+    """
+
+    texts: list[str]
+    ids: list[np.ndarray]
+    masks: list[np.ndarray]
+    packed: "PackedTexts"
 
 
-def _top_tokens(scores: np.ndarray) -> list[list[tuple[int, float]]]:
-    """For each place its likeliest pieces and their probabilities, from scores [places, pieces]."""
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    likely = powers / powers.sum(axis=-1, keepdims=True)
-    # To sort them all would take twenty times as long.
-    found = np.sort(np.argpartition(-likely, _TOP_K - 1, axis=-1)[:, :_TOP_K], axis=-1)
-    order = np.argsort(-np.take_along_axis(likely, found, axis=-1), axis=-1, kind="stable")
-    best = np.take_along_axis(found, order, axis=-1)
-    return [
-        [(i, round(float(chances[i]), 6)) for i in order.tolist()]
-        for chances, order in zip(likely, best, strict=True)
-    ]
+class FillMaskPipeline(Pipeline[FillMaskContext]):
+    """Most probable tokens for each mask of a text."""
 
+    method = "fill_mask"
+    description = "fills [MASK]s"
+    max_batch_inputs = 64  # each mask has as many scores as the vocabulary tokens
 
-def _encode_masked_text(
-    text: str, location: str, tokenizer: Tokenizer, max_position_embeddings: int
-) -> np.ndarray:
-    """The pieces of a text, int32, with the special ones."""
-    parts = [tokenizer.encode(part) for part in text.split("[MASK]")]
-    if len(parts) == 1:
-        raise InputError(f"{location} has no [MASK]: write one where a piece is to be found.")
-    ids = [tokenizer.cls_id, *parts[0]]
-    for part in parts[1:]:
-        ids += [tokenizer.mask_id, *part]
-    ids.append(tokenizer.sep_id)
-    if len(ids) > max_position_embeddings:
-        raise InputError(
-            f"{location} has {len(ids)} pieces and the model takes {max_position_embeddings}: shorten it."
+    @property
+    def max_input_tokens(self) -> int:
+        return self.config.model.max_position_embeddings
+
+    @staticmethod
+    def parse_arguments(texts: str | Iterable[str]) -> Any:
+        """Return the five most probable tokens for each "[MASK]" of a text.
+
+        The answer is {"text", "sequence", "masks"}. `sequence` is the text with its masks filled.
+        `masks` has a list of {"token_str", "score"} for each mask, highest score first.
+
+        Args:
+          texts: a text, or several.
+
+        Raises:
+          InputError: the model has another head, or a text has no mask or is too long.
+        """
+        return texts
+
+    parse_lines = staticmethod(parse_text_lines)
+
+    def preprocess(
+        self, inputs: Sequence[PredictInput]
+    ) -> tuple[Iterator[HostBatch], FillMaskContext]:
+        texts = [require_text(item) for item in inputs]
+        ids = [self._encode(item.location, text) for item, text in zip(inputs, texts, strict=True)]
+        masks = [np.flatnonzero(text_ids == self.tokenizer.mask_id) for text_ids in ids]
+        packed = PackedTexts(ids, masks, self.max_input_tokens)
+        return packed.batches(), FillMaskContext(texts, ids, masks, packed)
+
+    def postprocess(
+        self, context: FillMaskContext, outputs: Iterable[Outputs], return_all_scores: bool
+    ) -> Iterator[dict[str, Any]]:
+        tokens = self.tokenizer.tokens
+        results = context.packed.reduce_scores(outputs, len(tokens), _top_tokens)
+        for text, ids, masks, guesses in zip(*context[:3], results, strict=True):
+            filled = ids.copy()
+            filled[masks] = [ranked[0][0] for ranked in guesses]
+            yield {
+                "text": text,
+                "sequence": self.tokenizer.decode(filled[1:-1].tolist()),
+                "masks": [
+                    [{"token_str": tokens[i], "score": score} for i, score in ranked]
+                    for ranked in guesses
+                ],
+            }
+
+    def sample_input(self, text: str = "The capital of France is", word: str = "") -> Content:
+        return f"{text} {MASK}."
+
+    def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        charts = (
+            bar_block((guess["token_str"], guess["score"]) for guess in guesses)
+            for guesses in answer["masks"]
         )
-    return np.array(ids, np.int32)
+        return [text_block(answer["sequence"]), *charts]
+
+    def _encode(self, location: str, text: str) -> np.ndarray:
+        """Return the token ids of a text with its special tokens, int32."""
+        tokenizer = self.tokenizer
+        first, *others = (tokenizer.encode(part) for part in text.split(MASK))
+        if not others:
+            raise InputError(f"{location}: there is no {MASK}. Write one where a token is missing.")
+        ids = [tokenizer.cls_id, *first]
+        for part in others:
+            ids += [tokenizer.mask_id, *part]
+        ids.append(tokenizer.sep_id)
+        check_num_tokens(location, len(ids), self.max_input_tokens)
+        return np.array(ids, np.int32)
 
 
-def _score_positions(
-    predictor: PredictorProtocol,
-    lines: Sequence[np.ndarray],
-    positions: Sequence[np.ndarray],
-    reduce_scores: Callable[[np.ndarray], Any],
-) -> list[Any]:
-    """What is said of each line.
+def check_num_tokens(location: str, num_tokens: int, max_tokens: int) -> None:
+    """Raise InputError if a text has too many tokens."""
+    if num_tokens > max_tokens:
+        raise InputError(
+            f"{location}: the text has {num_tokens} tokens and the model takes {max_tokens}. "
+            "Shorten it."
+        )
+
+
+def _top_tokens(logits: np.ndarray) -> list[list[tuple[int, float]]]:
+    """Return, for each mask, ids and probabilities of its best tokens, from logits [M, V]."""
+    probabilities = softmax(logits, axis=-1)
+    # A full sort takes 20 times as long.
+    top = np.sort(np.argpartition(-probabilities, _TOP_K - 1, axis=-1)[:, :_TOP_K], axis=-1)
+    order = np.argsort(-np.take_along_axis(probabilities, top, axis=-1), axis=-1, kind="stable")
+    ranked = np.take_along_axis(top, order, axis=-1)
+    return [
+        [(i, round(float(row[i]), 6)) for i in ids.tolist()]
+        for row, ids in zip(probabilities, ranked, strict=True)
+    ]
+
+
+class PackedTexts:
+    """Encoded texts packed into sequences, each with prediction slots at some of its positions.
+
+    The length is a power of two. The number of slots follows from it unless many positions are
+    needed. So few shapes are compiled.
 
     Args:
-      asked: of each line, which of its pieces are asked for, ascending.
-      say: is given the scores of a line where it is asked, float32 [places, pieces].
+      ids: int32 token ids of each text.
+      positions: ascending positions of each text whose scores are needed.
+      max_length: longest sequence.
     """
-    laid, places = _pack_texts(lines, positions, predictor.config.model.max_position_embeddings)
-    rows, length = laid["input_ids"].shape
-    most, tokens = max(1, _MAX_BATCH_TOKENS // length), len(predictor.tokenizer.tokens)
-    of_batch: dict[int, list[int]] = {}
-    for number, (row, _) in enumerate(places):
-        of_batch.setdefault(row // most, []).append(number)
-    batches = (
-        {name: array[first : first + most] for name, array in laid.items()}
-        for first in range(0, rows, most)
-    )
-    found: list[Any] = [None] * len(lines)
-    for batch, outputs in enumerate(predictor.run(batches)):
-        for number in of_batch[batch]:
-            row, slots = places[number]
-            found[number] = reduce_scores(outputs["mlm_logits"][row % most, slots, :tokens])
-    return found
 
+    def __init__(
+        self, ids: Sequence[np.ndarray], positions: Sequence[np.ndarray], max_length: int
+    ) -> None:
+        lengths, counts = (np.array(list(map(len, arrays))) for arrays in (ids, positions))
+        length = bucket_size(lengths.max(), _MIN_SEQ_LENGTH, max_length)
+        num_slots = max(bucket_size(counts.max()), length // _TOKENS_PER_SLOT)
+        sequence_of_text = pack(lengths, counts, SequenceLimits(length, num_slots, length))
+        num_sequences = int(sequence_of_text.max()) + 1
+        names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
+        arrays = {name: np.zeros((num_sequences, length), np.int32) for name in names}
+        arrays["masked_lm_positions"] = np.zeros((num_sequences, num_slots), np.int32)
+        arrays["cls_positions"] = np.zeros((num_sequences, 1), np.int32)
+        num_texts, used_tokens, used_slots = (np.zeros(num_sequences, np.int64) for _ in range(3))
+        self._slots = []  # of each text: sequence and slots
+        for sequence, text_ids, needed in zip(
+            sequence_of_text.tolist(), ids, positions, strict=True
+        ):
+            columns = slice(used_tokens[sequence], used_tokens[sequence] + len(text_ids))
+            num_texts[sequence] += 1
+            arrays["input_ids"][sequence, columns] = text_ids
+            arrays["example_ids"][sequence, columns] = num_texts[sequence]
+            arrays["position_ids"][sequence, columns] = np.arange(len(text_ids))
+            slots = slice(used_slots[sequence], used_slots[sequence] + len(needed))
+            arrays["masked_lm_positions"][sequence, slots] = columns.start + needed
+            self._slots.append((sequence, slots))
+            used_tokens[sequence], used_slots[sequence] = columns.stop, slots.stop
+        self._arrays, self._num_sequences = arrays, num_sequences
+        self._batch_size = max(1, _MAX_BATCH_TOKENS // length)
 
-def _pack_texts(
-    lines: Sequence[np.ndarray], positions: Sequence[np.ndarray], max_position_embeddings: int
-) -> tuple[HostBatch, list[tuple[int, slice]]]:
-    """Lines packed into rows, and where each has what it is asked: row and slots.
+    def batches(self) -> Iterator[HostBatch]:
+        """Yield the batches."""
+        for first in range(0, self._num_sequences, self._batch_size):
+            yield {
+                name: array[first : first + self._batch_size]
+                for name, array in self._arrays.items()
+            }
 
-    The length is a power of two, and the slots follow from it where not many places are asked for,
-    so that few shapes are compiled.
-    """
-    lengths, counts = (np.array(list(map(len, each))) for each in (lines, positions))
-    length = min(max(16, next_power_of_two(lengths.max())), max_position_embeddings)
-    slots = max(next_power_of_two(counts.max()), length // _TOKENS_PER_SLOT)
-    row_of = pack(lengths, counts, SequenceLimits(length, slots, length))
-    rows = int(row_of.max()) + 1
-    tokens = ("input_ids", "token_type_ids", "example_ids", "position_ids")
-    batch = {name: np.zeros((rows, length), np.int32) for name in tokens}
-    batch["masked_lm_positions"] = np.zeros((rows, slots), np.int32)
-    batch["cls_positions"] = np.zeros((rows, 1), np.int32)
-    pairs, column, slot = (np.zeros(rows, np.int64) for _ in range(3))
-    places = []
-    for row, ids, which in zip(row_of.tolist(), lines, positions, strict=True):
-        cells = slice(column[row], column[row] + len(ids))
-        pairs[row] += 1
-        batch["input_ids"][row, cells] = ids
-        batch["example_ids"][row, cells] = pairs[row]
-        batch["position_ids"][row, cells] = np.arange(len(ids))
-        own = slice(slot[row], slot[row] + len(which))
-        batch["masked_lm_positions"][row, own] = column[row] + which
-        places.append((row, own))
-        column[row], slot[row] = cells.stop, own.stop
-    return batch, places
+    def reduce_scores(
+        self, outputs: Iterable[Outputs], num_tokens: int, reduce: Callable[[np.ndarray], Any]
+    ) -> list[Any]:
+        """Return the result of a function for each text.
 
-
-def generate(
-    predictor: PredictorProtocol, located_texts: Sequence[tuple[str, str]]
-) -> Iterator[dict[str, Any]]:
-    """How texts, each after its place, go on: up to 32 pieces, or to the end of a sentence."""
-    tokenizer, most = predictor.tokenizer, predictor.config.model.max_position_embeddings
-    lines = [
-        np.array([tokenizer.cls_id, *tokenizer.encode(text)], np.int32) for _, text in located_texts
-    ]
-    for (location, _), ids in zip(located_texts, lines, strict=True):
-        if len(ids) >= most:
-            raise InputError(
-                f"{location} has {len(ids)} pieces and the model takes {most}: shorten it."
-            )
-    texts = [text for _, text in located_texts]
-    begun = [len(ids) for ids in lines]
-    unfinished = list(range(len(lines)))
-    for _ in range(_MAX_NEW_TOKENS):
-        if not unfinished:
-            break
-        some = [lines[i] for i in unfinished]
-        last = [np.array([len(ids) - 1]) for ids in some]
-        found = _score_positions(predictor, some, last, lambda scores: int(scores.argmax()))
-        for i, best in zip(list(unfinished), found, strict=True):
-            if best != tokenizer.sep_id:
-                lines[i] = np.append(lines[i], np.int32(best))
-            if best == tokenizer.sep_id or len(lines[i]) == most:
-                unfinished.remove(i)
-    for text, ids, first in zip(texts, lines, begun, strict=True):
-        yield {"text": text, "generated_text": tokenizer.decode(ids[first:].tolist())}
+        Args:
+          outputs: of each batch, with `mlm_logits` [B, M, V].
+          num_tokens: tokens of the vocabulary; logits of padding tokens after them are dropped.
+          reduce: function of a text's logits at its positions, float32 [len(positions), tokens].
+        """
+        texts_of_batch: dict[int, list[int]] = {}
+        for text, (sequence, _) in enumerate(self._slots):
+            texts_of_batch.setdefault(sequence // self._batch_size, []).append(text)
+        results: list[Any] = [None] * len(self._slots)
+        for batch, arrays in enumerate(outputs):
+            for text in texts_of_batch[batch]:
+                sequence, slots = self._slots[text]
+                logits = arrays["mlm_logits"][sequence % self._batch_size, slots, :num_tokens]
+                results[text] = reduce(logits)
+        return results

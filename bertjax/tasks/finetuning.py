@@ -1,10 +1,10 @@
-"""What the tasks have in common that learn from examples, and not from running text."""
+"""Shared parts of the tasks that learn from labeled examples."""
 
 import abc
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -12,9 +12,9 @@ import numpy as np
 
 from bertjax.config.config import Config, MeshConfig
 from bertjax.model import flops
-from bertjax.steps import objective
-from bertjax.tasks import task
-from bertjax.tasks.task import HostBatch, next_power_of_two
+from bertjax.steps.objective import Objective
+from bertjax.tasks.pipeline import HostBatch
+from bertjax.tasks.task import Task, bucket_size
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.packed_examples import (
@@ -27,26 +27,29 @@ from data_pipelines.finetuning.packed_examples import (
 from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_MIN_EVAL_SEQUENCES = (
-    4  # that a device has at least: fewer leave an accelerator waiting for its memory
-)
-_MAX_PREDICT_SEQUENCES = 16  # of a batch, at most, where inputs are answered
-_MIN_SEQ_LENGTH = 64  # pieces of a row, at least
+# Sequences of an eval batch for each device: fewer leave an accelerator waiting for its memory.
+_MIN_EVAL_SEQUENCES = 4
+_MAX_PREDICT_SEQUENCES = 16  # of a batch
+_MIN_SEQ_LENGTH = 64  # tokens of a sequence in prediction
 
 
-class Objective(objective.Objective):
-    """The encoder with a head on examples, several of which share a row.
+class FinetuningObjective(Objective):
+    """Encoder with a head on examples, several of which are packed into a sequence.
+
+    A subclass sets `heads`, `eval_outputs` and `targets`.
 
     Class attributes:
-      GROUPED: whether several examples are one question.
+      GROUPED: whether several examples are the choices of one question.
+      MIN_TOKENS_PER_EXAMPLE: limits the examples of a packed sequence to its length over this.
     """
 
     UNUSED_FIELDS = frozenset({"eval_batches", "batch_size_rampup"})
     GROUPED: ClassVar[bool] = False
+    MIN_TOKENS_PER_EXAMPLE: ClassVar[int] = 8
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
-        # As if no two examples shared a row; data tell better.
+        # One example in each sequence; `FinetuningTask.prepare` lowers it where the data allow.
         self.batch_size = self.round_up_batch_size(
             config.batch_size, config.gradient_accumulation_steps
         )
@@ -55,23 +58,26 @@ class Objective(objective.Objective):
         return not (self.config.model.feature_layers and name.startswith("encoder/"))
 
     @property
-    @abc.abstractmethod
-    def row(self) -> PackedShape:
-        """What one row holds at most."""
+    def sequence_shape(self) -> PackedShape:
+        """Tokens and examples that a sequence holds at most."""
+        length = self.config.max_seq_length
+        num_examples = max(1, length // self.MIN_TOKENS_PER_EXAMPLE) if self.config.packing else 1
+        return PackedShape(length, num_examples)
 
     @abc.abstractmethod
     def targets(self) -> Mapping[str, Target]:
-        """What is learned, of no examples: names, kinds and types."""
+        """Return the labels of zero examples, which give their names, levels and dtypes."""
 
     @property
     def eval_batch_size(self) -> int:
-        usual = max(self.config.batch_size, _MIN_EVAL_SEQUENCES * self.batch_size_multiple)
-        return self.config.eval_batch_size or self.round_up_batch_size(usual)
+        default = max(self.config.batch_size, _MIN_EVAL_SEQUENCES * self.batch_size_multiple)
+        return self.config.eval_batch_size or self.round_up_batch_size(default)
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        arrays = empty_batch(1, self.sequence_shape, self.targets(), self.GROUPED)
         return {
             name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
-            for name, array in empty_batch(1, self.row, self.targets(), self.GROUPED).items()
+            for name, array in arrays.items()
         }
 
     def forward_flops(self, batch_size: int) -> float:
@@ -82,40 +88,35 @@ class Objective(objective.Objective):
 
 
 def check_num_labels(config: Config) -> None:
-    """Raises InputError where neither data nor the configuration say how many labels there are."""
+    """Raise InputError if neither data nor configuration give the number of labels."""
     if not config.model.num_labels:
         raise InputError(
-            "model.num_labels=0 says not how many classes there are, and no data do: set "
+            "model.num_labels=0: there are no data to count the labels of. Set "
             "--config.model.num_labels."
         )
 
 
-class Task(task.Task):
-    """A task whose training data are `Examples`, which a subclass has as `examples`."""
+class FinetuningTask(Task):
+    """Task that trains on packed `Examples`, which a subclass returns as `examples`."""
 
-    objective: Objective
+    objective: FinetuningObjective
 
-    def __init__(
-        self,
-        config: Config,
-        num_processes: int,
-        process_id: int,
-        objective: Callable[..., Objective],
-    ) -> None:
-        # Rows are shared by devices, and where a run is only looked at, by hosts that it will have.
-        alone = config.mesh == MeshConfig(1, 1, 1)
-        self.objective = objective(
-            config, num_processes if alone else math.lcm(jax.device_count(), num_processes)
-        )
+    def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
+        # Devices share the sequences of a batch. An inspection on one device plans for its processes.
+        is_single = config.mesh == MeshConfig(1, 1, 1)
+        multiple = num_processes if is_single else math.lcm(jax.device_count(), num_processes)
+        objective = self.objective_class(config, multiple)
+        assert isinstance(objective, FinetuningObjective)
+        self.objective = objective
         self.config, self.num_processes, self.process_id = config, num_processes, process_id
 
     @property
     @abc.abstractmethod
     def examples(self) -> Examples:
-        """The training data, which no evaluation reads."""
+        """Training data; an evaluation does not read them."""
 
-    def with_config(self, config: Config) -> "Task":
-        self.examples  # noqa: B018 (made once, for all)
+    def with_config(self, config: Config) -> "FinetuningTask":
+        self.examples  # noqa: B018 (encodes the data once for all copies)
         other = copy.copy(self)
         other.config, other.objective = config, copy.copy(self.objective)
         return other
@@ -124,14 +125,14 @@ class Task(task.Task):
         config = self.config
         if steps is None:
             raise InputError(
-                f"steps={config.steps!r} is a time and task={config.task} learns from examples, "
-                "which it must count: give steps or epochs."
+                f"steps={config.steps!r}: task={config.task} packs the examples of a known number "
+                "of steps. Give steps or epochs instead of a time."
             )
         self._batches = TrainingBatches(
             self.examples,
             config.data_order_seed,
             config.batch_size,
-            self.objective.row,
+            self.objective.sequence_shape,
             steps,
             pad_to_multiple_of=self.objective.batch_size_multiple
             * config.gradient_accumulation_steps,
@@ -143,10 +144,10 @@ class Task(task.Task):
         return len(self.examples)
 
     @property
-    def told(self) -> str:
-        data, tokens = self.config.data, int(self.examples.sizes.sum())
+    def data_summary(self) -> str:
+        data, num_tokens = self.config.data, int(self.examples.sizes.sum())
         name = data["dir"] or data["train_file"]
-        return f"{name} ({len(self.examples):,} examples, {tokens:,} pieces)"
+        return f"{name} ({len(self.examples):,} examples, {num_tokens:,} tokens)"
 
     @property
     def data_fingerprint(self) -> str:
@@ -158,50 +159,63 @@ class Task(task.Task):
 
 
 class PackedEvalSet:
-    """Examples laid in batches, each once, and their outputs taken apart again.
+    """Examples packed into batches, each once, whose outputs are unpacked again.
 
     Args:
-      row: what one row holds at most.
-      rows: of each batch, over all hosts; 0 for as many as there are, up to some, and no longer
-        than they need be.
-      hosts, host: how many share them, and which of them this is.
+      examples: the examples.
+      sequence_shape: tokens and examples that a sequence holds at most.
+      batch_size: sequences of a batch over all processes; 0 fits batches to the examples.
+      num_processes: processes that share the sequences of a batch.
+      process_id: index of this process.
     """
 
     def __init__(
         self,
         examples: Examples,
-        row: PackedShape,
-        num_sequences: int = 0,
+        sequence_shape: PackedShape,
+        batch_size: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
     ) -> None:
-        if not num_sequences:  # nothing is compiled for them yet
-            longest = max(_MIN_SEQ_LENGTH, next_power_of_two(int(examples.sizes.max(initial=1))))
-            row = row._replace(tokens=min(row.tokens, longest))
-        self._examples, self._row, self._rows = examples, row, num_sequences
-        self._hosts, self._host = num_processes, process_id
-        self._layout = pack_eval_batches(examples, row, num_sequences or _MAX_PREDICT_SEQUENCES)
+        if not batch_size:  # prediction compiles the shapes that it needs
+            longest = int(examples.sizes.max(initial=1))
+            length = bucket_size(longest, _MIN_SEQ_LENGTH, sequence_shape.tokens)
+            sequence_shape = sequence_shape._replace(tokens=length)
+        self._examples, self._shape, self._batch_size = examples, sequence_shape, batch_size
+        self._num_processes, self._process_id = num_processes, process_id
+        self._layout = pack_eval_batches(
+            examples, sequence_shape, batch_size or _MAX_PREDICT_SEQUENCES
+        )
 
     def batches(self) -> Iterator[HostBatch]:
-        """This host's rows of each batch."""
-        for placed in self._layout:
+        """Yield this process's sequences of each batch."""
+        for layout in self._layout:
             batch = build_batch(
-                self._examples, placed, self._rows or placed.num_sequences, self._row
+                self._examples, layout, self._batch_size or layout.num_sequences, self._shape
             )
-            yield process_batch(batch, self._hosts, self._host)
+            yield process_batch(batch, self._num_processes, self._process_id)
 
     def unpack_outputs(
         self, outputs: Sequence[np.ndarray], level: Literal["example", "token"]
     ) -> list[np.ndarray]:
-        """The part of each example of the outputs of all batches; see `rows.split`."""
+        """Return the part of each example in the outputs of all batches."""
         return unpack_outputs(self._examples, self._layout, outputs, level)
 
 
-def show_examples(batch: HostBatch, row: int, tokenizer: Tokenizer, labels: Sequence[Any]) -> str:
-    """The examples of a row, one a line, what is to be said of each before it."""
+def format_examples(
+    batch: HostBatch, index: int, tokenizer: Tokenizer, labels: Sequence[Any]
+) -> str:
+    """Return the examples of a sequence as text, one a line after its label.
+
+    Args:
+      batch: arrays of the batch.
+      index: the sequence.
+      tokenizer: decodes it.
+      labels: label of each example.
+    """
     lines = []
     for slot, label in enumerate(labels):
-        own = batch["input_ids"][row][batch["example_ids"][row] == slot + 1]
-        if len(own):
-            lines.append(f"{label}: {tokenizer.decode(own.tolist())}")
+        ids = batch["input_ids"][index][batch["example_ids"][index] == slot + 1]
+        if len(ids):
+            lines.append(f"{label}: {tokenizer.decode(ids.tolist())}")
     return "\n".join(lines)

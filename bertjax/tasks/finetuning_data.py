@@ -1,11 +1,11 @@
 """Where the data of a fine-tuning task lie, and the tokenizer that reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from etils import epath
 
 from bertjax.config.config import Config
-from bertjax.formats.loading import find_tokenizer
+from bertjax.formats.loading import find_labels, find_tokenizer
 from bertjax.tasks.task import check_vocabulary
 from data_pipelines.errors import InputError
 from data_pipelines.fields import field
@@ -51,6 +51,7 @@ def find_files(config: Config, split: str, default_name: str) -> list[tuple[str,
 
     Args:
       usual: what the file is called where the configuration does not say.
+
     Raises:
       InputError: no directory is named, or a pattern is that of no file.
     """
@@ -80,6 +81,7 @@ def find_tables(
 
     Args:
       suffixes: by one of which a table is known.
+
     Raises:
       InputError: as `find_files`, there are several to choose from, or none to train on.
     """
@@ -115,6 +117,23 @@ def has_training_table(config: Config, suffixes: Sequence[str] = SUFFIXES) -> bo
         and directory.is_dir()
         and bool(_matching_tables(directory, "train", suffixes))
     )
+
+
+def resolve_labels(
+    config: Config, has_training_data: bool, train_labels: Callable[[], Sequence[str]]
+) -> tuple[str, ...]:
+    """Return the labels of the training data, in the order of the model named by `init` if it can.
+
+    Args:
+      config: configuration of the run.
+      has_training_data: False takes the labels of the model, if it has any.
+      train_labels: reads the labels of the training data.
+    """
+    known = find_labels(config.init) if config.init else ()
+    if known and not has_training_data:
+        return known
+    labels = tuple(train_labels())
+    return known if set(known) == set(labels) else labels
 
 
 def _matching_tables(

@@ -1,34 +1,42 @@
-"""Choosing one of several answers: SWAG and what has its layout (paper, section 4.4)."""
+"""Multiple choice: SWAG and data sets in its layout (paper, section 4.4)."""
 
 import functools
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
+from scipy.special import softmax
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
-from bertjax.tasks import finetuning, task
-from bertjax.tasks.finetuning import PackedEvalSet, show_examples
+from bertjax.tasks.finetuning import (
+    FinetuningObjective,
+    FinetuningTask,
+    PackedEvalSet,
+    format_examples,
+)
 from bertjax.tasks.finetuning_data import (
     COMMON_DATA_FIELDS,
     TFDS_SPLITS,
     find_tables,
     load_task_tokenizer,
 )
+from bertjax.tasks.pipeline import (
+    Content,
+    HostBatch,
+    Outputs,
+    Pipeline,
+    PredictInput,
+    bar_block,
+    pair_arguments,
+    text_block,
+)
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.sequence_classification import report
-from bertjax.tasks.task import (
-    NUM_EXAMPLES_SHOWN,
-    EvalSet,
-    Evaluation,
-    HostBatch,
-    Input,
-    PredictorProtocol,
-)
+from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, EvalSet, Evaluation, check_type_vocab_size
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.examples import Examples, Target
@@ -46,99 +54,144 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
-_MIN_TOKENS_PER_EXAMPLE = 16  # of an answer, at least, by which a row has places for answers
 
-
-class Objective(finetuning.Objective):
-    """The encoder with a score for each answer; those of a question lie in one row."""
+class MultipleChoiceObjective(FinetuningObjective):
+    """Encoder with a score for each choice; the choices of a question share a sequence."""
 
     heads = ("multiple_choice",)
     eval_outputs = ("multiple_choice_logits",)
     GROUPED = True
+    MIN_TOKENS_PER_EXAMPLE = 16
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
-        task.check_type_vocab_size(config, "question and answer")
+        check_type_vocab_size(config, "context and choice")
 
     @property
-    def row(self) -> PackedShape:
-        # A question by itself has all its answers in one row all the same.
-        return PackedShape(
-            self.config.max_seq_length,
-            max(2, self.config.max_seq_length // _MIN_TOKENS_PER_EXAMPLE),
-        )
+    def sequence_shape(self) -> PackedShape:
+        # Without packing a sequence still holds all choices of a question.
+        length = self.config.max_seq_length
+        return PackedShape(length, max(2, length // self.MIN_TOKENS_PER_EXAMPLE))
 
     def targets(self) -> Mapping[str, Target]:
         return {"choice_labels": Target("example", np.zeros(0, np.int32))}
 
 
-class Task(finetuning.Task):
-    """MultipleChoiceEvalSet with any number of answers, of which one is right."""
+class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
+    """Probability of each choice of a question."""
 
+    method = "choose"
+    description = "chooses one of several answers"
+    objective: MultipleChoiceObjective
+
+    @staticmethod
+    def parse_arguments(
+        context: str | Iterable[str], choices: Iterable[str] | Iterable[Iterable[str]]
+    ) -> Any:
+        """Return the most probable choice: {"context", "label", "answer", "score"}.
+
+        `label` is its index. `return_all_scores` adds "scores", one for each choice.
+
+        Args:
+          context: a context, or several.
+          choices: choices of the context, or of each context.
+
+        Raises:
+          InputError: the model has another head, there are not as many lists of choices as
+            contexts, or a question has fewer than two choices.
+        """
+        if isinstance(context, str):
+            return {"context": context, "choices": _as_list(choices)}
+        return pair_arguments(context=context, choices=map(_as_list, choices))
+
+    def preprocess(
+        self, inputs: Sequence[PredictInput]
+    ) -> tuple[Iterator[HostBatch], "MultipleChoiceEvalSet"]:
+        data = from_rows("input", map(_to_table_row, inputs), False)
+        eval_set = MultipleChoiceEvalSet(
+            "input", data, self.tokenizer, self.config, self.objective.sequence_shape
+        )
+        return eval_set.batches(), eval_set
+
+    def postprocess(
+        self,
+        context: "MultipleChoiceEvalSet",
+        outputs: Iterable[Outputs],
+        return_all_scores: bool,
+    ) -> Iterator[dict[str, Any]]:
+        logits = [arrays["multiple_choice_logits"] for arrays in outputs]
+        predictions = context.predictions(logits)
+        for question, scores in zip(context.data.questions, predictions, strict=True):
+            label = int(scores.argmax())
+            answer: dict[str, Any] = {
+                "context": question.context,
+                "label": label,
+                "answer": question.choices[label],
+                "score": round(float(scores[label]), 6),
+            }
+            if return_all_scores:
+                answer["scores"] = [round(float(score), 6) for score in scores]
+            yield answer
+
+    def sample_input(self, text: str = "", word: str = "") -> Content:
+        if not text:
+            return {"context": "She opens the", "choices": ["door", "sky"]}
+        # A sequence holds the context once for each choice.
+        return {"context": " ".join(text.split()[::2]), "choices": [word, word]}
+
+    def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        assert not isinstance(content, str)
+        bars = bar_block(zip(content["choices"], answer["scores"], strict=True))
+        return [text_block(answer["answer"]), bars]
+
+
+class MultipleChoiceTask(FinetuningTask):
+    """Questions with any number of choices, one of which is right."""
+
+    objective_class = MultipleChoiceObjective
+    pipeline_classes = (MultipleChoicePipeline,)
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "max_choice_length": field(
             128, "the most pieces of an answer with its question; the longer text loses them first"
         )
     }
     primary_metrics = ("accuracy",)
-    description = "chooses one of several answers"
-    objective: Objective
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
-        super().__init__(config, num_processes, process_id, Objective)
+        super().__init__(config, num_processes, process_id)
         self.tokenizer = load_task_tokenizer(config)
-        row, rows = self.objective.row, self.objective.eval_batch_size
-        found = read_sets(config, "eval")
-        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in found})
-        self._sets = [
+        shape, batch_size = self.objective.sequence_shape, self.objective.eval_batch_size
+        datasets = read_sets(config, "eval")
+        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in datasets})
+        self._eval_sets = [
             MultipleChoiceEvalSet(
-                name, data, self.tokenizer, config, row, rows, num_processes, process_id
+                name, data, self.tokenizer, config, shape, batch_size, num_processes, process_id
             )
-            for name, data in found
+            for name, data in datasets
         ]
 
     @functools.cached_property
     def examples(self) -> Examples:
         ((name, data),) = read_sets(self.config, "train")
         warn_of_coverage_loss(self.tokenizer, {name: data.all_texts})
-        return _encode(name, data, self.tokenizer, self.config, self.objective.row)
+        return _encode(name, data, self.tokenizer, self.config, self.objective.sequence_shape)
 
     def eval_sets(self) -> Sequence[EvalSet]:
-        return self._sets
+        return self._eval_sets
 
-    def format_sequence(self, batch: HostBatch, row: int) -> str:
-        """An answer a line, the number of its question before it, and a star at the right one."""
-        group_ids, right = batch["group_ids"][row], batch["choice_labels"][row]
-        marks = [f"{group}{' *' * int(mark)}" for group, mark in zip(group_ids, right, strict=True)]
-        return show_examples(batch, row, self.tokenizer, marks)
+    def format_sequence(self, batch: HostBatch, index: int) -> str:
+        """Return one choice a line after the number of its question, with a star if it is right."""
+        group_ids, labels = batch["group_ids"][index], batch["choice_labels"][index]
+        marks = [
+            f"{group}{' *' * int(mark)}" for group, mark in zip(group_ids, labels, strict=True)
+        ]
+        return format_examples(batch, index, self.tokenizer, marks)
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
-        return (
-            {"max_seq_length": model.config.max_position_embeddings}
-            if "multiple_choice" in model.params
-            else None
-        )
-
-    @staticmethod
-    def sample_arguments(config: Config) -> str:
-        return """--text '{"context": "She opens the", "choices": ["door", "sky"]}'"""
-
-    @staticmethod
-    def predict(
-        predictor: PredictorProtocol, inputs: Sequence[Input], return_all_scores: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        """The answer to each question, an object with "context" and "choices", or in SWAG's
-        columns.
-        """
-        data = from_rows("input", map(_to_table_row, inputs), False)
-        row = Objective(predictor.config).row
-        item = MultipleChoiceEvalSet("input", data, predictor.tokenizer, predictor.config, row)
-        logits = [found["multiple_choice_logits"] for found in predictor.run(item.batches())]
-        for question, said in zip(data.questions, item.said(logits), strict=True):
-            yield {"context": question.context} | _format_prediction(
-                question.choices, said, return_all_scores
-            )
+        if "multiple_choice" not in model.params:
+            return None
+        return {"max_seq_length": model.config.max_position_embeddings}
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
@@ -156,7 +209,15 @@ class Task(finetuning.Task):
 
 
 class MultipleChoiceEvalSet(PackedEvalSet):
-    """Held-out questions; see `PackedEvalSet` for the arguments."""
+    """Eval set of questions; see `PackedEvalSet` for the last arguments.
+
+    Args:
+      name: name of the data set.
+      data: its questions.
+      tokenizer: tokenizer of the model.
+      config: configuration of the run.
+      sequence_shape: tokens and choices that a sequence holds at most.
+    """
 
     def __init__(
         self,
@@ -164,63 +225,54 @@ class MultipleChoiceEvalSet(PackedEvalSet):
         data: MultipleChoiceDataset,
         tokenizer: Tokenizer,
         config: Config,
-        row: PackedShape,
-        rows: int = 0,
+        sequence_shape: PackedShape,
+        batch_size: int = 0,
         num_processes: int = 1,
         process_id: int = 0,
     ) -> None:
         self.name, self.data = name, data
-        super().__init__(
-            _encode(name, data, tokenizer, config, row), row, rows, num_processes, process_id
-        )
+        examples = _encode(name, data, tokenizer, config, sequence_shape)
+        super().__init__(examples, sequence_shape, batch_size, num_processes, process_id)
 
-    def said(self, logits: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The probability of each answer of each question, float64, from the logits [R, K, 1]."""
-        each = np.asarray(self.unpack_outputs(logits, "example"), np.float64)[:, 0]
-        found = []
-        for scores in group_by_question(self.data, each):
-            powers = np.exp(scores - scores.max())
-            found.append(powers / powers.sum())
-        return found
+    def predictions(self, logits: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the probabilities of each question's choices, float64, from logits [B, K, 1]."""
+        choice_logits = np.asarray(self.unpack_outputs(logits, "example"), np.float64)[:, 0]
+        return [softmax(group) for group in group_by_question(self.data, choice_logits)]
 
     def evaluation(
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
-        """`accuracy`, from 0 to 1; the file is `predictions`."""
-        said = self.said([each["multiple_choice_logits"] for each in outputs])
-        right = [
-            each.argmax() == q.label for q, each in zip(self.data.questions, said, strict=True)
-        ]
+        """Return `accuracy` in [0, 1] and the file `predictions`."""
+        predictions = self.predictions([arrays["multiple_choice_logits"] for arrays in outputs])
+        pairs = [*zip(self.data.questions, predictions, strict=True)]
         entries = [
             {
                 "id": str(number),
                 "gold": str(question.label),
-                "label": str(each.argmax()),
-                "probability": round(float(each.max()), 6),
-                "probabilities": {str(i): round(float(p), 6) for i, p in enumerate(each)},
+                "label": str(scores.argmax()),
+                "score": round(float(scores.max()), 6),
+                "scores": {str(i): round(float(score), 6) for i, score in enumerate(scores)},
             }
-            for number, (question, each) in enumerate(zip(self.data.questions, said, strict=True))
+            for number, (question, scores) in enumerate(pairs)
         ]
         examples = [
-            f"{question.context} → {question.choices[each.argmax()]} ({question.choices[gold]})"
-            for question, each in itertools.islice(
-                zip(self.data.questions, said, strict=True), NUM_EXAMPLES_SHOWN
-            )
+            f"{question.context} → {question.choices[scores.argmax()]} ({question.choices[gold]})"
+            for question, scores in itertools.islice(pairs, NUM_EXAMPLES_SHOWN)
             if (gold := question.label) is not None
         ]
-        return Evaluation(
-            {"accuracy": float(np.mean(right))}, {PREDICTIONS: entries}, examples=examples
-        )
+        accuracy = np.mean([scores.argmax() == question.label for question, scores in pairs])
+        return Evaluation({"accuracy": float(accuracy)}, {PREDICTIONS: entries}, examples=examples)
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDataset]]:
-    """Name and questions of each data set of a split, "train" or "eval".
+    """Return name and questions of each data set of a split, "train" or "eval".
 
     Raises:
-      InputError: a file is missing, or not of a layout that is known.
+      InputError: a file is missing, or has an unknown layout.
     """
-    if config.data["dir"].startswith(TFDS):
-        source, part = config.data["dir"], config.data[f"{split}_file"] or TFDS_SPLITS[split]
+    source = config.data["dir"]
+    if source.startswith(TFDS):
+        part = config.data[f"{split}_file"] or TFDS_SPLITS[split]
         return [(split, from_rows(source, read_tfds_table(source, part), True))]
     return [
         (name, from_rows(str(path), read_table(path), True))
@@ -228,42 +280,38 @@ def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDatas
     ]
 
 
-def _to_table_row(item: Input) -> TableRow:
-    if isinstance(item.said, str):
+def _as_list(choices: Any) -> list[Any]:
+    if isinstance(choices, str):
+        raise InputError(f"choices={choices!r}: a text is no list of choices. Give a list.")
+    return list(choices)
+
+
+def _to_table_row(item: PredictInput) -> TableRow:
+    if isinstance(item.content, str):
         raise InputError(
-            f'{item.location} is not of the form {{"context": "...", "choices": ["...", "..."]}}: '
-            "write a JSON object a line."
+            f"{item.location}: the input is a text. Give an object "
+            '{"context": "...", "choices": ["...", "..."]}.'
         )
-    return TableRow(item.location, dict(item.said))
-
-
-def _format_prediction(
-    answers: Sequence[str], said: np.ndarray, return_all_scores: bool
-) -> dict[str, Any]:
-    best = int(said.argmax())
-    found: dict[str, Any] = {
-        "label": best,
-        "answer": answers[best],
-        "probability": round(float(said[best]), 6),
-    }
-    return found | (
-        {"probabilities": [round(float(p), 6) for p in said]} if return_all_scores else {}
-    )
+    return TableRow(item.location, dict(item.content))
 
 
 def _encode(
-    name: str, data: MultipleChoiceDataset, tokenizer: Tokenizer, config: Config, row: PackedShape
+    name: str,
+    data: MultipleChoiceDataset,
+    tokenizer: Tokenizer,
+    config: Config,
+    sequence_shape: PackedShape,
 ) -> Examples:
-    longest = config.data["max_choice_length"]
-    examples, num_truncated = encode_questions(data, tokenizer, longest, row.tokens, row.examples)
+    max_length = config.data["max_choice_length"]
+    examples, num_truncated = encode_questions(data, tokenizer, max_length, *sequence_shape)
     if num_truncated:
         _log.warning(
-            "%s: %d of %d answers are longer with their question than data.max_choice_length=%d, or than "
-            "their share of max_seq_length=%d, and were cut.",
+            "%s: truncated %d of %d choices, which with their context are longer than "
+            "data.max_choice_length=%d or their share of max_seq_length=%d.",
             name,
             num_truncated,
             len(examples.lengths),
-            longest,
-            row.tokens,
+            max_length,
+            sequence_shape.tokens,
         )
     return examples

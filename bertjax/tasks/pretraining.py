@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -20,16 +20,16 @@ from bertjax.mesh.distributed import broadcast_from_process_0
 from bertjax.mesh.feed import Batch
 from bertjax.model import flops
 from bertjax.model.heads import BACKBONE_MODULES
-from bertjax.steps import objective
-from bertjax.tasks import task
-from bertjax.tasks.fill_mask import fill_mask, generate
+from bertjax.steps.objective import Objective
+from bertjax.tasks.fill_mask import FillMaskPipeline
+from bertjax.tasks.generation import TextGenerationPipeline
+from bertjax.tasks.pipeline import HostBatch, Pipeline
 from bertjax.tasks.task import (
     NUM_EXAMPLES_SHOWN,
     EvalSet,
     Evaluation,
-    HostBatch,
-    Input,
-    PredictorProtocol,
+    Task,
+    check_type_vocab_size,
     check_vocabulary,
 )
 from data_pipelines.errors import InputError
@@ -41,14 +41,12 @@ from data_pipelines.rampup import BatchSizeRampup
 
 _log = logging.getLogger("bertjax")
 
-_CONFIG_FIELDS = ("batch_size", "max_seq_length", "packing")  # fields of the configuration itself
-_MIN_SENTENCES_PER_DOCUMENT = (
-    2  # sentences of a document, with fewer of which hardly any follows another
-)
+_CONFIG_FIELDS = ("batch_size", "max_seq_length", "packing")  # fields of `Config`
+_MIN_SENTENCES_PER_DOCUMENT = 2  # with fewer, hardly any sentence follows another
 
 
-class Objective(objective.Objective):
-    """The encoder with the head that tells pieces, and for pairs the next-sentence head."""
+class PretrainingObjective(Objective):
+    """Encoder with the masked LM head, and for pairs the next sentence head."""
 
     def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
         super().__init__(config, batch_size_multiple)
@@ -57,18 +55,17 @@ class Objective(objective.Objective):
         self.options = PretrainingOptions(seed=config.data_order_seed, **shared, **fields)
         self.heads = ("mlm", "nsp") if self.options.objective == "mlm_nsp" else ("mlm",)
         if "nsp" in self.heads:
-            task.check_type_vocab_size(config, "the sentences of a pair")
+            check_type_vocab_size(config, "the sentences of a pair")
         if config.model.causal != (self.options.objective == "clm"):
             raise InputError(
-                f"model.causal={config.model.causal} does not go with data.objective="
-                f"{self.options.objective}: a left-to-right model is causal, and no other is."
+                f"data.objective={self.options.objective}: model.causal={config.model.causal} does "
+                "not fit it. Set model.causal=True with data.objective=clm alone."
             )
-
         if "examples" in config.tensorboard_summaries:
             self.eval_outputs = ("masked_lm_predictions",)
 
-    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return _shapes(self.options, rows)
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return _shapes(self.options, batch_size)
 
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
@@ -80,98 +77,107 @@ class Objective(objective.Objective):
 
     @property
     def eval_options(self) -> PretrainingOptions:
-        """Of held-out data: masked as in the paper, however training is, so that losses compare."""
-        chosen = self.options
-        usual: dict[str, Any] = {
-            name: getattr(PretrainingOptions, name) for name in ("mlm_probability", *REPLACE_PROBS)
-        }
-        most = (
-            chosen.max_predictions_per_seq
-            if chosen.mlm_probability == usual["mlm_probability"]
-            else None
-        )
-        rows = self.eval_batch_size
+        """Options of eval sets, with the paper's masking, so that losses of runs compare."""
+        names = ("mlm_probability", *REPLACE_PROBS)
+        defaults: dict[str, Any] = {name: getattr(PretrainingOptions, name) for name in names}
+        options = self.options
+        is_default_rate = options.mlm_probability == defaults["mlm_probability"]
         return dataclasses.replace(
-            chosen, batch_size=rows, mixture_weights="", max_predictions_per_seq=most, **usual
+            options,
+            batch_size=self.eval_batch_size,
+            mixture_weights="",
+            max_predictions_per_seq=options.max_predictions_per_seq if is_default_rate else None,
+            **defaults,
         )
 
     def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         return _shapes(self.eval_options, self.eval_batch_size)
 
-    def forward_flops(self, rows: int) -> float:
+    def forward_flops(self, batch_size: int) -> float:
         limits, model = self.options.sequence_limits, self.config.model
         pairs = limits.examples if "nsp" in self.heads else 0
         return flops.forward_flops(
-            model, rows, limits.tokens, limits.predictions, pairs, self.num_last_block_positions
+            model,
+            batch_size,
+            limits.tokens,
+            limits.predictions,
+            pairs,
+            self.num_last_block_positions,
         )
 
 
-class Task(task.Task):
-    """Pre-training on a corpus that `bertjax prepare` wrote, or on several."""
+class PretrainingTask(Task):
+    """Pre-training on one corpus that `bertjax prepare` wrote, or on several."""
 
+    objective_class = PretrainingObjective
+    pipeline_classes = (FillMaskPipeline, TextGenerationPipeline)
     primary_metrics = ("mlm_perplexity",)
-    description = "fills [MASK]s, or left to right continues texts"
-    together = 64  # a mask has as many scores as there are pieces
-
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = {
-        "dir": field("", 'what `bertjax prepare` wrote, or several such, joined by "+"')
+        "dir": field("", 'directory that `bertjax prepare` wrote, or several, joined by "+"')
     } | {
-        each.name: each
-        for each in dataclasses.fields(PretrainingOptions)
-        if each.name not in ("seed", *_CONFIG_FIELDS)
+        option.name: option
+        for option in dataclasses.fields(PretrainingOptions)
+        if option.name not in ("seed", *_CONFIG_FIELDS)
     }
-
-    objective: Objective
+    objective: PretrainingObjective
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
         self.config = config
-        self.objective = Objective(config, math.lcm(jax.device_count(), num_processes))
-        self._directory, self._hosts, self._host = config.data["dir"], num_processes, process_id
+        self.objective = PretrainingObjective(config, math.lcm(jax.device_count(), num_processes))
+        self._directory = config.data["dir"]
+        self._num_processes, self._process_id = num_processes, process_id
         if not self._directory:
-            raise InputError("data.dir is empty: name a directory that `bertjax prepare` wrote.")
+            raise InputError("data.dir is empty. Name a directory that `bertjax prepare` wrote.")
         self._corpora = open_corpora(self._directory, "train")
         self.tokenizer = next(iter(self._corpora.values())).tokenizer
         check_vocabulary(self._directory, self.tokenizer, config.model.vocab_size)
-        self._sets: list[PretrainingEvalSet] = []
-        options = self.objective.eval_options
+        self._eval_sets: list[PretrainingEvalSet] = []
+        options, is_single = self.objective.eval_options, len(self._corpora) == 1
         for name, corpus in self._corpora.items():
-            if corpus.manifest.eval_shards:
-                data = PretrainingData(corpus.directory, options, "eval", num_processes, process_id)
-                alone = len(self._corpora) == 1
-                self._sets.append(
-                    PretrainingEvalSet("eval" if alone else name, data, config.eval_batches)
-                )
-            else:
-                _log.warning("%s holds out no text: it is not evaluated on.", corpus.directory)
+            if not corpus.manifest.eval_shards:
+                _log.warning("%s has no eval split: it is not evaluated on.", corpus.directory)
+                continue
+            data = PretrainingData(corpus.directory, options, "eval", num_processes, process_id)
+            self._eval_sets.append(
+                PretrainingEvalSet("eval" if is_single else name, data, config.eval_batches)
+            )
 
     @classmethod
-    def describe_model(cls, config: Config) -> str:
-        return "continues texts" if config.model.causal else "fills [MASK]s"
+    def pipeline_class(cls, config: Config) -> type[Pipeline[Any]]:
+        return TextGenerationPipeline if config.model.causal else FillMaskPipeline
 
     @functools.cached_property
     def data(self) -> PretrainingData:
-        """The training data, which no evaluation opens."""
+        """Training data; an evaluation does not open them."""
         for corpus in self._corpora.values() if "nsp" in self.objective.heads else ():
             totals = corpus.manifest.totals
-            each = totals["sentences"] / max(totals["documents"], 1)
-            if each < _MIN_SENTENCES_PER_DOCUMENT:
+            sentences_per_document = totals["sentences"] / max(totals["documents"], 1)
+            if sentences_per_document < _MIN_SENTENCES_PER_DOCUMENT:
                 _log.warning(
-                    "%s has %.1f sentences a document: nearly all second sentences are random "
-                    "ones, which tells nothing; prepare documents of several sentences, or train "
-                    "with objective=mlm.", corpus.directory, each,
-                )  # fmt: skip
-        # The processes of one program share what one of them measures.
-        share = broadcast_from_process_0 if jax.process_count() == self._hosts else None
+                    "%s has %.1f sentences a document: nearly all second sentences are random, so "
+                    "NSP learns nothing. Prepare documents of several sentences, or train with "
+                    "data.objective=mlm.",
+                    corpus.directory,
+                    sentences_per_document,
+                )
+        # Processes of one JAX program share what one of them measures.
+        share = broadcast_from_process_0 if jax.process_count() == self._num_processes else None
         options = self.objective.options
         rampup = BatchSizeRampup(options.batch_size, self.config.batch_size_rampup)
         data = PretrainingData(
-            self._directory, options, "train", self._hosts, self._host, share, rampup
+            self._directory,
+            options,
+            "train",
+            self._num_processes,
+            self._process_id,
+            share,
+            rampup,
         )
         if len(data.mixture_proportions) > 1:
             shares = ", ".join(
-                f"{name} {part:.2%}" for name, part in data.mixture_proportions.items()
+                f"{name} {portion:.2%}" for name, portion in data.mixture_proportions.items()
             )
-            _log.info("Rows of the corpora: %s.", shares)
+            _log.info("Shares of the corpora: %s.", shares)
         return data
 
     @property
@@ -191,95 +197,81 @@ class Task(task.Task):
         return hashlib.blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
 
     @property
-    def told(self) -> str:
+    def data_summary(self) -> str:
         return " + ".join(
             f"{corpus.directory} ({corpus.manifest.totals['documents']:,} documents, "
-            f"{corpus.manifest.totals['tokens']:,} pieces)"
+            f"{corpus.manifest.totals['tokens']:,} tokens)"
             for corpus in self._corpora.values()
         )
 
     @property
     def data_card(self) -> Mapping[str, str]:
-        found = {}
+        card = {}
         for name, corpus in self._corpora.items():
             totals, license = corpus.manifest.totals, corpus.manifest.options.get("license")
-            found[name] = (
+            card[name] = (
                 f"{totals['documents']:,} documents, {totals['text_bytes'] / 1e6:,.0f} MB, "
-                f"{totals['tokens']:,} pieces; license: {license or 'not told'}"
+                f"{totals['tokens']:,} tokens; license: {license or 'unknown'}"
             )
-        return found
+        return card
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
         batches: Iterable[HostBatch] = self.data.dataset(start, stop).as_numpy_iterator()
         return batches
 
     def eval_sets(self) -> Sequence[EvalSet]:
-        return self._sets
+        return self._eval_sets
 
-    def format_sequence(self, batch: HostBatch, row: int) -> str:
-        return render_sequence(batch, row, self.tokenizer)
+    def format_sequence(self, batch: HostBatch, index: int) -> str:
+        return render_sequence(batch, index, self.tokenizer)
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
         if not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
             return None
         max_seq_length = min(Config.max_seq_length, model.config.max_position_embeddings)
-        alone = "clm" if model.config.causal else "mlm"
-        objective = "mlm_nsp" if "nsp" in model.params else alone
+        without_nsp = "clm" if model.config.causal else "mlm"
+        objective = "mlm_nsp" if "nsp" in model.params else without_nsp
         return {"max_seq_length": max_seq_length, "data": {"objective": objective}}
-
-    @staticmethod
-    def inputs(lines: Iterable[str]) -> Iterator[Input]:
-        """Each line is a text, whatever it looks like."""
-        return (Input(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
-
-    @staticmethod
-    def sample_arguments(config: Config) -> str:
-        return f"--text 'The capital of France is{'' if config.model.causal else ' [MASK].'}'"
-
-    @staticmethod
-    def predict(
-        predictor: PredictorProtocol, inputs: Sequence[Input], return_all_scores: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        """Fills the `[MASK]`s of each text: the text, then per mask its likeliest pieces. A
-        left-to-right model goes on with each text, piece by likeliest piece.
-        """
-        answer = generate if predictor.config.model.causal else fill_mask
-        return answer(predictor, list(map(_text, inputs)))
-
-
-def _text(item: Input) -> tuple[str, str]:
-    location, said = item
-    if not isinstance(said, str):
-        raise InputError(f"{location} is no text, and the model reads nothing else: write a text.")
-    return location, said
 
 
 class PretrainingEvalSet:
-    """The text that a corpus holds out, or its first batches."""
+    """Eval split of a corpus.
 
-    def __init__(self, name: str, data: PretrainingData, batches: int) -> None:
-        self.name, self._data, self._batches = name, data, batches
+    Args:
+      name: name of the eval set.
+      data: its batches.
+      num_batches: batches to evaluate on; 0 for all.
+    """
+
+    def __init__(self, name: str, data: PretrainingData, num_batches: int) -> None:
+        self.name, self._data, self._num_batches = name, data, num_batches
 
     def batches(self) -> Iterable[HostBatch]:
-        return itertools.islice(self._data.dataset().as_numpy_iterator(), self._batches or None)
+        """Return this process's sequences of each batch."""
+        batches = self._data.dataset().as_numpy_iterator()
+        return itertools.islice(batches, self._num_batches or None)
 
     def evaluation(
         self, means: Mapping[str, float], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> Evaluation:
+        """Return `mlm_perplexity`, and sequences with their predictions if outputs have them."""
         examples: list[str] = []
-        if outputs[0]:  # of rows of which this host's are the first
+        if outputs[0]:  # of all processes' sequences; this process's come first
             batch = next(iter(self.batches()))
-            seen = batch["input_ids"].copy()
-            best = outputs[0]["masked_lm_predictions"][: len(seen)]
-            np.put_along_axis(seen, batch["masked_lm_positions"], best, axis=1)
-            said, rows = batch | {"input_ids": seen}, range(min(NUM_EXAMPLES_SHOWN, len(seen)))
-            examples = [render_sequence(said, row, self._data.tokenizer) for row in rows]
+            input_ids = batch["input_ids"].copy()
+            predictions = outputs[0]["masked_lm_predictions"][: len(input_ids)]
+            np.put_along_axis(input_ids, batch["masked_lm_positions"], predictions, axis=1)
+            filled = batch | {"input_ids": input_ids}
+            examples = [
+                render_sequence(filled, index, self._data.tokenizer)
+                for index in range(min(NUM_EXAMPLES_SHOWN, len(input_ids)))
+            ]
         return Evaluation({"mlm_perplexity": float(np.exp(means["mlm_loss"]))}, examples=examples)
 
 
-def _shapes(options: PretrainingOptions, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def _shapes(options: PretrainingOptions, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {
-        name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
+        name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
         for name, array in options.empty_batch(1).items()
     }

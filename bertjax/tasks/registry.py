@@ -1,7 +1,7 @@
-"""The tasks by name. A new task is one new file or folder, and one line here.
+"""Tasks by name. A new task is one new file or folder, and one line here.
 
-A task of one's own needs no line: its name in a configuration is that of its module, such as
-`task="my_package.sentiment"`.
+A task outside this package needs no line. A configuration names it as `MODULE:CLASS`, such as
+`task="my_package.sentiment:SentimentTask"`.
 """
 
 import importlib
@@ -11,78 +11,82 @@ from typing import Any
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
 from bertjax.steps.objective import Objective
+from bertjax.tasks.pipeline import Pipeline
 from bertjax.tasks.task import Task
 from data_pipelines.errors import InputError
 
-# task name -> module with `Objective` and `Task`, which derive from those of
-# `bertjax.steps.objective` and `bertjax.tasks.task`.
-TASK_MODULES = {
-    "pretraining": "bertjax.tasks.pretraining",
-    "question_answering": "bertjax.tasks.question_answering.task",
-    "sequence_classification": "bertjax.tasks.sequence_classification.task",
-    "multiple_choice": "bertjax.tasks.multiple_choice",
-    "token_classification": "bertjax.tasks.token_classification.task",
+TASKS = {  # task name -> MODULE:CLASS
+    "pretraining": "bertjax.tasks.pretraining:PretrainingTask",
+    "question_answering": "bertjax.tasks.question_answering.task:QuestionAnsweringTask",
+    "sequence_classification": (
+        "bertjax.tasks.sequence_classification.task:SequenceClassificationTask"
+    ),
+    "multiple_choice": "bertjax.tasks.multiple_choice:MultipleChoiceTask",
+    "token_classification": "bertjax.tasks.token_classification.task:TokenClassificationTask",
 }
 
 
-def find(name: str) -> type[Task]:
-    """The class of a task.
+def find_task(name: str) -> type[Task]:
+    """Return the class of a task.
 
     Raises:
-      InputError: there is no such task.
+      InputError: there is no task of this name.
     """
-    task: type[Task] = _module(name).Task
+    module_name, _, class_name = TASKS.get(name, name).partition(":")
+    module: Any = None
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists and imports a module that does not
+    task = getattr(module, class_name, None)
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise InputError(
+            f"task={name!r}: unknown task. Use {', '.join(sorted(TASKS))}, or MODULE:CLASS with a "
+            "subclass of bertjax.tasks.task.Task and its module on PYTHONPATH."
+        )
     return task
 
 
-def objective(config: Config, batch_size_multiple: int = 1) -> Objective:
-    """The objective of the configuration's task; see `Objective`."""
-    found: Objective = _module(config.task).Objective(config, batch_size_multiple)
-    return found
+def make_objective(config: Config, batch_size_multiple: int = 1) -> Objective:
+    """Return the objective of a configuration; see `Objective` for the arguments."""
+    return find_task(config.task).objective_class(config, batch_size_multiple)
+
+
+def pipeline_classes() -> Iterator[type[Pipeline[Any]]]:
+    """Yield the pipelines of all registered tasks."""
+    for name in TASKS:
+        yield from find_task(name).pipeline_classes
 
 
 def infer_config(model: NumpyModel) -> Config:
-    """A configuration that could have made a model of another format.
+    """Return a configuration for a model of another format.
 
     Raises:
-      InputError: no task has such a head.
+      InputError: no task has a model with these heads.
     """
-    for name in TASK_MODULES:
-        task = find(name)
+    for name in TASKS:
+        task = find_task(name)
         fields = task.config_for_model(model)
         if fields is not None:
             data = {**data_fields()[name], **fields.get("data", {})}
             return Config(name, model=model.config, **{**fields, "data": data})
-    raise InputError(f"no task has a model of {', '.join(model.params)}: convert to hf.")
+    raise InputError(
+        f"model with {', '.join(model.params)}: no task has these heads. Convert it to hf."
+    )
 
 
 def data_fields() -> Mapping[str, Mapping[str, Any]]:
-    """Task name -> its `data` fields with their defaults; a task is imported when asked for."""
+    """Return, for each task name, the defaults of its `data` fields; import a task when asked."""
     return _DataFields()
 
 
 class _DataFields(Mapping[str, Mapping[str, Any]]):
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return {name: field.default for name, field in find(name).DATA_FIELDS.items()}
+        return {name: field.default for name, field in find_task(name).DATA_FIELDS.items()}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(TASK_MODULES)
+        return iter(TASKS)
 
     def __len__(self) -> int:
-        return len(TASK_MODULES)
-
-
-def _module(name: str) -> Any:
-    path = TASK_MODULES.get(name, name)
-    try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not
-        module = None
-    if not hasattr(module, "Task"):
-        raise InputError(
-            f"task={name!r} is unknown: there are {', '.join(sorted(TASK_MODULES))}, and any module on "
-            "PYTHONPATH that has a Task and an Objective."
-        )
-    return module
+        return len(TASKS)

@@ -49,7 +49,7 @@ def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
         or there is no held-out data.
     """
     members = [PretrainedModel(checkpoint) for checkpoint in checkpoints]
-    task = registry.find(config.task)(config, jax.process_count(), jax.process_index())
+    task = registry.find_task(config.task)(config, jax.process_count(), jax.process_index())
     config = task.config
     if not task.eval_sets():
         fix = "prepare it with --eval-fraction"

@@ -173,7 +173,7 @@ class MemoryBudget:
 
     def _step_bytes_with(self, config: Config) -> int | None:
         """Bytes of a device that a step takes with another configuration; None for too many."""
-        objective = registry.objective(config, self._objective.batch_size_multiple)
+        objective = registry.make_objective(config, self._objective.batch_size_multiple)
         parts = num_batch_shards(self._step_functions.mesh) * config.gradient_accumulation_steps
         objective.batch_size = -(-self._objective.batch_size // parts) * parts
         programs = StepFunctions(config, objective, self._devices)
@@ -202,6 +202,7 @@ def check_evaluation(
     Args:
       beside: bytes of a device that are taken while it runs, and that it does not see.
       limit: bytes of a device; None for those that it tells of.
+
     Raises:
       InputError: naming rows that should fit.
     """

@@ -15,6 +15,7 @@ from bertjax.mesh.sharding import num_batch_shards
 from bertjax.model.heads import HEADS
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.schedules import learning_rate_schedule
+from bertjax.tasks.pipeline import predict_arguments
 from bertjax.tasks.task import Task
 
 _MAX_EPOCHS = 200  # of which even small data need fewer
@@ -39,7 +40,7 @@ def summarize_run(
     parts = {
         "devices": _devices(programs),
         "model": _model(config, task, programs, runs),
-        "data": task.told + _epochs(config, task),
+        "data": task.data_summary + _epochs(config, task),
         "rows": _rows(config, task, programs, runs),
         "memory": f"{format_bytes(shard_bytes(programs.state_shapes))} a device for parameters and optimizer",
         "schedule": _schedule(config),
@@ -79,9 +80,11 @@ def summarize_result(workdir: epath.Path, checkpoint: epath.Path, task: Task) ->
     """Where the result is, and what to do with it."""
     paths = str(workdir), str(workdir / "scores"), f"{workdir.name}-hf"
     place, scores, exported = map(shlex.quote, paths)
+    pipeline = task.pipeline_class(task.config)(task.objective, task.tokenizer, task.labels)
+    sample = predict_arguments(pipeline.sample_input())
     commands = {
         f"evaluate --checkpoint {place} --output {scores}": bool(task.eval_sets()),
-        f"predict --checkpoint {place} {task.sample_arguments(task.config)}": True,
+        f"predict --checkpoint {place} {sample}": True,
         f"report {place}": True,
         f"convert --to hf {place} {exported}": not task.config.model.bilstm,
     }

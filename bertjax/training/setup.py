@@ -35,7 +35,7 @@ def make_trainer(
     """
     # A checkpoint holds everything that came from `init`, which may be gone by now.
     source = dataclasses.replace(config, init=str(workdir)) if has_checkpoint(workdir) else config
-    task = registry.find(config.task)(source, jax.process_count(), jax.process_index())
+    task = registry.find_task(config.task)(source, jax.process_count(), jax.process_index())
     config = dataclasses.replace(task.config, init=config.init).resolve(task.examples_per_epoch)
     task.prepare(config.total_steps)
     step_functions = StepFunctions(config, task.objective)

@@ -26,7 +26,8 @@ from bertjax.steps.histograms import compute_histograms
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState
-from bertjax.tasks.task import Evaluation, HostBatch, Task
+from bertjax.tasks.pipeline import HostBatch
+from bertjax.tasks.task import Evaluation, Task
 from bertjax.training import run_summary
 from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import check_tokenizer

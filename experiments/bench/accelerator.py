@@ -55,7 +55,7 @@ def our_step(model: str, length: int, rows: int) -> Callable[[], object]:
     from bertjax.tasks import registry
 
     config = make_config(model, length, rows)
-    programs = StepFunctions(config, registry.objective(config), our_devices())
+    programs = StepFunctions(config, registry.make_objective(config), our_devices())
     train, constants = programs.compile_train_step(), programs.constants()
     batch = jax.device_put(
         make_batch(rows, length, MAX_PREDICTIONS[length]), programs.batch_sharding
@@ -167,7 +167,7 @@ def measure(args: argparse.Namespace, model: str, length: int) -> dict[str, Any]
     from bertjax.tasks import registry
 
     config, peak = make_config(model, length, rows), peak_flops(kind)
-    operations = registry.objective(config).step_flops()
+    operations = registry.make_objective(config).step_flops()
     mfu = operations / found["bertjax"]["seconds"] / count / peak if peak else None
     date = datetime.date.today().isoformat()
     case = {"date": date, "device": kind, "devices": count, "model": model, "length": length}

@@ -37,14 +37,14 @@ BATCH = 32
 
 def bertjax_work(model: str, lines: list[str], output: pathlib.Path) -> Callable[[], object]:
     from bertjax.cli.jax_setup import skip_missing_tpu
-    from bertjax.inference.feature_extraction import Features, recipe_of
+    from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 
     skip_missing_tpu()
-    features = Features(*recipe_of(model))
+    embedder = Embedder(*find_embedding_options(model))
 
     def work() -> None:
         output.unlink(missing_ok=True)
-        features.write(lines, output)
+        embedder.write(lines, output)
 
     return work
 

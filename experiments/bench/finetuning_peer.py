@@ -71,7 +71,7 @@ def train_theirs(
     """The scores of the peer."""
     from bertjax.tasks import registry
 
-    task = registry.find(config.task)(config)
+    task = registry.find_task(config.task)(config)
     config = task.config.resolve(task.examples_per_epoch)
     head, steps = task.objective.heads[0], int(config.steps)
     kind = getattr(task.objective, "problem_type", head)

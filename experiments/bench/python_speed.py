@@ -40,7 +40,7 @@ def write_random(size: str, vocab: str, directory: pathlib.Path) -> None:
     tokenizer = load_tokenizer(vocab)
     fields = {"model.vocab_size": len(tokenizer.tokens), "data.objective": "mlm"}
     config = load_config(f"pretraining:model={size}", fields, registry.data_fields())
-    params = jax.jit(registry.objective(config).init_params)(jax.random.key(0))
+    params = jax.jit(registry.make_objective(config).init_params)(jax.random.key(0))
     model = NumpyModel(config.model, jax.tree.map(np.asarray, params), tokenizer)
     huggingface.write(model, epath.Path(directory))
 
@@ -74,7 +74,7 @@ def many_texts(model: bertjax.Model, lines: Sequence[str], rounds: int) -> Itera
     contestants: dict[str, Callable[[], list]] = {
         "bertjax.load": lambda: model.predict(lines),
         "bertjax predict": lambda: list(
-            predictor.answers(predictor.task.inputs(lines), len(lines))
+            predictor.predict(predictor.pipeline.parse_lines(lines), len(lines))
         ),
     }
     ours, theirs = (work() for work in contestants.values())  # which compiles

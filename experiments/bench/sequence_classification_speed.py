@@ -47,12 +47,12 @@ def bertjax_work(checkpoint: str, data: str, column: str) -> Callable[[], list[s
     """A function that gives the label of each text."""
     from bertjax.cli.jax_setup import skip_missing_tpu
     from bertjax.inference.predictor import Predictor
-    from bertjax.tasks.task import Input
+    from bertjax.tasks.pipeline import PredictInput
 
     skip_missing_tpu()
     predictor = Predictor(checkpoint)
-    inputs = [Input("text", {column: text}) for text in read_texts(data, column)]
-    return lambda: [answer["label"] for answer in predictor.answers(inputs)]
+    inputs = [PredictInput("text", {column: text}) for text in read_texts(data, column)]
+    return lambda: [answer["label"] for answer in predictor.predict(inputs)]
 
 
 def peer_work(model: str, data: str, column: str, together: int, cores: int) -> Callable[[], list]:

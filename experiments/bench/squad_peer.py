@@ -138,7 +138,7 @@ def train_theirs(
     config = load_config(
         spec, parse_overrides(extra_flags), registry.data_fields(), find_bert_config
     )
-    task = registry.find(config.task)(config)
+    task = registry.find_task(config.task)(config)
     config = config.resolve(task.examples_per_epoch)
     directory.mkdir(parents=True)
     (directory / "recipe.json").write_text(json.dumps(peer_recipe(config)))

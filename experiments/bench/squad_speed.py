@@ -113,7 +113,7 @@ def bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
         "batch_size": str(BATCH["bertjax"]),
     }
     config = load_config(spec, overrides, registry.data_fields(), find_bert_config)
-    task = registry.find(config.task)(config)
+    task = registry.find_task(config.task)(config)
     programs = StepFunctions(config, task.objective)
     params = jax.jit(task.objective.init_params)(jax.random.key(0))
     evaluator = make_evaluator(task, programs)

@@ -21,7 +21,7 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     config = load_config(args.config, parse_overrides(rest), registry.data_fields())
     counts = np.zeros(config.model.vocab_size)
-    (held_out,) = registry.find(config.task)(config).eval_sets()
+    (held_out,) = registry.find_task(config.task)(config).eval_sets()
     for batch in held_out.batches():
         np.add.at(counts, batch["masked_lm_ids"], batch["masked_lm_weights"])
     shares = counts[counts > 0] / counts.sum()

@@ -71,8 +71,8 @@ def main() -> int:
     print(draw_loss_curve())
     print_heading("7. Fill masks with the model.")
     for answer in fill_masks(SENTENCES):
-        best = [f"{guess['token']} {guess['probability']:.0%}" for guess in answer["masks"][0][:3]]
-        print(f"   {answer['text']}\n      {answer['filled']}\n      ({', '.join(best)})")
+        best = [f"{guess['token_str']} {guess['score']:.0%}" for guess in answer["masks"][0][:3]]
+        print(f"   {answer['text']}\n      {answer['sequence']}\n      ({', '.join(best)})")
     print_heading("8. Write the report: open this file in a browser.")
     run("report", f"{RUN}/workdir")
     print(f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes.")

@@ -1,25 +1,18 @@
 """Evaluation of question answering: a data set to batches, logits to answers and scores."""
 
-import itertools
 import logging
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.tasks.finetuning import PackedEvalSet
+from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.question_answering.decoding import Prediction, decode
 from bertjax.tasks.question_answering.metrics import score
-from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation, HostBatch, Input
-from data_pipelines.errors import InputError
+from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
 from data_pipelines.finetuning.packed_examples import PackedShape
-from data_pipelines.finetuning.squad import (
-    Question,
-    QuestionAnsweringDataset,
-    check_passage,
-    parse_squad,
-)
+from data_pipelines.finetuning.squad import QuestionAnsweringDataset
 from data_pipelines.finetuning.windows import (
     PassageCache,
     PassageWindows,
@@ -27,7 +20,6 @@ from data_pipelines.finetuning.windows import (
     locate_answer,
     make_windows,
 )
-from data_pipelines.parsing import parse_json
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
@@ -166,59 +158,3 @@ def _nbest(predictions: Sequence[Prediction], with_null: bool) -> dict[str, list
         ]
         for prediction in predictions
     }
-
-
-def parse_question_inputs(lines: Iterable[str]) -> Iterable[Input]:
-    """Questions to be answered.
-
-    Args:
-      lines: of JSON, each with "question" and "context", blank ones passed over; or a whole file in
-        SQuAD's layout, whose questions come as a list.
-    Raises:
-      InputError: the file is not of the layout.
-    """
-    lines = iter(lines)
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    first = next(numbered, None)
-    if first is None:
-        return []
-    before, text = first[0] - 1, first[1]
-    if not text.lstrip().startswith("{") or "question" in _parse(text):
-        return (
-            Input(f"line {number}", _parse(line))
-            for number, line in itertools.chain([first], numbered)
-        )
-    data = parse_squad("the input", "\n" * before + text + "".join(lines))
-    return [
-        Input(
-            f"question {each.id!r}", {"id": each.id, "question": each.text, "context": each.passage}
-        )
-        for each in data.questions
-    ]
-
-
-def _parse(line: str) -> dict[str, Any]:
-    """The object that a line is; empty where it is none."""
-    try:
-        said = parse_json(line)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
-
-
-def to_question(item: Input) -> Question:
-    """The question that is asked, whose id is the last word of its place where it has none.
-
-    Raises:
-      InputError: it is none; its place is named.
-    """
-    location, said = item.location, {} if isinstance(item.said, str) else item.said
-    text, passage = said.get("question"), said.get("context")
-    if not isinstance(text, str) or not isinstance(passage, str):
-        raise InputError(
-            f'{location} is not of the form {{"question": "...", "context": "..."}}: '
-            "write a JSON object a line."
-        )
-    check_passage(location, passage)
-    line_number = re.split("[ :]", location)[-1]
-    return Question(str(said.get("id", line_number)), text, passage)

@@ -1,8 +1,7 @@
 """Span prediction: SQuAD 1.1 and 2.0, and what has their layout (paper, sections 4.2 and 4.3)."""
 
 import functools
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,80 +9,37 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
-from bertjax.tasks import finetuning
+from bertjax.tasks.finetuning import FinetuningTask
 from bertjax.tasks.finetuning_data import (
     COMMON_DATA_FIELDS,
     TFDS_SPLITS,
     find_files,
     load_task_tokenizer,
 )
+from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.question_answering import report
-from bertjax.tasks.question_answering.evaluation import (
-    THRESHOLD,
-    QuestionAnsweringEvalSet,
-    build_windows,
-    parse_question_inputs,
-    to_question,
-)
-from bertjax.tasks.task import HostBatch, Input, PredictorProtocol, check_type_vocab_size
+from bertjax.tasks.question_answering.evaluation import QuestionAnsweringEvalSet, build_windows
+from bertjax.tasks.question_answering.objective import FILES, QuestionAnsweringObjective
+from bertjax.tasks.question_answering.pipeline import QuestionAnsweringPipeline
 from data_pipelines.errors import InputError
 from data_pipelines.fields import Field, field
-from data_pipelines.finetuning.examples import Target
-from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.squad import QuestionAnsweringDataset, read_squad, read_squad_tfds
 from data_pipelines.finetuning.windows import (
     PassageCache,
     PassageWindows,
-    WindowOptions,
-    answer_position_target,
 )
 from data_pipelines.text.sources import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
-_log = logging.getLogger("bertjax")
-
-MAX_WINDOWS_PER_SEQUENCE = 8  # to a row, at the most
-FILES = {
-    1: {"train": "train-v1.1.json", "eval": "dev-v1.1.json"},
-    2: {"train": "train-v2.0.json", "eval": "dev-v2.0.json"},
-}
 _SEQ_LEN = 384  # of the paper's; strides of 128, questions of 64
 
 
-class Objective(finetuning.Objective):
-    """The encoder with the span head."""
+class QuestionAnsweringTask(FinetuningTask):
+    """Extractive question answering on passages, as in SQuAD 1.1 and 2.0."""
 
-    heads = ("question_answering",)
-    eval_outputs = ("question_answering_logits",)
-
-    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
-        super().__init__(config, batch_size_multiple)
-        check_type_vocab_size(config, "question and passage")
-        self.version = int(config.data["version"])
-        if self.version not in FILES:
-            raise InputError(f"data.version={self.version} must be 1 (SQuAD 1.1) or 2 (SQuAD 2.0).")
-
-    @property
-    def options(self) -> WindowOptions:
-        """How passages are cut; raises InputError where that cannot be."""
-        data = self.config.data
-        return WindowOptions(
-            self.config.max_seq_length, data["doc_stride"], data["max_query_length"]
-        )
-
-    @property
-    def row(self) -> PackedShape:
-        return PackedShape(
-            self.config.max_seq_length, MAX_WINDOWS_PER_SEQUENCE if self.config.packing else 1
-        )
-
-    def targets(self) -> Mapping[str, Target]:
-        return answer_position_target(np.zeros((0, 2), np.int32))
-
-
-class Task(finetuning.Task):
-    """QuestionAnsweringDataset on passages that have their answers, or with version 2 may have."""
-
+    objective_class = QuestionAnsweringObjective
+    pipeline_classes = (QuestionAnsweringPipeline,)
+    objective: QuestionAnsweringObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "version": field(1, "1 for SQuAD 1.1; 2 for 2.0, where questions may have no answer"),
         "doc_stride": field(
@@ -94,14 +50,11 @@ class Task(finetuning.Task):
         ),
     }
     primary_metrics = ("exact", "f1")
-    description = "answers questions on passages"
-    together = 512
-    objective: Objective
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
-        super().__init__(config, num_processes, process_id, Objective)
+        super().__init__(config, num_processes, process_id)
         self.tokenizer = load_task_tokenizer(config)
-        options, row = self.objective.options, self.objective.row
+        options, row = self.objective.window_options, self.objective.sequence_shape
         found = read_sets(config, "eval")
         warn_of_coverage_loss(self.tokenizer, {name: data.passages for name, data in found})
         self._sets = [
@@ -123,18 +76,18 @@ class Task(finetuning.Task):
         ((name, data),) = read_sets(self.config, "train")
         warn_of_coverage_loss(self.tokenizer, {name: data.passages})
         passages = PassageCache(self.tokenizer)
-        return build_windows(name, data, self.tokenizer, self.objective.options, passages)
+        return build_windows(name, data, self.tokenizer, self.objective.window_options, passages)
 
     def eval_sets(self) -> Sequence[QuestionAnsweringEvalSet]:
         return self._sets
 
-    def format_sequence(self, batch: HostBatch, row: int) -> str:
+    def format_sequence(self, batch: HostBatch, index: int) -> str:
         """A window a line, its answer in brackets."""
         lines = []
-        for slot in np.flatnonzero(batch["answer_positions_weights"][row]):
-            ids = batch["input_ids"][row]
-            own = np.flatnonzero(batch["example_ids"][row] == slot + 1)
-            start, end = batch["answer_positions"][row, slot]
+        for slot in np.flatnonzero(batch["answer_positions_weights"][index]):
+            ids = batch["input_ids"][index]
+            own = np.flatnonzero(batch["example_ids"][index] == slot + 1)
+            start, end = batch["answer_positions"][index, slot]
             parts = [ids[own[0] : start], ids[start : end + 1], ids[end + 1 : own[-1] + 1]]
             before, answer, after = (self.tokenizer.decode(part.tolist()) for part in parts)
             lines.append(f"{before} >>{answer}<< {after}".strip())
@@ -150,52 +103,9 @@ class Task(finetuning.Task):
             "data": {"doc_stride": max_seq_length // 3, "max_query_length": max_seq_length // 6},
         }
 
-    inputs = staticmethod(parse_question_inputs)
-
-    @staticmethod
-    def sample_arguments(config: Config) -> str:
-        return "--question 'Where is Oslo?' --context 'Oslo lies in Norway.'"
-
-    @staticmethod
-    def predict(
-        predictor: PredictorProtocol, inputs: Sequence[Input], return_all_scores: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        """Answers objects with "question" and "context" with text, score and place."""
-        objective = Objective(predictor.config)
-        null_score_diff_threshold = _threshold(predictor) if objective.version == 2 else None
-        data = QuestionAnsweringDataset([to_question(each) for each in inputs], 1)
-        reading = QuestionAnsweringEvalSet(
-            "input", data, predictor.tokenizer, objective.options, objective.row
-        )
-        logits = [found["question_answering_logits"] for found in predictor.run(reading.batches())]
-        for prediction in reading.predictions(logits):
-            answer = prediction.answer(null_score_diff_threshold)
-            odds = (
-                {}
-                if null_score_diff_threshold is None
-                else {"null_odds": round(prediction.null_odds, 4)}
-            )
-            yield {
-                "id": prediction.question.id,
-                "text": answer.text,
-                "start": answer.start,
-                "end": answer.end,
-                "score": round(answer.score, 4),
-            } | odds
-
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
         return report.render(name, directory, read_sets(config, "eval"))
-
-
-def _threshold(predictor: PredictorProtocol) -> float:
-    if THRESHOLD not in predictor.calibration:
-        _log.warning(
-            "%s keeps no threshold, as it was not evaluated on one data set when it was saved: "
-            "where no answer scores best, none is given.",
-            predictor.path,
-        )
-    return predictor.calibration.get(THRESHOLD, 0.0)
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, QuestionAnsweringDataset]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from bertjax.config.config import Config
 from bertjax.tasks.finetuning import PackedEvalSet
 from bertjax.tasks.saved_evaluation import PREDICTIONS
 from bertjax.tasks.sequence_classification.metrics import (
@@ -16,12 +17,13 @@ from bertjax.tasks.sequence_classification.metrics import (
     single_label_metrics,
 )
 from bertjax.tasks.task import NUM_EXAMPLES_SHOWN, Evaluation
-from data_pipelines.finetuning.encoding import EncodedTexts
+from data_pipelines.finetuning.encoding import EncodedTexts, encode_texts
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     make_target,
 )
+from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _log = logging.getLogger("bertjax")
 
@@ -131,7 +133,7 @@ def format_prediction(
       return_all_scores: add the probability of every label.
     """
     if problem_type == "regression":
-        return {"number": round(float(prediction), 6)}
+        return {"score": round(float(prediction), 6)}
     probabilities = {
         label: round(float(value), 6) for label, value in zip(labels, prediction, strict=True)
     }
@@ -141,5 +143,22 @@ def format_prediction(
         record = {"labels": chosen}
     else:
         best = labels[int(prediction.argmax())]
-        record = {"label": best, "probability": probabilities[best]}
-    return record | ({"probabilities": probabilities} if return_all_scores else {})
+        record = {"label": best, "score": probabilities[best]}
+    return record | ({"scores": probabilities} if return_all_scores else {})
+
+
+def encode_dataset(
+    name: str, data: SequenceClassificationDataset, tokenizer: Tokenizer, config: Config
+) -> EncodedTexts:
+    """Return the encoded texts of a data set; log how many were truncated."""
+    encoded = encode_texts(data, tokenizer, config.max_seq_length, config.data["truncation"])
+    if encoded.num_truncated:
+        _log.warning(
+            "%s: %d of %d texts are longer than max_seq_length=%d and were cut (truncation=%s).",
+            name,
+            encoded.num_truncated,
+            len(data),
+            config.max_seq_length,
+            config.data["truncation"],
+        )
+    return encoded

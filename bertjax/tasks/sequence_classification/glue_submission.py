@@ -4,11 +4,12 @@ import collections
 import io
 import zipfile
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from etils import epath
 
-from bertjax.tasks.sequence_classification.task import model_label_names, predict_texts
-from bertjax.tasks.task import PredictorProtocol
+from bertjax.tasks.pipeline import Pipeline, RunFunction
+from bertjax.tasks.sequence_classification.pipeline import SequenceClassificationPipeline
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import GLUE, GlueTask, find_glue_task, read_glue, read_glue_tfds
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
@@ -18,11 +19,15 @@ FILES = tuple(name for task in GLUE.values() for name in task.test)
 _STSB_RANGE = 0.0, 5.0
 
 
-def predict_test_files(predictor: PredictorProtocol, data: str) -> dict[str, str]:
+def predict_test_files(
+    path: epath.PathLike, pipeline: Pipeline[Any], run: RunFunction, data: str
+) -> dict[str, str]:
     """Return the submission files of the task that a model was fine-tuned on.
 
     Args:
-      predictor: a model that was fine-tuned on a GLUE task.
+      path: directory of the model, for error messages.
+      pipeline: pipeline of the model.
+      run: computes the model's outputs.
       data: the directory of GLUE's folders, or `tfds:glue`.
 
     Returns:
@@ -31,15 +36,14 @@ def predict_test_files(predictor: PredictorProtocol, data: str) -> dict[str, str
     Raises:
       InputError: the model was fine-tuned on something else, or a test file is missing.
     """
-    name = predictor.config.data.get("glue", "")
-    if not name:
-        raise InputError(f"{predictor.path}: not fine-tuned on a GLUE task. Leave it out.")
+    name = pipeline.config.data.get("glue", "")
+    if not name or not isinstance(pipeline, SequenceClassificationPipeline):
+        raise InputError(f"{path}: not fine-tuned on a GLUE task. Leave it out.")
     task, files = find_glue_task(name), {}
     for file, dataset in _read_test_sets(name, task, data):
-        predictions = predict_texts(predictor, dataset)
+        predictions = pipeline.predict_dataset(run, dataset)
         if task.labels:
-            names = model_label_names(predictor)
-            files[file] = _to_tsv(names[best] for best in predictions.argmax(axis=1))
+            files[file] = _to_tsv(pipeline.labels[best] for best in predictions.argmax(axis=1))
         else:
             files[file] = _to_tsv(f"{value:.3f}" for value in predictions.clip(*_STSB_RANGE))
     return files

@@ -65,7 +65,7 @@ def _single_label_sections(
     predictions, gold = (
         np.array([ids[entry[key]] for entry in entries]) for key in ("label", "gold")
     )
-    probabilities = [entry["probability"] for entry in entries]
+    probabilities = [entry["score"] for entry in entries]
     sections = [
         Section(
             "Calibration",
@@ -98,9 +98,7 @@ def _multi_label_sections(
 ) -> list[Section]:
     labels = _label_names(entries)
     gold = np.array([[label in entry["gold"] for label in labels] for entry in entries])
-    probabilities = np.array(
-        [[entry["probabilities"][label] for label in labels] for entry in entries]
-    )
+    probabilities = np.array([[entry["scores"][label] for label in labels] for entry in entries])
     predictions = probabilities > 0.5
     scores = [
         precision_recall_f1(predictions[:, i], gold[:, i], [1])[0] for i in range(len(labels))
@@ -131,7 +129,7 @@ def _multi_label_sections(
 
 
 def _regression_sections(entries: Sequence[PredictionEntry], texts: Sequence[str]) -> list[Section]:
-    pairs = [(float(entry["gold"]), float(entry["number"])) for entry in entries]
+    pairs = [(float(entry["gold"]), float(entry["score"])) for entry in entries]
     order = sorted(range(len(pairs)), key=lambda i: -abs(pairs[i][0] - pairs[i][1]))
     rows = [
         (f"{pairs[i][1]:.3f}", f"{pairs[i][0]:.3f}", entries[i]["id"], texts[i])
@@ -151,7 +149,7 @@ def _regression_sections(entries: Sequence[PredictionEntry], texts: Sequence[str
 
 
 def _label_names(entries: Sequence[PredictionEntry]) -> list[str]:
-    return list(dict.fromkeys(label for entry in entries for label in entry["probabilities"]))
+    return list(dict.fromkeys(label for entry in entries for label in entry["scores"]))
 
 
 def _label_section(

@@ -146,7 +146,7 @@ class TokenClassificationEvalSet(PackedEvalSet):
                 "words": list(sentence.words),
                 "gold": tags,
                 "tags": predicted,
-                "probabilities": [round(float(p), 6) for p in probabilities.max(axis=-1)],
+                "scores": [round(float(p), 6) for p in probabilities.max(axis=-1)],
             }
             for sentence, tags, (predicted, probabilities) in zip(
                 self.sentences, gold, tagged, strict=True

@@ -129,7 +129,7 @@ def _overlap(entity: Entity, other: Entity) -> bool:
 
 
 def _entity_probability(entry: PredictionEntry, entity: Entity) -> float:
-    return float(min(entry["probabilities"][entity.first : entity.last + 1]))
+    return float(min(entry["scores"][entity.first : entity.last + 1]))
 
 
 def _confusion_matrix(entries: Sequence[PredictionEntry]) -> ConfusionMatrix:

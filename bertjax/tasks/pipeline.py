@@ -1,0 +1,246 @@
+"""Contract of a pipeline: from requests to batches, and from the model's outputs to answers.
+
+A predictor is a model with the pipeline of its task. Serving, the command line and the Python
+interface know nothing else about a task. The names are those of `transformers` pipelines.
+"""
+
+import abc
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from bertjax.config.config import Config
+from bertjax.steps.objective import Objective
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.table import parse_object
+from data_pipelines.vocabulary.tokenization import Tokenizer
+
+_MAX_BARS = 20  # scores of one chart
+
+HostBatch = dict[str, np.ndarray]  # one process's sequences of a global batch
+Content = str | Mapping[str, Any]
+Outputs = Mapping[str, np.ndarray]
+RunFunction = Callable[[Iterable[HostBatch]], Iterator[Outputs]]
+Context = TypeVar("Context")
+
+
+class PredictInput(NamedTuple):
+    """One input of a prediction.
+
+    Attributes:
+      location: where it was read, for error messages, such as "line 3".
+      content: a text, or an object with the keys that the task reads.
+    """
+
+    location: str
+    content: Content
+
+
+class FormField(NamedTuple):
+    """A text box of the web page.
+
+    Attributes:
+      name: key in the input object; "" if the text is the whole input.
+      label: title above the box.
+      value: initial text.
+      num_lines: height of the box.
+      format: "text" sends a string, "lines" a list of its lines, and "json" an object if the text
+        begins with a brace.
+    """
+
+    name: str
+    label: str
+    value: str = ""
+    num_lines: int = 3
+    format: Literal["text", "lines", "json"] = "text"
+
+
+class Pipeline(abc.ABC, Generic[Context]):
+    """Preprocessing of inputs and postprocessing of outputs for the models of one task.
+
+    It needs no training data. `Context` is what `postprocess` needs besides the outputs.
+
+    Class attributes:
+      method: name of the method of `bertjax.Model`.
+      description: verb phrase that completes "this model ...".
+      max_batch_inputs: largest number of inputs that are predicted together.
+
+    Args:
+      objective: objective of the model's task.
+      tokenizer: tokenizer of the model.
+      labels: names of its classes in the order of their ids; empty if it has none.
+      calibration: numbers that an evaluation calibrated, such as a threshold.
+    """
+
+    method: ClassVar[str] = "predict"
+    description: str = "predicts"
+    max_batch_inputs: ClassVar[int] = 4096
+
+    def __init__(
+        self,
+        objective: Objective,
+        tokenizer: Tokenizer,
+        labels: Sequence[str] = (),
+        calibration: Mapping[str, float] | None = None,
+    ) -> None:
+        self.objective, self.tokenizer = objective, tokenizer
+        self.labels, self.calibration = tuple(labels), calibration or {}
+
+    @property
+    def config(self) -> Config:
+        """Configuration of the model's run."""
+        return self.objective.config
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Tokens of the longest sequence that the pipeline builds."""
+        return self.config.max_seq_length
+
+    @staticmethod
+    def parse_arguments(*args: Any, **kwargs: Any) -> Any:
+        """Return the arguments of the method of `bertjax.Model` as inputs for its `predict`.
+
+        A pipeline overrides signature and documentation, which become those of the method.
+        """
+        (inputs,) = (*args, *kwargs.values())
+        return inputs
+
+    @staticmethod
+    def parse_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
+        """Return the inputs in the lines of a file: texts or JSON objects; skip empty lines.
+
+        Lines are read lazily, unless a format needs the whole file. Then the result is a list.
+
+        Args:
+          lines: lines of the file.
+          file_name: name of the file, whose suffix may give the format.
+
+        Raises:
+          InputError: a line is not valid JSON; the message names its number.
+        """
+        for number, line in enumerate(lines, 1):
+            if text := line.strip():
+                location = f"line {number}"
+                is_object = text.startswith("{")
+                yield PredictInput(
+                    location, parse_object(location, text).values if is_object else text
+                )
+
+    @abc.abstractmethod
+    def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:
+        """Return the batches of at most `max_batch_inputs` inputs, and the context of their outputs.
+
+        Raises:
+          InputError: an input is invalid; the message begins with its location.
+        """
+
+    @abc.abstractmethod
+    def postprocess(
+        self, context: Context, outputs: Iterable[Outputs], return_all_scores: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Return the answer to each input, in order, as plain JSON values.
+
+        Args:
+          context: second result of `preprocess`.
+          outputs: for each batch what the objective's `apply` returns.
+          return_all_scores: add the scores of all labels or choices.
+        """
+
+    def predict(
+        self, run: RunFunction, inputs: Sequence[PredictInput], return_all_scores: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Return the answer to each input; override it if one answer takes several passes.
+
+        Args:
+          run: computes the outputs of batches.
+          inputs: at most `max_batch_inputs`.
+          return_all_scores: see `postprocess`.
+        """
+        batches, context = self.preprocess(inputs)
+        return self.postprocess(context, run(batches), return_all_scores)
+
+    def sample_input(self, text: str = "Some text.", word: str = "text") -> Content:
+        """Return a valid input of about the length of `text`, whose other parts are `word`.
+
+        The defaults are an example for people. Compilation ahead of requests passes long texts.
+        """
+        return text
+
+    def form_fields(self) -> Sequence[FormField]:
+        """Return the text boxes of the web page; by default one for each key of the sample."""
+        sample = self.sample_input()
+        if isinstance(sample, str):
+            return [FormField("", "Text", sample, 5, "json")]
+        return [
+            FormField(name, name.replace("_", " ").capitalize(), value)
+            if isinstance(value, str)
+            else FormField(name, f"{name.capitalize()}, one a line", "\n".join(value), 5, "lines")
+            for name, value in sample.items()
+        ]
+
+    def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the blocks that show an answer on the web page; none shows it as JSON.
+
+        Args:
+          content: the input.
+          answer: its answer with all scores.
+
+        Returns:
+          Results of `text_block` and `bar_block`.
+        """
+        return []
+
+
+def parse_text_lines(lines: Iterable[str], file_name: str = "") -> Iterator[PredictInput]:
+    """Return every line as a text, even if it is empty or begins with a brace."""
+    return (PredictInput(f"line {number}", line.strip()) for number, line in enumerate(lines, 1))
+
+
+def require_text(item: PredictInput) -> str:
+    """Return the text of an input; raise InputError if it is an object."""
+    if not isinstance(item.content, str):
+        raise InputError(f"{item.location}: the input is an object. Give a text.")
+    return item.content
+
+
+def pair_arguments(**columns: Any) -> list[dict[str, Any]]:
+    """Return one input object for each element of two columns of equal length."""
+    lists = {name: list(values) for name, values in columns.items()}
+    (first, count), (second, other_count) = ((n, len(values)) for n, values in lists.items())
+    if count != other_count:
+        raise InputError(
+            f"{count} inputs of {first} and {other_count} of {second}: give as many of each."
+        )
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def text_block(
+    text: str, spans: Iterable[tuple[int, int, str]] = (), muted: bool = False
+) -> dict[str, Any]:
+    """Return a paragraph for the web page.
+
+    Args:
+      text: the paragraph.
+      spans: ascending marked parts: first and last character, label or "".
+      muted: show it as a remark.
+    """
+    return {"type": "text", "text": text, "spans": [*spans], "muted": muted}
+
+
+def bar_block(scores: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Return a bar chart for the web page from names and scores in [0, 1], highest first."""
+    ranked = sorted(scores, key=lambda pair: -pair[1])[:_MAX_BARS]
+    return {"type": "bars", "scores": ranked}
+
+
+def predict_arguments(content: Content) -> str:
+    """Return the arguments of `bertjax predict` for one input, quoted for a shell."""
+    if isinstance(content, str):
+        return f"--text {shlex.quote(content)}"
+    if all(isinstance(value, str) for value in content.values()):
+        pairs = (f"{name}={value}" for name, value in content.items())
+        return " ".join(f"--field {shlex.quote(pair)}" for pair in pairs)
+    return f"--text {shlex.quote(json.dumps(content))}"

@@ -1,0 +1,55 @@
+"""Objective of question answering: start and end logits of each token."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bertjax.config.config import Config
+from bertjax.tasks.finetuning import FinetuningObjective
+from bertjax.tasks.task import check_type_vocab_size
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.examples import Target
+from data_pipelines.finetuning.packed_examples import PackedShape
+from data_pipelines.finetuning.windows import WindowOptions, answer_position_target
+
+MAX_WINDOWS_PER_SEQUENCE = 8
+FILES = {  # data.version -> file of each split
+    1: {"train": "train-v1.1.json", "eval": "dev-v1.1.json"},
+    2: {"train": "train-v2.0.json", "eval": "dev-v2.0.json"},
+}
+
+
+class QuestionAnsweringObjective(FinetuningObjective):
+    """Encoder with the question answering head.
+
+    Attributes:
+      version: 1 for SQuAD 1.1, 2 for SQuAD 2.0 with unanswerable questions.
+    """
+
+    heads = ("question_answering",)
+    eval_outputs = ("question_answering_logits",)
+
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        super().__init__(config, batch_size_multiple)
+        check_type_vocab_size(config, "question and passage")
+        self.version = int(config.data["version"])
+        if self.version not in FILES:
+            raise InputError(
+                f"data.version={self.version}: unknown version. Use 1 (SQuAD 1.1) or 2 (SQuAD 2.0)."
+            )
+
+    @property
+    def window_options(self) -> WindowOptions:
+        """Lengths and stride of windows; raises InputError if they do not fit each other."""
+        data = self.config.data
+        return WindowOptions(
+            self.config.max_seq_length, data["doc_stride"], data["max_query_length"]
+        )
+
+    @property
+    def sequence_shape(self) -> PackedShape:
+        num_windows = MAX_WINDOWS_PER_SEQUENCE if self.config.packing else 1
+        return PackedShape(self.config.max_seq_length, num_windows)
+
+    def targets(self) -> Mapping[str, Target]:
+        return answer_position_target(np.zeros((0, 2), np.int32))

@@ -1,0 +1,174 @@
+"""Pipeline that answers questions about passages."""
+
+import itertools
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bertjax.tasks.pipeline import (
+    Content,
+    FormField,
+    HostBatch,
+    Outputs,
+    Pipeline,
+    PredictInput,
+    pair_arguments,
+    text_block,
+)
+from bertjax.tasks.question_answering.evaluation import THRESHOLD, QuestionAnsweringEvalSet
+from bertjax.tasks.question_answering.objective import QuestionAnsweringObjective
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.squad import (
+    Question,
+    QuestionAnsweringDataset,
+    check_passage,
+    parse_squad,
+)
+from data_pipelines.parsing import parse_json
+
+_log = logging.getLogger("bertjax")
+
+
+class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
+    """Best span of a passage for a question."""
+
+    method = "answer"
+    description = "answers questions about passages"
+    max_batch_inputs = 512
+    objective: QuestionAnsweringObjective
+
+    @staticmethod
+    def parse_arguments(question: str | Iterable[str], context: str | Iterable[str]) -> Any:
+        """Return the answer to a question: {"id", "answer", "start", "end", "logit"}.
+
+        `start` and `end` are characters of the passage. `logit` is the sum of the start and end
+        logits. A model of SQuAD 2.0 adds "null_odds": how much higher "no answer" scores. Above
+        the calibrated threshold the answer is "".
+
+        Args:
+          question: a question, or several.
+          context: a passage for all questions, or one for each.
+
+        Raises:
+          InputError: the model has another head, or there are not as many passages as questions.
+        """
+        if isinstance(question, str):
+            return {"question": question, "context": context}
+        questions = list(question)
+        contexts = [context] * len(questions) if isinstance(context, str) else context
+        return pair_arguments(question=questions, context=contexts)
+
+    @staticmethod
+    def parse_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
+        """Return the questions in JSON lines, or those of a whole file in SQuAD's layout.
+
+        Args:
+          lines: JSON objects with "question" and "context", or the lines of a SQuAD file.
+          file_name: unused.
+
+        Raises:
+          InputError: the file is not in SQuAD's layout.
+        """
+        lines = iter(lines)
+        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        first = next(numbered, None)
+        if first is None:
+            return []
+        if not first[1].lstrip().startswith("{") or "question" in _parse_object(first[1]):
+            return (
+                PredictInput(f"line {number}", _parse_object(line))
+                for number, line in itertools.chain([first], numbered)
+            )
+        # Empty lines keep the line numbers of parse errors.
+        text = "\n" * (first[0] - 1) + first[1] + "".join(lines)
+        data = parse_squad("the input", text)
+        return [
+            PredictInput(
+                f"question {question.id!r}",
+                {"id": question.id, "question": question.text, "context": question.passage},
+            )
+            for question in data.questions
+        ]
+
+    def preprocess(
+        self, inputs: Sequence[PredictInput]
+    ) -> tuple[Iterator[HostBatch], QuestionAnsweringEvalSet]:
+        data = QuestionAnsweringDataset([to_question(item) for item in inputs], 1)
+        objective = self.objective
+        eval_set = QuestionAnsweringEvalSet(
+            "input", data, self.tokenizer, objective.window_options, objective.sequence_shape
+        )
+        return eval_set.batches(), eval_set
+
+    def postprocess(
+        self,
+        context: QuestionAnsweringEvalSet,
+        outputs: Iterable[Outputs],
+        return_all_scores: bool,
+    ) -> Iterator[dict[str, Any]]:
+        threshold = self._null_threshold() if self.objective.version == 2 else None
+        logits = [arrays["question_answering_logits"] for arrays in outputs]
+        for prediction in context.predictions(logits):
+            best = prediction.answer(threshold)
+            answer = {
+                "id": prediction.question.id,
+                "answer": best.text,
+                "start": best.start,
+                "end": best.end,
+                "logit": round(best.score, 4),
+            }
+            if threshold is not None:
+                answer["null_odds"] = round(prediction.null_odds, 4)
+            yield answer
+
+    def _null_threshold(self) -> float:
+        if THRESHOLD not in self.calibration:
+            _log.warning(
+                "the checkpoint has no null_score_diff_threshold, because no evaluation on one "
+                "eval set preceded it. Questions have no answer if that scores highest (0)."
+            )
+        return self.calibration.get(THRESHOLD, 0.0)
+
+    def sample_input(
+        self, text: str = "Oslo lies in Norway.", word: str = "Where is Oslo?"
+    ) -> Content:
+        return {"question": word, "context": text}
+
+    def form_fields(self) -> Sequence[FormField]:
+        question, context = super().form_fields()
+        return [question._replace(num_lines=1), context._replace(label="Passage", num_lines=9)]
+
+    def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        assert not isinstance(content, str)
+        if not answer["answer"]:
+            return [text_block("The passage has no answer.", muted=True)]
+        span = (answer["start"], answer["end"], "")
+        return [text_block(answer["answer"]), text_block(content["context"], [span])]
+
+
+def _parse_object(line: str) -> dict[str, Any]:
+    """Return the object of a JSON line; an empty one if it is none."""
+    try:
+        content = parse_json(line)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def to_question(item: PredictInput) -> Question:
+    """Return the question of an input; without an id it is the number of its location.
+
+    Raises:
+      InputError: the input is no question.
+    """
+    location, content = item.location, {} if isinstance(item.content, str) else item.content
+    text, passage = content.get("question"), content.get("context")
+    if not isinstance(text, str) or not isinstance(passage, str):
+        raise InputError(
+            f'{location}: this is no {{"question": "...", "context": "..."}}. '
+            "Write such a JSON object."
+        )
+    check_passage(location, passage)
+    number = re.split("[ :]", location)[-1]
+    return Question(str(content.get("id", number)), text, passage)

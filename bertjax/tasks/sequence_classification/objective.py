@@ -1,0 +1,45 @@
+"""Objective of sequence classification and regression."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from bertjax.config.config import Config
+from bertjax.tasks.finetuning import FinetuningObjective, check_num_labels
+from bertjax.tasks.sequence_classification.data import columns_from_config
+from bertjax.tasks.task import check_type_vocab_size
+from data_pipelines.finetuning.encoding import check_truncation
+from data_pipelines.finetuning.examples import Target
+from data_pipelines.finetuning.glue import find_glue_task
+from data_pipelines.finetuning.sequence_classification import (
+    SequenceClassificationDataset,
+    make_target,
+)
+
+
+class SequenceClassificationObjective(FinetuningObjective):
+    """Encoder with a classifier on the pooled vector.
+
+    Attributes:
+      problem_type: see `data.problem_type`.
+    """
+
+    heads = ("sequence_classification",)
+    eval_outputs = ("sequence_classification_logits",)
+
+    def __init__(self, config: Config, batch_size_multiple: int = 1) -> None:
+        columns, glue = columns_from_config(config), config.data["glue"]
+        if not config.model.num_labels and (glue or columns.problem_type == "regression"):
+            num_labels = len(find_glue_task(glue).labels) if glue else 0
+            model = dataclasses.replace(config.model, num_labels=num_labels or 1)
+            config = dataclasses.replace(config, model=model)
+        super().__init__(config, batch_size_multiple)
+        check_truncation(config.data["truncation"], bool(columns.text_pair))
+        if columns.text_pair:
+            check_type_vocab_size(config, "the texts of a pair")
+        self.problem_type = columns.problem_type
+        check_num_labels(config)
+
+    def targets(self) -> Mapping[str, Target]:
+        no_examples = SequenceClassificationDataset("", [], [])
+        names = [""] * self.config.model.num_labels
+        return {"labels": make_target(no_examples, names, self.problem_type)}

@@ -1,0 +1,147 @@
+"""Pipeline that classifies texts and pairs of texts."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.tasks.pipeline import (
+    Content,
+    HostBatch,
+    Outputs,
+    Pipeline,
+    PredictInput,
+    RunFunction,
+    bar_block,
+    text_block,
+)
+from bertjax.tasks.sequence_classification.data import columns_from_config
+from bertjax.tasks.sequence_classification.evaluation import (
+    SequenceClassificationEvalSet,
+    encode_dataset,
+    format_prediction,
+)
+from bertjax.tasks.sequence_classification.objective import SequenceClassificationObjective
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.sequence_classification import (
+    SequenceClassificationDataset,
+    TableColumns,
+    from_rows,
+)
+from data_pipelines.finetuning.table import TableRow
+
+_PAIR_KEY = "text_pair"  # of a second text for a published model, whose columns have no names
+_DESCRIPTIONS = {
+    "single_label_classification": "predicts the class of texts",
+    "multi_label_classification": "predicts the labels of texts",
+    "regression": "predicts a number for texts",
+}
+
+
+class TextsContext(NamedTuple):
+    """Columns of each input that its answer repeats, and the encoded texts."""
+
+    columns: list[dict[str, Any]]
+    eval_set: SequenceClassificationEvalSet
+
+
+class SequenceClassificationPipeline(Pipeline[TextsContext]):
+    """Class, labels or number of a text."""
+
+    method = "classify"
+    description = "predicts the class, the labels or a number of texts"
+    objective: SequenceClassificationObjective
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.description = _DESCRIPTIONS[self.objective.problem_type]
+        self.labels = self.labels or tuple(
+            f"LABEL_{i}" for i in range(self.config.model.num_labels)
+        )
+
+    @staticmethod
+    def parse_arguments(texts: Content | Iterable[Content]) -> Any:
+        """Return the text with its "label" and "score", its "labels", or a "score" alone.
+
+        These are the answers for one class, several labels and regression. `return_all_scores`
+        adds "scores", the probability of each label.
+
+        Args:
+          texts: a text, or an object with the columns that were trained, or several. A published
+            model of pairs takes {"text", "text_pair"}.
+
+        Raises:
+          InputError: the model has another head, or a text is empty.
+        """
+        return texts
+
+    def preprocess(
+        self, inputs: Sequence[PredictInput]
+    ) -> tuple[Iterator[HostBatch], TextsContext]:
+        # Inputs have no ids.
+        columns = dataclasses.replace(columns_from_config(self.config), id="")
+        rows = [_to_table_row(item, columns) for item in inputs]
+        is_published = not any(self.config.data[name] for name in ("dir", "train_file"))
+        if is_published and any(_PAIR_KEY in row.values for row in rows):
+            columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
+        eval_set = self._encode(from_rows("input", rows, columns, False))
+        names = (*columns.text, *columns.text_pair)
+        context = TextsContext(
+            [{name: row.values[name] for name in names} for row in rows], eval_set
+        )
+        return eval_set.batches(), context
+
+    def postprocess(
+        self, context: TextsContext, outputs: Iterable[Outputs], return_all_scores: bool
+    ) -> Iterator[dict[str, Any]]:
+        predictions = context.eval_set.predictions(_logits(outputs))
+        problem_type = self.objective.problem_type
+        for columns, prediction in zip(context.columns, predictions, strict=True):
+            yield columns | format_prediction(
+                prediction, self.labels, problem_type, return_all_scores
+            )
+
+    def predict_dataset(self, run: RunFunction, data: SequenceClassificationDataset) -> np.ndarray:
+        """Return probabilities [N, C], or numbers [N], of texts without labels, float64."""
+        eval_set = self._encode(data)
+        return eval_set.predictions(_logits(run(eval_set.batches())))
+
+    def _encode(self, data: SequenceClassificationDataset) -> SequenceClassificationEvalSet:
+        return SequenceClassificationEvalSet(
+            data.name,
+            data,
+            encode_dataset(data.name, data, self.tokenizer, self.config),
+            self.labels,
+            self.objective.problem_type,
+            self.objective.sequence_shape,
+        )
+
+    def sample_input(self, text: str = "Where is my card?", word: str = "...") -> Content:
+        columns = columns_from_config(self.config)
+        first, *others = (*columns.text, *columns.text_pair)
+        return {first: text, **dict.fromkeys(others, word)} if others else text
+
+    def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if self.objective.problem_type == "regression":
+            return [text_block(str(answer["score"]))]
+        labels = answer.get("labels", [answer.get("label")])
+        text = text_block(", ".join(labels) or "No label.", muted=not labels)
+        return [text, bar_block(answer["scores"].items())]
+
+
+def _logits(outputs: Iterable[Outputs]) -> list[np.ndarray]:
+    return [arrays["sequence_classification_logits"] for arrays in outputs]
+
+
+def _to_table_row(item: PredictInput, columns: TableColumns) -> TableRow:
+    location, content = item
+    if not isinstance(content, str):
+        return TableRow(location, dict(content))
+    if columns.text_pair or len(columns.text) > 1:
+        names = (*columns.text, *columns.text_pair)
+        keys = ", ".join(f'"{name}": "..."' for name in names)
+        raise InputError(
+            f"{location}: the input is one text, and the model reads {len(names)}. Give {{{keys}}}."
+        )
+    return TableRow(location, {columns.text[0]: content})

@@ -1,0 +1,197 @@
+"""Pipeline that finds the entities of a text, or tags given words."""
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.tasks.pipeline import (
+    Content,
+    HostBatch,
+    Outputs,
+    Pipeline,
+    PredictInput,
+    text_block,
+)
+from bertjax.tasks.token_classification.evaluation import TokenClassificationEvalSet
+from bertjax.tasks.token_classification.objective import TokenClassificationObjective
+from data_pipelines.errors import InputError
+from data_pipelines.finetuning.table import TableRow
+from data_pipelines.finetuning.tag_schemes import entities, labels_to_tags
+from data_pipelines.finetuning.token_classification import (
+    TaggedSentence,
+    from_rows,
+    is_conll,
+    parse_conll,
+)
+
+_IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
+
+
+class ParsedWords(NamedTuple):
+    """Words of an input.
+
+    Attributes:
+      text: running text; None if the input is a list of words.
+      sentence: its words.
+      offsets: first and last character of each word in the text.
+    """
+
+    text: str | None
+    sentence: TaggedSentence
+    offsets: list[tuple[int, int]]
+
+
+class WordsContext(NamedTuple):
+    """Words of each input, and their encoding."""
+
+    inputs: list[ParsedWords]
+    eval_set: TokenClassificationEvalSet
+
+
+class TokenClassificationPipeline(Pipeline[WordsContext]):
+    """Entities of a text, or tags of given words."""
+
+    method = "tag"
+    description = "tags the words of texts"
+    objective: TokenClassificationObjective
+
+    @staticmethod
+    def parse_arguments(texts: Content | Iterable[Content]) -> Any:
+        """Return the entities of a text: {"text", "entities"}.
+
+        An entity is {"entity_group", "score", "word", "start", "end"}. Its score is that of its
+        least probable word, and `start` and `end` are characters of the text. For an input
+        {"words": [...]} the answer is {"words", "tags"}. `return_all_scores` adds "scores", the
+        probability of each tag for each word.
+
+        If the labels of a published model have no scheme such as BIO, adjacent words of one label
+        form an entity where some words are O. Otherwise each word does, as for parts of speech.
+
+        Args:
+          texts: a text, or an object with "text" or "words", or several.
+
+        Raises:
+          InputError: the model has another head, or a text is empty.
+        """
+        return texts
+
+    @staticmethod
+    def parse_lines(lines: Iterable[str], file_name: str = "") -> Iterable[PredictInput]:
+        """Return the inputs in lines, or the sentences of a CoNLL file."""
+        if not (file_name and is_conll(file_name)):
+            return Pipeline.parse_lines(lines)
+        sentences = parse_conll(file_name, lines)
+        return (
+            PredictInput(sentence.locations[0], {"words": [*sentence.words]})
+            for sentence in sentences
+        )
+
+    def preprocess(
+        self, inputs: Sequence[PredictInput]
+    ) -> tuple[Iterator[HostBatch], WordsContext]:
+        parsed = [_parse_input(*item) for item in inputs]
+        # Each input is a document, so that no context comes from another input.
+        sentences = [
+            dataclasses.replace(words.sentence, document=number)
+            for number, words in enumerate(parsed)
+        ]
+        shape = self.objective.sequence_shape
+        eval_set = TokenClassificationEvalSet(
+            "input", sentences, self.tokenizer, self.config, self.labels, shape
+        )
+        return eval_set.batches(), WordsContext(parsed, eval_set)
+
+    def postprocess(
+        self, context: WordsContext, outputs: Iterable[Outputs], return_all_scores: bool
+    ) -> Iterator[dict[str, Any]]:
+        logits = [arrays["token_classification_logits"] for arrays in outputs]
+        predictions = context.eval_set.predictions(logits)
+        scheme_tags = labels_to_tags(self.labels)
+        for words, (tags, scores) in zip(context.inputs, predictions, strict=True):
+            answer: dict[str, Any] = {"words": list(words.sentence.words), "tags": tags}
+            if words.text is not None:
+                in_scheme = [scheme_tags[tag] for tag in tags]
+                found = _extract_entities(words.text, words.offsets, in_scheme, scores)
+                answer = {"text": words.text, "entities": found}
+            if return_all_scores:
+                answer["scores"] = [
+                    {
+                        label: round(float(score), 6)
+                        for label, score in zip(self.labels, word_scores, strict=True)
+                    }
+                    for word_scores in scores
+                ]
+            yield answer
+
+    def sample_input(
+        self, text: str = "Ada Lovelace wrote to Charles Babbage.", word: str = ""
+    ) -> Content:
+        return text
+
+    def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if "entities" not in answer:
+            return []
+        spans = [(item["start"], item["end"], item["entity_group"]) for item in answer["entities"]]
+        return [
+            text_block(answer["text"], spans) if spans else text_block("No entities.", muted=True)
+        ]
+
+
+def _parse_input(location: str, content: Content) -> ParsedWords:
+    if not isinstance(content, str) and "text" not in content:
+        (sentence,) = from_rows([TableRow(location, dict(content))])
+        return ParsedWords(None, dataclasses.replace(sentence, tags=None), [])
+    text = content if isinstance(content, str) else content["text"]
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f'{location}: "text" is {text!r}. Write some text, or a list "words".')
+    offsets = list(_word_offsets(text))
+    words = [text[start:end] for start, end in offsets]
+    return ParsedWords(text, TaggedSentence(words, None, [location] * len(words)), offsets)
+
+
+def _word_offsets(text: str) -> Iterator[tuple[int, int]]:
+    """Yield first and last character of each word of running text.
+
+    Words are separated by spaces. Each punctuation mark at either end of a word, and each
+    ideograph, is a word.
+    """
+    for run in _UNSPACED.finditer(text):
+        # An accent, a vowel sign or a joiner belongs to the character before it.
+        starts = [
+            at for at in range(*run.span()) if at == run.start() or not _is_combining(text[at])
+        ]
+        ends = [*starts[1:], run.end()]
+        letters = [n for n, at in enumerate(starts) if text[at].isalnum() or text[at] == "_"]
+        if letters:
+            first, last = letters[0], letters[-1]
+            del starts[first + 1 : last + 1], ends[first:last]
+        yield from zip(starts, ends, strict=True)
+
+
+def _is_combining(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
+
+
+def _extract_entities(
+    text: str, offsets: Sequence[tuple[int, int]], tags: Sequence[str], scores: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return the entities of a text; the score of one is that of its least probable word."""
+    found = []
+    for entity in entities(tags):
+        start, end = offsets[entity.first][0], offsets[entity.last][1]
+        score = scores[entity.first : entity.last + 1].max(axis=-1).min()
+        found.append(
+            {
+                "entity_group": entity.type,
+                "score": round(float(score), 6),
+                "word": text[start:end],
+                "start": start,
+                "end": end,
+            }
+        )
+    return found
