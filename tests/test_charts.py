@@ -5,6 +5,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -308,8 +309,11 @@ def example_charts() -> list[Chart]:
     ]
 
 
-def test_charts_are_the_same_bytes_each_time() -> None:
-    assert example_charts() == example_charts()
+def test_charts_are_the_same_bytes_whatever_the_style_of_the_user() -> None:
+    expected = example_charts()
+    with matplotlib.rc_context({"lines.linewidth": 9, "lines.marker": "x", "svg.fonttype": "path"}):
+        assert example_charts() == expected
+        assert matplotlib.rcParams["lines.linewidth"] == 9
 
 
 @pytest.mark.parametrize("chart", example_charts(), ids=lambda chart: chart.title)

@@ -56,7 +56,9 @@ def new_axes(layout: Layout, salt: str = "") -> Iterator["Axes"]:
     from matplotlib.figure import Figure
 
     width, height, left, right, top, bottom = layout
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": f"bertjax {salt}"}):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not those of the user's matplotlibrc
+        matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": f"bertjax {salt}"})
         # 72 dots per inch: a dot is a point, the unit of the SVG.
         figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         figure.patch.set_visible(False)
