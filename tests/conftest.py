@@ -99,8 +99,8 @@ def sample_text(seed: int, documents: int) -> str:
     return "\n".join(lines)
 
 
-def sample_pieces() -> list[str]:
-    """A vocabulary of 128 pieces for `sample_text`, none of its words whole."""
+def sample_vocabulary() -> list[str]:
+    """Return a vocabulary of 128 tokens for `sample_text`, without any of its words."""
     syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *syllables]
     tokens += [f"##{syllable}" for syllable in syllables] + ["##n", "##s"]
@@ -113,7 +113,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("corpus")
     text = directory / "text.txt"
     text.write_text(sample_text(seed=1, documents=400))
-    tokenizer = WordPieceTokenizer(sample_pieces(), cased=False)
+    tokenizer = WordPieceTokenizer(sample_vocabulary(), cased=False)
     prepare(
         [str(text)], tokenizer, directory / "shards", workers=1, eval_fraction=0.05, num_shards=8
     )

@@ -4,7 +4,7 @@ import os
 import pathlib
 
 import pytest
-from conftest import sample_pieces, sample_text
+from conftest import sample_text, sample_vocabulary
 
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.errors import InputError
@@ -14,7 +14,7 @@ pytest.importorskip("apache_beam", reason="needs Apache Beam: pip install 'bertj
 
 from data_pipelines.corpus.beam import prepare_with_beam
 
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 @pytest.fixture

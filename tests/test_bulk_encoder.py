@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from conftest import sample_pieces
+from conftest import sample_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 LETTERS = [*"abcdeABCDE019éÉßσςΣſİ語한다й\u0301\u00ad\0\x0b\x1f"]
-VOCAB = [*sample_pieces()[:5], *LETTERS, *(f"##{c}" for c in LETTERS), "ab", "##abc", *".,'-"]
+VOCAB = [*sample_vocabulary()[:5], *LETTERS, *(f"##{c}" for c in LETTERS), "ab", "##abc", *".,'-"]
 UNCASED = [token for token in VOCAB if token == token.lower() or token.startswith("[")]
 
 # Difficult text: all kinds of spaces and punctuation, sigmas, marks, dropped characters.

@@ -20,7 +20,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from conftest import LONG, bertjax, process_environment, sample_pieces, sample_text
+from conftest import LONG, bertjax, process_environment, sample_text, sample_vocabulary
 
 from bertjax.cli import report, termination
 from bertjax.cli.files import check_directory, open_output, read_lines
@@ -51,7 +51,7 @@ def text(tmp_path) -> pathlib.Path:
 @pytest.fixture
 def vocab(tmp_path) -> pathlib.Path:
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(sample_pieces()) + "\n")
+    path.write_text("\n".join(sample_vocabulary()) + "\n")
     return path
 
 
@@ -317,7 +317,7 @@ def test_prepare_rejects_invalid_text(tmp_path, refused, vocab) -> None:
 
 def test_prepare_keeps_case_as_the_vocabulary(tmp_path, text) -> None:
     upper = tmp_path / "upper.txt"
-    upper.write_text("\n".join([*sample_pieces()[:-1], "Ba"]) + "\n")
+    upper.write_text("\n".join([*sample_vocabulary()[:-1], "Ba"]) + "\n")
     assert main([*map(str, prepare(text, upper, tmp_path / "corpus"))]) == 0
     assert load_tokenizer(tmp_path / "corpus").cased
 
@@ -327,7 +327,7 @@ def test_vocab_rejects_invalid_arguments(tmp_path, refused, text, vocab) -> None
     assert "nowhere.txt" in refused(*prepare(text, tmp_path / "nowhere.txt", output))
     assert "cased" in refused(*prepare(text, vocab, output, "--cased"))
     upper = tmp_path / "upper.txt"
-    upper.write_text("\n".join([*sample_pieces()[:-1], "Ba"]) + "\n")
+    upper.write_text("\n".join([*sample_vocabulary()[:-1], "Ba"]) + "\n")
     sentence = refused(*prepare(text, upper, output, "--no-cased"))
     assert "Ba" in sentence and "cased" in sentence
     assert not output.exists()

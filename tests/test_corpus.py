@@ -20,7 +20,7 @@ import psutil
 import pyarrow
 import pytest
 import zstandard
-from conftest import LONG, process_environment, sample_pieces, sample_text
+from conftest import LONG, process_environment, sample_text, sample_vocabulary
 from pyarrow import parquet
 
 from data_pipelines.corpus import prepare as prepare_module
@@ -31,7 +31,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sentiment_task
-from conftest import sample_pieces
+from conftest import sample_vocabulary
 from processes import Command, hold
 from random_models import draw_model
 from run_outputs import metrics, params_of
@@ -57,7 +57,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
             draw.shuffle(text)
             lines.append(json.dumps({"text": " ".join(text), "label": label}))
         (path / f"{split}.jsonl").write_text("\n".join(lines))
-    WordPieceTokenizer(sample_pieces(), cased=False).save(path)
+    WordPieceTokenizer(sample_vocabulary(), cased=False).save(path)
     (path / "moods.py").write_text(FILE.replace("STEPS", "60"))
     return path
 

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from conftest import sample_pieces
+from conftest import sample_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ from data_pipelines.corpus.shards import token_dtype
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 ENCODER = BulkEncoder(TOKENIZER)
 DTYPE = token_dtype(len(TOKENIZER.tokens))
 

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from conftest import sample_pieces
+from conftest import sample_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from data_pipelines.finetuning.sequence_classification import (
 )
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
 
 

@@ -4,7 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from conftest import sample_pieces, sample_text
+from conftest import sample_text, sample_vocabulary
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 ENGLISH = "The ship left the harbour in the morning, and nobody on the quay knew where it went."
 GERMAN = "Das Schiff verließ den Hafen am Morgen, und niemand am Kai wusste, wohin es fuhr."
 FRENCH = "Le navire quitta le port au matin, et personne sur le quai ne savait où il allait."
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 def test_is_other_language_identifies_languages() -> None:

@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from conftest import sample_pieces
+from conftest import sample_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +32,7 @@ from data_pipelines.finetuning.table import TableRow, read_table
 from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
 ROW = PackedShape(tokens=64, examples=8)
 SWAG = {"sent1": "One went.", "sent2": "She", "ending0": "sat.", "ending1": "ran.", "label": "1"}

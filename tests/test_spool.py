@@ -7,7 +7,7 @@ import pathlib
 import shutil
 
 import pytest
-from conftest import sample_pieces, sample_text
+from conftest import sample_text, sample_vocabulary
 
 from data_pipelines.corpus import prepare as corpus
 from data_pipelines.corpus import spool
@@ -19,7 +19,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.text.sources import ReadOptions, read_source
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 @pytest.fixture(autouse=True)

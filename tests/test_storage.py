@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from bucket import Server
-from conftest import sample_pieces, sample_text
+from conftest import sample_text, sample_vocabulary
 from processes import Command
 from run_outputs import metrics, params_of
 
@@ -26,7 +26,7 @@ FIELDS |= {"eval_every": 4, "best_metric": "loss"}
 FLAGS = [f"--config.{name}={value}" for name, value in FIELDS.items()]
 FILES = {
     "text/one.txt": sample_text(seed=1, documents=400),
-    "vocab.txt": "\n".join(sample_pieces()) + "\n",
+    "vocab.txt": "\n".join(sample_vocabulary()) + "\n",
     "pretraining.py": PRETRAIN.read_text(),
     "masked.txt": "ba [MASK] do .\nki lu [MASK] .\n",
 }

@@ -13,7 +13,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import PEERS, sample_pieces
+from conftest import PEERS, sample_vocabulary
 from random_models import draw_model
 from safetensors.numpy import load_file
 
@@ -143,7 +143,7 @@ def chinese(data_dir: pathlib.Path) -> list[str]:
 
 
 SMALL = BertConfig(128, 2, 64, 2, max_position_embeddings=64)
-SMALL_TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+SMALL_TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 TEXT = "ba doki lu menos ra ."
 NAMES = ("glad", "odd, or so", "ünzufrieden")
 # Class, labels, problem type, and the one in the written configuration.

@@ -5,7 +5,7 @@ import json
 import pathlib
 import random
 
-from conftest import sample_pieces
+from conftest import sample_vocabulary
 
 from bertjax.cli.config_args import parse_overrides
 from bertjax.config.config import Config
@@ -15,7 +15,7 @@ from bertjax.tasks import registry
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent / "experiments"
-TOKENIZER = WordPieceTokenizer(sample_pieces(), cased=False)
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 GLAD, SAD, ODD = "ba", "ki", "no"
 OTHER = ["me", "ra", "si", "tu", "ve"]
 NAMES = {GLAD: "glad", SAD: "sad", ODD: "odd, or so"}  # a label with a comma

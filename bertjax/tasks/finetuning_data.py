@@ -11,7 +11,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.fields import field
 from data_pipelines.finetuning.table import SUFFIXES
 from data_pipelines.paths import is_remote
-from data_pipelines.text.sources import TFDS
+from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
 # The fields of `data` that are read here.

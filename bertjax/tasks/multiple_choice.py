@@ -48,7 +48,7 @@ from data_pipelines.finetuning.multiple_choice import (
 )
 from data_pipelines.finetuning.packed_examples import PackedShape
 from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
-from data_pipelines.text.sources import TFDS
+from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

@@ -51,11 +51,11 @@ from data_pipelines.text.sentence_splitting import SENTENCE_RULES_VERSION
 from data_pipelines.text.sources import (
     BUILTIN,
     DEFAULT_READ_OPTIONS,
-    TFDS,
     ReadOptions,
     read_source,
     resolve_inputs,
 )
+from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
 

@@ -201,7 +201,7 @@ def read_glue_tfds(
       eval_set_column: see `read_glue`.
 
     Raises:
-      InputError: see `read_glue` and `tfds_records`.
+      InputError: see `read_glue` and `read_tfds_records`.
     """
     task = find_glue_task(name)
     # Tasks whose labels are "0" and "1" have class names in TensorFlow Datasets, in the same order.

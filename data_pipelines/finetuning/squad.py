@@ -11,7 +11,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.triviaqa import convert_to_squad
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
-from data_pipelines.text.sources import tfds_records
+from data_pipelines.text.tfds import read_tfds_records
 
 MAX_PASSAGE_CHARACTERS = 200_000  # a longer text, such as a book, has thousands of windows
 _TYPE_NAMES = {list: "list", str: "string", int: "whole number"}
@@ -114,9 +114,9 @@ def read_squad_tfds(source: str, split: str) -> QuestionAnsweringDataset:
       split: name of the split.
 
     Raises:
-      InputError: see `tfds_records` and `parse_squad`.
+      InputError: see `read_tfds_records` and `parse_squad`.
     """
-    records = list(tfds_records(source, split))
+    records = list(read_tfds_records(source, split))
     return _make_dataset(f"{source} {split}", map(_parse_record, records))
 
 

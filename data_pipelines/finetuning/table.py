@@ -16,7 +16,7 @@ from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 from data_pipelines.text import arrow_tables
 from data_pipelines.text.lines import read_lines
-from data_pipelines.text.sources import TFDS, tfds_records
+from data_pipelines.text.tfds import read_tfds_class_names, read_tfds_records
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
@@ -147,11 +147,11 @@ def read_tfds_table(
       class_id_columns: columns in which class ids are not replaced by class names.
 
     Raises:
-      InputError: see `tfds_records`.
+      InputError: see `read_tfds_records`.
     """
     class_names = {
         column: names
-        for column, names in _class_names(source).items()
+        for column, names in read_tfds_class_names(source).items()
         if column not in class_id_columns
     }
     return [
@@ -159,7 +159,7 @@ def read_tfds_table(
             f"{source} {split} record {i}",
             {name: _to_json_value(value, class_names.get(name)) for name, value in record.items()},
         )
-        for i, record in enumerate(tfds_records(source, split), 1)
+        for i, record in enumerate(read_tfds_records(source, split), 1)
     ]
 
 
@@ -179,21 +179,6 @@ def _to_json_value(value: Any, class_names: Sequence[str] | None) -> Any:
     if class_names is not None:
         return class_names[value] if value >= 0 else None
     return value
-
-
-def _class_names(source: str) -> dict[str, list[str]]:
-    import tensorflow_datasets as tfds
-
-    try:
-        features = tfds.builder(source.removeprefix(TFDS)).info.features
-    except ValueError:
-        return {}  # `tfds_records` raises the error
-    names = {}
-    for name, feature in (features or {}).items():
-        element = getattr(feature, "feature", feature)  # the feature inside a sequence
-        if isinstance(element, tfds.features.ClassLabel) and element.names:
-            names[name] = element.names
-    return names
 
 
 def parse_objects(name: str, lines: Iterable[str]) -> Iterator[TableRow]:

@@ -30,11 +30,11 @@ from data_pipelines.parsing import parse_json
 from data_pipelines.paths import is_remote
 from data_pipelines.text import arrow_tables, builtin
 from data_pipelines.text.lines import read_lines
+from data_pipelines.text.tfds import TFDS, read_tfds_records
 
 log = logging.getLogger(__name__)
 
 BUILTIN = "builtin"
-TFDS = "tfds:"
 _WILDCARD = re.compile(r"[*?\[]")
 _LONG_DOCUMENT_LINES = 10_000  # a longer document of a text file may be a mistake
 
@@ -181,7 +181,7 @@ def _documents(
     source: str, read_options: ReadOptions, bad: _BadRecordCounter
 ) -> Iterator[list[str]]:
     if source.startswith(TFDS):
-        records = map(_ParsedRecord, tfds_records(source, "train"))
+        records = map(_ParsedRecord, read_tfds_records(source, "train"))
         return _record_documents(source, "record", records, read_options.field, bad)
     path = epath.Path(source)
     if path.suffix in arrow_tables.SUFFIXES:
@@ -291,37 +291,6 @@ def _value_documents(
         except InputError as error:
             bad.add(error)
             yield []
-
-
-def tfds_records(source: str, split: str) -> Iterator[dict[str, Any]]:
-    """Download a TensorFlow Datasets builder and yield the records of a split in a fixed order.
-
-    Args:
-      source: `tfds:NAME/CONFIG`.
-      split: name of the split, or a slice such as `train[:1%]`.
-
-    Raises:
-      InputError: the builder or the split does not exist.
-    """
-    import tensorflow_datasets as tfds  # takes seconds to import
-
-    name = source.removeprefix(TFDS)
-    try:
-        builder = tfds.builder(name)
-    except ValueError:
-        raise InputError(
-            f"{source}: unknown to TensorFlow Datasets. Write tfds:NAME/CONFIG as in its catalog."
-        ) from None
-    builder.download_and_prepare()
-    if split.partition("[")[0] not in builder.info.splits:
-        splits = ", ".join(builder.info.splits) or "none"
-        raise InputError(f"{source}: no split {split}, only {splits}. Choose another one.")
-    in_order = tfds.ReadConfig(interleave_cycle_length=1)
-    try:
-        records = builder.as_dataset(split=split, shuffle_files=False, read_config=in_order)
-    except ValueError as error:
-        raise InputError(f"{source}: no slice {split} ({error}). Fix it.") from None
-    yield from tfds.as_numpy(records)
 
 
 def _get_field(location: str, record: Any, field: str) -> Any:

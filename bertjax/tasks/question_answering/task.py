@@ -28,7 +28,7 @@ from data_pipelines.finetuning.windows import (
     PassageCache,
     PassageWindows,
 )
-from data_pipelines.text.sources import TFDS
+from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
 _SEQ_LEN = 384  # of the paper's; strides of 128, questions of 64

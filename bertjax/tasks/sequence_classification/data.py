@@ -17,7 +17,7 @@ from data_pipelines.finetuning.sequence_classification import (
     split_column_names,
 )
 from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
-from data_pipelines.text.sources import TFDS
+from data_pipelines.text.tfds import TFDS
 
 FIELDS = COMMON_DATA_FIELDS | {
     "glue": field("", 'GLUE task, which sets columns and labels; "" for the columns below'),

@@ -13,7 +13,7 @@ from bertjax.tasks.sequence_classification.pipeline import SequenceClassificatio
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import GLUE, GlueTask, find_glue_task, read_glue, read_glue_tfds
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
-from data_pipelines.text.sources import TFDS
+from data_pipelines.text.tfds import TFDS
 
 FILES = tuple(name for task in GLUE.values() for name in task.test)
 _STSB_RANGE = 0.0, 5.0

@@ -39,7 +39,7 @@ from data_pipelines.finetuning.token_classification import (
     read_tagged_file,
 )
 from data_pipelines.finetuning.word_alignment import WordExamples
-from data_pipelines.text.sources import TFDS
+from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
 
