@@ -1,4 +1,4 @@
-"""How parameters are spread: what bins count, wherever arrays lie."""
+"""Histograms of parameters on any sharding."""
 
 import jax
 import numpy as np
@@ -15,24 +15,24 @@ def put(array: np.ndarray, *axes: str | None) -> jax.Array:
 
 
 @pytest.mark.parametrize("axes", [(), ("data",), (None, "data")])
-def test_every_value_is_in_one_bin(axes: tuple[str | None, ...]) -> None:
+def test_compute_histograms_equals_numpy_on_any_sharding(axes: tuple[str | None, ...]) -> None:
     values = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
-    (found,) = compute_histograms({"a": put(values, *axes)}).values()
+    (histogram,) = compute_histograms({"a": put(values, *axes)}).values()
     counts, edges = np.histogram(values, BINS)
-    np.testing.assert_allclose(found.edges, edges, rtol=1e-5, atol=1e-6)
-    assert found.counts.tolist() == counts.tolist()
-    assert found.counts.dtype == np.int32  # float32 counts no further than 16 million
+    np.testing.assert_allclose(histogram.edges, edges, rtol=1e-5, atol=1e-6)
+    assert histogram.counts.tolist() == counts.tolist()
+    assert histogram.counts.dtype == np.int32  # float32 is exact only up to 16 million
 
 
-def test_values_that_are_all_the_same_are_counted_too() -> None:
-    (found,) = compute_histograms({"a": put(np.ones((4, 4), np.float32))}).values()
-    assert found.counts.sum() == 16 and (found.edges == 1).all()
+def test_compute_histograms_counts_equal_values() -> None:
+    (histogram,) = compute_histograms({"a": put(np.ones((4, 4), np.float32))}).values()
+    assert histogram.counts.sum() == 16 and (histogram.edges == 1).all()
 
 
-def test_layers_have_their_own() -> None:
+def test_compute_histograms_separates_layers() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = compute_histograms({"encoder": {"blocks": {"norm": {"bias": put(values)}}}})
-    assert {name: (each.edges[0], each.edges[-1]) for name, each in found.items()} == {
+    histograms = compute_histograms({"encoder": {"blocks": {"norm": {"bias": put(values)}}}})
+    assert {name: (h.edges[0], h.edges[-1]) for name, h in histograms.items()} == {
         "encoder/blocks/0/norm/bias": (0, 2),
         "encoder/blocks/1/norm/bias": (3, 5),
     }

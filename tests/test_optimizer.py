@@ -1,4 +1,4 @@
-"""Optimisers equal their formulas; rates and decay rules are those of the papers."""
+"""Optimizers against the published formulas; selection of parameters by name."""
 
 import collections
 import functools
@@ -25,7 +25,7 @@ from bertjax.steps.optimizer import (
 from bertjax.steps.train_step import TrainState, init_state, make_train_step
 
 LAYERS = 3
-# A small tree with the names and the kinds of shape that the model has.
+# A small tree with names and shapes as in the model.
 SHAPES: dict[str, tuple[int, ...]] = {
     "encoder/embeddings/word": (11, 4),
     "encoder/embeddings/norm/scale": (4,),
@@ -68,7 +68,7 @@ def config(**fields: Any) -> OptimizerConfig:
 
 
 def orthogonal(matrix: np.ndarray) -> np.ndarray:
-    """Muon's update from a matrix of momentum."""
+    """Return Muon's update from a matrix of momentum."""
     x = matrix / max(np.linalg.norm(matrix), 1e-8)
     for _ in range(5):
         a = x @ x.T
@@ -76,8 +76,8 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
     return x * 0.2 * max(x.shape) ** 0.5
 
 
-def shares(c: OptimizerConfig, name: str) -> np.ndarray:
-    """Of the full rate, by layer where it is stacked; 0 for what is frozen."""
+def rate_factors(c: OptimizerConfig, name: str) -> np.ndarray:
+    """Return the factor of the learning rate, by layer if stacked; 0 for frozen parameters."""
     if "/embeddings/" in name:
         return np.array(0 if c.frozen_layers else c.layerwise_lr_decay**4)
     if "/blocks/" not in name:
@@ -87,20 +87,20 @@ def shares(c: OptimizerConfig, name: str) -> np.ndarray:
     return layers.reshape(-1, *[1] * (len(SHAPES[name]) - 1))
 
 
-def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -> Arrays:
-    """The published update rules in NumPy and float64, one layer of one parameter at a time."""
+def published_updates(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -> Arrays:
+    """Compute the published update rules in NumPy, float64, one layer at a time."""
     w = {name: value.astype(np.float64) for name, value in params.items()}
     m = {name: np.zeros_like(value) for name, value in w.items()}
     v = {name: np.zeros_like(value) for name, value in w.items()}
     trace = {name: np.zeros_like(value) for name, value in w.items()}
-    for step, whole in enumerate(gradients):
-        gradient = {name: g * (shares(c, name) > 0) for name, g in whole.items()}
+    for step, full_gradient in enumerate(gradients):
+        gradient = {name: g * (rate_factors(c, name) > 0) for name, g in full_gradient.items()}
         norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
         if step < c.warmup_steps:
             rate = c.learning_rate * step / c.warmup_steps
         elif c.schedule == "linear":
-            left = c.total_steps - step
-            rate = c.learning_rate * left / (c.total_steps - c.warmup_steps)
+            remaining = c.total_steps - step
+            rate = c.learning_rate * remaining / (c.total_steps - c.warmup_steps)
         else:
             rate = c.learning_rate * (1 - step / c.total_steps)
         for name in w:
@@ -119,20 +119,21 @@ def transcription(c: OptimizerConfig, params: Arrays, gradients: list[Arrays]) -
                 u = u + c.weight_decay * w[name]
                 if c.name == "lamb":
                     stacked = "/blocks/" in name
-                    for one_u, one_w in zip(u, w[name], strict=True) if stacked else [(u, w[name])]:
-                        one_u *= np.linalg.norm(one_w) / np.linalg.norm(one_u)
-            w[name] = w[name] - rate * shares(c, name) * u
+                    layers = zip(u, w[name], strict=True) if stacked else [(u, w[name])]
+                    for layer_u, layer_w in layers:
+                        layer_u *= np.linalg.norm(layer_w) / np.linalg.norm(layer_u)
+            w[name] = w[name] - rate * rate_factors(c, name) * u
     return w
 
 
-DEPTHS: dict[str, Any] = {"layerwise_lr_decay": 0.7, "frozen_layers": 1}
+LAYERWISE: dict[str, Any] = {"layerwise_lr_decay": 0.7, "frozen_layers": 1}
 
 
 @pytest.mark.parametrize(
-    "fields", [*({"schedule": name} for name in ("linear", "bert_linear")), DEPTHS], ids=str
+    "fields", [*({"schedule": name} for name in ("linear", "bert_linear")), LAYERWISE], ids=str
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_hundred_steps_equal_the_formulas(name: str, fields: dict[str, Any]) -> None:
+def test_hundred_steps_equal_the_published_formulas(name: str, fields: dict[str, Any]) -> None:
     c = config(name=name, learning_rate=2e-3, **fields)
     params = draw(0, 0.1)
     # Norms from about 0.1 to 10: some gradients are clipped and some are not.
@@ -155,23 +156,23 @@ def test_a_hundred_steps_equal_the_formulas(name: str, fields: dict[str, Any]) -
 
     for gradient in gradients:
         tree, state = step(tree, state, nested(gradient))
-    expected = transcription(c, params, gradients)
-    for name, got in named_leaves(tree):
-        np.testing.assert_allclose(got, expected[name], rtol=0, atol=1e-6)
-        frozen = np.broadcast_to(shares(c, name) == 0, got.shape)
-        np.testing.assert_array_equal(got[frozen], params[name][frozen])
-        moved = np.abs(got - params[name])
+    expected = published_updates(c, params, gradients)
+    for name, actual in named_leaves(tree):
+        np.testing.assert_allclose(actual, expected[name], rtol=0, atol=1e-6)
+        frozen = np.broadcast_to(rate_factors(c, name) == 0, actual.shape)
+        np.testing.assert_array_equal(actual[frozen], params[name][frozen])
+        moved = np.abs(actual - params[name])
         assert frozen.all() or moved.max() > 1e-3, "the test moves every parameter"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 4])
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)])
-def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumulation(
+def test_muon_with_layerwise_decay_is_the_same_on_meshes_and_with_accumulation(
     mesh: tuple[int, int, int], gradient_accumulation_steps: int
 ) -> None:
-    c = config(name="muon", learning_rate=2e-3, **DEPTHS)
-    widen = {4: 16, 8: 32, 11: 16}  # so that eight devices share them
+    c = config(name="muon", learning_rate=2e-3, **LAYERWISE)
+    widen = {4: 16, 8: 32, 11: 16}  # multiples of eight devices
     shapes = {
         name: tuple(widen.get(size, size) for size in shape) for name, shape in SHAPES.items()
     }
@@ -186,7 +187,7 @@ def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumul
     params, batches = drawn(), [drawn(32) for _ in range(100)]
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        """The gradient of its mean is the mean of the rows."""
+        """Return a loss whose gradient is the mean of the sequences."""
         named = dict(named_leaves(stop_frozen_gradients(params, c)))
         return {"a_loss": (sum((batch[name] * named[name]).sum() for name in batch), 32.0)}
 
@@ -203,45 +204,44 @@ def test_muon_and_the_rates_of_depths_are_the_same_over_devices_and_with_accumul
         def first() -> TrainState:
             return init_state(nested(params), {"a_loss": None}, optimizer)
 
-        stored = tree_shardings(devices, jax.eval_shape(first))
-        state = jax.jit(first, out_shardings=stored)()
-        split = state.params["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
-        assert split.addressable_shards[0].data.size == split.size / 8
+        shardings = tree_shardings(devices, jax.eval_shape(first))
+        state = jax.jit(first, out_shardings=shardings)()
+        kernel = state.params["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
+        assert kernel.addressable_shards[0].data.size == kernel.size / 8
         run = jax.jit(step, donate_argnums=0)
         for batch in batches:
             state, _ = run(state, to_global(batch, NamedSharding(devices, BATCH_SPEC)))
             jax.block_until_ready(state)
     gradients = [{name: rows.mean(0) for name, rows in batch.items()} for batch in batches]
-    expected = nested(transcription(c, params, gradients))
-    for got, wanted in zip(*map(jax.tree.leaves, (state.params, expected)), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+    expected = nested(published_updates(c, params, gradients))
+    for actual, reference in zip(*map(jax.tree.leaves, (state.params, expected)), strict=True):
+        np.testing.assert_allclose(actual, reference, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rates_of_depths_keep_no_state(name: str) -> None:
-    """So that what was saved without them is what it was."""
+def test_layerwise_decay_adds_no_state(name: str) -> None:
     params = nested(draw(0, 1))
-    plain, by_depth = (make_optimizer(config(name=name, **fields)) for fields in ({}, DEPTHS))
-    before, after = (named_leaves(optimizer.init(params)) for optimizer in (plain, by_depth))
+    plain, layerwise = (make_optimizer(config(name=name, **fields)) for fields in ({}, LAYERWISE))
+    before, after = (named_leaves(optimizer.init(params)) for optimizer in (plain, layerwise))
     assert [name for name, _ in before] == [name for name, _ in after]
 
 
-def test_each_layer_learns_at_a_share_of_the_rate_above_it() -> None:
+def test_layerwise_decay_scales_the_updates_of_each_layer() -> None:
     params, gradient = nested(draw(0, 1)), nested(draw(1, 1))
     plain, slower = (
         make_optimizer(config(warmup_steps=0, layerwise_lr_decay=decay)) for decay in (1.0, 0.5)
     )
-    full, less = (
+    full, reduced = (
         dict(named_leaves(jax.jit(optimizer.update)(gradient, optimizer.init(params), params)[0]))
         for optimizer in (plain, slower)
     )
     for name in SHAPES:
-        share = [1 / 8, 1 / 4, 1 / 2] if "/blocks/" in name else 1
-        share = 1 / 16 if "/embeddings/" in name else share
-        np.testing.assert_array_equal(less[name].T, full[name].T * np.float32(share))
+        factor = [1 / 8, 1 / 4, 1 / 2] if "/blocks/" in name else 1
+        factor = 1 / 16 if "/embeddings/" in name else factor
+        np.testing.assert_array_equal(reduced[name].T, full[name].T * np.float32(factor))
 
 
-def test_frozen_layers_are_none_in_the_norm_of_the_gradient() -> None:
+def test_stop_frozen_gradients_sets_gradients_of_frozen_layers_to_zero() -> None:
     params = nested(draw(0, 1))
     for frozen in range(LAYERS + 1):
         c = config(frozen_layers=frozen)
@@ -254,15 +254,15 @@ def test_frozen_layers_are_none_in_the_norm_of_the_gradient() -> None:
             np.testing.assert_array_equal(leaf.T, np.broadcast_to(learns, leaf.T.shape))
 
 
-def test_muon_keeps_one_moment_of_the_blocks_matrices_and_two_of_the_rest() -> None:
+def test_muon_keeps_one_moment_of_block_kernels_and_two_of_others() -> None:
     params = nested(draw(0, 1))
     state = make_optimizer(config(name="muon")).init(params)
-    kept = collections.Counter(leaf.shape for leaf in jax.tree.leaves(state))
-    assert kept[LAYERS, 4, 8] == kept[LAYERS, 8, 4] == kept[LAYERS, 4, 4] == 1
-    assert kept[LAYERS, 4] == 2 * 2 and kept[11, 4] == kept[4, 4] == 2
+    moments = collections.Counter(leaf.shape for leaf in jax.tree.leaves(state))
+    assert moments[LAYERS, 4, 8] == moments[LAYERS, 8, 4] == moments[LAYERS, 4, 4] == 1
+    assert moments[LAYERS, 4] == 2 * 2 and moments[11, 4] == moments[4, 4] == 2
 
 
-def test_muons_updates_are_near_orthogonal_and_as_large_as_adams() -> None:
+def test_orthogonalize_returns_updates_of_the_size_of_adams() -> None:
     random = np.random.default_rng(0)
     tree = {"blocks": {"kernel": random.normal(0, 1e-3, (2, 64, 16)).astype(np.float32)}}
     (update,) = jax.tree.leaves(orthogonalize(tree))
@@ -274,10 +274,10 @@ def test_muons_updates_are_near_orthogonal_and_as_large_as_adams() -> None:
     assert not zero["kernel"].any()
 
 
-def test_the_optimisers_differ_where_they_should() -> None:
-    """From rest, Adam's first step is the sign of the gradient; uncorrected it is 3.16 times that.
+def test_first_updates_of_optimizers_differ_as_published() -> None:
+    """Adam's first update is the sign of the gradient; without bias correction 3.16 times that.
 
-    The original's first moment is 0.1 g and the root of its second sqrt(0.001) |g|.
+    In google-research/bert the first moment is 0.1 g, the root of the second sqrt(0.001) |g|.
     """
     params = {"dense": {"kernel": jnp.full((2, 2), 0.5)}}
     gradient = {"dense": {"kernel": jnp.array([[0.1, -0.2], [0.3, -0.4]])}}
@@ -286,12 +286,12 @@ def test_the_optimisers_differ_where_they_should() -> None:
     for name, update in expected.items():
         c = config(name=name, warmup_steps=0, learning_rate=1.0, weight_decay=0.0)
         optimizer = make_optimizer(c)
-        got, _ = optimizer.update(gradient, optimizer.init(params), params)
-        np.testing.assert_allclose(got["dense"]["kernel"], -update, rtol=1e-3)
+        updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+        np.testing.assert_allclose(updates["dense"]["kernel"], -update, rtol=1e-3)
 
 
 @pytest.mark.slow
-def test_lamb_treats_each_layer_of_a_stack_as_a_parameter_of_its_own() -> None:
+def test_lamb_has_a_trust_ratio_for_each_layer() -> None:
     random = np.random.default_rng(0)
     scales = np.array([0.1, 1, 10]).reshape(LAYERS, 1, 1)
     kernel = random.normal(0, scales, (LAYERS, 4, 5)).astype(np.float32)
@@ -303,12 +303,12 @@ def test_lamb_treats_each_layer_of_a_stack_as_a_parameter_of_its_own() -> None:
 
     stacked = updated({"blocks": {"kernel": kernel}}, {"blocks": {"kernel": gradient}})
     for layer in range(LAYERS):
-        alone = updated({"kernel": kernel[layer]}, {"kernel": gradient[layer]})
-        np.testing.assert_allclose(stacked["blocks"]["kernel"][layer], alone["kernel"], rtol=1e-6)
+        single = updated({"kernel": kernel[layer]}, {"kernel": gradient[layer]})
+        np.testing.assert_allclose(stacked["blocks"]["kernel"][layer], single["kernel"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("zero", ["parameter", "gradient"])
-def test_lamb_has_a_ratio_of_one_where_a_norm_is_zero(zero: str) -> None:
+def test_lamb_has_a_trust_ratio_of_one_if_a_norm_is_zero(zero: str) -> None:
     params = {"kernel": jnp.full(4, 0.0 if zero == "parameter" else 2.0)}
     gradient = {"kernel": jnp.full(4, 0.0 if zero == "gradient" else 2.0)}
     c = config(name="lamb", warmup_steps=0, learning_rate=1.0, weight_decay=0.0)
@@ -319,7 +319,7 @@ def test_lamb_has_a_ratio_of_one_where_a_norm_is_zero(zero: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_nan_in_a_gradient_is_not_hidden(name: str) -> None:
+def test_nan_gradient_makes_all_updates_nan(name: str) -> None:
     params = {"kernel": jnp.ones(3), "norm": {"scale": jnp.ones(3)}}
     gradient = {"kernel": jnp.array([1, jnp.nan, 1]), "norm": {"scale": jnp.ones(3)}}
     optimizer = make_optimizer(config(name=name, warmup_steps=0))
@@ -327,7 +327,7 @@ def test_a_nan_in_a_gradient_is_not_hidden(name: str) -> None:
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
 
 
-def test_all_but_layer_norm_and_biases_decay() -> None:
+def test_weight_decay_mask_excludes_layer_norm_and_biases() -> None:
     assert [name for name in SHAPES if is_decayed(name)] == DECAYED
     assert weight_decay_mask(nested(draw(0, 1))) == nested(
         {name: name in DECAYED for name in SHAPES}
@@ -349,18 +349,18 @@ def test_all_but_layer_norm_and_biases_decay() -> None:
         ("nsp/bias", False),
     ],
 )
-def test_decay_goes_by_name(name: str, expected: bool) -> None:
+def test_is_decayed_decides_by_name(name: str, expected: bool) -> None:
     assert is_decayed(name) is expected
 
 
-def test_only_what_lies_under_blocks_is_stacked() -> None:
+def test_is_stacked_decides_by_the_module_blocks() -> None:
     assert [name for name in SHAPES if is_stacked(name)] == [n for n in SHAPES if "/blocks/" in n]
     assert is_stacked("blocks/kernel")
     assert not is_stacked("building_blocks/kernel")
 
 
 @pytest.mark.slow
-def test_the_first_update_of_a_warm_up_changes_no_parameter() -> None:
+def test_first_update_of_a_warmup_changes_no_parameter() -> None:
     params = nested(draw(0, 1))
     optimizer = make_optimizer(config())
     updates, state = optimizer.update(nested(draw(1, 1)), optimizer.init(params), params)
@@ -371,27 +371,33 @@ def test_the_first_update_of_a_warm_up_changes_no_parameter() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "adam"}, "name is 'adam' and must be one of adamw, bert_adam, lamb, muon"),
-        ({"schedule": "cosine"}, "schedule is 'cosine' and must be one of linear"),
-        ({"learning_rate": 0}, "learning_rate is 0"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"max_grad_norm": float("inf")}, "max_grad_norm is inf"),
-        ({"eps": -1e-6}, "eps is -1e-06"),
-        ({"b1": 1.0}, "b1 is 1.0"),
-        ({"b2": -0.1}, "b2 is -0.1"),
-        ({"weight_decay": -0.01}, "weight_decay is -0.01"),
-        ({"layerwise_lr_decay": 0.0}, "layerwise_lr_decay is 0.0, choose from"),
-        ({"layerwise_lr_decay": 1.01}, "layerwise_lr_decay is 1.01, choose from"),
-        ({"frozen_layers": -1}, "frozen_layers is -1 and the model has 3 blocks"),
-        ({"frozen_layers": 4}, "frozen_layers is 4 and the model has 3 blocks"),
-        ({"warmup_steps": 100}, "optimizer.warmup of 100 steps does not fit a run of 100"),
-        ({"warmup_steps": -1}, "optimizer.warmup of -1 steps"),
-        ({"warmup_steps": 0, "total_steps": 0}, "a run of 0 steps trains nothing"),
-        ({"cooldown_steps": 5}, "cooldown is of schedule=wsd and the schedule is linear"),
-        ({"schedule": "wsd", "cooldown_steps": 91}, "a cool-down of 91 steps does not fit the 90"),
-        ({"schedule": "wsd", "cooldown_steps": -1}, "a cool-down of -1 steps"),
+        ({"name": "adam"}, "name='adam': is unknown. Use one of adamw, bert_adam, lamb, muon"),
+        ({"schedule": "cosine"}, "schedule='cosine': is unknown. Use one of linear"),
+        ({"learning_rate": 0}, "learning_rate=0: is not a positive number"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan: is not a positive number"),
+        ({"max_grad_norm": float("inf")}, "max_grad_norm=inf: is not a positive number"),
+        ({"eps": -1e-6}, "eps=-1e-06: is not a positive number"),
+        ({"b1": 1.0}, "b1=1.0: is out of range. Use a number from 0, below 1"),
+        ({"b2": -0.1}, "b2=-0.1: is out of range"),
+        ({"weight_decay": -0.01}, "weight_decay=-0.01: is out of range"),
+        (
+            {"layerwise_lr_decay": 0.0},
+            "layerwise_lr_decay=0.0: is out of range. Use a number above",
+        ),
+        ({"layerwise_lr_decay": 1.01}, "layerwise_lr_decay=1.01: is out of range"),
+        ({"frozen_layers": -1}, "frozen_layers=-1: the model has 3 blocks. Use 0 to 3"),
+        ({"frozen_layers": 4}, "frozen_layers=4: the model has 3 blocks"),
+        (
+            {"warmup_steps": 100},
+            "optimizer.warmup=100: is not from 0 to less than the schedule, 100",
+        ),
+        ({"warmup_steps": -1}, "optimizer.warmup=-1: is not from 0"),
+        ({"warmup_steps": 0, "total_steps": 0}, "steps=0: trains nothing. Use at least 1"),
+        ({"cooldown_steps": 5}, "cooldown=5: belongs to schedule=wsd, and .*schedule=linear"),
+        ({"schedule": "wsd", "cooldown_steps": 91}, "cooldown=91: is not from 0 to the 90 after"),
+        ({"schedule": "wsd", "cooldown_steps": -1}, "cooldown=-1: is not from 0"),
     ],
 )
-def test_what_makes_no_optimiser_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_optimizer_config_rejects_invalid_values(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**fields)

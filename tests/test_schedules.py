@@ -1,4 +1,4 @@
-"""Learning rates by the step."""
+"""Learning rate schedules."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def rates(name: str, steps: list[int], warmup: int, total: int, cooldown: int = 
 
 
 @pytest.mark.parametrize(("warmup", "total"), TURNS)
-def test_rates_at_the_turns_of_the_linear_ones(warmup: int, total: int) -> None:
+def test_linear_schedules_have_exact_rates_at_their_turns(warmup: int, total: int) -> None:
     steps = [0, 1, warmup - 1, warmup, total - 1, total]
     after, last = 1 / (total - warmup), 1 / total
     exact = [0, 1 / warmup, 1 - 1 / warmup, 1, after, 0]
@@ -27,39 +27,39 @@ def test_rates_at_the_turns_of_the_linear_ones(warmup: int, total: int) -> None:
 
 
 @pytest.mark.parametrize(("warmup", "total"), TURNS)
-def test_one_cycle_is_half_a_cosine_up_and_half_a_cosine_down(warmup: int, total: int) -> None:
+def test_one_cycle_is_half_a_cosine_up_and_down(warmup: int, total: int) -> None:
     down = total - warmup
     steps = [0, 1, warmup // 2, warmup, warmup + down // 2, total - 1, total]
     parts = [0, 1 / warmup, (warmup // 2) / warmup, 1, 1 - (down // 2) / down, 1 / down, 0]
     exact = [(1 - np.cos(np.pi * part)) / 2 for part in parts]
-    found = rates("one_cycle", steps, warmup, total)
-    np.testing.assert_allclose(found, exact, rtol=2e-6, atol=1e-12)
+    actual = rates("one_cycle", steps, warmup, total)
+    np.testing.assert_allclose(actual, exact, rtol=2e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize(("warmup", "total"), TURNS)
-def test_warm_up_stable_decay_has_three_parts(warmup: int, total: int) -> None:
+def test_wsd_has_warmup_constant_rate_and_cooldown(warmup: int, total: int) -> None:
     cooldown = total // 5
     steps = [0, warmup // 2, warmup, total // 2, total - cooldown, total - cooldown // 2, total]
     half = 1 - np.sqrt(1 - (cooldown // 2) / cooldown)
     exact = [0, (warmup // 2) / warmup, 1, 1, 1, half, 0]
-    found = rates("wsd", steps, warmup, total, cooldown)
-    np.testing.assert_allclose(found, exact, rtol=2e-6)
+    actual = rates("wsd", steps, warmup, total, cooldown)
+    np.testing.assert_allclose(actual, exact, rtol=2e-6)
 
 
-def test_without_a_cool_down_the_rate_stays_to_be_brought_down_by_another_run() -> None:
+def test_wsd_without_cooldown_keeps_the_peak_rate() -> None:
     assert rates("wsd", [10, 50, 99, 100], 10, 100).tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_without_warm_up_the_first_update_has_the_full_rate(name: str) -> None:
+def test_schedule_without_warmup_starts_at_the_peak_rate(name: str) -> None:
     assert rates(name, [0], 0, 100, 20 * (name == "wsd")) == [1]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_rate_is_never_negative_and_0_after_the_end(name: str) -> None:
+def test_rates_are_never_negative_and_zero_after_the_end(name: str) -> None:
     rate = make_schedule(name, 1e-3, 10, 100, 20 * (name == "wsd"))
-    found = np.asarray(jax.jit(jax.vmap(rate))(jnp.arange(300)))
-    assert found.dtype == np.float32
-    assert (found >= 0).all() and (found <= np.float32(1e-3)).all()
-    assert (found[100:] == 0).all()
-    assert (found[1:100] > 0).all()
+    actual = np.asarray(jax.jit(jax.vmap(rate))(jnp.arange(300)))
+    assert actual.dtype == np.float32
+    assert (actual >= 0).all() and (actual <= np.float32(1e-3)).all()
+    assert (actual[100:] == 0).all()
+    assert (actual[1:100] > 0).all()

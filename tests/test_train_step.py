@@ -1,4 +1,4 @@
-"""One update: a function of the global batch, however it is cut up."""
+"""The train step: losses, gradient accumulation, the window, dropout keys."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ ROWS, WIDTH = 16, 5
 
 
 def loss(params, batch, key):
-    """Two terms of unlike weights, and a metric; `key` adds noise, as dropout would."""
+    """Return two terms of different weights and a metric; `key` adds noise, as dropout does."""
     noise = 0.0 if key is None else jax.random.normal(key, batch["x"].shape[:1])
     error = (batch["x"] @ params["w"] - batch["y"] + noise) ** 2
     size = jnp.sum(jnp.abs(batch["x"] @ params["w"]) * batch["other"])
@@ -50,13 +50,13 @@ def state_of(params, batch, optimizer):
     return init_state(params, loss(params, batch, None), optimizer)
 
 
-def test_the_total_is_the_sum_of_the_means_of_the_terms_alone(params, batch) -> None:
+def test_total_loss_is_the_sum_of_the_means_of_terms(params, batch) -> None:
     sums = loss(params, batch, None)
     expected = sum(np.divide(*sums[name]) for name in ("fit_loss", "size_loss"))
     assert total_loss(sums) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_term_without_weight_counts_nothing(params, batch) -> None:
+def test_total_loss_counts_a_term_of_weight_zero_as_zero(params, batch) -> None:
     batch["other"] = np.zeros_like(batch["other"])
     _, grads = sums_and_gradient(loss, params, batch, None)
     assert np.isfinite(grads["w"]).all()
@@ -65,7 +65,7 @@ def test_a_term_without_weight_counts_nothing(params, batch) -> None:
 
 
 @pytest.mark.parametrize("gradient_accumulation_steps", [2, 4, 16])
-def test_accumulation_changes_neither_sums_nor_gradient(
+def test_gradient_accumulation_changes_neither_sums_nor_gradient(
     params, batch, gradient_accumulation_steps
 ) -> None:
     sums, grads = sums_and_gradient(loss, params, batch, None)
@@ -75,7 +75,7 @@ def test_accumulation_changes_neither_sums_nor_gradient(
         np.testing.assert_allclose(parts[name], pair, rtol=1e-5)
 
 
-def test_parts_of_a_batch_have_keys_of_their_own(params, batch) -> None:
+def test_microbatches_have_different_dropout_keys(params, batch) -> None:
     same = {name: np.repeat(array[:1], 2, axis=0) for name, array in batch.items()}
     same["weight"] = np.ones(2, np.float32)
 
@@ -90,7 +90,7 @@ def test_parts_of_a_batch_have_keys_of_their_own(params, batch) -> None:
     assert first != second
 
 
-def test_the_window_adds_up_until_a_multiple_of_log_every(params, batch) -> None:
+def test_window_sums_until_a_multiple_of_log_every(params, batch) -> None:
     optimizer = optax.sgd(0.0)
     step = make_train_step(loss, optimizer, seed_key=jax.random.key(0), log_every=3)
     state = state_of(params, batch, optimizer)
@@ -102,7 +102,7 @@ def test_the_window_adds_up_until_a_multiple_of_log_every(params, batch) -> None
     assert int(state.step) == 7
 
 
-def test_noise_depends_on_the_step_and_the_seed_alone(params, batch) -> None:
+def test_dropout_key_depends_on_step_and_seed_only(params, batch) -> None:
     optimizer = optax.sgd(0.0)
 
     def loss_at(step: int, seed: int) -> float:
@@ -114,7 +114,7 @@ def test_noise_depends_on_the_step_and_the_seed_alone(params, batch) -> None:
     assert len({loss_at(5, 0), loss_at(6, 0), loss_at(5, 1)}) == 3
 
 
-def test_a_step_descends_along_the_gradient(params, batch) -> None:
+def test_train_step_applies_the_gradient_and_logs_its_norm(params, batch) -> None:
     optimizer = optax.sgd(0.1)
     step = make_train_step(
         lambda params, rows, _: loss(params, rows, None), optimizer, seed_key=jax.random.key(0)

@@ -1,7 +1,7 @@
-"""200 updates follow an independent run: same weights, same batches, another framework.
+"""Losses of 200 updates against PyTorch, with the same weights and batches.
 
-The curve is that of PyTorch's AdamW on the `transformers` model, made by
-goldens/make_pretraining.py; what it was made with follows from NumPy's random stream.
+The reference curve is of PyTorch's AdamW on the `transformers` model, from
+goldens/make_pretraining.py. Weights and batches follow from NumPy's random stream.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sum
 
 
 @pytest.mark.slow
-def test_the_loss_of_each_of_200_steps_is_pytorchs():
+def test_losses_of_200_steps_equal_pytorchs():
     optimizer = make_optimizer(
         OptimizerConfig(
             name="adamw",
@@ -61,6 +61,6 @@ def test_the_loss_of_each_of_200_steps_is_pytorchs():
         state, sums = step(state, recipe.train_batch(number))
         curve.append(float(sums["loss"][0]))
     with np.load(recipe.PATH) as golden:
-        theirs = golden["curve"]
-    assert theirs[-1] < 0.5 * theirs[0]
-    np.testing.assert_allclose(curve, theirs, rtol=1e-3)
+        reference = golden["curve"]
+    assert reference[-1] < 0.5 * reference[0]
+    np.testing.assert_allclose(curve, reference, rtol=1e-3)

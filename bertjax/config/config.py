@@ -145,8 +145,8 @@ class Config:
             )
         if self.reinit_layers and not self.init:
             raise InputError(
-                f"reinit_layers={self.reinit_layers}: all layers are random without init. Set init, "
-                "or remove reinit_layers."
+                f"reinit_layers={self.reinit_layers}: without init all layers are random. Set "
+                "init, or remove reinit_layers."
             )
         self.profile_steps()
         if unknown := self.tensorboard_summaries - TENSORBOARD_SUMMARIES:
@@ -175,8 +175,8 @@ class Config:
             )
         if rampup > 1 and self.budget_seconds is not None:
             raise InputError(
-                f"batch_size_rampup={rampup}: needs a number of steps, and steps={self.steps!r} is a "
-                "time. Change one of them."
+                f"batch_size_rampup={rampup}: needs a number of steps, and steps="
+                f"{self.steps!r} is a time. Change one of them."
             )
 
     @property
@@ -315,8 +315,8 @@ class Config:
                 or parts["warmup"] + parts["cooldown"] > parts["decay_steps"]
             ):
                 raise InputError(
-                    f"optimizer.warmup={section.warmup!r}, optimizer.cooldown={section.cooldown!r}: "
-                    f"do not fit steps={self.steps!r}. Shorten them."
+                    f"optimizer.warmup={section.warmup!r}, optimizer.cooldown="
+                    f"{section.cooldown!r}: do not fit steps={self.steps!r}. Shorten them."
                 )
         return OptimizerConfig(
             num_hidden_layers=self.model.num_hidden_layers,

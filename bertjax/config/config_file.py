@@ -90,7 +90,7 @@ def run_config_file(spec: str) -> dict[str, Any]:
 def _parse_options(
     path: str, text: str, parameters: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Return the options of `KEY=VALUE,KEY=VALUE,FLAG`, in the types of the parameters' defaults."""
+    """Return the options of `KEY=VALUE,KEY=VALUE,FLAG`, in the types of the defaults."""
     for name, parameter in parameters.items():
         if list(parameters) == ["arg"] or type(parameter.default) not in _TYPES:
             raise InputError(

@@ -60,10 +60,10 @@ def load_config(
     for name, value in overrides.items():
         _set_field(raw, name, _parse_literal(value) if isinstance(value, str) else value)
     model, init = raw.get("model", {}), raw.get("init")
-    if load_model_config and init and isinstance(init, str) and isinstance(model, Mapping):
-        if "hidden_size" not in model:
-            init_model = load_model_config(init)
-            raw["model"] = {name: getattr(init_model, name) for name in MODEL_FIELDS} | dict(model)
+    inherits = isinstance(model, Mapping) and "hidden_size" not in model
+    if load_model_config and inherits and init and isinstance(init, str):
+        init_model = load_model_config(init)
+        raw["model"] = {name: getattr(init_model, name) for name in MODEL_FIELDS} | dict(model)
     return parse_config(raw, data_fields)
 
 

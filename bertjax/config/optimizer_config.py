@@ -69,7 +69,9 @@ class OptimizerConfig(OptimizerFields):
         for name in ("learning_rate", "eps", "max_grad_norm"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
-                raise InputError(f"optimizer.{name}={value}: is not positive. Use more than 0.")
+                raise InputError(
+                    f"optimizer.{name}={value}: is not a positive number. Use more than 0."
+                )
         for name in ("b1", "b2", "weight_decay"):
             value = getattr(self, name)
             if not 0 <= value < 1:
@@ -100,8 +102,8 @@ class OptimizerConfig(OptimizerFields):
             raise InputError(f"steps={self.total_steps}: trains nothing. Use at least 1.")
         if not 0 <= self.warmup_steps < self.total_steps:
             raise InputError(
-                f"optimizer.warmup={self.warmup_steps}: is not shorter than the schedule, "
-                f"{self.total_steps} steps. Use fewer steps."
+                f"optimizer.warmup={self.warmup_steps}: is not from 0 to less than the schedule, "
+                f"{self.total_steps}. Change it."
             )
         if self.cooldown_steps and self.schedule != "wsd":
             raise InputError(
@@ -111,6 +113,6 @@ class OptimizerConfig(OptimizerFields):
         after_warmup = self.total_steps - self.warmup_steps
         if self.cooldown_steps < 0 or self.warmup_steps + self.cooldown_steps > self.total_steps:
             raise InputError(
-                f"optimizer.cooldown={self.cooldown_steps}: is longer than the {after_warmup} "
-                "steps after the warm-up. Use fewer steps."
+                f"optimizer.cooldown={self.cooldown_steps}: is not from 0 to the {after_warmup} "
+                "after the warm-up. Change it."
             )

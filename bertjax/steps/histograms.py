@@ -1,4 +1,4 @@
-"""How the values of parameters are spread."""
+"""Histograms of the values of parameters."""
 
 from typing import Any, NamedTuple
 
@@ -10,11 +10,11 @@ from jax import Array
 from bertjax.mesh.sharding import named_leaves
 
 BINS = 32
-_STACKED = "/blocks/"  # in the name of an array that holds those of all layers
+_STACKED = "/blocks/"  # in the name of an array that holds all layers
 
 
 class Histogram(NamedTuple):
-    """Values in bins of one width, from the least to the greatest.
+    """Counts of values in bins of equal width, from the minimum to the maximum.
 
     Attributes:
       edges: float32 [BINS + 1].
@@ -26,23 +26,23 @@ class Histogram(NamedTuple):
 
 
 def compute_histograms(params: Any) -> dict[str, Histogram]:
-    """That of each array of a tree by its name, and by that of its layer where it holds all.
+    """Return the histogram of each array, and of each layer of a stacked array, by name.
 
-    To be called on all hosts, which each have all of it then.
+    All processes call it, and all get the result.
     """
-    found: dict[str, Histogram] = {}
+    histograms: dict[str, Histogram] = {}
     sharding = jax.tree.leaves(params)[0].sharding
-    whole = jax.NamedSharding(sharding.mesh, jax.P())
-    computed = jax.jit(_tree_histograms, out_shardings=whole)(params)
-    for name, (edges, counts) in jax.device_get(computed).items():
+    replicated = jax.NamedSharding(sharding.mesh, jax.P())
+    arrays = jax.jit(_tree_histograms, out_shardings=replicated)(params)
+    for name, (edges, counts) in jax.device_get(arrays).items():
         if _STACKED not in name:
-            found[name] = Histogram(edges, counts)
+            histograms[name] = Histogram(edges, counts)
             continue
-        before, after = name.split(_STACKED)
+        prefix, suffix = name.split(_STACKED)
         for layer in range(len(edges)):
-            own = Histogram(edges[layer], counts[layer])
-            found[f"{before}{_STACKED}{layer}/{after}"] = own
-    return found
+            histogram = Histogram(edges[layer], counts[layer])
+            histograms[f"{prefix}{_STACKED}{layer}/{suffix}"] = histogram
+    return histograms
 
 
 def _tree_histograms(params: Any) -> dict[str, tuple[Array, Array]]:
@@ -55,6 +55,6 @@ def _tree_histograms(params: Any) -> dict[str, tuple[Array, Array]]:
 def _array_histogram(array: Array) -> tuple[Array, Array]:
     low, high = array.min(), array.max()
     edges = jnp.linspace(low, high, BINS + 1, dtype=jnp.float32)
-    # A sum for each edge, which stays on the device that holds a part, where sorting would not.
+    # One sum per edge: each device sums its shard. Sorting would gather the array.
     below = (array[..., None] < edges[1:-1]).sum(axis=tuple(range(array.ndim)), dtype=jnp.int32)
     return edges, jnp.diff(below, prepend=0, append=array.size)

@@ -1,8 +1,8 @@
-"""Muon: a matrix moves by the orthogonal matrix nearest to its momentum (Jordan et al. 2024).
+"""Muon: the update of a matrix is the orthogonal matrix nearest to its momentum.
 
-Momentum is stored in pieces like the parameter. To be made orthogonal a matrix must be whole, so
-the matrices of all layers are dealt out to the devices, each works on its own, and the pieces come
-back: two exchanges, in bfloat16 as the products are where the device has units for them.
+Jordan et al. 2024. Momentum is sharded like the parameter, and the iteration needs whole matrices.
+So the matrices of all layers are distributed over the devices, and the results are sharded again:
+two all-to-all exchanges. Exchanges and products are in bfloat16, except on CPUs.
 """
 
 import collections
@@ -18,11 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bertjax.mesh.sharding import AXES, is_traced_for_cpu, tree_shardings
 
 MOMENTUM = 0.95
-# Of the elements of an update, as of Adam's, so that both take the same learning rate and decay
-# (Liu et al. 2025, section 2.2).
+# Root mean square of the elements of an update, as of Adam's, so that both use the same learning
+# rate and decay (Liu et al. 2025, section 2.2).
 UPDATE_RMS = 0.2
 
-# Five steps of Newton and Schulz's iteration, with its published coefficients, and no momentum.
+# Five steps of the Newton-Schulz iteration with the published coefficients; no momentum.
 _ORTHOGONALIZE = optax.contrib.scale_by_muon(
     beta=0.0,
     nesterov=False,
@@ -33,7 +33,7 @@ _ORTHOGONALIZE = optax.contrib.scale_by_muon(
 
 
 def scale_by_muon() -> optax.GradientTransformation:
-    """Nesterov's momentum, made orthogonal; all parameters are stacked matrices [L, in, out]."""
+    """Return Muon for stacked matrices [L, in, out]: Nesterov momentum, orthogonalized."""
     return optax.chain(
         optax.trace(MOMENTUM, nesterov=True),
         optax.stateless(lambda updates, _: orthogonalize(updates)),
@@ -41,41 +41,44 @@ def scale_by_muon() -> optax.GradientTransformation:
 
 
 def orthogonalize(tree: Any) -> Any:
-    """Each matrix U S V^T of each leaf [L, in, out] -> U V^T * RMS * sqrt(max(in, out)), float32.
+    """Return U V^T * UPDATE_RMS * sqrt(max(in, out)), float32, of each matrix U S V^T.
 
-    The singular values that come out lie between 0.7 and 1.2, and not all at 1. Under a mesh the
-    leaves are taken and given as `tree_shardings` says, and the matrices of one shape, of whatever
-    leaf, are shared by all devices.
+    The iteration is approximate: singular values of the result are from 0.7 to 1.2. Under a mesh
+    the leaves have the shardings of `tree_shardings`, and all devices share the matrices of a
+    shape.
+
+    Args:
+      tree: leaves [L, in, out].
     """
     leaves, structure = jax.tree.flatten(tree)
     mesh = jax.sharding.get_abstract_mesh()
-    stored = (
+    shardings = (
         jax.tree.leaves(tree_shardings(mesh, tree)) if not (mesh.empty or mesh.manual_axes) else []
     )
-    same: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
+    by_shape: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
     for number, leaf in enumerate(leaves):
-        same[leaf.shape[1:]].append(number)
-    for numbers in same.values():
+        by_shape[leaf.shape[1:]].append(number)
+    for numbers in by_shape.values():
         group = [leaves[number] for number in numbers]
-        for number, leaf in zip(
-            numbers, _orthogonal(group, [stored[n] for n in numbers if stored]), strict=True
-        ):
+        results = _orthogonalize(group, [shardings[number] for number in numbers if shardings])
+        for number, leaf in zip(numbers, results, strict=True):
             leaves[number] = leaf
     return jax.tree.unflatten(structure, leaves)
 
 
-def _orthogonal(group: list[Array], stored: list[NamedSharding]) -> list[Array]:
+def _orthogonalize(group: list[Array], shardings: list[NamedSharding]) -> list[Array]:
     layers = [leaf.shape[0] for leaf in group]
     ends = [sum(layers[: i + 1]) for i in range(len(layers) - 1)]
-    whole = jnp.concatenate(group).astype(jnp.float32 if is_traced_for_cpu() else jnp.bfloat16)
-    if stored:
-        mesh = stored[0].mesh
-        spare = -len(whole) % math.prod(mesh.shape.values())  # matrices of zeros
-        whole = jnp.pad(whole, ((0, spare), (0, 0), (0, 0)))
-        whole = jax.lax.with_sharding_constraint(whole, NamedSharding(mesh, PartitionSpec(AXES)))
-    whole, _ = _ORTHOGONALIZE.update(whole, _ORTHOGONALIZE.init(whole))
-    if stored:
-        whole = jax.lax.with_sharding_constraint(whole, stored[0])
-    parts = jnp.split(whole[: sum(layers)].astype(jnp.float32), ends)
-    scale = UPDATE_RMS * math.sqrt(max(whole.shape[1:]))
+    matrices = jnp.concatenate(group).astype(jnp.float32 if is_traced_for_cpu() else jnp.bfloat16)
+    if shardings:
+        mesh = shardings[0].mesh
+        padding = -len(matrices) % math.prod(mesh.shape.values())
+        matrices = jnp.pad(matrices, ((0, padding), (0, 0), (0, 0)))
+        by_matrix = NamedSharding(mesh, PartitionSpec(AXES))
+        matrices = jax.lax.with_sharding_constraint(matrices, by_matrix)
+    matrices, _ = _ORTHOGONALIZE.update(matrices, _ORTHOGONALIZE.init(matrices))
+    if shardings:
+        matrices = jax.lax.with_sharding_constraint(matrices, shardings[0])
+    parts = jnp.split(matrices[: sum(layers)].astype(jnp.float32), ends)
+    scale = UPDATE_RMS * math.sqrt(max(matrices.shape[1:]))
     return [scale * part for part in parts]

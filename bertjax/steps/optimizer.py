@@ -1,7 +1,7 @@
-"""Optimisers and learning rates of BERT pre-training, as optax transformations.
+"""Optimizers as optax transformations, and the rules that select parameters by name.
 
-Every rule that depends on which parameter it is goes by the parameter's name, its path in the
-tree joined by slashes (`encoder/blocks/attention/query/kernel`), and stands in this file.
+The name of a parameter is its path in the tree, joined by slashes, such as
+`encoder/blocks/attention/query/kernel`.
 """
 
 import re
@@ -24,28 +24,29 @@ _EMBEDDINGS = re.compile(r"(^|/)embeddings/")
 
 
 def is_decayed(name: str) -> bool:
-    """Whether a parameter decays, and under LAMB has a trust ratio: all but LayerNorm and biases.
+    """Return whether a parameter has weight decay, and under LAMB a trust ratio.
 
-    Embeddings decay. A LayerNorm is known by "norm" in the name of its module, a bias by a last
-    key that ends in "bias".
+    All have but LayerNorm (the module's name contains "norm") and biases (the name ends in
+    "bias"). Embeddings decay.
     """
     return not _LAYER_NORM_OR_BIAS.search(name)
 
 
 def is_stacked(name: str) -> bool:
-    """Whether the parameter holds one array a layer along its first axis."""
+    """Return whether the first axis of a parameter is that of the layers."""
     return bool(_STACKED.search(name))
 
 
 def is_block_kernel(name: str) -> bool:
-    """Whether the parameter is a matrix that every layer has: of attention or feed-forward."""
+    """Return whether a parameter holds the matrices of a module in all layers."""
     return is_stacked(name) and name.endswith("/kernel")
 
 
 def layer_depth(name: str, leaf: Any, num_hidden_layers: int) -> np.ndarray:
-    """How high a parameter stands: embeddings 0, blocks 1 to L, the pooler and heads L + 1.
+    """Return the depth of a parameter: embeddings 0, blocks 1 to L, the pooler and heads L + 1.
 
-    One number, or of a stacked parameter one a layer, in an array that broadcasts against it.
+    Returns:
+      An array [] or, for a stacked parameter, [L, 1, ...], which broadcasts against the parameter.
     """
     if is_stacked(name):
         return np.arange(1, num_hidden_layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
@@ -53,7 +54,7 @@ def layer_depth(name: str, leaf: Any, num_hidden_layers: int) -> np.ndarray:
 
 
 def weight_decay_mask(params: Any) -> Any:
-    """The tree of booleans, of the shape of `params`, that says which parameters decay."""
+    """Return a tree of booleans: which parameters have weight decay."""
     return _mask_by_name(is_decayed, params)
 
 
@@ -66,10 +67,10 @@ def _mask_by_name(rule: Callable[[str], bool], params: Any) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The whole update: clipping, moments, decay, LAMB's trust ratio, times minus the rate.
+    """Return the optimizer: clipping, moments, weight decay, trust ratio, learning rate.
 
-    Its `update` takes the gradients and the parameters, both trees of float32 arrays, and is meant
-    to run inside the jitted step, where XLA makes one pass of what is written here as several.
+    Its `update` takes gradients and parameters, both trees of float32 arrays. Inside the jitted
+    step XLA fuses the transformations.
     """
     if config.name == "bert_adam":
         moments = scale_by_bert_adam(config.b1, config.b2, config.eps)
@@ -84,7 +85,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         optax.stateless(scale_by_trust_ratio) if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(learning_rate_schedule(config)),
     ]
-    # Left out where it would do nothing: each one has its place in the states that are saved.
+    # Omitted if it has no effect: each transformation adds an element to the saved state.
     if config.layerwise_lr_decay < 1 or config.frozen_layers:
         transformations.append(scale_by_layerwise_decay(config))
     return optax.chain(*transformations)
@@ -93,7 +94,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 def with_learning_rate(
     optimizer: optax.GradientTransformation, rate: Any
 ) -> optax.GradientTransformation:
-    """An optimizer of rate 1, at another, which may be an argument of the program."""
+    """Return an optimizer of learning rate 1 with another one, which may be a traced array."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = optimizer.update(grads, state, params)
@@ -103,14 +104,14 @@ def with_learning_rate(
 
 
 class BertAdamState(NamedTuple):
-    """Running means of the gradient and of its square, each a tree like the parameters."""
+    """First and second moment of the gradient, each a tree like the parameters."""
 
     mu: Any
     nu: Any
 
 
 def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam as google-research/bert has it: the moments start at zero and are not corrected."""
+    """Return Adam without bias correction, as in google-research/bert."""
 
     def init(params: Any) -> BertAdamState:
         return BertAdamState(
@@ -127,52 +128,55 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 
 
 def scale_by_trust_ratio(updates: Any, params: Any) -> Any:
-    """LAMB's trust ratio |w| / |u| (You et al. 2020, algorithm 2), 1 where either norm is 0.
+    """Multiply updates by LAMB's trust ratio |w| / |u|, 1 if a norm is 0.
 
-    A stacked parameter is as many layers as its first axis is long, and each has its own ratio.
+    You et al. 2020, algorithm 2. Each layer of a stacked parameter has its own ratio.
     """
 
-    def scaled(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
+    def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
         name = parameter_name(path)
         if not is_decayed(name):
             return update
         axes = tuple(range(1 if is_stacked(name) else 0, param.ndim))
-        size = jnp.sqrt(jnp.sum(param * param, axes, keepdims=True))
-        length = jnp.sqrt(jnp.sum(update * update, axes, keepdims=True))
-        return update * jnp.where((size > 0) & (length > 0), size / length, 1)
+        param_norm = jnp.sqrt(jnp.sum(param * param, axes, keepdims=True))
+        update_norm = jnp.sqrt(jnp.sum(update * update, axes, keepdims=True))
+        valid = (param_norm > 0) & (update_norm > 0)
+        return update * jnp.where(valid, param_norm / update_norm, 1)
 
-    return jax.tree_util.tree_map_with_path(scaled, updates, params)
+    return jax.tree_util.tree_map_with_path(scale, updates, params)
 
 
 def scale_by_layerwise_decay(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The rate of each depth, as a share of the full one; 0 for what is frozen, decay included."""
+    """Return layer-wise learning rate decay; frozen parameters have updates of 0."""
 
-    def scaled(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
-        below = layer_depth(parameter_name(path), update, config.num_hidden_layers)
-        share = config.layerwise_lr_decay ** (config.num_hidden_layers + 1.0 - below)
-        return update * np.where(_frozen(config, below), 0, share).astype(np.float32)
+    def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+        depth = layer_depth(parameter_name(path), update, config.num_hidden_layers)
+        factor = config.layerwise_lr_decay ** (config.num_hidden_layers + 1.0 - depth)
+        return update * np.where(_is_frozen(config, depth), 0, factor).astype(np.float32)
 
     return optax.stateless(
-        lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates),
+        lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates),
     )
 
 
 def stop_frozen_gradients(params: Any, config: OptimizerConfig) -> Any:
-    """The same parameters, with a gradient of 0 for those that are frozen.
+    """Return the parameters; the gradients of frozen ones are 0.
 
-    To be called inside what is differentiated, so that neither the norm that is clipped nor the
-    one that is logged counts them, and no gradient is computed where all layers are frozen.
+    It is called inside the differentiated function. So neither clipping nor the logged norm counts
+    frozen parameters, and no gradient is computed if all layers are frozen.
     """
 
-    def held(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        frozen = _frozen(config, layer_depth(parameter_name(path), leaf, config.num_hidden_layers))
+    def stop(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        frozen = _is_frozen(
+            config, layer_depth(parameter_name(path), leaf, config.num_hidden_layers)
+        )
         constant = jax.lax.stop_gradient(leaf)
         return constant if frozen.all() else jnp.where(frozen, constant, leaf)
 
-    return jax.tree_util.tree_map_with_path(held, params) if config.frozen_layers else params
+    return jax.tree_util.tree_map_with_path(stop, params) if config.frozen_layers else params
 
 
-def _frozen(config: OptimizerConfig, depths: np.ndarray) -> np.ndarray:
-    """Which of the depths are; the embeddings go with the lowest block."""
+def _is_frozen(config: OptimizerConfig, depths: np.ndarray) -> np.ndarray:
+    """Return whether each depth is frozen; embeddings are with the lowest block."""
     frozen: np.ndarray = np.maximum(depths, 1) <= config.frozen_layers
     return frozen

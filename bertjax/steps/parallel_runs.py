@@ -140,7 +140,7 @@ class ParallelStepFunctions:
         return self._compile_once("train_step", self._compile_train_step)
 
     def compile_eval_step(self) -> jax.stages.Compiled:
-        """Compile the eval step once: (params, batch, constants) -> (sums [R], outputs [R, ...])."""
+        """Compile the eval step once: (params, batch, constants) -> (sums, outputs), [R, ...]."""
         return self._compile_once("eval_step", self._compile_eval_step)
 
     def gather(self, tree: Any) -> Any:

@@ -1,7 +1,7 @@
-"""One update of the parameters, and one evaluation of a batch, as pure functions.
+"""The train step as a pure function.
 
-Losses and metrics are (sum, weight) pairs throughout: what is optimised is the ratio of sums over
-the global batch, so devices, accumulation and padding do not change it.
+Losses and metrics are (sum, weight) pairs throughout. The loss is a ratio of sums over the global
+batch, so devices, gradient accumulation and padding do not change it.
 """
 
 from collections.abc import Callable
@@ -15,20 +15,20 @@ from jax import Array
 from bertjax.mesh.feed import Batch
 from bertjax.model.losses import Sums
 
-# (params, batch, dropout key or None) -> sums; what is named `*_loss` is a term of the loss: the
-# sum of the terms' means is minimised, the rest is reported.
+# (params, batch, dropout key or None) -> sums. Names `*_loss` are terms of the loss: the sum of
+# their means is minimized. The others are metrics.
 LossFunction = Callable[[Any, Batch, Array | None], Sums]
 
 
 class TrainState(NamedTuple):
-    """All that a step changes.
+    """The state that a train step updates.
 
     Attributes:
-      step: int32 scalar, updates done.
+      step: int32 [], number of updates so far.
       params: nested dictionary of float32 arrays.
-      opt_state: what the optimizer keeps.
-      window: sums of losses and metrics since the last multiple of `log_every`; part of the
-        state, so that a resumed run logs what an uninterrupted one does.
+      opt_state: state of the optimizer.
+      window: sums of losses and metrics since the last multiple of `log_every`. They are part of
+        the state so that a resumed run logs the same values.
     """
 
     step: Array
@@ -38,12 +38,12 @@ class TrainState(NamedTuple):
 
 
 def loss_terms(sums: Sums) -> Sums:
-    """The terms of the loss among the sums."""
+    """Return the sums that are terms of the loss."""
     return {name: pair for name, pair in sums.items() if name.endswith("_loss")}
 
 
 def total_loss(sums: Sums) -> Array:
-    """The sum of the terms' means, float32; a term of no weight counts 0."""
+    """Return the sum of the terms' means, float32 []; a term of weight 0 counts as 0."""
     return jnp.asarray(sum(_mean(*pair) for pair in loss_terms(sums).values()))
 
 
@@ -59,49 +59,59 @@ def sums_and_gradient(
     gradient_accumulation_steps: int = 1,
     gather: Callable[[Any], Any] = lambda params: params,
 ) -> tuple[Sums, Any]:
-    """All sums over the batch, and the gradient of the total loss.
+    """Return the sums over the batch, and the gradient of the total loss.
 
     Args:
-      batch: arrays with a leading axis of rows, a multiple of `gradient_accumulation_steps`.
-      key: key of dropout; None to leave it out.
-      accumulation: parts that the rows are computed in, one after the other. Each part is
-        divided by the weight of the whole batch, so the result is that of one part.
-      gather: makes of the parameters those that the loss takes, once for all parts.
+      loss: the loss function.
+      params: nested dictionary of float32 arrays.
+      batch: arrays [B, ...]; B is a multiple of `gradient_accumulation_steps`.
+      key: key of dropout; None to turn dropout off.
+      gradient_accumulation_steps: number of microbatches, computed one after the other. Each is
+        divided by the weight of the whole batch, so the result does not depend on the number.
+      gather: converts the parameters to those that the loss takes, once for all microbatches.
     """
-    used, gradient_of_params = jax.vjp(gather, params)
+    gathered, gradient_of_params = jax.vjp(gather, params)
 
-    def scaled(
-        used: Any, rows: Batch, key: Array | None, weights: dict[str, Array]
+    def scaled_loss(
+        gathered: Any, microbatch: Batch, key: Array | None, weights: dict[str, Array]
     ) -> tuple[Array, Sums]:
-        sums = loss(used, rows, key)
-        whole = {name: (value, weights.get(name, weight)) for name, (value, weight) in sums.items()}
-        return total_loss(whole), sums
+        sums = loss(gathered, microbatch, key)
+        scaled = {
+            name: (value, weights.get(name, weight)) for name, (value, weight) in sums.items()
+        }
+        return total_loss(scaled), sums
 
-    def gradient(rows: Batch, key: Array | None, weights: dict[str, Array]) -> tuple[Any, Sums]:
-        grads, sums = jax.grad(scaled, has_aux=True)(used, rows, key, weights)
+    def gradient(
+        microbatch: Batch, key: Array | None, weights: dict[str, Array]
+    ) -> tuple[Any, Sums]:
+        grads, sums = jax.grad(scaled_loss, has_aux=True)(gathered, microbatch, key, weights)
         return gradient_of_params(grads)[0], sums
 
     if gradient_accumulation_steps == 1:
         grads, sums = gradient(batch, key, {})
         return sums, grads
 
-    # The weights do not depend on the parameters: the compiler drops the model from this call.
-    weights = {name: weight for name, (_, weight) in loss_terms(loss(used, batch, None)).items()}
-    # Every `gradient_accumulation_steps`-th row goes into a part, so rows stay on the device that holds them.
-    parts = {
+    # The weights do not depend on the parameters: XLA removes the model from this call.
+    weights = {
+        name: weight for name, (_, weight) in loss_terms(loss(gathered, batch, None)).items()
+    }
+    # A microbatch takes every n-th sequence, so sequences stay on their device.
+    microbatches = {
         name: array.reshape(-1, gradient_accumulation_steps, *array.shape[1:]).swapaxes(0, 1)
         for name, array in batch.items()
     }
 
-    def add(carry: Any, part: tuple[Batch, Array]) -> tuple[Any, None]:
-        rows, index = part
-        part_key = None if key is None else jax.random.fold_in(key, index)
-        return jax.tree.map(jnp.add, carry, gradient(rows, part_key, weights)), None
+    def add(carry: Any, item: tuple[Batch, Array]) -> tuple[Any, None]:
+        microbatch, index = item
+        microbatch_key = None if key is None else jax.random.fold_in(key, index)
+        return jax.tree.map(jnp.add, carry, gradient(microbatch, microbatch_key, weights)), None
 
-    first = {name: array[0] for name, array in parts.items()}
+    first = {name: array[0] for name, array in microbatches.items()}
     shapes = jax.eval_shape(gradient, first, key, weights)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    (grads, sums), _ = jax.lax.scan(add, zeros, (parts, jnp.arange(gradient_accumulation_steps)))
+    (grads, sums), _ = jax.lax.scan(
+        add, zeros, (microbatches, jnp.arange(gradient_accumulation_steps))
+    )
     return sums, grads
 
 
@@ -114,12 +124,18 @@ def make_train_step(
     log_every: int = 1,
     gather: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
-    """A function (state, batch) -> (state, window); `jax.jit` it with shardings.
+    """Return a function (state, batch) -> (state, window), to be jitted with shardings.
 
-    The window holds the sums over all steps since the last multiple of `log_every`, this one
-    included: those of the loss function, and `loss` (the total) and `grad_norm`, to which each
-    step adds a weight of 1. Dropout's key is a function of `seed_key` and the step. `gradient_accumulation_steps`
-    and `gather` are those of `sums_and_gradient`.
+    The window holds the sums over the steps since the last multiple of `log_every`: those of the
+    loss function, the total `loss`, and `grad_norm`. A step adds a weight of 1 to the last two.
+
+    Args:
+      loss: the loss function.
+      optimizer: the optimizer.
+      seed_key: with the step it determines the key of dropout.
+      gradient_accumulation_steps: see `sums_and_gradient`.
+      log_every: steps after which the window starts again.
+      gather: see `sums_and_gradient`.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
@@ -131,21 +147,25 @@ def make_train_step(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         one = jnp.ones((), jnp.float32)
-        now = sums | {"loss": (total_loss(sums), one), "grad_norm": (optax.tree.norm(grads), one)}
-        window = jax.tree.map(jnp.add, state.window, now)
+        sums |= {"loss": (total_loss(sums), one), "grad_norm": (optax.tree.norm(grads), one)}
+        window = jax.tree.map(jnp.add, state.window, sums)
         step = state.step + 1
-        fresh = step % log_every == 0
-        kept = jax.tree.map(lambda value: jnp.where(fresh, jnp.zeros_like(value), value), window)
-        return TrainState(step, params, opt_state, kept), window
+        is_logged = step % log_every == 0
+        next_window = jax.tree.map(
+            lambda value: jnp.where(is_logged, jnp.zeros_like(value), value), window
+        )
+        return TrainState(step, params, opt_state, next_window), window
 
     return train_step
 
 
 def init_state(params: Any, sums: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step.
+    """Return the state before the first step.
 
     Args:
-      sums: those that the loss function gives, or their shapes; only the names are looked at.
+      params: nested dictionary of float32 arrays.
+      sums: sums of the loss function, or their shapes; only the names are used.
+      optimizer: the optimizer.
     """
     zero = jnp.zeros((), jnp.float32)
     window = {name: (zero, zero) for name in [*sums, "loss", "grad_norm"]}
@@ -153,5 +173,5 @@ def init_state(params: Any, sums: Any, optimizer: optax.GradientTransformation) 
 
 
 def means(sums: Any) -> dict[str, float]:
-    """Sums on the host -> name: sum / weight; a name of no weight is left out."""
+    """Return name -> sum / weight of sums on the host, without names of weight 0."""
     return {name: float(value) / float(weight) for name, (value, weight) in sums.items() if weight}
