@@ -10,7 +10,11 @@ SOURCES = [
     for folder in ("bertjax", "data_pipelines", "experiments", "tests")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "bertjax/html/templates").iterdir()),
+]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 OPENERS = re.compile(r"(What|Whether|How|Of|Where|Which|Those|As|Why|So|That|To)\b")
 # Each was the project's own word for something that the field names otherwise.

@@ -112,5 +112,7 @@ def test_report_shows_scores_outcomes_and_escaped_passages(tmp_path) -> None:
     )
     assert "0 errors" not in page
     (tmp_path / "predictions.json").unlink()
-    with pytest.raises(InputError, match="not a complete evaluation .* Run bertjax evaluate again"):
+    with pytest.raises(
+        InputError, match=r"not a complete evaluation .* Run bertjax evaluate again"
+    ):
         render("squad", epath.Path(tmp_path), [("dev", data)])

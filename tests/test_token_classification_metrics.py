@@ -121,5 +121,5 @@ def test_report_lists_types_and_error_context(tmp_path) -> None:
     text = render("x", epath.Path(tmp_path), {"dev": 1})
     assert "in &gt;&gt;[&lt;Rome&gt;]&lt;&lt; now" in text
     assert "<td>loc</td>" in text and "<td>per</td>" in text
-    with pytest.raises(InputError, match="1 predictions for 2 examples. Run"):
+    with pytest.raises(InputError, match=r"1 predictions for 2 examples\. Run"):
         render("x", epath.Path(tmp_path), {"dev": 2})

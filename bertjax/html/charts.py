@@ -41,7 +41,7 @@ class Chart(NamedTuple):
       layout: size and margins of the drawing.
       note: plain text beside the title.
       legend: an entry for each curve.
-      curves: steps, values and vertical positions of each curve, for the pointer.
+      curves: "steps", "values" and vertical positions "y" of each curve, for charts.js.
       last_step: right end of the horizontal axis.
     """
 
@@ -52,6 +52,11 @@ class Chart(NamedTuple):
     legend: Sequence[LegendEntry] = ()
     curves: Sequence[Mapping[str, Any]] = ()
     last_step: int = 0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the chart uses the width of the page."""
+        return self.layout == WIDE
 
 
 def line_chart(
@@ -126,7 +131,7 @@ def _draw_curve(axes: "Axes", split: str, curve: Sequence[Point], smooth: bool) 
     def draw(kind: str, points: Sequence[Point], **style: Any) -> None:
         steps = [point.step for point in points]
         values = [point.value if math.isfinite(point.value) else math.nan for point in points]
-        # Clipping would add a definition to each element. Every point is inside the axes.
+        # Every point is inside the axes: clipping would only add definitions to the SVG.
         style |= {"color": COLORS.get(split, COLORS["soft"]), "clip_on": False}
         axes.plot(steps, values, gid=kind, solid_capstyle="round", **style)
 

@@ -64,7 +64,7 @@ def reliability_diagram(probabilities: Sequence[float], correct: Sequence[bool])
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks".
 
     Args:
-      probabilities: of each prediction, 0 to 1.
+      probabilities: probability of each prediction, 0 to 1.
       correct: whether each prediction is correct.
     """
     confidence, accuracy = np.array(probabilities), np.array(correct)

@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
 @contextmanager
 def new_axes(layout: Layout, salt: str = "") -> Iterator["Axes"]:
-    """Yield empty axes in the style of the pages, on a figure of their own.
+    """Yield empty axes of a new figure in the style of the pages.
 
     Args:
       layout: size and margins.

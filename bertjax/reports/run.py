@@ -49,7 +49,7 @@ HIDDEN_METRICS = {
     "nonpad_fraction",
     "time_budget_fraction",
 }
-# Lines at the top of the page: field of the configuration -> text for its value.
+# Terms at the top of the page: field of the configuration -> text for its value.
 FACTS: Mapping[str, Mapping[str, str]] = {
     "Model": {
         "model.num_hidden_layers": "{} layers",
@@ -84,7 +84,7 @@ _SMOOTHING_NOTE = (
 def read_run(workdir: epath.Path) -> tuple[Sequence[MetricEntry], dict[str, Any]]:
     """Return the lines of metrics.jsonl and the fields of config.json.
 
-    Lines of one of several parallel runs are left out; those of the group stay.
+    Lines of single runs among parallel runs (split RUN/train or RUN/eval) are left out.
 
     Raises:
       InputError: a file is missing or invalid, or no metrics have been logged.

@@ -23,7 +23,7 @@ class SavedEvaluation(NamedTuple):
       directory: the directory of its files.
       run_info: checkpoints and configuration.
       scores: metrics by name.
-      files: content of the predicted files of each eval set, in the order of the sets.
+      files: file name -> content, for each eval set in order.
     """
 
     directory: epath.Path
