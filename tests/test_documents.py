@@ -145,8 +145,8 @@ def test_assign_shards_chooses_the_eval_split_by_text_alone() -> None:
     index = index_of([1] * 10_000, texts)
     reversed_index = index_of([5] * 10_000, texts[::-1])
     eval_texts, reversed_eval_texts = (
-        {row_texts[row] for rows in assign_shards(rows_, 0.05, False, 4)["eval"] for row in rows}
-        for rows_, row_texts in ((index, texts), (reversed_index, texts[::-1]))
+        {row_texts[row] for rows in assign_shards(table, 0.05, False, 4)["eval"] for row in rows}
+        for table, row_texts in ((index, texts), (reversed_index, texts[::-1]))
     )
     assert eval_texts == reversed_eval_texts
     assert 400 < len(eval_texts) < 600

@@ -292,7 +292,7 @@ def test_train_vocabulary_is_deterministic_across_processes(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "word-piece"}, "kind='word-piece': unknown value"),
+        ({"kind": "WordPiece"}, "kind='WordPiece': unknown value"),
         ({"kind": "bpe"}, r"must end in \.model"),
         ({"output": "vocab.model"}, r"must not end in \.model"),
         ({"output": "."}, ": is a directory"),
