@@ -118,12 +118,12 @@ def write(folder: pathlib.Path, lines: list[str], stem: str = "train") -> pathli
 
 @pytest.mark.parametrize("name", GLUE)
 def test_read_glue_reads_training_files(name: str, tmp_path) -> None:
-    found = read_glue(name, write(tmp_path, PUBLISHED[name]["train"]), True)
+    data = read_glue(name, write(tmp_path, PUBLISHED[name]["train"]), True)
     text, pair, values = EXPECTED[name]
-    assert (found.texts[0], found.text_pairs and found.text_pairs[0]) == (text, pair)
-    assert found.values == values
+    assert (data.texts[0], data.text_pairs and data.text_pairs[0]) == (text, pair)
+    assert data.values == values
     first = 1 if name == "cola" else 2
-    assert found.locations == [f"{tmp_path}/train.tsv:{first + i}" for i in (0, 1)]
+    assert data.locations == [f"{tmp_path}/train.tsv:{first + i}" for i in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -133,16 +133,16 @@ def test_read_glue_reads_texts_of_unlabeled_files(name: str, stem: str, tmp_path
     if stem == "train" and name == "cola":
         return  # its training file has no header
     lines = PUBLISHED[name][stem]
-    found = read_glue(name, write(tmp_path, lines, stem), False)
-    assert found.values is None and len(found) == len(lines) - 1
-    assert all(map(str.strip, found.texts)) and (found.text_pairs is None) == (
+    data = read_glue(name, write(tmp_path, lines, stem), False)
+    assert data.values is None and len(data) == len(lines) - 1
+    assert all(map(str.strip, data.texts)) and (data.text_pairs is None) == (
         name in ("cola", "sst2")
     )
 
 
 def test_read_glue_reads_the_gold_label_of_mnli(tmp_path) -> None:
-    found = read_glue("mnli", write(tmp_path, PUBLISHED["mnli"]["dev_matched"]), True)
-    assert found.values == ["neutral"]
+    data = read_glue("mnli", write(tmp_path, PUBLISHED["mnli"]["dev_matched"]), True)
+    assert data.values == ["neutral"]
 
 
 def test_glue_tasks_cover_all_files_of_a_submission() -> None:
@@ -228,12 +228,12 @@ COUNTS = {
 @pytest.mark.parametrize(("name", "file"), COUNTS)
 def test_read_glue_reads_all_examples_of_published_files(name: str, file: str, data_dir) -> None:
     is_test = "test" in file
-    found = read_glue(name, data_dir / "glue" / file, not is_test)
-    assert len(found) == COUNTS[name, file]
+    data = read_glue(name, data_dir / "glue" / file, not is_test)
+    assert len(data) == COUNTS[name, file]
     if name == "stsb":
-        assert min(found.values) == 0 and max(found.values) == 5
+        assert min(data.values) == 0 and max(data.values) == 5
     elif not is_test:
-        assert set(found.values) == set(GLUE[name].labels)
+        assert set(data.values) == set(GLUE[name].labels)
 
 
 # Class names in TensorFlow Datasets; None for regression.
@@ -285,9 +285,9 @@ def tfds_builders(tmp_path_factory) -> None:
 @pytest.mark.parametrize("name", GLUE)
 def test_read_glue_tfds_returns_the_examples_of_the_files(name: str) -> None:
     source, (text, pair, values) = f"tfds:tiny{name}", EXPECTED[name]
-    found = read_glue_tfds(name, source, "train", True)
-    assert found.texts == [text, text] and found.text_pairs == (pair and [pair, pair])
-    assert found.values == pytest.approx(values)
+    data = read_glue_tfds(name, source, "train", True)
+    assert data.texts == [text, text] and data.text_pairs == (pair and [pair, pair])
+    assert data.values == pytest.approx(values)
     tests = read_glue_tfds(name, source, "test", False)
     assert tests.values is None and tests.texts == ["the 0.", "the 1.", "the 2."]
     with pytest.raises(InputError, match='values of "idx" are not 0, 1, 2'):
@@ -311,13 +311,13 @@ def test_read_glue_tfds_reads_every_language_of_xnli(tmp_path) -> None:
     whole = {"premise": premise, "hypothesis": hypothesis, "label": 2}
     records = {"test": [whole], "train": [whole, whole | {"hypothesis": {"de": "nein"}}]}
     type("Tinyxnli", (tiny_builder(tmp_path),), {"features": features, "records": records})
-    found = read_glue_tfds("mnli", "tfds:tinyxnli", "test", True, "language")
-    assert (found.eval_set_names, found.texts, found.text_pairs) == (
+    data = read_glue_tfds("mnli", "tfds:tinyxnli", "test", True, "language")
+    assert (data.eval_set_names, data.texts, data.text_pairs) == (
         languages,
         ["ja", "yes"],
         ["nein", "no"],
     )
-    assert found.values == ["contradiction"] * 2
-    assert found.locations[1] == "tfds:tinyxnli test record 1 (en)"
+    assert data.values == ["contradiction"] * 2
+    assert data.locations[1] == "tfds:tinyxnli test record 1 (en)"
     with pytest.raises(InputError, match=r"train record .: a text in 'en' is missing. Remove"):
         read_glue_tfds("mnli", "tfds:tinyxnli", "train", True, "language")

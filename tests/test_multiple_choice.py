@@ -34,7 +34,7 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
-ROW = PackedShape(tokens=64, examples=8)
+SHAPE = PackedShape(tokens=64, examples=8)
 SWAG = {"sent1": "One went.", "sent2": "She", "ending0": "sat.", "ending1": "ran.", "label": "1"}
 
 
@@ -78,7 +78,7 @@ def test_from_rows_reads_lists_of_choices() -> None:
 def test_from_rows_ignores_labels_of_unlabeled_data() -> None:
     data = read({"context": "Which?", "choices": ["a", "b"]}, labeled=False)
     assert data.questions[0].label is None and data.max_choices == 2
-    examples, _ = encode_questions(data, TOKENIZER, 32, *ROW)
+    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE)
     assert examples.targets["choice_labels"].weights.tolist() == [0, 0]
 
 
@@ -173,14 +173,14 @@ def test_encode_questions_rejects_too_many_choices(
 
 def questions_in(batch: dict[str, np.ndarray]) -> list[tuple]:
     """Return the questions of a batch: token ids, label and weight of each choice."""
-    found = []
+    questions = []
     for row, group_ids in enumerate(batch["group_ids"]):
         used = group_ids[group_ids > 0]
         assert used.tolist() == sorted(used.tolist()) and not group_ids[len(used) :].any()
         assert set(used) == set(range(1, len(set(used)) + 1))
         for group in np.unique(used):
             slots = np.flatnonzero(group_ids == group)
-            found.append(
+            questions.append(
                 tuple(
                     (
                         tuple(
@@ -194,17 +194,19 @@ def questions_in(batch: dict[str, np.ndarray]) -> list[tuple]:
             )
         free = group_ids == 0
         assert not batch["choice_labels_weights"][row][free].any()
-    return found
+    return questions
 
 
 def list_questions(data: MultipleChoiceDataset, examples: Examples) -> list[tuple]:
     rows = [tuple(row.tolist()) for row in np.split(examples.ids, examples.starts[1:])]
-    found, start = [], 0
+    questions, start = [], 0
     for question in data.questions:
         count = len(question.choices)
-        found.append(tuple((rows[start + i], int(i == question.label), 1.0) for i in range(count)))
+        questions.append(
+            tuple((rows[start + i], int(i == question.label), 1.0) for i in range(count))
+        )
         start += count
-    return found
+    return questions
 
 
 @settings(deadline=None, max_examples=50)
@@ -212,10 +214,10 @@ def list_questions(data: MultipleChoiceDataset, examples: Examples) -> list[tupl
 def test_build_batch_keeps_the_choices_of_a_question_together(
     count: int, seed: int, slots: int
 ) -> None:
-    data, row = draw(count, seed), PackedShape(96, slots)
-    examples, _ = encode_questions(data, TOKENIZER, 32, *row)
-    rows = pack_examples(examples, np.arange(count), row)
-    batch = build_batch(examples, rows, rows.num_sequences + 1, row)
+    data, shape = draw(count, seed), PackedShape(96, slots)
+    examples, _ = encode_questions(data, TOKENIZER, 32, *shape)
+    layout = pack_examples(examples, np.arange(count), shape)
+    batch = build_batch(examples, layout, layout.num_sequences + 1, shape)
     assert sorted(questions_in(batch)) == sorted(list_questions(data, examples))
     assert (batch["example_ids"] > 0).sum() == len(examples.ids)
     assert (batch["cls_positions"][batch["group_ids"] > 0] < 96).all()
@@ -227,36 +229,36 @@ def test_training_batches_have_every_question_once_an_epoch(
     count: int, seed: int, batch_size: int, num_processes: int
 ) -> None:
     data = draw(count, seed)
-    examples, _ = encode_questions(data, TOKENIZER, 32, *ROW)
-    batches = TrainingBatches(examples, seed, batch_size, ROW, count, num_processes)
-    found = []
+    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE)
+    batches = TrainingBatches(examples, seed, batch_size, SHAPE, count, num_processes)
+    questions = []
     for step in range(count):
         whole = batches.batch(step)
-        found += questions_in(whole)
+        questions += questions_in(whole)
         parts = [process_batch(whole, num_processes, process) for process in range(num_processes)]
         for name, array in whole.items():
             np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
-    assert sorted(found) == sorted(batch_size * list_questions(data, examples))
+    assert sorted(questions) == sorted(batch_size * list_questions(data, examples))
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 25), st.integers(0, 99), st.sampled_from([1, 3, 100]))
-def test_unpack_outputs_returns_the_outputs_of_each_choice(count, seed, rows) -> None:
+def test_unpack_outputs_returns_the_outputs_of_each_choice(count, seed, num_sequences) -> None:
     data = draw(count, seed)
-    examples, _ = encode_questions(data, TOKENIZER, 32, *ROW)
-    placed: list[PackedLayout] = pack_eval_batches(examples, ROW, rows)
-    batches = [build_batch(examples, each, rows, ROW) for each in placed]
+    examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE)
+    layouts: list[PackedLayout] = pack_eval_batches(examples, SHAPE, num_sequences)
+    batches = [build_batch(examples, layout, num_sequences, SHAPE) for layout in layouts]
     assert sorted(q for batch in batches for q in questions_in(batch)) == sorted(
         list_questions(data, examples)
     )
     outputs = [batch["choice_labels"] for batch in batches]
-    values = np.array(unpack_outputs(examples, placed, outputs, "example"))
+    values = np.array(unpack_outputs(examples, layouts, outputs, "example"))
     for question, labels in zip(data.questions, group_by_question(data, values), strict=True):
         assert labels.tolist() == [int(i == question.label) for i in range(len(question.choices))]
 
 
 def test_digest_depends_on_the_groups() -> None:
-    examples, _ = encode_questions(draw(5), TOKENIZER, 32, *ROW)
+    examples, _ = encode_questions(draw(5), TOKENIZER, 32, *SHAPE)
     sizes = examples.group_sizes.copy()
     others = [dataclasses.replace(examples, group_sizes=None)]
     others.append(dataclasses.replace(examples, group_sizes=sizes[::-1].copy()))
@@ -265,7 +267,7 @@ def test_digest_depends_on_the_groups() -> None:
     others.append(dataclasses.replace(examples, targets={"choice_labels": other}))
     assert sizes.tolist() != sizes[::-1].tolist()
     assert len({variant.digest() for variant in (examples, *others)}) == 4
-    again, _ = encode_questions(draw(5), TOKENIZER, 32, *ROW)
+    again, _ = encode_questions(draw(5), TOKENIZER, 32, *SHAPE)
     assert again.digest() == examples.digest()
 
 

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from conftest import sample_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +20,7 @@ from data_pipelines.finetuning.sequence_classification import (
     split_column_names,
 )
 from data_pipelines.finetuning.table import TableRow, read_table
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
-WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
 CLASS = TableColumns(("text",), label="label")
 LABELS = dataclasses.replace(CLASS, problem_type="multi_label_classification")
 NUMBER = dataclasses.replace(CLASS, problem_type="regression")
