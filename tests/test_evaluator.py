@@ -1,4 +1,4 @@
-"""Evaluation sums over all batches before it divides, and computes as training does."""
+"""Tests of the evaluator: it sums over all batches before it divides."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ EIGHT, CUBE = MeshConfig(8, 1, 1), MeshConfig(2, 2, 2)
 
 
 class Mean(Objective):
-    """The mean of what rows hold, times a parameter."""
+    """The mean of the values of a batch, times a parameter."""
 
     eval_outputs = ("doubled",)
 
@@ -25,11 +25,11 @@ class Mean(Objective):
         self.traced_in: list[tuple[str, ...]] = []
         self.passes = 0
 
-    def batch_shapes(self, rows):
-        row = jax.ShapeDtypeStruct((rows,), jnp.float32)
-        return {"value": row, "weight": row}
+    def batch_shapes(self, batch_size):
+        shape = jax.ShapeDtypeStruct((batch_size,), jnp.float32)
+        return {"value": shape, "weight": shape}
 
-    def forward_flops(self, rows):
+    def forward_flops(self, batch_size):
         return 0.0
 
     def init_params(self, key):
@@ -43,8 +43,8 @@ class Mean(Objective):
         return {"row_loss": (jnp.sum(outputs["doubled"]), jnp.sum(batch["weight"]))}
 
 
-class Rows:
-    """Held-out rows that hold numbers; 0 is padding."""
+class Numbers:
+    """An eval set of numbers; 0 is padding."""
 
     def __init__(self, name: str, *batches: list[float]) -> None:
         self.name, self._batches = name, batches
@@ -57,15 +57,15 @@ class Rows:
     def evaluation(self, means, outputs):
         scores = {
             "mean": means["row_loss"],
-            "largest": max(each["doubled"].max() for each in outputs),
+            "largest": max(batch["doubled"].max() for batch in outputs),
         }
-        return Evaluation(scores, {"outputs": [each["doubled"].tolist() for each in outputs]})
+        return Evaluation(scores, {"outputs": [batch["doubled"].tolist() for batch in outputs]})
 
 
 class Task:
     primary_metrics = ("largest",)
 
-    def __init__(self, mesh: MeshConfig, *sets: Rows) -> None:
+    def __init__(self, mesh: MeshConfig, *sets: Numbers) -> None:
         self.config = Config(batch_size=8, mesh=mesh)
         self.objective, self._sets = Mean(self.config), sets
 
@@ -78,49 +78,51 @@ def evaluate(task: Task, *factors: float) -> Evaluation:
     return evaluator({"factor": jnp.float32(factor)} for factor in factors)
 
 
-def test_every_row_counts_once_whatever_batch_it_is_in() -> None:
-    rows = Rows("dev", [1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
-    found = evaluate(Task(EIGHT, rows), 2)
-    assert found.scores == pytest.approx({"loss": 10, "row_loss": 10, "mean": 10, "largest": 18})
+def test_evaluator_weights_every_example_once() -> None:
+    numbers = Numbers("dev", [1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
+    evaluation = evaluate(Task(EIGHT, numbers), 2)
+    assert evaluation.scores == pytest.approx(
+        {"loss": 10, "row_loss": 10, "mean": 10, "largest": 18}
+    )
 
 
-def test_a_task_gets_its_outputs_of_all_rows_batch_by_batch() -> None:
-    found = evaluate(Task(CUBE, Rows("dev", [1, 2] * 4, [3, 0] * 4)), 2)
-    assert found.files == {"outputs": [[2, 4] * 4, [6, 0] * 4]}
+def test_eval_set_takes_the_outputs_of_all_sequences_by_batch() -> None:
+    evaluation = evaluate(Task(CUBE, Numbers("dev", [1, 2] * 4, [3, 0] * 4)), 2)
+    assert evaluation.files == {"outputs": [[2, 4] * 4, [6, 0] * 4]}
 
 
-def test_members_of_an_ensemble_are_averaged_before_scoring() -> None:
-    found = evaluate(Task(CUBE, Rows("dev", [1, 2] * 4, [3, 0] * 4)), 1, 2, 6)
-    assert found.files == {"outputs": [[3, 6] * 4, [9, 0] * 4]}
-    assert found.scores == pytest.approx({"loss": 6, "row_loss": 6, "mean": 6, "largest": 9})
+def test_evaluator_averages_an_ensemble_before_scoring() -> None:
+    evaluation = evaluate(Task(CUBE, Numbers("dev", [1, 2] * 4, [3, 0] * 4)), 1, 2, 6)
+    assert evaluation.files == {"outputs": [[3, 6] * 4, [9, 0] * 4]}
+    assert evaluation.scores == pytest.approx({"loss": 6, "row_loss": 6, "mean": 6, "largest": 9})
 
 
-def test_several_sets_have_scores_of_their_own_and_headlines_together() -> None:
-    rows = Rows("one", [1] * 8), Rows("two", [4] * 8, [4] * 8)
-    found = evaluate(Task(CUBE, *rows), 1)
-    assert found.scores == pytest.approx(
+def test_evaluator_averages_primary_metrics_over_eval_sets() -> None:
+    numbers = Numbers("one", [1] * 8), Numbers("two", [4] * 8, [4] * 8)
+    evaluation = evaluate(Task(CUBE, *numbers), 1)
+    assert evaluation.scores == pytest.approx(
         {"loss": 3, "row_loss": 3, "largest": 2.5}
         | {"one/mean": 1, "one/largest": 1, "two/mean": 4, "two/largest": 4}
     )
-    assert found.files.keys() == {"one.outputs", "two.outputs"}
+    assert evaluation.files.keys() == {"one.outputs", "two.outputs"}
 
 
-def test_how_far_it_is_is_told_now_and_then(monkeypatch) -> None:
-    told: list[str] = []
-    task = Task(EIGHT, Rows("dev", [1] * 8, [2] * 8))
-    evaluator = make_evaluator(task, StepFunctions(task.config, task.objective), told.append)
+def test_evaluator_reports_progress(monkeypatch) -> None:
+    lines: list[str] = []
+    task = Task(EIGHT, Numbers("dev", [1] * 8, [2] * 8))
+    evaluator = make_evaluator(task, StepFunctions(task.config, task.objective), lines.append)
     evaluator([{"factor": jnp.float32(1)}])
-    assert told == []
+    assert lines == []
     monkeypatch.setattr("bertjax.training.evaluator._PROGRESS_SECONDS", -1.0)
     evaluator([{"factor": jnp.float32(1)}])
-    assert [each.partition(" after")[0] for each in told] == ["dev: batch 1", "dev: batch 2"]
+    assert [line.partition(" after")[0] for line in lines] == ["dev: batch 1", "dev: batch 2"]
 
 
-def test_without_held_out_sets_there_are_no_scores() -> None:
+def test_evaluator_returns_none_without_eval_sets() -> None:
     assert evaluate(Task(EIGHT), 1) is None
 
 
-def test_one_forward_pass_gives_sums_and_outputs_in_the_context_of_its_mesh() -> None:
-    task = Task(CUBE, Rows("dev", [1] * 8))
+def test_eval_step_traces_one_forward_pass_in_its_mesh() -> None:
+    task = Task(CUBE, Numbers("dev", [1] * 8))
     evaluate(task, 1)
     assert task.objective.traced_in == [AXES]

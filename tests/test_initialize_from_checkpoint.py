@@ -24,7 +24,7 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.training.initialization import PretrainedModel, open_init, write_init_record
 from bertjax.training.setup import make_trainer
-from bertjax.training.trainer import Stopped
+from bertjax.training.trainer import StoppedError
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
@@ -216,7 +216,7 @@ def test_a_run_goes_on_when_what_it_began_with_is_gone(
     make_trainer(config, tmp_path / "whole").train()
     with monkeypatch.context() as context:
         stop_after(2, context)
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             make_trainer(config, tmp_path / "run").train()
     record = json.loads((tmp_path / "run" / "init.json").read_text())
     assert record["path"] == str(tmp_path / "model") and len(record["digest"]) == 64

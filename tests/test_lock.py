@@ -11,7 +11,7 @@ from conftest import LONG, process_environment
 from etils import epath
 
 from bertjax.workdir import lock as module
-from bertjax.workdir.lock import LOCK_FILE, LockLost, WorkdirLock
+from bertjax.workdir.lock import LOCK_FILE, LockLostError, WorkdirLock
 from data_pipelines.errors import InputError
 
 HOLD = """
@@ -139,7 +139,7 @@ def test_holder_that_was_replaced_raises_and_takes_nothing_back(workdir) -> None
         other = move_elsewhere(workdir)
         while not first._lost.wait(0.2):  # a heartbeat may have been in progress
             other = move_elsewhere(workdir)
-        with pytest.raises(LockLost, match="taken by another run"):
+        with pytest.raises(LockLostError, match="taken by another run"):
             first.check()
     assert (workdir / LOCK_FILE).read_bytes() == other
 

@@ -19,7 +19,7 @@ from bertjax.mesh.memory import available_host_memory, failed_allocation_bytes
 from bertjax.mesh.sharding import make_mesh
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.memory_budget import MemoryBudget, OutOfMemory, check_evaluation, smaller
+from bertjax.training.memory_budget import MemoryBudget, OutOfMemoryError, check_evaluation, smaller
 from bertjax.training.setup import make_trainer
 from data_pipelines.errors import InputError
 
@@ -140,7 +140,7 @@ def test_devices_that_run_out_end_a_run_with_a_sentence(corpus, tmp_path, monkey
 
     monkeypatch.setattr(StepFunctions, "compile_train_step", train)
     with pytest.raises(
-        OutOfMemory, match=r"28\.08 GiB could not be had of a device: .* fits"
+        OutOfMemoryError, match=r"28\.08 GiB could not be had of a device: .* fits"
     ) as ended:
         make_trainer(make_run_config(corpus), tmp_path).train()
     assert ended.value.status == 1

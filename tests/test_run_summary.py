@@ -1,4 +1,4 @@
-"""What a run says of itself before it compiles and at its end, whatever its task."""
+"""Tests of the run summary, configuration warnings and the next commands, for every task."""
 
 import os
 import pathlib
@@ -29,28 +29,28 @@ def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
     return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
 
 
-def page(config: Config, step: int = 0) -> list[str]:
+def summary_lines(config: Config, step: int = 0) -> list[str]:
     task = registry.find_task(config.task)(config)
     config = task.config.resolve(task.examples_per_epoch)
     task.prepare(config.total_steps)
-    programs = StepFunctions(config, task.objective)
-    lines = summarize_run(config, task, programs, epath.Path("runs/x"), step, 1).splitlines()
+    step_functions = StepFunctions(config, task.objective)
+    lines = summarize_run(config, task, step_functions, epath.Path("runs/x"), step, 1).splitlines()
     assert len(lines) <= 12
     return lines
 
 
-def test_it_tells_devices_model_data_rows_memory_schedule_and_workdir(corpus) -> None:
+def test_summary_has_a_line_a_topic(corpus) -> None:
     config = make_run_config(
         corpus, steps=1000, batch_size=16, gradient_accumulation_steps=2, optimizer__warmup=100
     )
-    assert page(config) == [
+    assert summary_lines(config) == [
         f"devices   8 cpu ({os.cpu_count()} cores), mesh data=8",
         "model     2 layers of 64, 149,890 parameters, float32; MLM head and NSP head",
-        f"data      {corpus} (400 documents, 86,636 tokens); the run sees 3.74 epochs",
-        "rows      16 a step of 32 pieces, 1 at once on a device",
+        f"data      {corpus} (400 documents, 86,636 tokens); the run has 3.74 epochs",
+        "batch     16 sequences of 32 tokens, 1 at once on a device",
         "memory    0.2 MiB a device for parameters and optimizer",
         "schedule  adamw at 0.001, linear, warm-up 100 steps, to 0 at step 1,000",
-        "steps     1,000, metrics every 5, checkpoint every 10, score every 10",
+        "steps     1,000, metrics every 5, checkpoint every 10, evaluation every 10",
         "workdir   runs/x, new",
     ]
 
@@ -63,34 +63,34 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_task_has_the_page(kind: str, folder) -> None:
-    told = dict(line.split(maxsplit=1) for line in page(configuration(kind, folder), step=60))
-    assert str(folder) in told["data"] and "300 examples" in told["data"]
-    assert re.match(r"16 (examples )?a step ", told["rows"])
-    assert told["workdir"] == "runs/x, which has step 60" and "note" not in told
+def test_summary_of_every_task(kind: str, folder) -> None:
+    lines = dict(line.split(maxsplit=1) for line in summary_lines(configuration(kind, folder), 60))
+    assert str(folder) in lines["data"] and "300 examples" in lines["data"]
+    assert re.match(r"(16 examples in )?\d+ sequences of ", lines["batch"])
+    assert lines["workdir"] == "runs/x, which has step 60" and "note" not in lines
 
 
-def oddities(corpus, **overrides: object) -> list[str]:
+def warnings_of(corpus, **overrides: object) -> list[str]:
     config = make_run_config(corpus, **overrides).resolve()
     return list(config_warnings(config, SimpleNamespace(examples_per_epoch=1000)))
 
 
-def test_what_is_odd_is_said_with_its_cure(corpus) -> None:
-    assert oddities(corpus, steps=1000) == []
-    (warm,) = oddities(corpus, steps=100, optimizer__warmup=100, optimizer__decay_steps=1000)
-    assert warm.startswith("the warm-up of 100 steps is longer than the run of 100")
-    (decay,) = oddities(corpus, steps=100, optimizer__decay_steps=1000)
-    assert "the run ends at 100, with 91% of its peak: --config.optimizer.decay_steps=0" in decay
-    (seen,) = oddities(corpus, steps=100_000)
-    assert seen.startswith("800 epochs are many")
+def test_config_warnings_name_a_fix(corpus) -> None:
+    assert warnings_of(corpus, steps=1000) == []
+    (warmup,) = warnings_of(corpus, steps=100, optimizer__warmup=100, optimizer__decay_steps=1000)
+    assert warmup.startswith("the warm-up of 100 steps is longer than the run of 100")
+    (decay,) = warnings_of(corpus, steps=100, optimizer__decay_steps=1000)
+    assert "the run ends at 100, at 91% of the peak: --config.optimizer.decay_steps=0" in decay
+    (epochs,) = warnings_of(corpus, steps=100_000)
+    assert epochs.startswith("800 epochs are many")
 
 
-def test_a_first_phase_that_leaves_the_end_of_its_decay_to_a_second_is_not_odd(corpus) -> None:
-    assert oddities(corpus, steps=900, optimizer__decay_steps=1000) == []
+def test_config_warnings_accept_a_decay_that_ends_in_a_second_phase(corpus) -> None:
+    assert warnings_of(corpus, steps=900, optimizer__decay_steps=1000) == []
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
-def test_documents_of_single_sentences_are_odd_where_next_ones_are_learnt(
+def test_documents_of_single_sentences_are_warned_of_with_next_sentence_prediction(
     objective: str, tmp_path, caplog
 ) -> None:
     text = tmp_path / "text.txt"
@@ -104,12 +104,12 @@ def test_documents_of_single_sentences_are_odd_where_next_ones_are_learnt(
     assert (said in caplog.text) == (objective == "mlm_nsp")
 
 
-def test_at_the_end_stand_the_commands_that_a_model_is_for(corpus) -> None:
+def test_result_names_the_next_commands(corpus) -> None:
     task = registry.find_task("pretraining")(make_run_config(corpus))
-    said = summarize_result(
+    text = summarize_result(
         epath.Path("my runs/x"), epath.Path("/my runs/x/checkpoints/00000020"), task
     )
-    assert said.splitlines() == [
+    assert text.splitlines() == [
         "done; the model is in /my runs/x/checkpoints/00000020. Next:",
         "  bertjax evaluate --checkpoint 'my runs/x' --output 'my runs/x/scores'",
         "  bertjax predict --checkpoint 'my runs/x' --text 'The capital of France is [MASK].'",
@@ -118,11 +118,11 @@ def test_at_the_end_stand_the_commands_that_a_model_is_for(corpus) -> None:
     ]
 
 
-def test_what_a_task_may_be_asked_is_a_command_that_is_understood(folder) -> None:
+def test_sample_arguments_of_every_task_are_parsed(folder) -> None:
     for kind in KINDS:
         config = configuration(kind, folder)
         task = registry.find_task(config.task)(config)
         pipeline = task.pipeline_class(config)(task.objective, task.tokenizer, task.labels)
         sample = predict_arguments(pipeline.sample_input())
-        given = ["predict", "--checkpoint", "x", *shlex.split(sample)]
-        assert _parser().parse_known_args(given)[1] == []
+        arguments = ["predict", "--checkpoint", "x", *shlex.split(sample)]
+        assert _parser().parse_known_args(arguments)[1] == []

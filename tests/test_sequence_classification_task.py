@@ -417,7 +417,7 @@ def test_evaluate_defaults_to_the_run_configuration(trained, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_evaluate_rejects_other_labels(trained, folder) -> None:
-    with pytest.raises(InputError, match="tells apart glad, odd, or so, sad and the data"):
+    with pytest.raises(InputError, match="the labels glad, odd, or so, sad and the data"):
         evaluate(
             toy_tasks.configuration("regression", folder, trained("single_label")),
             trained("single_label"),

@@ -1,4 +1,4 @@
-"""Speed is that of the steps of a line; a trace is that of the steps asked for."""
+"""Tests of the throughput meter and the profiler."""
 
 import collections
 import itertools
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 
-import bertjax.training.throughput as meter_module
+from bertjax.training import throughput
 from bertjax.training.throughput import Profiler, ThroughputMeter
 from data_pipelines.rampup import BatchSizeRampup
 
@@ -18,7 +18,7 @@ from data_pipelines.rampup import BatchSizeRampup
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: clock.now)
     return clock
 
 
@@ -29,15 +29,15 @@ def feed() -> SimpleNamespace:
 
 @pytest.fixture
 def meter(clock, feed, monkeypatch) -> ThroughputMeter:
-    """Of a run that goes on from step 10; 2 devices of 50 operations a second each."""
-    monkeypatch.setattr(meter_module.flops, "peak_flops", lambda kind: 50.0)
-    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+    """Return the meter of a run resumed from step 10, on 2 devices of 50 FLOP/s each."""
+    monkeypatch.setattr(throughput.flops, "peak_flops", lambda kind: 50.0)
+    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
     config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16))
     mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
     return ThroughputMeter(objective, config, mesh, feed, step=10)
 
 
-def test_rates_are_those_of_the_steps_since_the_last_line(meter, clock, feed) -> None:
+def test_rates_are_those_of_the_steps_since_the_last_reading(meter, clock, feed) -> None:
     clock.now, feed.wait_seconds = 104.0, 8.0
     assert meter.read(15, {"nonpad_fraction": 0.5}) == {
         "sequences_per_second": 5 * 16 / 4,
@@ -50,8 +50,8 @@ def test_rates_are_those_of_the_steps_since_the_last_line(meter, clock, feed) ->
     assert (again["sequences_per_second"], again["input_wait_fraction"]) == (16, 0)
 
 
-def test_devices_whose_peak_is_not_known_have_no_utilisation(clock, feed) -> None:
-    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+def test_mfu_is_left_out_for_an_unknown_peak(clock, feed) -> None:
+    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
     config = SimpleNamespace(batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16))
     mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], "data")
     meter = ThroughputMeter(objective, config, mesh, feed, step=10)
@@ -59,18 +59,18 @@ def test_devices_whose_peak_is_not_known_have_no_utilisation(clock, feed) -> Non
     assert "mfu" not in meter.read(15, {"nonpad_fraction": 0.5})
 
 
-def test_steps_of_a_batch_that_grows_count_by_their_rows(clock, feed) -> None:
+def test_rates_count_the_sequences_of_a_batch_size_rampup(clock, feed) -> None:
     config = SimpleNamespace(
         batch_size=16, max_seq_length=32, rampup=BatchSizeRampup(16, 4, steps=30)
     )
-    objective = SimpleNamespace(step_flops=lambda: 40.0, rows=8)
+    objective = SimpleNamespace(step_flops=lambda: 40.0, batch_size=8)
     mesh = jax.sharding.Mesh(jax.devices()[:2], "data")
     meter = ThroughputMeter(objective, config, mesh, feed, step=5)
     clock.now = 104.0
     assert meter.read(15, {"nonpad_fraction": 1.0})["sequences_per_second"] == (5 * 4 + 5 * 8) / 4
 
 
-def test_time_of_a_pause_does_not_count(meter, clock) -> None:
+def test_rates_exclude_pauses(meter, clock) -> None:
     clock.now = 101.0
     with meter.pause():
         clock.now = 150.0
@@ -78,30 +78,30 @@ def test_time_of_a_pause_does_not_count(meter, clock) -> None:
     assert meter.read(14, {"nonpad_fraction": 1.0})["sequences_per_second"] == 4 * 16 / 2
 
 
-def test_where_pauses_take_much_of_the_time_it_is_said_once(meter, clock) -> None:
+def test_advice_about_long_pauses_is_given_once(meter, clock) -> None:
     for minute in range(1, 5):
         with meter.pause():
             clock.now += 40
         clock.now += 20
-        said = meter.advice()
-        assert said.startswith("67% of the time goes into evaluations") == (minute == 2)
+        advice = meter.advice()
+        assert advice.startswith("evaluations and checkpoints take 67% of") == (minute == 2)
 
 
-def test_pauses_that_take_little_are_not_spoken_of(meter, clock) -> None:
+def test_advice_ignores_short_pauses(meter, clock) -> None:
     with meter.pause():
         clock.now += 80
     clock.now += 200
     assert not meter.advice()
 
 
-def test_nor_are_those_that_do_not_come_again(meter, clock) -> None:
+def test_advice_ignores_pauses_that_are_not_periodic(meter, clock) -> None:
     with meter.pause(periodic=False):
         clock.now += 200
     assert not meter.advice()
 
 
 def operations(directory: pathlib.Path) -> collections.Counter[str]:
-    """How often each operation of a compiled program ran while a trace was taken."""
+    """Return how often each tanh of a compiled program ran during the trace."""
     (file,) = directory.rglob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(file)).planes
     lines = itertools.chain.from_iterable(plane.lines for plane in planes)
@@ -109,7 +109,7 @@ def operations(directory: pathlib.Path) -> collections.Counter[str]:
     return collections.Counter(name for name in names if name.startswith(("tanh", "wrapped_tanh")))
 
 
-def test_a_trace_holds_the_steps_asked_for_and_no_others(tmp_path) -> None:
+def test_profiler_traces_its_steps_and_no_others(tmp_path) -> None:
     @jax.jit
     def step(x):
         for _ in range(20):
@@ -122,11 +122,11 @@ def test_a_trace_holds_the_steps_asked_for_and_no_others(tmp_path) -> None:
             profiler.before(done, x)
             x = step(x)  # the host is ahead of the device
             profiler.after(done + 1, x)
-    found = operations(tmp_path)
-    assert found and set(found.values()) == {2}
+    counts = operations(tmp_path)
+    assert counts and set(counts.values()) == {2}
 
 
-def test_without_steps_there_is_no_trace(tmp_path) -> None:
+def test_profiler_without_steps_writes_nothing(tmp_path) -> None:
     with Profiler(range(0), epath.Path(tmp_path)) as profiler:
         profiler.before(0, None)
         profiler.after(1, None)

@@ -160,7 +160,7 @@ def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> Non
         (
             "token_classification",
             GOOD.replace("-x", "-y"),
-            "tells apart O, B-x, I-x and the data O, B-y, I-y",
+            "the model has the labels O, B-x, I-x and the data O, B-y, I-y",
         ),
     ],
 )

@@ -34,7 +34,7 @@ from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
 from bertjax.training.throughput import Profiler
-from bertjax.training.trainer import Diverged, Stopped
+from bertjax.training.trainer import DivergedError, StoppedError
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_sequences
 
@@ -163,7 +163,7 @@ def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
         for step in stops:
             with monkeypatch.context() as patch:
                 stop_at(step, patch)
-                with pytest.raises(Stopped):
+                with pytest.raises(StoppedError):
                     make_trainer(config, workdir).train()
         make_trainer(config, workdir).train()
         saved = sorted((workdir / "checkpoints").iterdir())
@@ -281,7 +281,7 @@ def test_every_schedule_goes_on_to_the_last_bit(corpus, tmp_path, monkeypatch, f
     make_trainer(make_run_config(corpus, **fields), whole).train()
     with monkeypatch.context() as patch:
         stop_at(7, patch)
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             make_trainer(make_run_config(corpus, **fields), again).train()
     make_trainer(make_run_config(corpus, **fields), again).train()
     assert losses(again) == losses(whole)
@@ -294,7 +294,7 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
     for step in (0, 4, 7, 10):  # the first, after a checkpoint, after a log line, and between
         with monkeypatch.context() as patch:
             stop_at(step, patch)
-            with pytest.raises(Stopped, match=f"stopped at step {step + 1}"):
+            with pytest.raises(StoppedError, match=f"stopped at step {step + 1}"):
                 make_trainer(make_run_config(corpus), tmp_path).train()
     make_trainer(make_run_config(corpus), tmp_path).train()
     assert losses(tmp_path) == losses(whole)
@@ -346,7 +346,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
     config = make_run_config(
         corpus, optimizer__learning_rate=1e30, optimizer__warmup=6, optimizer__max_grad_norm=1e30
     )
-    with pytest.raises(Diverged, match=r"at step .*: lower optimizer\.learning_rate"):
+    with pytest.raises(DivergedError, match=r"at step .*: lower optimizer\.learning_rate"):
         make_trainer(config, tmp_path).train()
     for leaf in params_of(tmp_path, config) if (tmp_path / "checkpoints").exists() else []:
         assert np.isfinite(leaf).all()

@@ -21,10 +21,9 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
 def make_schedule(
     name: str, peak: float, warmup: float, total: float, cooldown: float = 0
 ) -> optax.Schedule:
-    """Return a function from the number of updates so far (int32 []) to a learning rate (float32 []).
+    """Return a function from the number of updates, int32 [], to a learning rate, float32 [].
 
-    With a time budget the argument is the progress (float32 [] from 0 to 1), and so are the
-    durations.
+    With a time budget the argument and the durations are fractions of it, float32 [].
 
     rate(0) is 0 with a warm-up, as in google-research/bert: the first update only fills the
     moments. rate(warmup) is the peak. rate(total), which no update uses, is 0, except for "wsd"

@@ -56,6 +56,7 @@ class ParallelRuns:
         self._tasks = [prepare_task(task, config) for config in configs[first : first + num_local]]
 
     def train_batches(self, start: int) -> Iterable[HostBatch]:
+        """Yield this process's stacked batches [R, B, ...] from step `start` on."""
         batches = [task.train_batches(start, self._total_steps) for task in self._tasks]
         for run_batches in zip(*batches, strict=True):
             yield {
@@ -64,10 +65,12 @@ class ParallelRuns:
             }
 
     def fetch(self, sums: Sums) -> Sums:
+        """Return a window of the train step on the host."""
         fetched: Sums = jax.device_get(self._step_functions.gather(sums))
         return fetched
 
     def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
+        """Return the means of a window and the learning rate at a position of the schedule."""
         fetched = self.fetch(sums)
         runs = [
             means({name: (value[run], weight[run]) for name, (value, weight) in fetched.items()})
@@ -79,6 +82,7 @@ class ParallelRuns:
         return metrics
 
     def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
+        """Return a function from parameters to evaluations by run."""
         evaluate = make_parallel_evaluator(self._task, self._step_functions)
 
         def evaluator(params: Any) -> dict[str, Evaluation]:

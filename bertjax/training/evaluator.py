@@ -1,4 +1,4 @@
-"""From checkpoints to scores."""
+"""Evaluation of checkpoints and of a running training."""
 
 import logging
 import operator
@@ -27,58 +27,62 @@ from bertjax.workdir.workdir import flatten_config
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_PROGRESS_SECONDS = 10.0  # between two lines on how far an evaluation is
-# Fields that decide scores, besides those of the data and the model but for some.
+_PROGRESS_SECONDS = 10.0  # between two lines of progress
+# Fields that decide scores: these, those of the data and those of the model but for the neutral.
 _COMPARED_FIELDS = {"task", "max_seq_length", "packing", "eval_batches"}
 _SCORE_NEUTRAL_FIELDS = {"data.workers", "data.train_file", "model.remat", "model.scan_layers"}
 _SCORE_NEUTRAL_FIELDS |= {"model.hidden_dropout_prob", "model.attention_probs_dropout_prob"}
-_VOCAB_FIX = "prepare the data with it, `bertjax prepare --vocab {}`."
 _log = logging.getLogger("bertjax")
 
 EvalOutputs = tuple[Sums, list[dict[str, np.ndarray]]]  # sums over the batches, outputs of each
 
 
 def evaluate(config: Config, *checkpoints: epath.PathLike) -> Evaluation:
-    """What models, ours or published, make of the task's held-out data.
+    """Evaluate models, of bertjax or published, on the eval sets of a task.
 
-    Several are an ensemble: what they give for each example is averaged before it is scored, and
+    Several models are an ensemble: their outputs for each example are averaged before scoring, and
     so are their losses.
 
+    Args:
+      config: configuration of the task and its data.
+      checkpoints: the models.
+
     Raises:
-      InputError: the shape, the vocabulary or the labels of one are not those of the configuration,
-        or there is no held-out data.
+      InputError: shape, vocabulary or labels of a model do not fit the configuration, or there is
+        no eval split.
     """
     members = [PretrainedModel(checkpoint) for checkpoint in checkpoints]
     task = registry.find_task(config.task)(config, jax.process_count(), jax.process_index())
     config = task.config
     if not task.eval_sets():
-        fix = "prepare it with --eval-fraction"
+        fix = "Prepare the data with --eval-fraction."
         if "eval_file" in config.data:
-            fix = "name a file with --config.data.eval_file=FILE"
-        raise InputError(f"{config.data['dir']} has no held-out data: {fix}.")
-    programs = StepFunctions(config, task.objective)
-    check_batch_sizes(config, task.objective, programs.mesh, train=False)
+            fix = "Name a file with --config.data.eval_file=FILE."
+        raise InputError(f"data.dir={config.data['dir']}: there is no eval split. {fix}")
+    step_functions = StepFunctions(config, task.objective)
+    check_batch_sizes(config, task.objective, step_functions.mesh, train=False)
     for member in members:
         check_tokenizer(task, member.tokenizer, member.path)
-        if member.labels != task.labels and {*programs.param_shapes} <= {*member.parts}:
+        if member.labels != task.labels and {*step_functions.param_shapes} <= {*member.parts}:
             raise InputError(
-                f"{member.path} tells apart {_format_labels(member.labels)} and the data "
-                f"{_format_labels(task.labels)}: give the data that it was made for, or models of one order "
-                "of labels."
+                f"{member.path}: the model has the labels {_format_labels(member.labels)} and the "
+                f"data {_format_labels(task.labels)}. Use data with the labels of the model, in "
+                "the same order for all models."
             )
-        member.check_complete(config.model, programs.param_shapes)
-        if made := member.training_config():
-            _warn_config_differences(config, made, member.path)
-    sets, rows = task.eval_sets(), task.objective.eval_batch_size
+        member.check_complete(config.model, step_functions.param_shapes)
+        if trained := member.training_config():
+            _warn_config_differences(config, trained, member.path)
+    eval_sets, batch_size = task.eval_sets(), task.objective.eval_batch_size
     _log_on_process_0(
         f"{', '.join(str(member.path) for member in members)} on "
-        f"{', '.join(held_out.name for held_out in sets)}, {rows:,} rows a batch; compiling ..."
+        f"{', '.join(eval_set.name for eval_set in eval_sets)}, {batch_size:,} sequences a batch; "
+        "compiling ..."
     )
-    evaluator = make_evaluator(task, programs, _log_on_process_0)
-    check_evaluation(programs, task.objective)
-    found = evaluator(member.load(programs.param_shapes) for member in members)
-    assert found is not None
-    return found
+    evaluator = make_evaluator(task, step_functions, _log_on_process_0)
+    check_evaluation(step_functions, task.objective)
+    evaluation = evaluator(member.load(step_functions.param_shapes) for member in members)
+    assert evaluation is not None
+    return evaluation
 
 
 def _log_on_process_0(text: str) -> None:
@@ -86,140 +90,143 @@ def _log_on_process_0(text: str) -> None:
         _log.info("%s", text)
 
 
-def _warn_config_differences(config: Config, made: Config, path: epath.Path) -> None:
-    """Says where a configuration reads data, or computes, otherwise than that of a checkpoint."""
-    ours, theirs = flatten_config(config), flatten_config(made)
-    said = [
-        f"{name}={ours[name]!r} here, {theirs.get(name)!r} there"
-        for name in ours
+def _warn_config_differences(config: Config, trained: Config, path: epath.Path) -> None:
+    """Log the fields with which a configuration computes other scores than that of a checkpoint."""
+    values, trained_values = flatten_config(config), flatten_config(trained)
+    differences = [
+        f"{name}={value!r} here, {trained_values.get(name)!r} there"
+        for name, value in values.items()
         if name in _COMPARED_FIELDS
         or (name.startswith(("data.", "model.")) and name not in _SCORE_NEUTRAL_FIELDS)
-        if ours[name] != theirs.get(name)
+        if value != trained_values.get(name)
     ]
-    if said and distributed.is_process_0():
-        _log.warning("not as %s was made: %s.", path, "; ".join(said))
+    if differences and distributed.is_process_0():
+        _log.warning("other configuration than that of %s: %s.", path, "; ".join(differences))
 
 
 def _format_labels(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:5]) + (" ..." if len(labels) > 5 else "") or "no labels"
+    return ", ".join(labels[:5]) + (" ..." if len(labels) > 5 else "") or "none"
 
 
 def make_evaluator(
-    task: Task, programs: StepFunctions, report_progress: Callable[[str], None] | None = None
+    task: Task, step_functions: StepFunctions, report_progress: Callable[[str], None] | None = None
 ) -> Callable[[Iterable[Any]], Evaluation | None]:
-    """A function from the parameters of each member of an ensemble, which may be of one, to what
-    all held-out data give; None where there are none.
+    """Return a function from the parameters of an ensemble's members to their evaluation.
+
+    The function returns None without eval sets. An ensemble may have one member.
 
     Args:
-      tell: is told now and then how far it is.
+      task: the task with its data.
+      step_functions: its eval step is compiled.
+      report_progress: takes a line of progress every few seconds.
     """
-    sets = task.eval_sets()
-    if not sets:
+    eval_sets = task.eval_sets()
+    if not eval_sets:
         return lambda members: None
-    run = _make_eval_loop(programs, report_progress)
+    run_eval_set = _make_eval_loop(step_functions, report_progress)
 
     def evaluator(members: Iterable[Any]) -> Evaluation:
-        found: list[EvalOutputs] = []
+        totals: list[EvalOutputs] = []
         count = 0
         for params in members:
-            each = [run(params, held_out) for held_out in sets]
-            found = (
-                [_add_outputs(*pair) for pair in zip(found, each, strict=True)] if count else each
-            )
+            outputs = [run_eval_set(params, eval_set) for eval_set in eval_sets]
+            totals = list(map(_add_outputs, totals, outputs)) if count else outputs
             count += 1
-        averaged = [
-            (sums, jax.tree.map(lambda array: array / count, outputs)) for sums, outputs in found
+        averages = [
+            (sums, jax.tree.map(lambda array: array / count, outputs)) for sums, outputs in totals
         ]
-        return _evaluate_outputs(task, sets, averaged)
+        return _evaluate_outputs(task, eval_sets, averages)
 
     return evaluator
 
 
 def make_parallel_evaluator(
-    task: Task, programs: ParallelStepFunctions
+    task: Task, step_functions: ParallelStepFunctions
 ) -> Callable[[Any], list[Evaluation]]:
-    """A function from the parameters of several runs to what held-out data give for each."""
-    sets, run = task.eval_sets(), _make_eval_loop(programs)
+    """Return a function from the stacked parameters of parallel runs to their evaluations."""
+    eval_sets, run_eval_set = task.eval_sets(), _make_eval_loop(step_functions)
 
-    def evaluators(params: Any) -> list[Evaluation]:
-        found = [run(params, held_out) for held_out in sets]
+    def evaluator(params: Any) -> list[Evaluation]:
+        outputs = [run_eval_set(params, eval_set) for eval_set in eval_sets]
         return [
-            _evaluate_outputs(task, sets, jax.tree.map(operator.itemgetter(number), found))
-            for number in range(len(programs.configs))
+            _evaluate_outputs(task, eval_sets, jax.tree.map(operator.itemgetter(run), outputs))
+            for run in range(len(step_functions.configs))
         ]
 
-    return evaluators
+    return evaluator
 
 
 def _make_eval_loop(
-    programs: AnyStepFunctions, report_progress: Callable[[str], None] | None = None
+    step_functions: AnyStepFunctions, report_progress: Callable[[str], None] | None = None
 ) -> Callable[[Any, EvalSet], EvalOutputs]:
-    program, constants = programs.compile_eval_step(), programs.constants()
+    eval_step, constants = step_functions.compile_eval_step(), step_functions.constants()
 
-    def run(params: Any, held_out: EvalSet) -> EvalOutputs:
+    def run_eval_set(params: Any, eval_set: EvalSet) -> EvalOutputs:
         total: Sums = {}
         outputs = []
-        began = told = time.monotonic()
-        batches = Feed(held_out.batches(), programs.eval_batch_sharding)
-        for sums, kept in fetch_to_host(program(params, batch, constants) for batch in batches):
+        start = last_report = time.monotonic()
+        batches = Feed(eval_set.batches(), step_functions.eval_batch_sharding)
+        results = (eval_step(params, batch, constants) for batch in batches)
+        for sums, batch_outputs in fetch_to_host(results):
             total = _add_sums(total, jax.tree.map(np.float64, sums))
-            outputs.append(kept)
+            outputs.append(batch_outputs)
             now = time.monotonic()
-            if report_progress and now - told > _PROGRESS_SECONDS:
-                told = now
+            if report_progress and now - last_report > _PROGRESS_SECONDS:
+                last_report = now
                 report_progress(
-                    f"{held_out.name}: batch {len(outputs):,} after {format_duration(now - began)}"
+                    f"{eval_set.name}: batch {len(outputs):,} after {format_duration(now - start)}"
                 )
         return total, outputs
 
-    return run
+    return run_eval_set
 
 
 def _evaluate_outputs(
-    task: Task, sets: Sequence[EvalSet], found: Sequence[EvalOutputs]
+    task: Task, eval_sets: Sequence[EvalSet], outputs: Sequence[EvalOutputs]
 ) -> Evaluation:
-    """One evaluation of all sets, from the sums and the outputs of each."""
+    """Return one evaluation of all eval sets, from the sums and outputs of each."""
     total: Sums = {}
     evaluations = []
-    for held_out, (sums, outputs) in zip(sets, found, strict=True):
-        evaluations.append(held_out.evaluation(_means(sums), outputs))
+    for eval_set, (sums, batch_outputs) in zip(eval_sets, outputs, strict=True):
+        evaluations.append(eval_set.evaluation(_means(sums), batch_outputs))
         total = _add_sums(total, sums)
-    return _merge_eval_sets(_means(total), sets, evaluations, task.primary_metrics)
+    return _merge_evaluations(_means(total), eval_sets, evaluations, task.primary_metrics)
 
 
 def check_tokenizer(task: Task, tokenizer: Tokenizer | None, path: epath.Path) -> None:
-    """Raises InputError where the tokenizer of a model at `path` is not that of the task's data."""
+    """Raise InputError if the tokenizer of the model at `path` is not that of the task's data."""
     if tokenizer is None or tokenizer.fingerprint() != task.tokenizer.fingerprint():
-        raise InputError(
-            f"{path} was trained with another vocabulary than that of the data: "
-            + ("leave data.vocab out." if "vocab" in task.DATA_FIELDS else _VOCAB_FIX.format(path))
-        )
+        fix = f"Prepare the data with it, `bertjax prepare --vocab {path}`."
+        if "vocab" in task.DATA_FIELDS:
+            fix = "Leave data.vocab out."
+        raise InputError(f"{path}: the model has another vocabulary than the data. {fix}")
 
 
-def _merge_eval_sets(
+def _merge_evaluations(
     means: dict[str, float],
-    sets: Sequence[EvalSet],
-    found: Sequence[Evaluation],
+    eval_sets: Sequence[EvalSet],
+    evaluations: Sequence[Evaluation],
     primary_metrics: Sequence[str],
 ) -> Evaluation:
-    """One evaluation of all sets; of several the names stand before each score and file, and the
-    headline scores that all have are means over the sets.
+    """Return one evaluation of all eval sets.
+
+    With several sets the name of the set precedes each score and file. Primary metrics that all
+    sets have are means over the sets.
     """
-    if len(sets) == 1:
-        return found[0]._replace(scores=means | found[0].scores)
-    shared = [name for name in primary_metrics if all(name in each.scores for each in found)]
-    scores = means | {
-        name: float(np.mean([each.scores[name] for each in found])) for name in shared
-    }
+    if len(eval_sets) == 1:
+        return evaluations[0]._replace(scores=means | evaluations[0].scores)
+    scores = dict(means)
+    for name in primary_metrics:
+        if all(name in evaluation.scores for evaluation in evaluations):
+            values = [evaluation.scores[name] for evaluation in evaluations]
+            scores[name] = float(np.mean(values))
     files: dict[str, Any] = {}
-    for held_out, each in zip(sets, found, strict=True):
-        scores |= {f"{held_out.name}/{metric}": value for metric, value in each.scores.items()}
-        files |= {f"{held_out.name}.{file}": content for file, content in each.files.items()}
-    examples = [
-        f"{held_out.name}: {line}"
-        for held_out, each in zip(sets, found, strict=True)
-        for line in each.examples
-    ]
+    examples: list[str] = []
+    for eval_set, evaluation in zip(eval_sets, evaluations, strict=True):
+        name = eval_set.name
+        scores |= {f"{name}/{metric}": value for metric, value in evaluation.scores.items()}
+        files |= {f"{name}.{file}": content for file, content in evaluation.files.items()}
+        examples += [f"{name}: {line}" for line in evaluation.examples]
     return Evaluation(scores, files, examples=examples)
 
 
@@ -228,10 +235,10 @@ def _means(sums: Sums) -> dict[str, float]:
     return {"loss": float(total_loss(sums))} | averages
 
 
-def _add_outputs(one: EvalOutputs, other: EvalOutputs) -> EvalOutputs:
-    return _add_sums(one[0], other[0]), jax.tree.map(np.add, one[1], other[1])
+def _add_outputs(total: EvalOutputs, other: EvalOutputs) -> EvalOutputs:
+    return _add_sums(total[0], other[0]), jax.tree.map(np.add, total[1], other[1])
 
 
-def _add_sums(one: Sums, other: Sums) -> Sums:
-    total: Sums = jax.tree.map(np.add, one, other) if one else other
-    return total
+def _add_sums(total: Sums, other: Sums) -> Sums:
+    result: Sums = jax.tree.map(np.add, total, other) if total else other
+    return result

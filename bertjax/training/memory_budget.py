@@ -35,7 +35,7 @@ _COMPILE_ADDRESS_BYTES = 3 * GIB // 2
 _log = logging.getLogger("bertjax")
 
 
-class OutOfMemory(RunError):
+class OutOfMemoryError(RunError):
     """Devices had no room left for what was computed."""
 
 
@@ -126,14 +126,14 @@ class MemoryBudget:
             self._step_functions, self._objective, reserved_bytes, self._device_limit()
         )
 
-    def explain(self, error: BaseException) -> OutOfMemory | None:
+    def explain(self, error: BaseException) -> OutOfMemoryError | None:
         """What is to be said of an error in compiling or computing; None where it is another."""
         wanted = failed_allocation_bytes(error)
         if wanted is None:
             return None
         needed = self._step_functions.memory_bytes.get("train_step", wanted) + self._copy_bytes
         limit = min(needed * _FRAGMENTATION_FACTOR, device_memory_limit(self._devices) or needed)
-        return OutOfMemory(
+        return OutOfMemoryError(
             f"memory does not suffice, {format_bytes(wanted)} could not be had of a device: "
             f"{self.suggest_fix(limit, needed)}"
         )

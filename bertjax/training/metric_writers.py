@@ -127,6 +127,7 @@ class MetricWriters:
         self._last_flush = time.monotonic()
 
     def close(self) -> None:
+        """Close all trackers."""
         for tracker in self._trackers:
             tracker.close()
 

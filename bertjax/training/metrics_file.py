@@ -68,6 +68,7 @@ class LocalMetricsFile:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Record the metrics of a split after `step` updates."""
         line = encode_line(step, split, metrics)
         try:
             written = self._file.write(line)
@@ -77,6 +78,7 @@ class LocalMetricsFile:
             raise OSError(f"{self._path}: the disk is full. Free space on it.")
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
@@ -88,12 +90,15 @@ class RemoteMetricsFile:
         self._lines = path.read_bytes() if path.exists() else b""
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Record the metrics of a split after `step` updates."""
         self._lines += encode_line(step, split, metrics)
 
     def flush(self) -> None:
+        """Replace the remote file."""
         self._path.write_bytes(self._lines)
 
     def close(self) -> None:
+        """Replace the remote file a last time."""
         self.flush()
 
 

@@ -45,7 +45,7 @@ def make_trainer(
 
 
 class SingleRun:
-    """Data, metrics and scores of a run that is trained alone; see `bertjax.training.trainer.Runs`."""
+    """Data, metrics and scores of a single run; see `bertjax.training.trainer.Runs`."""
 
     num_runs = 1
     standalone = True
@@ -56,17 +56,21 @@ class SingleRun:
         self._schedule = learning_rate_schedule(config.optimizer_config())
 
     def train_batches(self, start: int) -> Iterable[HostBatch]:
+        """Return this process's part of the batches from step `start` on."""
         return self._task.train_batches(start, self._total_steps)
 
     def fetch(self, sums: Sums) -> Sums:
+        """Return a window of the train step on the host."""
         fetched: Sums = jax.device_get(sums)
         return fetched
 
     def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
+        """Return the means of a window and the learning rate at a position of the schedule."""
         learning_rate = float(self._schedule(position))
         return {"": means(self.fetch(sums)) | {"learning_rate": learning_rate}}
 
     def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
+        """Return a function from parameters to evaluations by run."""
         evaluate = make_evaluator(self._task, self._step_functions)
 
         def evaluator(params: Any) -> dict[str, Evaluation]:

@@ -31,6 +31,7 @@ class TensorBoardTracker:
         self._writers: dict[str, EventsWriter] = {}
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Record the metrics of a split after `step` updates."""
         values = [
             summary.Summary.Value(tag=name, simple_value=value)
             for name, value in metrics.items()
@@ -51,11 +52,13 @@ class TensorBoardTracker:
         self._write("eval", step=step, summary=summary.Summary(value=values))
 
     def flush(self) -> None:
+        """Write buffered events to the files."""
         for split, writer in self._writers.items():
             with self._naming_directory(split):
                 writer.flush()
 
     def close(self) -> None:
+        """Close the files."""
         for split, writer in self._writers.items():
             with self._naming_directory(split):
                 writer.close()

@@ -25,6 +25,7 @@ class ProgressPrinter:
         self._first: tuple[int, float] | None = None
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Print the metrics of a split after `step` updates."""
         if "/" in split:  # one of several parallel runs, which would be too many lines
             return
         position = f"step {step:,}" + (f"/{self._total:,}" if self._total else "")
@@ -56,6 +57,7 @@ class ProgressPrinter:
         self._draw()
 
     def close(self) -> None:
+        """End the line that is redrawn."""
         if self._current_line:
             self._stream.write("\n")
             self._stream.flush()

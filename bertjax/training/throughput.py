@@ -1,4 +1,4 @@
-"""What is measured of a run while it trains: its speed, and a profiler's trace of some steps."""
+"""Throughput of a run, and a profiler trace of some of its steps."""
 
 import contextlib
 import time
@@ -14,18 +14,20 @@ from bertjax.mesh.feed import Feed
 from bertjax.model import flops
 from bertjax.steps.objective import Objective
 
-_MAX_PAUSED_FRACTION, _MIN_OBSERVED_SECONDS = (
-    0.3,
-    120.0,
-)  # of the time; seconds after which it is known
+_MAX_PAUSED_FRACTION = 0.3  # of the time, above which intervals should be longer
+_MIN_OBSERVED_SECONDS = 120.0  # before that fraction is known
 
 
 class ThroughputMeter:
-    """Speed since it was last read, leaving out evaluation and saving.
+    """Throughput since the last reading, without evaluations and checkpoints.
 
     Args:
-      step: at which the run begins.
-      runs: how many are trained at once; speeds are those of all of them.
+      objective: objective of one run.
+      config: resolved configuration.
+      mesh: the devices.
+      feed: source of the batches; its waiting time is reported.
+      step: step that the process starts from.
+      num_runs: number of parallel runs; rates are those of all of them.
     """
 
     def __init__(
@@ -35,86 +37,91 @@ class ThroughputMeter:
         mesh: Mesh,
         feed: Feed,
         step: int,
-        runs: int = 1,
+        num_runs: int = 1,
     ) -> None:
         self._step, self._feed, self._rampup = step, feed, config.rampup
-        # Of a step that is as large as the last one.
-        self._flops = runs * objective.step_flops()
-        self._tokens = runs * objective.batch_size * config.max_seq_length
-        self._sequences = runs * config.batch_size
+        # The next three are those of a step with the full batch.
+        self._step_flops = num_runs * objective.step_flops()
+        self._step_tokens = num_runs * objective.batch_size * config.max_seq_length
+        self._step_sequences = num_runs * config.batch_size
         peak = flops.peak_flops(mesh.devices.flat[0].device_kind)
-        self._peak = None if peak is None else peak * mesh.size
-        self._start_time, self._waited = time.perf_counter(), feed.wait_seconds
-        self._first, self._paused, self._advised = self._start_time, 0.0, False
+        self._peak_flops = None if peak is None else peak * mesh.size
+        self._start_time, self._wait_seconds = time.perf_counter(), feed.wait_seconds
+        self._first_time, self._paused, self._advised = self._start_time, 0.0, False
 
     @contextlib.contextmanager
     def pause(self, *, periodic: bool = True) -> Iterator[None]:
-        """Time inside does not count; `advice` is about what is periodic of it."""
-        began = time.perf_counter()
+        """Exclude the time of the block; `advice` is about periodic pauses."""
+        start = time.perf_counter()
         yield
-        took = time.perf_counter() - began
-        self._start_time += took
+        seconds = time.perf_counter() - start
+        self._start_time += seconds
         if periodic:
-            self._paused += took
+            self._paused += seconds
 
     def advice(self) -> str:
-        """What to change where little of the time goes into training; once, and otherwise ""."""
-        passed = time.perf_counter() - self._first
+        """Return which intervals to raise if pauses take much of the time; once, otherwise ""."""
+        elapsed = time.perf_counter() - self._first_time
         if (
             self._advised
-            or passed < _MIN_OBSERVED_SECONDS
-            or self._paused < _MAX_PAUSED_FRACTION * passed
+            or elapsed < _MIN_OBSERVED_SECONDS
+            or self._paused < _MAX_PAUSED_FRACTION * elapsed
         ):
             return ""
         self._advised = True
         return (
-            f"{self._paused / passed:.0%} of the time goes into evaluations and checkpoints: "
-            "raise --config.eval_every and checkpoint_every, which a run that goes on may change."
+            f"evaluations and checkpoints take {self._paused / elapsed:.0%} of the time: raise "
+            "--config.eval_every and checkpoint_every, which may change when a run is resumed."
         )
 
-    def read(self, step: int, values: dict[str, float]) -> dict[str, float]:
-        """Rates from the step of the last call to `step`, whose outputs are on the host now; no
-        utilisation of devices whose peak is not known.
+    def read(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Return the rates of the steps since the last reading.
+
+        Model FLOP utilization (`mfu`) is left out for devices with an unknown peak.
 
         Args:
-          values: the means of these steps.
+          step: the last step, whose outputs are on the host.
+          metrics: means over these steps.
         """
-        now, rows = (
-            time.perf_counter(),
-            self._rampup.sequences_before(step) - self._rampup.sequences_before(self._step),
-        )
-        steps = rows / self._rampup.batch_sizes[-1]
+        now, rampup = time.perf_counter(), self._rampup
+        sequences = rampup.sequences_before(step) - rampup.sequences_before(self._step)
+        full_steps = sequences / rampup.batch_sizes[-1]
         seconds = now - self._start_time
+        tokens = full_steps * self._step_tokens
         rates = {
-            "sequences_per_second": steps * self._sequences / seconds,
-            "tokens_per_second": steps * self._tokens * values["nonpad_fraction"] / seconds,
-            "input_wait_fraction": (self._feed.wait_seconds - self._waited) / seconds,
+            "sequences_per_second": full_steps * self._step_sequences / seconds,
+            "tokens_per_second": tokens * metrics["nonpad_fraction"] / seconds,
+            "input_wait_fraction": (self._feed.wait_seconds - self._wait_seconds) / seconds,
         }
-        if self._peak:
-            rates["mfu"] = self._flops * steps / seconds / self._peak
-        self._step, self._start_time, self._waited = step, now, self._feed.wait_seconds
+        if self._peak_flops:
+            rates["mfu"] = self._step_flops * full_steps / seconds / self._peak_flops
+        self._step, self._start_time, self._wait_seconds = step, now, self._feed.wait_seconds
         return rates
 
 
 class Profiler:
-    """A profiler's trace of the steps in a range; none for an empty one.
+    """A context manager that writes a profiler trace of a range of steps.
 
-    The host runs ahead of the devices, so it waits for them at both ends: the trace holds what they
-    do for these steps, and an evaluation where one falls between them.
+    The host runs ahead of the devices and waits for them at both ends. So the trace holds the
+    device work of these steps, and of an evaluation between them.
+
+    Args:
+      steps: steps to trace; an empty range for none.
+      directory: where the trace is written.
     """
 
     def __init__(self, steps: range, directory: epath.Path) -> None:
         self._steps, self._directory, self._running = steps, directory, False
 
     def before(self, step: int, state: Any) -> None:
-        """Call ahead of each step, with the state that it begins with."""
+        """Start the trace if `step` is in the range; call ahead of each step with its state."""
         if step in self._steps and not self._running:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self._directory))
             self._running = True
 
     def after(self, step: int, state: Any) -> None:
-        """Call after each step, with the number of the next and the state that it begins with."""
+        """Stop the trace if `step`, the next one, is past the range; call after each step."""
         if step not in self._steps and self._running:
             jax.block_until_ready(state)
             self._stop()

@@ -46,11 +46,13 @@ class CallbackTracker:
         self._open_callback, self._callback = open_callback, cast(MetricsCallback | None, None)
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Record the metrics of a split after `step` updates."""
         if self._callback is None:
             self._callback = self._open_callback()
         self._callback({"step": int(step), "split": split, **metrics})
 
     def close(self) -> None:
+        """Do nothing: a function needs no end."""
         pass
 
 
@@ -67,12 +69,14 @@ class WandbTracker:
             )
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
+        """Record the metrics of a split after `step` updates."""
         if self._run is None:
             self._run = self._open()
         known = {f"{split}/{name}": v for name, v in metrics.items() if v is not None}
         self._run.log(known, step=step)
 
     def close(self) -> None:
+        """Finish the run at Weights & Biases."""
         if self._run is not None:
             self._run.finish()
 

@@ -4,7 +4,6 @@ A run that is resumed from its newest checkpoint computes the same bits as one w
 """
 
 import contextlib
-import functools
 import logging
 import math
 import time
@@ -28,12 +27,12 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import Sums, TrainState
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import Evaluation, Task
-from bertjax.training import run_summary
 from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import check_tokenizer
 from bertjax.training.initialization import PretrainedModel, open_init, write_init_record
 from bertjax.training.memory_budget import MemoryBudget
 from bertjax.training.metric_writers import MetricWriters, StepLogger
+from bertjax.training.run_summary import summarize_result, summarize_run
 from bertjax.training.throughput import Profiler, ThroughputMeter
 from bertjax.training.time_budget import TimeBudget
 from bertjax.training.trackers import Tracker
@@ -45,13 +44,13 @@ from data_pipelines.errors import InputError
 _log = logging.getLogger("bertjax")
 
 
-class Diverged(RunError):
+class DivergedError(RunError):
     """The loss or the gradient is no longer a finite number."""
 
     status = EXIT_DIVERGED
 
 
-class Stopped(RunError):
+class StoppedError(RunError):
     """A stop signal arrived; the state was saved."""
 
     status = EXIT_RESTART
@@ -119,8 +118,8 @@ class Trainer:
         self._memory_budget.check_state()
         if config.best_metric and not task.eval_sets():
             raise InputError(
-                f"best_metric={config.best_metric!r}: {config.data['dir']} has no eval split. Leave "
-                "it out, or prepare the data with --eval-fraction."
+                f"best_metric={config.best_metric!r}: {config.data['dir']} has no eval split. "
+                "Leave it out, or prepare the data with --eval-fraction."
             )
         self._pretrained: PretrainedModel | None = None
         self._init_record_dir = init_record_dir or self.workdir
@@ -130,6 +129,7 @@ class Trainer:
             self._pretrained.check_compatible(config.model, step_functions.init_shapes, task.labels)
         check_workdir(self.workdir, config, task)
         self._budget: TimeBudget | None = None
+        self._compiled_steps: dict[int, jax.stages.Compiled] = {}
         keep_seconds = config.interval_seconds("keep_period")
         self.checkpointer = Checkpointer(
             self.workdir / "checkpoints",
@@ -145,9 +145,9 @@ class Trainer:
         Raises:
           InputError: another process trains in the workdir, or a step exceeds the device memory.
           CheckpointError: a checkpoint cannot be written or read.
-          Diverged: the loss is not finite; the last good checkpoint is intact.
-          OutOfMemory: the devices have less memory than they reported, or report none.
-          Stopped: SIGTERM or SIGINT arrived; the state was saved.
+          DivergedError: the loss is not finite; the last good checkpoint is intact.
+          OutOfMemoryError: the devices have less memory than they reported, or report none.
+          StoppedError: SIGTERM or SIGINT arrived; the state was saved.
         """
         try:
             with WorkdirLock(self.workdir) as lock:
@@ -157,63 +157,53 @@ class Trainer:
                 if distributed.is_process_0():
                     self.checkpointer.delete_unfinished()
                 if not self.step_functions.is_compiled:
-                    self._log_on_process_0(self._summarize_run)
+                    _log_on_process_0(self._summarize())
                 state = self._restore_or_init()
                 if seconds := self.config.budget_seconds:
                     self._budget = TimeBudget(self.workdir, seconds)
                 if int(state.step) and self._is_last(int(state.step)):
                     _log.info("%s is complete: step %d is the last.", self.workdir, state.step)
                 else:
-                    self._train_steps(state, lock)
+                    self._loop(state, lock)
                 if self._runs.standalone:
-                    self._log_on_process_0(self._summarize_result)
+                    checkpoint = find_unverified_checkpoint(self.workdir)
+                    _log_on_process_0(summarize_result(self.workdir, checkpoint, self.task))
         except jax.errors.JaxRuntimeError as error:
             if (explained := self._memory_budget.explain(error)) is None:
                 raise
             raise explained from error
 
-    def _train_steps(self, state: TrainState, lock: WorkdirLock) -> None:
+    def _loop(self, state: TrainState, lock: WorkdirLock) -> None:
         """Train every remaining step; log, evaluate and save when each is due."""
-        config, first, budget = self.config, int(state.step), self._budget
+        config, first, objective = self.config, int(state.step), self.task.objective
+        mesh, sharding = self.step_functions.mesh, self.step_functions.batch_sharding
+        active = distributed.is_process_0()
         with (
             MetricWriters(
-                self.workdir,
-                config.total_steps,
-                first,
-                self._trackers,
-                active=distributed.is_process_0(),
+                self.workdir, config.total_steps, first, self._trackers, active=active
             ) as writers,
-            contextlib.closing(
-                Feed(self._runs.train_batches(first), self.step_functions.batch_sharding)
-            ) as feed,
+            contextlib.closing(Feed(self._runs.train_batches(first), sharding)) as feed,
             Profiler(config.profile_steps(), self.workdir / "profile") as profiler,
             contextlib.closing(self.checkpointer),
         ):
-            train_step, constants = self._compile(first), self.step_functions.constants()
+            self._compile(first)
+            constants = self.step_functions.constants()
             evaluate = self._runs.compile_evaluator()
             self._memory_budget.check_evaluation()
             distributed.sync_processes("compiled")  # processes compile at different speeds
-            meter = ThroughputMeter(
-                self.task.objective,
-                config,
-                self.step_functions.mesh,
-                feed,
-                first,
-                self._runs.num_runs,
-            )
+            meter = ThroughputMeter(objective, config, mesh, feed, first, self._runs.num_runs)
             log = StepLogger(writers, meter, self._read_metrics, config, first)
             saving, evaluating = Cadence(config, "checkpoint_every"), Cadence(config, "eval_every")
             previous: Sums = {}
-            if budget:
-                budget.start_clock(first)
+            if self._budget:
+                self._budget.start_clock(first)
             with stop_signals() as stop:
                 for step, batch in enumerate(feed, first + 1):
                     lock.check()
                     self._report_saved(writers)
                     profiler.before(step - 1, state)
-                    if self._batch_size_changes(step, first):
-                        with meter.pause(periodic=False):
-                            train_step = self._train_step(step - 1)
+                    with meter.pause(periodic=False):  # a ramp-up compiles several batch sizes
+                        train_step = self._train_step(config.rampup.batch_size_at(step - 1))
                     fault_point("step.before_update")
                     state, window = train_step(state, batch, self._at_step(constants, step))
                     profiler.after(step, state)
@@ -241,9 +231,15 @@ class Trainer:
                         writers.print_line(advice)
                     if stopping:
                         self.checkpointer.wait_until_finished()
-                        raise Stopped(f"stopped at step {step}: run the same command to resume.")
+                        raise StoppedError(f"stopped at step {step}: run it again to resume.")
                 self.checkpointer.wait_until_finished()  # no signal may end the last save
             self._report_saved(writers)
+
+    def _summarize(self) -> str:
+        step = max(self.checkpointer.all_steps(), default=0)
+        return summarize_run(
+            self.config, self.task, self.step_functions, self.workdir, step, self._runs.num_runs
+        )
 
     def _restore_or_init(self) -> TrainState:
         state = self.checkpointer.restore(self.step_functions.state_shapes)
@@ -256,40 +252,32 @@ class Trainer:
         shapes, layers = self.step_functions.init_shapes, self.config.reinit_layers
         return self.step_functions.init(pretrained.load_init_params(shapes, layers))
 
-    def _compile(self, step: int) -> jax.stages.Compiled:
-        """Compile the train step that follows `step` updates, check its memory and log both."""
-        is_compiled = self.step_functions.is_compiled
-        if not is_compiled:
-            self._log_on_process_0(
-                lambda: (
-                    f"attention: {self.task.objective.attention_implementation(self.step_functions.mesh)}; compiling ..."
-                )
+    def _compile(self, step: int) -> None:
+        """Compile the train step that follows `step` updates, and that of the full batch."""
+        compiles, start = not self.step_functions.is_compiled, time.perf_counter()
+        if compiles:
+            mesh = self.step_functions.mesh
+            attention = self.task.objective.attention_implementation(mesh)
+            _log_on_process_0(f"attention: {attention}; compiling ...")
+        for batch_size in (self.config.rampup.batch_size_at(step), self._full_batch_size):
+            self._train_step(batch_size)
+        memory = self._memory_budget.check_step()  # of the full batch
+        if compiles:
+            seconds = time.perf_counter() - start
+            _log_on_process_0(f"compiled in {seconds:.0f} s; a step takes {memory}.")
+
+    @property
+    def _full_batch_size(self) -> int:
+        return self.config.rampup.batch_sizes[-1]
+
+    def _train_step(self, batch_size: int) -> jax.stages.Compiled:
+        """Return the train step of a batch size, compiled once."""
+        if batch_size not in self._compiled_steps:
+            ramps_up = batch_size != self._full_batch_size
+            self._compiled_steps[batch_size] = self.step_functions.compile_train_step(
+                batch_size if ramps_up else None
             )
-        start = time.perf_counter()
-        train_step = self._train_step(step)
-        self._full_batch_step  # noqa: B018 - the largest batch decides whether the run fits
-        seconds, memory = time.perf_counter() - start, self._memory_budget.check_step()
-        if not is_compiled:
-            self._log_on_process_0(lambda: f"compiled in {seconds:.0f} s; a step takes {memory}.")
-        return train_step
-
-    def _train_step(self, step: int) -> jax.stages.Compiled:
-        """Return the compiled train step that follows `step` updates."""
-        rampup = self.config.rampup
-        batch_size = rampup.batch_size_at(step)
-        if batch_size == rampup.batch_sizes[-1]:
-            return self._full_batch_step
-        return self.step_functions.compile_train_step(batch_size)
-
-    @functools.cached_property
-    def _full_batch_step(self) -> jax.stages.Compiled:
-        """The train step of the largest batch size, which is the last one."""
-        return self.step_functions.compile_train_step()
-
-    def _batch_size_changes(self, step: int, first: int) -> bool:
-        """Return whether a step has another batch size than the one before it."""
-        rampup = self.config.rampup
-        return rampup.batch_size_at(step - 1) != rampup.batch_size_at(max(step - 2, first))
+        return self._compiled_steps[batch_size]
 
     def _at_step(self, constants: Any, step: int) -> Any:
         """Return the constants of a step, which hold its progress in a time budget."""
@@ -325,13 +313,13 @@ class Trainer:
             self._budget.update(step)
 
     def _check_finite(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise Diverged where the loss or the gradient norm of a run is not finite."""
+        """Raise DivergedError where the loss or the gradient norm of a run is not finite."""
         for name in ("loss", "grad_norm") if self._runs.standalone else ():
             if not math.isfinite(metrics[name]):
                 self.checkpointer.wait_until_finished()
                 steps = self.checkpointer.all_steps()
                 good = f"the last good checkpoint is step {steps[-1]}" if steps else "none is saved"
-                raise Diverged(
+                raise DivergedError(
                     f"{name}={metrics[name]} at step {step}, {good}: lower "
                     "optimizer.learning_rate or lengthen optimizer.warmup in a new workdir."
                 )
@@ -383,16 +371,7 @@ class Trainer:
         for path in self.checkpointer.pop_finished():
             writers.print_line(f"saved {path}")
 
-    def _log_on_process_0(self, message: Callable[[], str]) -> None:
-        if distributed.is_process_0():
-            _log.info("%s", message())
 
-    def _summarize_run(self) -> str:
-        step = max(self.checkpointer.all_steps(), default=0)
-        return run_summary.summarize_run(
-            self.config, self.task, self.step_functions, self.workdir, step, self._runs.num_runs
-        )
-
-    def _summarize_result(self) -> str:
-        checkpoint = find_unverified_checkpoint(self.workdir)
-        return run_summary.summarize_result(self.workdir, checkpoint, self.task)
+def _log_on_process_0(text: str) -> None:
+    if distributed.is_process_0():
+        _log.info("%s", text)

@@ -37,7 +37,7 @@ VISIBILITY_TIMEOUT_SECONDS = 60.0  # until a write reaches all processes, even o
 _log = logging.getLogger("bertjax")
 
 
-class LockLost(RunError):
+class LockLostError(RunError):
     """Another run has taken the workdir."""
 
 
@@ -76,8 +76,8 @@ class WorkdirLock:
         if blind := distributed.failing_processes(self._sees_lock(mark)):
             self._release()
             raise InputError(
-                f"{self._workdir}: not the same directory on all processes: process {blind[0]} does "
-                "not see what process 0 wrote. Use a shared directory or one in a bucket."
+                f"{self._workdir}: not the same directory on all processes: process {blind[0]} "
+                "does not see what process 0 wrote. Use a shared directory or one in a bucket."
             )
         return self
 
@@ -90,9 +90,9 @@ class WorkdirLock:
         self._release()
 
     def check(self) -> None:
-        """Raise LockLost if another run has taken the workdir."""
+        """Raise LockLostError if another run has taken the workdir."""
         if self._lost.is_set():
-            raise LockLost(
+            raise LockLostError(
                 f"{self._workdir}: taken by another run after {LOCK_TIMEOUT_SECONDS:.0f} s without "
                 "a heartbeat of this one. Leave it to that run, or stop that run and start again."
             )

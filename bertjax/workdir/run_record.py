@@ -1,4 +1,4 @@
-"""Files of a checkpoint beside its arrays: configuration, vocabulary, labels, calibration, scores."""
+"""Files of a checkpoint beside its arrays: configuration, tokenizer, labels, calibration, scores."""
 
 import json
 
