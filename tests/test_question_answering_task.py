@@ -393,9 +393,9 @@ def test_killed_run_resumes_identically(folder, tmp_path) -> None:
     [
         (1, {"data__eval_file": "dev-v2.0.json"}, "has questions that cannot be answered"),
         (2, {"data__eval_file": "dev-v1.1.json"}, "has no questions that cannot be answered"),
-        (1, {"data__train_file": "none.json"}, "none.json: data="),
+        (1, {"data__train_file": "none.json"}, "none.json: no such file. Set data.dir"),
         (1, {"data__doc_stride": 100}, "doc_stride=100: windows would skip tokens"),
-        (1, {"init": ""}, "there is no vocabulary: name a model"),
+        (1, {"init": ""}, "data.vocab is empty and init is too. Name a model"),
         (1, {"init": "/nowhere"}, "/nowhere: does not exist. Give"),
         (1, {"model.vocab_size": 40}, "model.vocab_size=40: the vocabulary of"),
         (1, {"data__eval_file": "bare.json"}, "1 questions without a gold answer, '0' first"),

@@ -132,7 +132,7 @@ CASES = {
     "no file": ({}, "sequence_classification", "DIR has no train.csv, .tsv, .txt, .json"),
     "no such file": (
         {"train.csv": CSV}, "sequence_classification:train_file=other.csv",
-        "there is no file DIR/other.csv: data=DIR is to be",
+        "DIR/other.csv: no such file. Set data.dir",
     ),
     "a file of a kind that is not known": (
         {"train.xlsx": "x"}, "sequence_classification:train_file=train.xlsx",
@@ -140,7 +140,7 @@ CASES = {
     ),
     "two train files": (
         {"train.csv": CSV, "train.jsonl": ""}, "sequence_classification",
-        "DIR has train.csv, train.jsonl: choose one with data.train_file=FILE",
+        "DIR has train.csv, train.jsonl. Choose one with data.train_file=FILE",
     ),
     "no such target": (
         {"train.csv": CSV}, "sequence_classification:problem_type=klass",

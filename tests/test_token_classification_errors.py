@@ -38,11 +38,11 @@ def models(tmp_path_factory) -> pathlib.Path:
 CASES: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "no directory": ({}, "", "DIR has no train.conll, .bio, .iob, .txt"),
     "no such file": (
-        FILES, "train_file=other.conll", "there is no file DIR/other.conll: data=DIR is to be",
+        FILES, "train_file=other.conll", "DIR/other.conll: no such file. Set data.dir",
     ),
     "two train files": (
         {**FILES, "train.txt": GOOD}, "",
-        "DIR has train.conll, train.txt: choose one with data.train_file=FILE",
+        "DIR has train.conll, train.txt. Choose one with data.train_file=FILE",
     ),
     "an empty file": ({"train.conll": ""}, "", f"{T}.conll: no sentences. Give a file with"),
     "blank lines alone": ({"train.conll": "\n \n\n"}, "", f"{T}.conll: no sentences"),

@@ -308,7 +308,7 @@ CASES = {
     "an empty file": ({DEV: []}, "mode=zero_shot", f"DIR/{DEV}: no rows. Give a file with"),
     "no such file": (
         {}, "mode=zero_shot,train_file=MNLI/no.tsv",
-        "there is no file DIR/MNLI/no.tsv: data=DIR is to be",
+        "DIR/MNLI/no.tsv: no such file. Set data.dir",
     ),
     "sets that nothing names": (
         {}, "mode=zero_shot data.eval_set_column=",

@@ -78,6 +78,7 @@ class EmbeddingsObjective(FinetuningObjective):
 
     @property
     def sequence_shape(self) -> PackedShape:
+        """Tokens and examples that a sequence holds at most."""
         return self.packed_shape(self.options.max_seq_length)
 
     def packed_shape(self, length: int) -> PackedShape:
@@ -85,11 +86,13 @@ class EmbeddingsObjective(FinetuningObjective):
         return PackedShape(length, max(1, length // self.MIN_TOKENS_PER_EXAMPLE))
 
     def targets(self) -> Mapping[str, Target]:
+        """Return the labels of zero examples."""
         return {"text": Target("example", np.zeros(0, np.int32))}
 
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
     ) -> dict[str, Array]:
+        """Return the outputs of a forward pass."""
         options = self.options
         names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
         layers = cast(
@@ -112,7 +115,8 @@ class EmbeddingsObjective(FinetuningObjective):
 class BatchRunner(Protocol):
     """Computes embeddings; see `bertjax.inference.predictor.Runner`."""
 
-    def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]: ...
+    def run(self, batches: Iterable[HostBatch]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the outputs of each batch."""
 
 
 class TextEmbeddings(NamedTuple):

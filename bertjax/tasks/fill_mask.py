@@ -53,6 +53,7 @@ class FillMaskPipeline(Pipeline[FillMaskContext]):
 
     @property
     def max_input_tokens(self) -> int:
+        """Longest sequence of the encoder."""
         return self.config.model.max_position_embeddings
 
     @staticmethod
@@ -75,6 +76,7 @@ class FillMaskPipeline(Pipeline[FillMaskContext]):
     def preprocess(
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], FillMaskContext]:
+        """Return packed batches with a prediction slot for each mask."""
         texts = [require_text(item) for item in inputs]
         ids = [self._encode(item.location, text) for item, text in zip(inputs, texts, strict=True)]
         masks = [np.flatnonzero(text_ids == self.tokenizer.mask_id) for text_ids in ids]
@@ -84,6 +86,7 @@ class FillMaskPipeline(Pipeline[FillMaskContext]):
     def postprocess(
         self, context: FillMaskContext, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
+        """Yield each text with its masks filled, and the best tokens."""
         tokens = self.tokenizer.tokens
         results = context.packed.reduce_scores(outputs, len(tokens), _top_tokens)
         for text, ids, masks, guesses in zip(*context[:3], results, strict=True):
@@ -99,9 +102,11 @@ class FillMaskPipeline(Pipeline[FillMaskContext]):
             }
 
     def sample_input(self, text: str = "The capital of France is", word: str = "") -> Content:
+        """Return a text with one mask at its end."""
         return f"{text} {MASK}."
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the filled text, and a chart for each mask."""
         charts = (
             bar_block((guess["token_str"], guess["score"]) for guess in guesses)
             for guesses in answer["masks"]

@@ -55,6 +55,7 @@ class FinetuningObjective(Objective):
         )
 
     def trainable(self, name: str) -> bool:
+        """Return False for the frozen encoder of a feature-based model."""
         return not (self.config.model.feature_layers and name.startswith("encoder/"))
 
     @property
@@ -70,10 +71,12 @@ class FinetuningObjective(Objective):
 
     @property
     def eval_batch_size(self) -> int:
+        """Sequences of an eval batch over all processes."""
         default = max(self.config.batch_size, _MIN_EVAL_SEQUENCES * self.batch_size_multiple)
         return self.config.eval_batch_size or self.round_up_batch_size(default)
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return name -> shape of the arrays of a batch."""
         arrays = empty_batch(1, self.sequence_shape, self.targets(), self.GROUPED)
         return {
             name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
@@ -81,6 +84,7 @@ class FinetuningObjective(Objective):
         }
 
     def forward_flops(self, batch_size: int) -> float:
+        """Return the model FLOPs of a forward pass."""
         model, length = self.config.model, self.config.max_seq_length
         return flops.forward_flops(
             model, batch_size, length, last_block_positions=self.num_last_block_positions
@@ -102,7 +106,7 @@ class FinetuningTask(Task):
     objective: FinetuningObjective
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
-        # Devices share the sequences of a batch. An inspection on one device plans for its processes.
+        # Devices share the sequences of a batch. Inspection of one device plans for its processes.
         is_single = config.mesh == MeshConfig(1, 1, 1)
         multiple = num_processes if is_single else math.lcm(jax.device_count(), num_processes)
         objective = self.objective_class(config, multiple)
@@ -116,12 +120,14 @@ class FinetuningTask(Task):
         """Training data; an evaluation does not read them."""
 
     def with_config(self, config: Config) -> "FinetuningTask":
+        """Return a copy that shares the encoded examples."""
         self.examples  # noqa: B018 (encodes the data once for all copies)
         other = copy.copy(self)
         other.config, other.objective = config, copy.copy(self.objective)
         return other
 
     def prepare(self, steps: int | None) -> None:
+        """Pack the training examples of all steps."""
         config = self.config
         if steps is None:
             raise InputError(
@@ -141,19 +147,23 @@ class FinetuningTask(Task):
 
     @property
     def examples_per_epoch(self) -> int:
+        """Number of training examples."""
         return len(self.examples)
 
     @property
     def data_summary(self) -> str:
+        """Name and size of the training data."""
         data, num_tokens = self.config.data, int(self.examples.sizes.sum())
         name = data["dir"] or data["train_file"]
         return f"{name} ({len(self.examples):,} examples, {num_tokens:,} tokens)"
 
     @property
     def data_fingerprint(self) -> str:
+        """Hex digest of the training examples."""
         return self.examples.digest()
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
+        """Yield packed batches in the order of the seed."""
         for step in itertools.count(start) if stop is None else range(start, stop):
             yield process_batch(self._batches.batch(step), self.num_processes, self.process_id)
 

@@ -1,4 +1,4 @@
-"""Where the data of a fine-tuning task lie, and the tokenizer that reads them."""
+"""Files, tokenizer and labels of the data of fine-tuning tasks."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,24 +14,26 @@ from data_pipelines.paths import is_remote
 from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
-# The fields of `data` that are read here.
+# Fields of `data` that fine-tuning tasks share.
 COMMON_DATA_FIELDS = {
-    "dir": field("", 'directory of the files, or tfds:NAME/CONFIG; "" where each has its path'),
-    "train_file": field("", 'file in `data.dir`, or split; "" for the one that is called so'),
-    "eval_file": field("", "likewise, to evaluate on; with a * in it, several files"),
-    "vocab": field("", 'a vocabulary; "" for that of `init`'),
+    "dir": field("", 'directory of the files, or tfds:NAME/CONFIG; "" if each file has a path'),
+    "train_file": field("", 'training file in `data.dir`, or split; "" finds it by name'),
+    "eval_file": field(
+        "", 'eval file or split; a pattern with * names several; "" finds it by name'
+    ),
+    "vocab": field("", 'vocabulary file; "" takes that of `init`'),
 }
 
 TFDS_SPLITS = {"train": "train", "eval": "validation"}
-# What tables are called without their suffix.
+# Names of tables without suffix.
 _STEMS = {"train": ("train",), "eval": ("dev", "val", "valid", "validation")}
 
 
 def load_task_tokenizer(config: Config) -> Tokenizer:
-    """The tokenizer that `data.vocab` names, or that of the model which the run begins with.
+    """Return the tokenizer of `data.vocab`, or that of the model named by `init`.
 
     Raises:
-      InputError: there is none, or it has more pieces than the model vectors.
+      InputError: there is none, or it has more tokens than the model embeddings.
     """
     if config.data["vocab"]:
         tokenizer = load_tokenizer(config.data["vocab"])
@@ -39,51 +41,55 @@ def load_task_tokenizer(config: Config) -> Tokenizer:
         tokenizer = find_tokenizer(config.init)
     else:
         raise InputError(
-            "there is no vocabulary: name a model with init=DIR, or data.vocab=FILE to begin with "
-            "random parameters."
+            "data.vocab is empty and init is too. Name a model with init=DIR, or data.vocab=FILE to "
+            "initialize at random."
         )
     check_vocabulary(config.data["vocab"] or config.init, tokenizer, config.model.vocab_size)
     return tokenizer
 
 
 def find_files(config: Config, split: str, default_name: str) -> list[tuple[str, epath.Path]]:
-    """Name and path of each file of a split, "train" or "eval"; several are for evaluation alone.
+    """Return name and path of each file of a split; only an eval split may have several.
 
     Args:
-      usual: what the file is called where the configuration does not say.
+      config: configuration of the run.
+      split: "train" or "eval".
+      default_name: name of the file if the configuration has none.
 
     Raises:
-      InputError: no directory is named, or a pattern is that of no file.
+      InputError: no directory is named, or no file matches.
     """
     data = config.data
     if not data["dir"] and not data[f"{split}_file"]:
-        raise InputError("data.dir is empty: name the directory that holds the task's files.")
+        raise InputError("data.dir is empty. Name the directory that holds the task's files.")
     name = data[f"{split}_file"] or default_name
-    # A remote path is absolute, which joining does not know.
+    # Joining does not recognize a remote path as absolute.
     path = epath.Path(name) if is_remote(name) else epath.Path(data["dir"]) / name
     if "*" not in path.name:
         if not path.exists():
             raise InputError(
-                f"there is no file {path}: data={data['dir']} is to be the directory that holds "
-                f"it, or name another file with --config.data.{split}_file=FILE."
+                f"{path}: no such file. Set data.dir to its directory, or name another file with "
+                f"--config.data.{split}_file=FILE."
             )
         return [(split, path)]
     paths = sorted(path.parent.glob(path.name))
     if split == "train" or not paths:
-        raise InputError(f"data.{split}_file={path} names {len(paths)} files: name one.")
+        raise InputError(f"data.{split}_file={path}: {len(paths)} files match. Name one.")
     return [(path.stem, path) for path in paths]
 
 
 def find_tables(
     config: Config, split: str, suffixes: Sequence[str] = SUFFIXES
 ) -> list[tuple[str, epath.Path]]:
-    """Name and path of each table of a split: those that are named, or the one that is called so.
+    """Return name and path of each table of a split, named by the configuration or found by name.
 
     Args:
-      suffixes: by one of which a table is known.
+      config: configuration of the run.
+      split: "train" or "eval".
+      suffixes: suffixes of tables.
 
     Raises:
-      InputError: as `find_files`, there are several to choose from, or none to train on.
+      InputError: see `find_files`; or several tables match, or none to train on.
     """
     data = config.data
     if data[f"{split}_file"]:
@@ -91,23 +97,23 @@ def find_tables(
     if split == "eval" and data["train_file"] and not data["dir"]:
         return []
     if not data["dir"]:
-        raise InputError("data.dir is empty: name the directory that holds the task's files.")
+        raise InputError("data.dir is empty. Name the directory that holds the task's files.")
     directory = epath.Path(data["dir"])
     if not directory.is_dir():
-        raise InputError(f"data.dir={directory} is no directory: name the one with the files.")
-    found = _matching_tables(directory, split, suffixes)
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise InputError(f"{directory} has {names}: choose one with data.{split}_file=FILE.")
-    if split == "train" and not found:
+        raise InputError(f"data.dir={directory}: no directory. Name the one with the files.")
+    paths = _matching_tables(directory, split, suffixes)
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise InputError(f"{directory} has {names}. Choose one with data.{split}_file=FILE.")
+    if split == "train" and not paths:
         raise InputError(
-            f"{directory} has no train{', '.join(suffixes)}: name a file with data.train_file=FILE."
+            f"{directory} has no train{', '.join(suffixes)}. Name a file with data.train_file=FILE."
         )
-    return [(split, path) for path in found]
+    return [(split, path) for path in paths]
 
 
 def has_training_table(config: Config, suffixes: Sequence[str] = SUFFIXES) -> bool:
-    """Whether there is something to train on, and not to evaluate on alone."""
+    """Return whether there are training data, and not an eval split alone."""
     data = config.data
     if data["train_file"] or data["dir"].startswith(TFDS):
         return True

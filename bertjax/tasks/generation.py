@@ -38,6 +38,7 @@ class TextGenerationPipeline(Pipeline[GenerationContext]):
 
     @property
     def max_input_tokens(self) -> int:
+        """Longest sequence of the encoder."""
         return self.config.model.max_position_embeddings
 
     @staticmethod
@@ -57,6 +58,7 @@ class TextGenerationPipeline(Pipeline[GenerationContext]):
     def preprocess(
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], GenerationContext]:
+        """Return packed batches with a prediction slot at the end of each text."""
         texts, tokenizer = [require_text(item) for item in inputs], self.tokenizer
         ids = [np.array([tokenizer.cls_id, *tokenizer.encode(text)], np.int32) for text in texts]
         for item, text_ids in zip(inputs, ids, strict=True):
@@ -74,6 +76,7 @@ class TextGenerationPipeline(Pipeline[GenerationContext]):
     def predict(
         self, run: RunFunction, inputs: Sequence[PredictInput], return_all_scores: bool = False
     ) -> Iterator[dict[str, Any]]:
+        """Yield the continuations, computed token by token."""
         batches, (texts, ids, packed) = self.preprocess(inputs)
         prompt_lengths, num_tokens = [len(text_ids) for text_ids in ids], len(self.tokenizer.tokens)
         unfinished = list(range(len(ids)))
@@ -92,9 +95,11 @@ class TextGenerationPipeline(Pipeline[GenerationContext]):
         return self.postprocess(GenerationContext(texts, generated, packed), (), return_all_scores)
 
     def sample_input(self, text: str = "The capital of France is", word: str = "") -> Content:
+        """Return the beginning of a text."""
         return text
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the text with its continuation marked."""
         text, generated = answer["text"], answer["generated_text"]
         whole = f"{text} {generated}"
         return [text_block(whole, [(len(text) + 1, len(whole), "")])]

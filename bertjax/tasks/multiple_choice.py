@@ -69,11 +69,13 @@ class MultipleChoiceObjective(FinetuningObjective):
 
     @property
     def sequence_shape(self) -> PackedShape:
+        """Tokens and examples that a sequence holds at most."""
         # Without packing a sequence still holds all choices of a question.
         length = self.config.max_seq_length
         return PackedShape(length, max(2, length // self.MIN_TOKENS_PER_EXAMPLE))
 
     def targets(self) -> Mapping[str, Target]:
+        """Return the labels of zero examples."""
         return {"choice_labels": Target("example", np.zeros(0, np.int32))}
 
 
@@ -107,6 +109,7 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
     def preprocess(
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], "MultipleChoiceEvalSet"]:
+        """Return packed batches of context and choice pairs."""
         data = from_rows("input", map(_to_table_row, inputs), False)
         eval_set = MultipleChoiceEvalSet(
             "input", data, self.tokenizer, self.config, self.objective.sequence_shape
@@ -119,6 +122,7 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
         outputs: Iterable[Outputs],
         return_all_scores: bool,
     ) -> Iterator[dict[str, Any]]:
+        """Yield the most probable choice of each question."""
         logits = [arrays["multiple_choice_logits"] for arrays in outputs]
         predictions = context.predictions(logits)
         for question, scores in zip(context.data.questions, predictions, strict=True):
@@ -134,12 +138,14 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
             yield answer
 
     def sample_input(self, text: str = "", word: str = "") -> Content:
+        """Return a context with two choices."""
         if not text:
             return {"context": "She opens the", "choices": ["door", "sky"]}
         # A sequence holds the context once for each choice.
         return {"context": " ".join(text.split()[::2]), "choices": [word, word]}
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the answer, and a chart of all choices."""
         assert not isinstance(content, str)
         bars = bar_block(zip(content["choices"], answer["scores"], strict=True))
         return [text_block(answer["answer"]), bars]
@@ -172,11 +178,13 @@ class MultipleChoiceTask(FinetuningTask):
 
     @functools.cached_property
     def examples(self) -> Examples:
+        """Encoded training examples."""
         ((name, data),) = read_sets(self.config, "train")
         warn_of_coverage_loss(self.tokenizer, {name: data.all_texts})
         return _encode(name, data, self.tokenizer, self.config, self.objective.sequence_shape)
 
     def eval_sets(self) -> Sequence[EvalSet]:
+        """Return the eval sets."""
         return self._eval_sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
@@ -189,12 +197,14 @@ class MultipleChoiceTask(FinetuningTask):
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+        """Return configuration fields for a model with this head."""
         if "multiple_choice" not in model.params:
             return None
         return {"max_seq_length": model.config.max_position_embeddings}
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
+        """Return the HTML report of an evaluation."""
         texts = [
             (
                 set_name,

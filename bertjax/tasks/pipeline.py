@@ -131,7 +131,7 @@ class Pipeline(abc.ABC, Generic[Context]):
 
     @abc.abstractmethod
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:
-        """Return the batches of at most `max_batch_inputs` inputs, and the context of their outputs.
+        """Return the batches of up to `max_batch_inputs` inputs, and the context of their outputs.
 
         Raises:
           InputError: an input is invalid; the message begins with its location.

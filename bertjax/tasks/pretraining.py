@@ -65,11 +65,13 @@ class PretrainingObjective(Objective):
             self.eval_outputs = ("masked_lm_predictions",)
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return name -> shape of the arrays of a packed batch."""
         return _shapes(self.options, batch_size)
 
     def apply(
         self, params: Any, batch: Batch, key: Array | None, constants: Any
     ) -> dict[str, Array]:
+        """Return logits, and the best tokens if TensorBoard shows examples."""
         outputs = super().apply(params, batch, key, constants)
         if self.eval_outputs:
             outputs["masked_lm_predictions"] = outputs["mlm_logits"].argmax(axis=-1)
@@ -91,9 +93,11 @@ class PretrainingObjective(Objective):
         )
 
     def eval_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the same for an eval batch."""
         return _shapes(self.eval_options, self.eval_batch_size)
 
     def forward_flops(self, batch_size: int) -> float:
+        """Return the model FLOPs of a forward pass."""
         limits, model = self.options.sequence_limits, self.config.model
         pairs = limits.examples if "nsp" in self.heads else 0
         return flops.forward_flops(
@@ -144,6 +148,7 @@ class PretrainingTask(Task):
 
     @classmethod
     def pipeline_class(cls, config: Config) -> type[Pipeline[Any]]:
+        """Return the pipeline that fits the direction of attention."""
         return TextGenerationPipeline if config.model.causal else FillMaskPipeline
 
     @functools.cached_property
@@ -182,15 +187,18 @@ class PretrainingTask(Task):
 
     @property
     def examples_per_epoch(self) -> int:
+        """Number of packed sequences."""
         return self.data.sequences_per_epoch
 
     def prepare(self, steps: int | None) -> None:
+        """Set the steps of the batch size ramp-up."""
         self.data.rampup = BatchSizeRampup(
             self.config.batch_size, self.config.batch_size_rampup, steps or 1
         )
 
     @property
     def data_fingerprint(self) -> str:
+        """Hex digest of the corpora."""
         digests = {name: corpus.manifest.digest() for name, corpus in self._corpora.items()}
         if len(digests) == 1:
             return digests.popitem()[1]
@@ -198,6 +206,7 @@ class PretrainingTask(Task):
 
     @property
     def data_summary(self) -> str:
+        """Directory and size of each corpus."""
         return " + ".join(
             f"{corpus.directory} ({corpus.manifest.totals['documents']:,} documents, "
             f"{corpus.manifest.totals['tokens']:,} tokens)"
@@ -206,6 +215,7 @@ class PretrainingTask(Task):
 
     @property
     def data_card(self) -> Mapping[str, str]:
+        """Size and license of each corpus."""
         card = {}
         for name, corpus in self._corpora.items():
             totals, license = corpus.manifest.totals, corpus.manifest.options.get("license")
@@ -216,17 +226,21 @@ class PretrainingTask(Task):
         return card
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
+        """Return the masked batches of the corpora."""
         batches: Iterable[HostBatch] = self.data.dataset(start, stop).as_numpy_iterator()
         return batches
 
     def eval_sets(self) -> Sequence[EvalSet]:
+        """Return one eval set for each corpus with an eval split."""
         return self._eval_sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
+        """Return the pairs of a sequence, with masks and labels."""
         return render_sequence(batch, index, self.tokenizer)
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+        """Return the objective that the heads of a model imply."""
         if not {*model.params} <= {*BACKBONE_MODULES, "mlm", "nsp"}:
             return None
         max_seq_length = min(Config.max_seq_length, model.config.max_position_embeddings)

@@ -44,7 +44,8 @@ class EvalSet(Protocol):
     """A named eval set."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in metrics and files."""
 
     def batches(self) -> Iterable[HostBatch]:
         """Return this process's sequences of each batch; every example occurs once."""
@@ -104,7 +105,7 @@ class Task(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
-        """Return configuration fields for a model of another format, None if another task made it."""
+        """Return configuration fields for a model of another format; None for another task's."""
 
     # Data.
 
@@ -141,7 +142,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
-        """Return this process's sequences of the batches of steps [start, stop), or from `start`."""
+        """Return this process's sequences of the batches of steps [start, stop)."""
 
     @abc.abstractmethod
     def eval_sets(self) -> Sequence[EvalSet]:

@@ -48,8 +48,10 @@ class QuestionAnsweringObjective(FinetuningObjective):
 
     @property
     def sequence_shape(self) -> PackedShape:
+        """Tokens and examples that a sequence holds at most."""
         num_windows = MAX_WINDOWS_PER_SEQUENCE if self.config.packing else 1
         return PackedShape(self.config.max_seq_length, num_windows)
 
     def targets(self) -> Mapping[str, Target]:
+        """Return the labels of zero examples."""
         return answer_position_target(np.zeros((0, 2), np.int32))

@@ -94,6 +94,7 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
     def preprocess(
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], QuestionAnsweringEvalSet]:
+        """Return packed windows of the passages."""
         data = QuestionAnsweringDataset([to_question(item) for item in inputs], 1)
         objective = self.objective
         eval_set = QuestionAnsweringEvalSet(
@@ -107,6 +108,7 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
         outputs: Iterable[Outputs],
         return_all_scores: bool,
     ) -> Iterator[dict[str, Any]]:
+        """Yield the best span for each question."""
         threshold = self._null_threshold() if self.objective.version == 2 else None
         logits = [arrays["question_answering_logits"] for arrays in outputs]
         for prediction in context.predictions(logits):
@@ -133,13 +135,16 @@ class QuestionAnsweringPipeline(Pipeline[QuestionAnsweringEvalSet]):
     def sample_input(
         self, text: str = "Oslo lies in Norway.", word: str = "Where is Oslo?"
     ) -> Content:
+        """Return a question with its passage."""
         return {"question": word, "context": text}
 
     def form_fields(self) -> Sequence[FormField]:
+        """Return boxes for the question and the passage."""
         question, context = super().form_fields()
         return [question._replace(num_lines=1), context._replace(label="Passage", num_lines=9)]
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the answer, and the passage with the answer marked."""
         assert not isinstance(content, str)
         if not answer["answer"]:
             return [text_block("The passage has no answer.", muted=True)]

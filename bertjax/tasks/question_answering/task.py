@@ -73,12 +73,14 @@ class QuestionAnsweringTask(FinetuningTask):
 
     @functools.cached_property
     def examples(self) -> PassageWindows:
+        """Encoded training examples."""
         ((name, data),) = read_sets(self.config, "train")
         warn_of_coverage_loss(self.tokenizer, {name: data.passages})
         passages = PassageCache(self.tokenizer)
         return build_windows(name, data, self.tokenizer, self.objective.window_options, passages)
 
     def eval_sets(self) -> Sequence[QuestionAnsweringEvalSet]:
+        """Return the eval sets."""
         return self._sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
@@ -95,6 +97,7 @@ class QuestionAnsweringTask(FinetuningTask):
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+        """Return configuration fields for a model with this head."""
         if "question_answering" not in model.params:
             return None
         max_seq_length = min(_SEQ_LEN, model.config.max_position_embeddings)
@@ -105,6 +108,7 @@ class QuestionAnsweringTask(FinetuningTask):
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
+        """Return the HTML report of an evaluation."""
         return report.render(name, directory, read_sets(config, "eval"))
 
 

@@ -40,6 +40,7 @@ class SequenceClassificationObjective(FinetuningObjective):
         check_num_labels(config)
 
     def targets(self) -> Mapping[str, Target]:
+        """Return the labels of zero examples."""
         no_examples = SequenceClassificationDataset("", [], [])
         names = [""] * self.config.model.num_labels
         return {"labels": make_target(no_examples, names, self.problem_type)}

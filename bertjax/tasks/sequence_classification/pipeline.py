@@ -79,6 +79,7 @@ class SequenceClassificationPipeline(Pipeline[TextsContext]):
     def preprocess(
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], TextsContext]:
+        """Return packed batches of the texts."""
         # Inputs have no ids.
         columns = dataclasses.replace(columns_from_config(self.config), id="")
         rows = [_to_table_row(item, columns) for item in inputs]
@@ -95,6 +96,7 @@ class SequenceClassificationPipeline(Pipeline[TextsContext]):
     def postprocess(
         self, context: TextsContext, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
+        """Yield each text with its prediction."""
         predictions = context.eval_set.predictions(_logits(outputs))
         problem_type = self.objective.problem_type
         for columns, prediction in zip(context.columns, predictions, strict=True):
@@ -118,11 +120,13 @@ class SequenceClassificationPipeline(Pipeline[TextsContext]):
         )
 
     def sample_input(self, text: str = "Where is my card?", word: str = "...") -> Content:
+        """Return a text, or an object with the columns that were trained."""
         columns = columns_from_config(self.config)
         first, *others = (*columns.text, *columns.text_pair)
         return {first: text, **dict.fromkeys(others, word)} if others else text
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the prediction, and a chart of all labels."""
         if self.objective.problem_type == "regression":
             return [text_block(str(answer["score"]))]
         labels = answer.get("labels", [answer.get("label")])

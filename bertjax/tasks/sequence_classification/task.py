@@ -110,6 +110,7 @@ class SequenceClassificationTask(FinetuningTask):
 
     @functools.cached_property
     def examples(self) -> Examples:
+        """Encoded training examples."""
         data, problem_type = self._train, self.objective.problem_type
         warn_of_coverage_loss(self.tokenizer, {"train": data.all_texts})
         encoded = encode_dataset("train", data, self.tokenizer, self.config)
@@ -125,6 +126,7 @@ class SequenceClassificationTask(FinetuningTask):
         return encoded.with_target("labels", found)
 
     def eval_sets(self) -> Sequence[EvalSet]:
+        """Return the eval sets."""
         return self._sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
@@ -153,6 +155,7 @@ class SequenceClassificationTask(FinetuningTask):
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+        """Return configuration fields for a model with this head."""
         if "sequence_classification" not in model.params:
             return None
         return {
@@ -162,6 +165,7 @@ class SequenceClassificationTask(FinetuningTask):
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
+        """Return the HTML report of an evaluation."""
         sets = [
             (
                 each,

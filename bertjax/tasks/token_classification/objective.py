@@ -21,4 +21,5 @@ class TokenClassificationObjective(FinetuningObjective):
         check_num_labels(config)
 
     def targets(self) -> Mapping[str, Target]:
+        """Return the labels of zero examples."""
         return token_label_target(0, np.zeros(0, np.int64), np.zeros(0, np.int32))

@@ -94,6 +94,7 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
     def preprocess(
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], WordsContext]:
+        """Return packed batches of the words."""
         parsed = [_parse_input(*item) for item in inputs]
         # Each input is a document, so that no context comes from another input.
         sentences = [
@@ -109,6 +110,7 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
     def postprocess(
         self, context: WordsContext, outputs: Iterable[Outputs], return_all_scores: bool
     ) -> Iterator[dict[str, Any]]:
+        """Yield the entities of each text, or the tags of its words."""
         logits = [arrays["token_classification_logits"] for arrays in outputs]
         predictions = context.eval_set.predictions(logits)
         scheme_tags = labels_to_tags(self.labels)
@@ -131,9 +133,11 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
     def sample_input(
         self, text: str = "Ada Lovelace wrote to Charles Babbage.", word: str = ""
     ) -> Content:
+        """Return a text."""
         return text
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the text with its entities marked."""
         if "entities" not in answer:
             return []
         spans = [(item["start"], item["end"], item["entity_group"]) for item in answer["entities"]]

@@ -97,11 +97,13 @@ class TokenClassificationTask(FinetuningTask):
 
     @functools.cached_property
     def examples(self) -> WordExamples:
+        """Encoded training examples."""
         warn_of_coverage_loss(self.tokenizer, {"train": self._train.words})
         given = self.tokenizer, self.config, self.labels
         return encode_sentences("train", self._train.sentences, *given)
 
     def eval_sets(self) -> Sequence[EvalSet]:
+        """Return the eval sets."""
         return self._sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
@@ -124,6 +126,7 @@ class TokenClassificationTask(FinetuningTask):
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
+        """Return configuration fields for a model with this head."""
         return (
             {"max_seq_length": model.config.max_position_embeddings}
             if "token_classification" in model.params
@@ -132,6 +135,7 @@ class TokenClassificationTask(FinetuningTask):
 
     @staticmethod
     def report(name: str, config: Config, directory: epath.Path) -> str:
+        """Return the HTML report of an evaluation."""
         sets = {set_name: len(data.sentences) for set_name, data in read_sets(config, "eval")}
         return report.render(name, directory, sets)
 
