@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from tfds_datasets import tiny_builder
+from tfds_datasets import register_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.glue import GLUE, find_glue_task, read_glue, read_glue_tfds
@@ -256,7 +256,7 @@ def tfds_builders(tmp_path_factory) -> None:
     import numpy as np
     import tensorflow_datasets as tfds
 
-    home = tiny_builder(tmp_path_factory.mktemp("tfds"))
+    directory = tmp_path_factory.mktemp("tfds")
     for name, classes in CLASSES.items():
         task, (text, pair, values) = GLUE[name], EXPECTED[name]
         kind = tfds.features.ClassLabel(names=classes) if classes else np.float32
@@ -273,11 +273,7 @@ def tfds_builders(tmp_path_factory) -> None:
         ]
         # Not sorted, like the records of TensorFlow Datasets.
         test = [texts | {text_column: f"the {i}.", "label": -1, "idx": i} for i in (2, 0, 1)]
-        type(
-            f"Tiny{name}",
-            (home,),
-            {"features": features, "records": {"train": train, "test": test}},
-        )
+        register_builder(directory, f"Tiny{name}", features, {"train": train, "test": test})
 
 
 @pytest.mark.slow
@@ -310,7 +306,7 @@ def test_read_glue_tfds_reads_every_language_of_xnli(tmp_path) -> None:
     premise, hypothesis = {"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}
     whole = {"premise": premise, "hypothesis": hypothesis, "label": 2}
     records = {"test": [whole], "train": [whole, whole | {"hypothesis": {"de": "nein"}}]}
-    type("Tinyxnli", (tiny_builder(tmp_path),), {"features": features, "records": records})
+    register_builder(tmp_path, "Tinyxnli", features, records)
     data = read_glue_tfds("mnli", "tfds:tinyxnli", "test", True, "language")
     assert (data.eval_set_names, data.texts, data.text_pairs) == (
         languages,

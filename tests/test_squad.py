@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tfds_datasets import tiny_builder
+from tfds_datasets import register_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.squad import Answer, Question, read_squad, read_squad_tfds
@@ -95,7 +95,7 @@ def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """TensorFlow Datasets builders with and without SQuAD's fields."""
     from tensorflow_datasets.public_api import features as kinds
 
-    tiny = tiny_builder(tmp_path_factory.mktemp("tfds"))
+    directory = tmp_path_factory.mktemp("tfds")
     answer = kinds.Sequence({"text": kinds.Text(), "answer_start": np.int32})
     text = kinds.Text()
     passage = {"context": "Où est Zoé? À Köln.", "question": "Où?"}
@@ -105,18 +105,15 @@ def tfds_home(tmp_path_factory: pytest.TempPathFactory) -> None:
         passage | {"id": "1", "answers": [], "is_impossible": True},
     )
 
-    class TinySquad(tiny):  # type: ignore[misc, valid-type]
-        features = dict.fromkeys(("id", "question", "context"), text) | {
-            "answers": answer,
-            "is_impossible": np.bool_,
-        }
-        records = {"train": [answerable, impossible], "validation": [answerable]}  # noqa: RUF012
-
-    class TinyOther(tiny):  # type: ignore[misc, valid-type]
-        features = {"id": text, "context": text}  # noqa: RUF012
-        records = {"train": [{"id": "0", "context": "x"}]}  # noqa: RUF012
-
-    assert (TinySquad.name, TinyOther.name) == ("tiny_squad", "tiny_other")
+    features = dict.fromkeys(("id", "question", "context"), text) | {
+        "answers": answer,
+        "is_impossible": np.bool_,
+    }
+    records = {"train": [answerable, impossible], "validation": [answerable]}
+    register_builder(directory, "TinySquad", features, records)
+    features = {"id": text, "context": text}
+    records = {"train": [{"id": "0", "context": "x"}]}
+    register_builder(directory, "TinyOther", features, records)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
-from tfds_datasets import tiny_builder
+from tfds_datasets import register_builder
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import (
@@ -271,37 +271,36 @@ def tfds_builder(tmp_path_factory) -> None:
     """A TensorFlow Datasets builder with columns of several types."""
     import tensorflow_datasets as tfds
 
-    tiny = tiny_builder(tmp_path_factory.mktemp("tfds"))
     kind = tfds.features.ClassLabel(names=["sad", "glad"])
 
-    class TinyTable(tiny):  # type: ignore[misc, valid-type]
-        features = {  # noqa: RUF012
-            "text": tfds.features.Text(),
-            "label": kind,
-            "all": tfds.features.Sequence(kind),
-            "answers": tfds.features.Sequence(tfds.features.Text()),
-            "score": tfds.features.Scalar(np.float32),
-            "raw": tfds.features.Tensor(shape=(), dtype=np.object_),
-            "of": {"year": np.int32},
-        }
-        records = {  # noqa: RUF012
-            "train": [
-                {
-                    "text": text,
-                    "label": label,
-                    "all": every,
-                    "answers": ["x", "y"],
-                    "score": 0.5,
-                    "raw": b"\xff\xfe",
-                    "of": {"year": 1999},
-                }
-                for text, label, every in (
-                    ("one é", "sad", []),
-                    ("two", "glad", ["glad"]),
-                    ("three", -1, ["sad", "glad"]),
-                )
-            ]
-        }
+    features = {
+        "text": tfds.features.Text(),
+        "label": kind,
+        "all": tfds.features.Sequence(kind),
+        "answers": tfds.features.Sequence(tfds.features.Text()),
+        "score": tfds.features.Scalar(np.float32),
+        "raw": tfds.features.Tensor(shape=(), dtype=np.object_),
+        "of": {"year": np.int32},
+    }
+    records = {
+        "train": [
+            {
+                "text": text,
+                "label": label,
+                "all": every,
+                "answers": ["x", "y"],
+                "score": 0.5,
+                "raw": b"\xff\xfe",
+                "of": {"year": 1999},
+            }
+            for text, label, every in (
+                ("one é", "sad", []),
+                ("two", "glad", ["glad"]),
+                ("three", -1, ["sad", "glad"]),
+            )
+        ]
+    }
+    register_builder(tmp_path_factory.mktemp("tfds"), "TinyTable", features, records)
 
 
 @pytest.mark.slow

@@ -1,34 +1,41 @@
 """Small builders of TensorFlow Datasets."""
 
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 
-def tiny_builder(directory: pathlib.Path) -> type:
-    """Return a base class of builders, whose subclasses are registered by their class names.
-
-    Subclasses define `features`, and `records` as {split: list of records}.
+def register_builder(
+    directory: pathlib.Path,
+    class_name: str,
+    features: Mapping[str, Any],
+    records: Mapping[str, list[dict]],
+) -> None:
+    """Register a builder, `TinyText` as tfds:tiny_text.
 
     Args:
-      directory: where the data sets are stored.
+      directory: where the data set is stored.
+      class_name: name of the class, in camel case.
+      features: the features.
+      records: the records of each split.
     """
     import tensorflow_datasets as tfds
 
     class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
         VERSION = tfds.core.Version("1.0.0")
-        features: dict
-        records: dict
 
         def __init__(self, **options):  # type: ignore[no-untyped-def]
             super().__init__(**{**options, "data_dir": directory})
 
         def _info(self):  # type: ignore[no-untyped-def]
-            features = tfds.features.FeaturesDict(self.features)
-            return tfds.core.DatasetInfo(builder=self, features=features)
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(dict(features))
+            )
 
         def _split_generators(self, _):  # type: ignore[no-untyped-def]
-            return {split: self._generate_examples(split) for split in self.records}
+            return {split: self._generate_examples(split) for split in records}
 
         def _generate_examples(self, split):  # type: ignore[no-untyped-def]
-            yield from enumerate(self.records[split])
+            yield from enumerate(records[split])
 
-    return Tiny
+    type(class_name, (Tiny,), {})
