@@ -56,6 +56,11 @@ def small_chunks(request: pytest.FixtureRequest) -> None:
 STEPS = (*range(51), 1_000_000)
 
 
+def digest(batch: Batch) -> str:
+    content = b"".join(array.tobytes() for array in batch.values())
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
 @pytest.mark.parametrize("num_processes", [2, 4, 8, 16])
 def test_batch_does_not_depend_on_the_number_of_processes(corpus, num_processes):
     alone = PretrainingData(corpus, options())
@@ -112,9 +117,12 @@ def test_dataset_has_static_shapes_and_no_end(corpus):
 )
 def test_batch_is_the_same_on_any_machine(corpus, fields, expected):
     """A change of these digests changes the data of every run."""
-    batch = PretrainingData(corpus, options(**fields)).batch(3)
-    content = b"".join(array.tobytes() for array in batch.values())
-    assert hashlib.blake2b(content, digest_size=8).hexdigest() == expected
+    assert digest(PretrainingData(corpus, options(**fields)).batch(3)) == expected
+
+
+def test_eval_batch_is_the_same_on_any_machine(corpus):
+    """A change of this digest changes the scores of every run."""
+    assert digest(PretrainingData(corpus, options(), "eval").batch(1)) == "9499743687441f31"
 
 
 # ---------------------------------------------------------------- several corpora

@@ -190,7 +190,7 @@ class CorpusSequences:
     def _rng_key(self, epoch: int, *parts: int | str) -> tuple[int | str, ...]:
         """Return the key of a generator. That of the eval split does not depend on the seed."""
         if not self._training:
-            return ("eval", *parts)
+            return ("heldout", *parts)  # a key like any other; it determines the eval batches
         repeats = self._options.dupe_factor
         name = (self._corpus.name,) if self._corpus.name else ()
         return "train", self._options.seed, *name, epoch % repeats if repeats else epoch, *parts
