@@ -77,7 +77,7 @@ def test_from_rows_reads_lists_of_choices() -> None:
 
 def test_from_rows_ignores_labels_of_unlabeled_data() -> None:
     data = read({"context": "Which?", "choices": ["a", "b"]}, labeled=False)
-    assert data.questions[0].label is None and data.max_choices == 2
+    assert data.questions[0].label is None and len(data.questions[0].choices) == 2
     examples, _ = encode_questions(data, TOKENIZER, 32, *SHAPE)
     assert examples.targets["choice_labels"].weights.tolist() == [0, 0]
 

@@ -1,1 +1,1 @@
-"""Examples of a task to rows and batches, and readers of data sets."""
+"""Fine-tuning data: readers of data sets, tokenized examples, packed batches."""

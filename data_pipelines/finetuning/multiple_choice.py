@@ -41,11 +41,6 @@ class MultipleChoiceDataset:
     questions: list[MultipleChoiceQuestion]
 
     @property
-    def max_choices(self) -> int:
-        """Largest number of choices of a question."""
-        return max(len(question.choices) for question in self.questions)
-
-    @property
     def all_texts(self) -> list[str]:
         """The context and the choices of each question."""
         return [

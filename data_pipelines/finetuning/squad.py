@@ -13,7 +13,7 @@ from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
 from data_pipelines.text.tfds import read_tfds_records
 
-MAX_PASSAGE_CHARACTERS = 200_000  # a longer text, such as a book, has thousands of windows
+_MAX_PASSAGE_CHARACTERS = 200_000  # a longer text, such as a book, has thousands of windows
 _TYPE_NAMES = {list: "list", str: "string", int: "whole number"}
 _FIX = "Give data in SQuAD's layout"
 
@@ -163,10 +163,10 @@ def check_passage(location: str, passage: str) -> None:
     """Raise InputError, located at `location`, if a passage is empty or too long."""
     if not passage.strip():
         raise InputError(f"{location}: the passage is empty. Remove the question.")
-    if len(passage) > MAX_PASSAGE_CHARACTERS:
+    if len(passage) > _MAX_PASSAGE_CHARACTERS:
         raise InputError(
             f"{location}: the passage has {len(passage):,} characters, more than "
-            f"{MAX_PASSAGE_CHARACTERS:,}. Split it."
+            f"{_MAX_PASSAGE_CHARACTERS:,}. Split it."
         )
 
 

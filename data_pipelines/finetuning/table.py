@@ -18,7 +18,7 @@ from data_pipelines.text import arrow_tables
 from data_pipelines.text.lines import read_lines
 from data_pipelines.text.tfds import read_tfds_class_names, read_tfds_records
 
-COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
+_COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 _JSON = (".json", ".jsonl", ".ndjson")
 LIST_SUFFIXES = (*_JSON, *arrow_tables.SUFFIXES)  # formats whose rows may hold lists
 SUFFIXES = (".csv", ".tsv", ".txt", *LIST_SUFFIXES)
@@ -104,7 +104,7 @@ def read_table(
     if tsv_columns:
         rows = _read_delimited(path, "\t", max_bad_fraction, tsv_columns)
     elif suffix in arrow_tables.SUFFIXES:
-        if path.suffix in COMPRESSION_SUFFIXES:
+        if path.suffix in _COMPRESSION_SUFFIXES:
             raise InputError(f"{path}: {suffix} inside another compression. Decompress it first.")
         rows = [
             TableRow(f"{path} row {i}", row)
@@ -131,7 +131,7 @@ def is_table(path: epath.PathLike) -> bool:
 def file_format(path: epath.Path) -> str:
     """Return the lower-case suffix of a file name, without the suffix of a compression."""
     name = path.name
-    for suffix in COMPRESSION_SUFFIXES:
+    for suffix in _COMPRESSION_SUFFIXES:
         name = name.removesuffix(suffix)
     return epath.Path(name).suffix.lower()
 

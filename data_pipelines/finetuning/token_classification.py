@@ -23,7 +23,7 @@ from data_pipelines.text.lines import read_lines
 
 _log = logging.getLogger("data_pipelines")
 
-DOCSTART = "-DOCSTART-"
+_DOCSTART = "-DOCSTART-"
 _SPACES = re.compile(r"[ \t\r\f\v]+")  # without the no-break space, which is part of a word
 _CONLL_SUFFIXES = (".conll", ".bio", ".iob")
 TAGGED_SUFFIXES = (*_CONLL_SUFFIXES, ".txt", ".tsv", *LIST_SUFFIXES)
@@ -152,11 +152,11 @@ def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
     num_columns, first = 0, 0
     document, has_sentence = 0, False
     for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith(DOCSTART):
+        if not line.strip() or line.startswith(_DOCSTART):
             if words:
                 yield _make_sentence(name, words, document)
                 words, has_sentence = [], True
-            document += has_sentence and line.startswith(DOCSTART)
+            document += has_sentence and line.startswith(_DOCSTART)
             continue
         split_at_tabs = "\t" in line.strip() if has_tabs is None else has_tabs
         if split_at_tabs:

@@ -12,7 +12,7 @@ from data_pipelines.finetuning.token_classification import TaggedSentence
 from data_pipelines.finetuning.windows import max_context_windows, window_starts
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-CONTEXTS = ("sentence", "document")
+_CONTEXTS = ("sentence", "document")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,9 @@ def encode_tagged_words(
     Raises:
       InputError: `max_seq_length` is too small or `context` is unknown.
     """
-    if context not in CONTEXTS:
+    if context not in _CONTEXTS:
         raise InputError(
-            f"data.context={context!r}: unknown context. Choose {' or '.join(CONTEXTS)}."
+            f"data.context={context!r}: unknown context. Choose {' or '.join(_CONTEXTS)}."
         )
     room = max_seq_length - 2
     if room < 1:
