@@ -158,7 +158,7 @@ def test_register_head_rejects_a_taken_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["pretain", "json", "json:loads", "no.such.module", "sentiment_task"]
+    "name", ["", "pretain", "json", "json:loads", "no.such.module", "sentiment_task"]
 )
 def test_find_task_rejects_an_unknown_name(name: str) -> None:
     with pytest.raises(

@@ -111,7 +111,7 @@ def test_write_report_writes_into_the_workdir(workdir: pathlib.Path) -> None:
     ]
     assert read.texts["dd"] == [
         "4 layers · hidden size 256 · 4 heads",
-        "corpora/<wiki> & more · masking unit whole_word",
+        "corpora/<wiki> & more · masking whole_word",
         "64 sequences · 128 tokens per sequence · packed",
         "adamw · peak learning rate 0.0001 · 10,000 warmup steps",
         "320.0 sequences per second · 8s in training steps",

@@ -206,7 +206,7 @@ CASES = {
     "pairs for a model that tells one part": (
         dict.fromkeys(["train.csv", "dev.csv"], "text,pair,label\nba,ki,a\nki,ba,b\n"),
         "sequence_classification data.text_pair=pair model.type_vocab_size=1",
-        "model.type_vocab_size=1 tells one part of a row, and here are two, the texts of a pair",
+        "model.type_vocab_size=1: sequences have two segments, the texts of a pair",
     ),
     "a row too short for any text": (
         {"train.csv": CSV, "dev.csv": DEV}, "sequence_classification max_seq_length=2",
@@ -256,7 +256,7 @@ def test_evaluate_rejects_models_of_other_data(
         "evaluate", "--checkpoint", models / model, "--output", tmp_path / "scores",
         *arguments(models, f"{spec}:data={tmp_path}", **vocab, init=models / model),
     )  # fmt: skip
-    assert re.search(message or "was trained with another vocabulary", error), error
+    assert re.search(message or "the model has another vocabulary", error), error
     assert not (tmp_path / "scores").exists()
 
 

@@ -193,7 +193,7 @@ def test_evaluate_rejects_labels_of_no_scheme(models, tmp_path, refused) -> None
         ('{"words": "ba"}', "line 1: column 'words' is not a list of strings. Write one."),
         ('{"words": []}', "line 1: no words. Write some"),
         ('{"body": "ba"}', "line 1: no column 'words', only 'body'"),
-        ('{"text": 3}', 'line 1: "text" is 3: write some text, or a list "words"'),
+        ('{"text": 3}', 'line 1: "text" is 3. Write some text, or a list "words"'),
     ],
 )
 def test_predict_rejects_invalid_inputs(line, message, models, refused) -> None:

@@ -42,8 +42,9 @@ def run(args: argparse.Namespace) -> None:
             "--pooling and --normalize."
         )
     exports = format_name == "bertjax" and args.to != format_name
-    if exports and "null_score_diff_threshold" in read_calibration(find_checkpoint(args.source)):
-        print(f"{args.target} answers every question: its format has no null_score_diff_threshold.")
+    calibration = read_calibration(find_checkpoint(args.source)) if exports else {}
+    if calibration:
+        print(f"{args.target}: its format has no place for {', '.join(calibration)}.")
     if model.tokenizer is None:
         print(f"{args.source} has no vocabulary: add vocab.txt and convert again.")
     if model.unexpected_keys:

@@ -9,11 +9,13 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.config.config import Config
 from bertjax.html.axes import format_number
 from bertjax.html.charts import Chart, Point, line_chart
 from bertjax.html.page import Section, Status, render_report
 from bertjax.html.tables import ScoreTable, eval_set_table
 from bertjax.model.heads import HEADS
+from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.training.terminal import format_duration
 from data_pipelines.errors import InputError
@@ -45,7 +47,6 @@ HIDDEN_METRICS = {
     "epoch",
     "examples",
     "tokens_per_second",
-    "mlm_perplexity",
     "nonpad_fraction",
     "time_budget_fraction",
 }
@@ -58,11 +59,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
         "model.vocab_size": "{} tokens in the vocabulary",
         "model.dtype": "{}",
     },
-    "Data": {
-        "data.dir": "{}",
-        "data.objective": "{}",
-        "data.masking": "masking unit {}",
-    },
+    "Data": {"data.dir": "{}"},
     "Batch": {
         "batch_size": "{} sequences",
         "max_seq_length": "{} tokens per sequence",
@@ -121,7 +118,8 @@ def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str,
     entries = [{k: v for k, v in entry.items() if k not in duplicates} for entry in entries]
     eval_entries = [entry for entry in entries if entry["split"] == "eval"]
     keys = dict.fromkeys([*_quality_metrics(), *(key for entry in entries for key in entry)])
-    learning = [key for key in keys if key not in {*HIDDEN_METRICS, *PERFORMANCE_METRICS}]
+    excluded = {*HIDDEN_METRICS, *PERFORMANCE_METRICS}
+    learning = [key for key in keys if key not in excluded and not _is_perplexity(key)]
     last_eval = eval_entries[-1] if eval_entries else {}
     evaluations, best_row = _evaluation_table(eval_entries)
     number = len(eval_entries)
@@ -150,7 +148,6 @@ def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str,
     ]
     # Metrics of the eval split if it exists.
     final = last_eval or entries[-1]
-    excluded = {*HIDDEN_METRICS, *PERFORMANCE_METRICS} - {"mlm_perplexity"}
     return render_report(
         name,
         sections,
@@ -193,8 +190,28 @@ def _facts(entries: Sequence[MetricEntry], settings: Mapping[str, Any]) -> list[
             for field, text in fields.items()
             if (value := settings.get(field)) not in (None, False)
         ]
+        if term == "Data":
+            texts += _data_options(settings)
         facts.append((term, " · ".join(texts)))
     return [*facts, ("Speed", _speed(entries, settings.get("batch_size")))]
+
+
+def _data_options(settings: Mapping[str, Any]) -> list[str]:
+    """Return the `data` fields that differ from the defaults of the task."""
+    try:
+        defaults = registry.data_fields()[settings.get("task", Config.task)]
+    except InputError:  # a task outside the package that is not on PYTHONPATH
+        return []
+    return [
+        f"{name} {settings[f'data.{name}']}"
+        for name, default in defaults.items()
+        if name != "dir" and settings.get(f"data.{name}", default) != default
+    ]
+
+
+def _is_perplexity(key: str) -> bool:
+    """Return whether a metric is the exponential of a loss."""
+    return key.endswith("perplexity")
 
 
 def _speed(entries: Sequence[MetricEntry], batch_size: Any) -> str:

@@ -33,13 +33,13 @@ def find_task(name: str) -> type[Task]:
       InputError: there is no task of this name.
     """
     module_name, _, class_name = TASKS.get(name, name).partition(":")
-    module: Any = None
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists and imports a module that does not
-    task = getattr(module, class_name, None)
+    task: Any = None
+    if module_name and class_name:
+        try:
+            task = getattr(importlib.import_module(module_name), class_name, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module exists and imports a module that does not
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise InputError(
             f"task={name!r}: unknown task. Use {', '.join(sorted(TASKS))}, or MODULE:CLASS with a "
