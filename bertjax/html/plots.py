@@ -46,7 +46,7 @@ def scatter(
     with new_axes(_LAYOUT, title) as axes:
         set_axis(axes, "x", axis, as_percent)
         set_axis(axes, "y", axis, as_percent)
-        axes.set_xlabel(axis_labels[0], color=COLORS["soft"], labelpad=4)
+        axes.set_xlabel(axis_labels[0], color=COLORS["soft"], labelpad=2)
         ends = axis.ticks[0], axis.ticks[-1]
         axes.plot(ends, ends, color=COLORS["line"], linewidth=1, clip_on=False)
         if sizes is None:

@@ -71,8 +71,8 @@ def new_axes(layout: Layout, salt: str = "") -> Iterator["Axes"]:
             ),
             frameon=False,
         )
-        axes.tick_params(left=False, bottom=False, labelcolor=COLORS["soft"], labelsize=12, pad=9)
-        axes.tick_params(axis="x", pad=6)
+        axes.tick_params(length=0, labelcolor=COLORS["soft"], labelsize=12, pad=9)
+        axes.tick_params(axis="x", pad=11)
         axes.grid(axis="y", color=COLORS["line"], linewidth=1, clip_on=False)
         axes.set_axisbelow(True)
         yield axes

@@ -152,9 +152,9 @@ def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str,
         name,
         sections,
         metrics=[
-            (_metric(key).title, _format_value(key, value))
-            for key, value in final.items()
-            if key not in excluded and "/" not in key  # "/": metrics of one of several eval sets
+            (_metric(key).title, _format_value(key, final[key]))
+            for key in keys
+            if key in final and key not in excluded and "/" not in key  # "/": of one eval set
         ],
         metrics_note=f"{'Eval' if eval_entries else 'Train'} split, step {final['step']:,}",
         facts=_facts(entries, settings),
