@@ -349,7 +349,7 @@ def test_vocab_rejects_invalid_arguments(tmp_path, refused, text, vocab) -> None
             ["train", "--config", "x.py", "--workdir", "y", "--config.seed"],
             "--config.seed: no value. Write",
         ),
-        (["train", "--config", "nowhere.py", "--workdir", "x"], "no file nowhere.py"),
+        (["train", "--config", "nowhere.py", "--workdir", "x"], "nowhere.py: no such file"),
         (["inspect", "--config", f"{PRETRAIN}:smoke", "--start", "-1"], "--start=-1: not a step"),
         (
             ["inspect", "--config", f"{PRETRAIN}:smoke", "--sequences", "0"],
@@ -387,7 +387,7 @@ TEXT = ["--input", "text.txt"]
     ("arguments", "message"),
     [
         (["predict", "--checkpoint", "c", "--input", "lost"], "lost: no such file"),
-        (["predict", "--checkpoint", "c", "--input", "folder"], "folder is a directory"),
+        (["predict", "--checkpoint", "c", "--input", "folder"], "folder: a directory"),
         (["predict", "--checkpoint", "c", *TEXT, "--output", "folder"], "folder: is a directory"),
         (
             ["predict", "--checkpoint", "c", *TEXT, "--output", "lost/x"],
@@ -395,13 +395,13 @@ TEXT = ["--input", "text.txt"]
         ),
         (["predict", "--checkpoint", "text.txt", *TEXT], "text.txt is no model"),
         (["score", "squad", "--data", "lost", "--predictions", "p"], "lost: no such file"),
-        (["score", "cmrc", "--data", "folder", "--predictions", "p"], "folder is a directory"),
+        (["score", "cmrc", "--data", "folder", "--predictions", "p"], "folder: a directory"),
         (["train", *SMOKE, "--workdir", "text.txt"], "--workdir=text.txt: is a file"),
         (
             ["train", *SMOKE, "--workdir", "text.txt/run"],
             "--workdir=text.txt/run: text.txt is a file",
         ),
-        (["train", "--config", "folder", "--workdir", "x"], "folder is a directory"),
+        (["train", "--config", "folder", "--workdir", "x"], "folder: a directory"),
         (
             ["evaluate", *SMOKE, "--checkpoint", "c", "--output", "text.txt"],
             "--output=text.txt: is a file",
@@ -424,7 +424,7 @@ TEXT = ["--input", "text.txt"]
         (["vocab", *TEXT, "--output", "text.txt/vocab.txt"], "--output=text.txt: is a file"),
         (
             ["vocab", *TEXT, "*.txt", "--sampling-alpha", "0.7", "--output", "vocab.txt"],
-            "text.txt is an input 2 times",
+            "text.txt: 2 times in the inputs",
         ),
         (
             ["prepare", *TEXT, "--vocab", "lost", "--output", "text.txt/x"],
@@ -482,9 +482,7 @@ def test_read_lines_drops_a_byte_order_mark(mark: str, tmp_path) -> None:
 def test_score_rejects_deeply_nested_json(tmp_path, refused) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     given = "--data", tmp_path / "deep.json", "--predictions", tmp_path / "deep.json"
-    assert "deep.json is no JSON (line 1, column 1: it is nested" in refused(
-        "score", "squad", *given
-    )
+    assert "deep.json:1: not JSON (column 1: it is nested" in refused("score", "squad", *given)
 
 
 def test_main_reports_a_closed_stdout(tmp_path) -> None:
