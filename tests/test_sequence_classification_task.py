@@ -94,7 +94,9 @@ def test_evaluate_scores_checkpoint_and_export_alike(kind, trained, exported, fo
     for path in (trained(kind), exported(kind)):
         found = evaluate(toy_tasks.configuration(kind, folder, path), path)
         for name, value in found.scores.items():
-            assert value == pytest.approx(while_training[name], abs=1e-5), name
+            # Rounding decides the ranks of examples with one prediction.
+            tolerance = 1e-3 if name == "spearman" else 1e-5
+            assert value == pytest.approx(while_training[name], abs=tolerance), name
     entries = found.files["predictions"]
     assert len(entries) == 60
     assert len(found.examples) == 8 and any(" → " in line for line in found.examples)
@@ -138,9 +140,9 @@ def predict(capsys, *given: object) -> list[dict]:
 def test_predict_accepts_text_json_and_table(trained, exported, folder, capsys) -> None:
     for path in (trained("single_label"), exported("single_label")):
         (found,) = predict(
-            capsys, "--checkpoint", path, "--text", "do ki lu ki", "--return-all-scores"
+            capsys, "--checkpoint", path, "--text", "me ki ra ki", "--return-all-scores"
         )
-        assert found["text"] == "do ki lu ki" and found["label"] == "sad"
+        assert found["text"] == "me ki ra ki" and found["label"] == "sad"
         assert found["scores"].keys() == {*LABELS}
         assert found["score"] == found["scores"]["sad"]
         assert sum(found["scores"].values()) == pytest.approx(1, abs=1e-5)
@@ -156,11 +158,11 @@ def test_predict_accepts_text_json_and_table(trained, exported, folder, capsys) 
 @pytest.mark.slow
 def test_predict_returns_label_sets_and_values(trained, folder, capsys) -> None:
     given = "--checkpoint", trained("multi_label"), "--text"
-    (found,) = predict(capsys, *given, "do ba lu no me", "--return-all-scores")
+    (found,) = predict(capsys, *given, "me ba ra no me", "--return-all-scores")
     assert found["labels"] == ["glad", "odd, or so"]
     assert found["labels"] == [name for name, p in found["scores"].items() if p > 0.5]
-    (found,) = predict(capsys, *given, "do lu me")
-    assert found == {"text": "do lu me", "labels": []}
+    (found,) = predict(capsys, *given, "me ra me")
+    assert found == {"text": "me ra me", "labels": []}
     table = predict(capsys, "--checkpoint", trained("regression"), "--input", folder / "dev.tsv")
     assert [*table[0]] == ["first", "second", "score"] and len(table) == 60
 

@@ -26,6 +26,7 @@ FIELDS = {
     "max_seq_length": 32, "batch_size": 16, "steps": 120, "log_every": 60, "eval_every": "100%",
     "checkpoint_every": "100%", "model.num_hidden_layers": 1, "model.hidden_size": 64,
     "model.num_attention_heads": 4, "model.vocab_size": 128, "model.max_position_embeddings": 64,
+    "model.initializer_range": 0.1,  # 0.02 is for BERT-Base, twelve times as wide
     "model.dtype": "float32", "model.hidden_dropout_prob": 0.0,
     "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 4e-3, "optimizer.warmup": 20,
