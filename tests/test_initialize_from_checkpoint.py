@@ -1,4 +1,4 @@
-"""A run begins with what another run or a published model has learnt."""
+"""Tests of runs that are initialized from a checkpoint or a published model."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
 def publish(
     corpus: pathlib.Path, path: pathlib.Path, *heads: str, format_name: str = "hf"
 ) -> NumpyModel:
-    """A published model of the corpus's vocabulary."""
+    """Write a published model with the vocabulary of the corpus."""
     model = draw_model(make_run_config(corpus).model, load_tokenizer(corpus), *heads)
     hf = path if format_name == "hf" else path.with_name("published")
     hf.mkdir()
@@ -51,27 +51,27 @@ def publish(
     return model
 
 
-def first_params(config: Config) -> tuple[Any, Any]:
-    """Those that random numbers give, and those that the run begins with."""
+def initial_params(config: Config) -> tuple[Any, Any]:
+    """Return random parameters, and those that a run is initialized with."""
     config = config.resolve(100)
-    programs = StepFunctions(config, registry.make_objective(config))
-    random = programs.init().params
-    given = PretrainedModel(config.init).load_init_params(
-        programs.init_shapes, config.reinit_layers
+    step_functions = StepFunctions(config, registry.make_objective(config))
+    random = step_functions.init().params
+    pretrained = PretrainedModel(config.init).load_init_params(
+        step_functions.init_shapes, config.reinit_layers
     )
-    return random, programs.init(given).params
+    return random, step_functions.init(pretrained).params
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["hf", "tf1", "bertjax"])
-def test_parts_that_are_there_are_taken_and_others_stay_random(
+def test_init_loads_the_parts_of_the_model_and_leaves_others_random(
     format_name, corpus, tmp_path
 ) -> None:
     model = publish(corpus, tmp_path / "model", "pooler", format_name=format_name)
-    random, begun = first_params(make_run_config(corpus, init=tmp_path / "model"))
+    random, initialized = initial_params(make_run_config(corpus, init=tmp_path / "model"))
     published = dict(named_leaves(model.params))
     before = dict(named_leaves(random))
-    for name, array in named_leaves(begun):
+    for name, array in named_leaves(initialized):
         assert array.sharding == before[name].sharding
         np.testing.assert_array_equal(array, published.get(name, before[name]))
     assert {"mlm/bias", "nsp/kernel"} <= before.keys() - published.keys()
@@ -80,7 +80,7 @@ def test_parts_that_are_there_are_taken_and_others_stay_random(
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("format_name", ["hf", "bertjax"])
-def test_the_highest_layers_and_the_pooler_may_stay_random(
+def test_init_leaves_reinit_layers_and_the_pooler_random(
     format_name, layers, corpus, tmp_path, caplog
 ) -> None:
     model = publish(corpus, tmp_path / "model", "pooler", "nsp", format_name=format_name)
@@ -88,11 +88,13 @@ def test_the_highest_layers_and_the_pooler_may_stay_random(
         corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4
     )
     with caplog.at_level(logging.INFO, "bertjax"):
-        random, begun = first_params(config)
-    said = f"(encoder, nsp); random: layers above {2 - layers} of 2, mlm, pooler."
-    assert said in caplog.text
+        random, initialized = initial_params(config)
+    message = f"(encoder, nsp); random: layers above {2 - layers} of 2, mlm, pooler."
+    assert message in caplog.text
     published = dict(named_leaves(model.params))
-    for (name, array), (_, before) in zip(named_leaves(begun), named_leaves(random), strict=True):
+    for (name, array), (_, before) in zip(
+        named_leaves(initialized), named_leaves(random), strict=True
+    ):
         expected = np.asarray(before)
         if "/blocks/" in name:
             expected = np.concatenate([published[name][: 2 - layers], expected[2 - layers :]])
@@ -103,63 +105,62 @@ def test_the_highest_layers_and_the_pooler_may_stay_random(
 
 
 @pytest.mark.parametrize(
-    ("layers", "init", "complaint"),
+    ("layers", "init", "message"),
     [
-        (3, "model", "reinit_layers=3 and the model has 2 layers"),
-        (-1, "model", "reinit_layers=-1 and the model has 2 layers"),
-        (1, "", "reinit_layers=1 leaves random what is random without init"),
+        (3, "model", "reinit_layers=3: the model has 2 layers. Use 0 to 2"),
+        (-1, "model", "reinit_layers=-1: the model has 2 layers. Use 0 to 2"),
+        (1, "", "reinit_layers=1: without init all layers are random"),
     ],
 )
-def test_layers_that_cannot_stay_random_are_refused(layers, init, complaint, corpus) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_reinit_layers_are_validated(layers, init, message, corpus) -> None:
+    with pytest.raises(InputError, match=message):
         make_run_config(corpus, init=init, reinit_layers=layers)
 
 
 @pytest.mark.parametrize("format_name", ["hf", "bertjax"])
-def test_how_a_model_was_trained_is_not_inherited_but_said(
-    format_name, corpus, tmp_path, caplog
-) -> None:
+def test_check_compatible_logs_fields_that_differ(format_name, corpus, tmp_path, caplog) -> None:
     publish(corpus, tmp_path / "model", format_name=format_name)
     model = make_run_config(corpus, model__hidden_dropout_prob=0.3, model__dtype="bfloat16").model
-    start = PretrainedModel(tmp_path / "model")
+    pretrained = PretrainedModel(tmp_path / "model")
     with caplog.at_level(logging.INFO, "bertjax"):
-        start.check_compatible(start.model, {}, ())
+        pretrained.check_compatible(pretrained.model, {}, ())
         assert not caplog.messages
-        start.check_compatible(model, {}, ())
-    where = f"where {tmp_path / 'model'} was made"
-    said = [f"hidden_dropout_prob=0.3 here, 0.1 {where}"]
-    if format_name == "bertjax":  # no published model says in what it was computed
-        said.append(f"dtype='bfloat16' here, 'float32' {where}")
-    assert caplog.messages == ["; ".join(said) + "."]
+        pretrained.check_compatible(model, {}, ())
+    differences = ["hidden_dropout_prob=0.3 here, 0.1 there"]
+    if format_name == "bertjax":  # published models do not record their dtype
+        differences.append("dtype='bfloat16' here, 'float32' there")
+    path = PretrainedModel(tmp_path / "model").path
+    message = f"other model fields than those of {path}: {'; '.join(differences)}."
+    assert caplog.messages == [message]
 
 
 @pytest.mark.slow
-def test_heads_that_the_run_does_not_have_are_left_out(corpus, tmp_path) -> None:
+def test_init_leaves_out_heads_that_the_run_does_not_have(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", "mlm", "nsp")
     config = make_run_config(corpus, init=tmp_path / "model", data__objective="mlm")
-    random, begun = first_params(config)
-    assert jax.tree.structure(begun) == jax.tree.structure(random)
+    random, initialized = initial_params(config)
+    assert jax.tree.structure(initialized) == jax.tree.structure(random)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["hf", "tf1", "bertjax"])
-def test_the_shape_of_a_model_is_known_before_hosts_meet(
+def test_find_bert_config_needs_no_other_process(
     format_name, corpus, tmp_path, monkeypatch
 ) -> None:
     model = publish(corpus, tmp_path / "model", format_name=format_name)
     if format_name == "bertjax":
         shutil.copytree(tmp_path / "model", tmp_path / "run" / "checkpoints" / "00000007")
 
-    def begin_backend() -> int:
-        raise AssertionError("the backend must not begin before the hosts have met")
+    def start_backend() -> int:
+        raise AssertionError("the backend must not start before the processes join")
 
-    monkeypatch.setattr(jax, "process_count", begin_backend)
+    monkeypatch.setattr(jax, "process_count", start_backend)
     for path in ("model", "run") if format_name == "bertjax" else ("model",):
         assert find_bert_config(tmp_path / path).hidden_size == model.config.hidden_size
 
 
 @pytest.mark.slow
-def test_a_published_model_is_trained_further(corpus, tmp_path, caplog) -> None:
+def test_init_from_a_published_model_trains(corpus, tmp_path, caplog) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     config = make_run_config(corpus, init=tmp_path / "model", steps=3)
     with caplog.at_level(logging.INFO, "bertjax"):
@@ -168,36 +169,38 @@ def test_a_published_model_is_trained_further(corpus, tmp_path, caplog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "complaint"),
+    ("override", "message"),
     [
         (
             {"model__num_attention_heads": 1},
-            r"made with num_attention_heads=2 .* set model\.num_attention_heads=2",
+            r"model\.num_attention_heads=1: .* Set model\.num_attention_heads=2",
         ),
-        ({"model__hidden_act": "relu"}, r"made with activation='gelu'"),
+        ({"model__hidden_act": "relu"}, r"Set model\.hidden_act='gelu'"),
         ({"model__num_hidden_layers": 1}, "model.num_hidden_layers=1: .* has 2 layers. Remove"),
         ({"model__vocab_size": 200}, r"embeddings/word has shape \(128, 64\)"),
     ],
     ids=str,
 )
-def test_another_model_is_refused(override: dict, complaint: str, corpus, tmp_path) -> None:
+def test_init_rejects_a_model_of_another_shape(
+    override: dict, message: str, corpus, tmp_path
+) -> None:
     publish(corpus, tmp_path / "model", "pooler")
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=message):
         make_trainer(make_run_config(corpus, init=tmp_path / "model", **override), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 @pytest.mark.slow
-def test_another_vocabulary_is_refused(corpus, tmp_path) -> None:
+def test_init_rejects_another_vocabulary(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
     for name in ("vocab.txt", "tokenizer.json"):
         (tmp_path / "model" / name).unlink()
-    with pytest.raises(ValueError, match="trained with another vocabulary"):
+    with pytest.raises(ValueError, match="has another vocabulary"):
         make_trainer(make_run_config(corpus, init=tmp_path / "model"), tmp_path / "run")
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop signal arrives in that step."""
+    """Let a stop signal arrive in a step."""
     monkeypatch.setattr(
         "bertjax.training.trainer.stop_signals",
         lambda: contextlib.nullcontext(lambda done: done == step),
@@ -206,7 +209,7 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("format_name", "layers"), [("hf", 0), ("bertjax", 0), ("hf", 1)])
-def test_a_run_goes_on_when_what_it_began_with_is_gone(
+def test_run_resumes_when_its_initial_model_is_gone(
     format_name, layers, corpus, tmp_path, monkeypatch
 ) -> None:
     publish(corpus, tmp_path / "model", "pooler", format_name=format_name)
@@ -225,24 +228,22 @@ def test_a_run_goes_on_when_what_it_began_with_is_gone(
     assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
 
 
-def test_another_model_in_its_place_is_refused_before_the_first_checkpoint(
-    corpus, tmp_path
-) -> None:
+def test_open_init_rejects_another_model_in_the_same_place(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler")
-    begun = PretrainedModel(tmp_path / "model")
+    model = PretrainedModel(tmp_path / "model")
     (tmp_path / "run").mkdir()
-    write_init_record(begun, tmp_path / "run")
-    assert open_init(tmp_path / "model", tmp_path / "run").digest == begun.digest
+    write_init_record(model, tmp_path / "run")
+    assert open_init(tmp_path / "model", tmp_path / "run").digest == model.digest
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "model").mkdir()
     other = draw_model(make_run_config(corpus).model, load_tokenizer(corpus), "pooler")
     other.params["encoder"]["embeddings"]["norm"]["bias"][0] += 1
     huggingface.write(other, tmp_path / "model")
-    with pytest.raises(InputError, match=r"is not what the run in .* began with"):
+    with pytest.raises(InputError, match=r"not the model that the run in .* was initialized from"):
         open_init(tmp_path / "model", tmp_path / "run")
 
 
-def test_a_run_that_trains_on_is_taken_at_the_step_it_was_taken_at(corpus, tmp_path) -> None:
+def test_open_init_takes_the_recorded_step_of_a_running_run(corpus, tmp_path) -> None:
     publish(corpus, tmp_path / "model", "pooler", format_name="bertjax")
     checkpoints = tmp_path / "other" / "checkpoints"
     shutil.copytree(tmp_path / "model", checkpoints / "00000007")

@@ -132,7 +132,7 @@ def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dic
     done = run("evaluate", *given)
     assert done.returncode == 0, done.stderr
     page, table = done.stderr.split("; compiling ...\n")
-    assert page.endswith(f"{PretrainedModel(workdir).path} on dev, 8 rows a batch")
+    assert page.endswith(f"{PretrainedModel(workdir).path} on dev, 8 sequences a batch")
     assert re.search(r"^exact +\d+\.\d+$", table, re.MULTILINE)
     assert f"written to {output}: " in table and "scores.json" in table
     return version, output, json.loads(done.stdout)
@@ -206,7 +206,7 @@ def test_evaluate_scores_several_eval_sets(trained, folder, tmp_path, capsys, ca
     scores = json.loads((tmp_path / "scores.json").read_text())
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["data", "xx.de", "xx.fr", "mean"]
-    assert "was made: data.eval_file='xx.*.json' here, '' there." in caplog.text
+    assert "data.eval_file='xx.*.json' here, '' there." in caplog.text
     assert (scores["xx.de/total"], scores["xx.fr/total"]) == (8, 16)
     assert scores["f1"] == pytest.approx((scores["xx.de/f1"] + scores["xx.fr/f1"]) / 2)
     assert len(json.loads((tmp_path / "xx.fr.predictions.json").read_text())) == 16

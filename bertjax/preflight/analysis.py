@@ -27,7 +27,7 @@ from bertjax.steps.batch_sizes import check_batch_sizes
 from bertjax.steps.parallel_runs import AnyStepFunctions, ParallelStepFunctions, round_up_runs
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-from bertjax.training.memory_budget import smaller
+from bertjax.training.memory_budget import memory_fixes
 
 _log = logging.getLogger("bertjax")
 
@@ -174,7 +174,7 @@ def suggested_fixes(config: Config, topology: Topology) -> Iterator[tuple[str, P
 
     Ends with the first that fits, or when a device is left with a row at a time.
     """
-    for text, less in smaller(config, _row_parts(config, topology), topology.kind == "cpu"):
+    for text, less in memory_fixes(config, _row_parts(config, topology), topology.kind == "cpu"):
         verdict = preflight(less, topology, train_only=True)
         yield text, verdict
         if verdict.fits:

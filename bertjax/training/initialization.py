@@ -1,4 +1,4 @@
-"""What a command begins with: the parameters of a run, or of a published model."""
+"""Pretrained models: the parameters of a checkpoint or of a published model, to load and check."""
 
 import dataclasses
 import functools
@@ -30,47 +30,43 @@ from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 
-INIT_RECORD_FILE = "init.json"  # of a workdir: what its run began with
+INIT_RECORD_FILE = "init.json"  # in a workdir: the model that its run was initialized from
 _log = logging.getLogger("bertjax")
 
-# What no array shows, and what would change what the same arrays compute.
+# Fields that change what the same arrays compute, and that no array shows.
 _ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "causal")
-_INIT_ONLY_FIELDS = (
-    "num_labels",
-    "initializer_range",
-    "initialization",
-)  # of no matter to parameters that are there
-_UNPUBLISHED_FIELDS = ("dtype", "scan_layers", "remat")  # what no published model says of itself
+_INIT_ONLY_FIELDS = ("num_labels", "initializer_range", "attention_init")
+_UNPUBLISHED_FIELDS = ("dtype", "scan_layers", "remat")  # published models do not record them
 
 
-def check_model(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
-    """Refuses to compute the arrays at `path` otherwise than the model that they were saved of.
+def check_architecture(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
+    """Check that a configuration computes the parameters at `path` as the saved one does.
 
     Raises:
-      InputError: naming what differs.
+      InputError: a field differs.
     """
     for name in _ARCHITECTURE_FIELDS:
-        theirs, ours = getattr(saved, name), getattr(model, name)
-        if theirs != ours:
+        saved_value, value = getattr(saved, name), getattr(model, name)
+        if saved_value != value:
             raise InputError(
-                f"{path} was made with {name}={theirs!r} and this configuration has "
-                f"{ours!r}: set model.{name}={theirs!r}."
+                f"model.{name}={value!r}: the model at {path} has {name}={saved_value!r}. Set "
+                f"model.{name}={saved_value!r}."
             )
 
 
 class PretrainedModel:
-    """The parameters of a model, ours or published, and what opens it.
+    """The parameters of a model, of bertjax or published, with its configuration and tokenizer.
 
     Args:
-      path: a workdir or checkpoint of ours, or a directory of Hugging Face or TF1.
-      step: of a workdir the checkpoint of this step and no newer one.
+      path: a workdir or checkpoint, or a Hugging Face or TF1 directory.
+      step: step of the checkpoint to take from a workdir; by default the best or newest.
 
     Attributes:
-      path: where they lie.
-      model: the shape of the encoder, and how it was computed.
-      tokenizer: None where a published model came without a vocabulary.
-      labels: names of the outputs of its classifier; empty without one.
-      calibration: what was calibrated when it was saved; empty where nothing was.
+      path: directory of the parameters.
+      model: configuration of the encoder.
+      tokenizer: None for a published model without a vocabulary.
+      labels: label names of its classifier; empty without one.
+      calibration: calibration of the checkpoint; empty without one.
 
     Raises:
       InputError: there is no such model; see `bertjax.formats.loading.read_model`.
@@ -90,9 +86,9 @@ class PretrainedModel:
             self._shapes = read_param_shapes(self.path)
         else:
             self.path = epath.Path(path)
-            self._published = found = read_model(path, format_name)
-            self.model, self.tokenizer, self.labels = found.config, found.tokenizer, found.labels
-            self._shapes = found.params
+            self._published = read_model(path, format_name)
+            self.model, self.tokenizer = self._published.config, self._published.tokenizer
+            self.labels, self._shapes = self._published.labels, self._published.params
 
     @functools.cached_property
     def digest(self) -> str:
@@ -102,7 +98,7 @@ class PretrainedModel:
         return _digest(self._published.params)
 
     def config(self) -> Config:
-        """Of the run that made it; of a published model one that could have.
+        """Return the configuration of its run; for a published model one that could have made it.
 
         Raises:
           InputError: no task has its heads.
@@ -112,32 +108,36 @@ class PretrainedModel:
         return registry.infer_config(self._published)
 
     def training_config(self) -> Config | None:
-        """The configuration of the run that made it; None of a published model."""
+        """Return the configuration of its run; None for a published model."""
         return self.config() if self._published is None else None
 
     def init_record(self) -> dict[str, Any]:
-        """What a workdir writes down of it: path, step (None for a published model), digest."""
+        """Return its path, step (None for a published model) and digest, for `INIT_RECORD_FILE`."""
         name = self.path.name
         step = int(name) if name.isdigit() and self._published is None else None
         return {"path": str(self.path), "step": step, "digest": self.digest}
 
     def check_compatible(self, model: BertConfig, shapes: Any, labels: Sequence[str]) -> None:
-        """Refuses to begin a model of another kind, or with parameters of other shapes.
+        """Check that a model of another configuration can be initialized from this one.
 
-        Says which fields differ that may: those are the configuration's, never the start's. A
-        head of other labels than these is left out. To learn to fill masks a model may begin as
-        one that reads left to right.
+        Fields that may differ are logged. Heads with other labels are left out. A masked language
+        model may be initialized from a causal one.
+
+        Args:
+          model: configuration of the new encoder.
+          shapes: parameters of the new model as `jax.ShapeDtypeStruct`.
+          labels: label names of the new model.
 
         Raises:
-          InputError: naming what differs.
+          InputError: a field that must be equal, or the shape of a parameter, differs.
         """
-        begun = self.model
-        if begun.causal and not model.causal and "mlm" in shapes:
-            _log.info("%s reads left to right: from here on it sees both sides.", self.path)
-            begun = dataclasses.replace(begun, causal=False)
-        check_model(self.path, begun, model)
+        saved = self.model
+        if saved.causal and not model.causal and "mlm" in shapes:
+            _log.info("%s is causal: its attention becomes bidirectional.", self.path)
+            saved = dataclasses.replace(saved, causal=False)
+        check_architecture(self.path, saved, model)
         if any(getattr(self.model, name) != getattr(model, name) for name in LAYER_MIX_FIELDS):
-            # Heads that read something else are other heads.
+            # Heads that read another mix of layers are other heads.
             self._shapes = {"encoder": self._shapes["encoder"]}
         if tuple(labels) != self.labels:
             self._shapes = {
@@ -145,50 +145,51 @@ class PretrainedModel:
                 for name, part in self._shapes.items()
                 if name not in HEADS or not HEADS[name].has_labels
             }
-        check_params(
-            self.path, {part: shapes[part] for part in self._available_parts(shapes)}, self._shapes
-        )
+        available = {part: shapes[part] for part in self._available_parts(shapes)}
+        check_params(self.path, available, self._shapes)
         unknown = () if self._published is None else _UNPUBLISHED_FIELDS
-        said = [
-            f"{name}={ours!r} here, {theirs!r} where {self.path} was made"
-            for name, theirs in dataclasses.asdict(self.model).items()
-            if name not in (*MODEL_FIELDS, *_INIT_ONLY_FIELDS) and name not in unknown
-            if (ours := getattr(model, name)) != theirs
+        differences = [
+            f"{name}={value!r} here, {saved_value!r} there"
+            for name, saved_value in dataclasses.asdict(self.model).items()
+            if name not in (*MODEL_FIELDS, *_INIT_ONLY_FIELDS, *unknown)
+            if (value := getattr(model, name)) != saved_value
         ]
-        if said:
-            _log.info("%s.", "; ".join(said))
+        if differences:
+            _log.info("other model fields than those of %s: %s.", self.path, "; ".join(differences))
 
     def check_complete(self, model: BertConfig, params: Any) -> None:
-        """Refuses to stand for a model of another kind, or with parameters that it lacks.
+        """Check that it has all parameters of a model, and computes the same.
 
         Args:
+          model: configuration of the encoder.
           params: a tree of arrays or shapes.
+
         Raises:
-          InputError: naming what differs.
+          InputError: a field or the shape of a parameter differs, or a head is missing.
         """
-        check_model(self.path, self.model, model)
+        check_architecture(self.path, self.model, model)
         for name in params:
             if name in HEADS and name not in self._shapes:
                 raise InputError(
-                    f"{self.path} has no {HEADS[name].part}, only {', '.join(self._shapes)}: train "
-                    "it with init, or take vectors with `bertjax embed`."
+                    f"{self.path} has no {HEADS[name].part}, only {', '.join(self._shapes)}. Train "
+                    "it with init, or compute embeddings with `bertjax embed`."
                 )
         check_params(self.path, params, self._shapes)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What the model is of: "encoder" and the names of heads."""
+        """Names of the parts that it has: "encoder" and heads."""
         return tuple(self._shapes)
 
     def load_all(self, mesh: Mesh) -> Any:
-        """All parameters, on the devices of a mesh; from now on `load` gives these very arrays."""
+        """Load all parameters onto the devices of a mesh; later calls of `load` return them."""
         self._loaded_params = self._shapes = self.load(sharded_shapes(mesh, self._shapes))
-        if self._published is not None:  # whose own would stay in memory
+        if self._published is not None:  # free the arrays on the host
             self._published = dataclasses.replace(self._published, params=self._loaded_params)
         return self._loaded_params
 
     def load(self, targets: Any) -> Any:
-        """Those of a tree of `jax.ShapeDtypeStruct` with shardings, all of which it has."""
+        """Load the parameters of a tree of `jax.ShapeDtypeStruct` with shardings."""
         if self._loaded_params is not None:
             return {part: self._loaded_params[part] for part in targets}
         if self._published is None:
@@ -197,58 +198,60 @@ class PretrainedModel:
         return jax.tree.map(_make_global_array, targets, arrays)
 
     def load_init_params(self, shapes: Any, reinit_layers: int = 0) -> Any:
-        """What is begun with of a tree of `jax.ShapeDtypeStruct` with shardings; says so.
+        """Load the parameters that a new model shares with this one, and log which.
 
         Args:
-          reinit_layers: highest layers that are to stay random, and with them the pooler.
+          shapes: parameters of the new model, `jax.ShapeDtypeStruct` with shardings.
+          reinit_layers: number of highest layers that stay random, and with them the pooler.
         """
-        kept = [
+        loaded = [
             part for part in self._available_parts(shapes) if part != "pooler" or not reinit_layers
         ]
-        found = self.load({part: shapes[part] for part in kept})
-        new = [part for part in shapes if part not in kept]
+        params = self.load({part: shapes[part] for part in loaded})
+        random = [part for part in shapes if part not in loaded]
         if reinit_layers:
             layers = self.model.num_hidden_layers
-            new.insert(0, f"layers above {layers - reinit_layers} of {layers}")
+            random.insert(0, f"layers above {layers - reinit_layers} of {layers}")
         _log.info(
-            "beginning with the parameters of %s (%s)%s.",
+            "initializing from %s (%s)%s.",
             self.path,
-            ", ".join(kept),
-            f"; random: {', '.join(new)}" if new else "",
+            ", ".join(loaded),
+            f"; random: {', '.join(random)}" if random else "",
         )
-        return found
+        return params
 
     def _available_parts(self, tree: Any) -> list[str]:
         return [part for part in tree if part in self._shapes or part == "encoder"]
 
 
 def open_init(path: epath.PathLike, workdir: epath.Path) -> PretrainedModel:
-    """What a run in a workdir begins with: the very thing that it began with before, if it did.
+    """Return the initial model of a run: the recorded one if the workdir has a record.
 
     Raises:
-      InputError: there is no such model, or it is no longer what it was.
+      InputError: there is no such model, or it has changed since it was recorded.
     """
     record = workdir / INIT_RECORD_FILE
     if not record.exists():
         return PretrainedModel(path)
-    before = json.loads(record.read_text())
-    start = PretrainedModel(path, before["step"])
-    if start.digest != before["digest"]:
+    recorded = json.loads(record.read_text())
+    model = PretrainedModel(path, recorded["step"])
+    if model.digest != recorded["digest"]:
         raise InputError(
-            f"init={path} is not what the run in {workdir} began with (its digest is "
-            f"{start.digest[:12]}, and was {before['digest'][:12]}): use another --workdir."
+            f"init={path}: not the model that the run in {workdir} was initialized from (digest "
+            f"{model.digest[:12]}, recorded {recorded['digest'][:12]}). Use another --workdir."
         )
-    return start
+    return model
 
 
-def write_init_record(start: PretrainedModel, workdir: epath.Path) -> None:
-    """Notes what a run begins with, beside its configuration."""
-    if distributed.is_process_0() and not (workdir / INIT_RECORD_FILE).exists():
-        atomic_write_text(workdir / INIT_RECORD_FILE, json.dumps(start.init_record(), indent=1))
+def write_init_record(model: PretrainedModel, workdir: epath.Path) -> None:
+    """Record the initial model of a run in its workdir."""
+    record = workdir / INIT_RECORD_FILE
+    if distributed.is_process_0() and not record.exists():
+        atomic_write_text(record, json.dumps(model.init_record(), indent=1))
 
 
 def _make_global_array(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
-    """Each host gives its devices their pieces."""
+    """Return a global array; each process copies the shards of its devices."""
     return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])
 
 

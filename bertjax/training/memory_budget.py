@@ -1,7 +1,7 @@
-"""Memory that does not suffice: known before the first step where devices tell what they have.
+"""Memory budget: runs that exceed the device memory are rejected with a suggested fix.
 
-Each refusal names what is needed, what there is, and a change that was judged by compiling it, or
-where that would take too long or several hosts would have to, by arithmetic.
+Where devices report their memory this happens before the first step. A suggested fix was compiled,
+or computed by arithmetic where compilation would take too long or involves several processes.
 """
 
 import dataclasses
@@ -27,193 +27,210 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from data_pipelines.errors import InputError
 
-_MAX_COMPILATIONS = 3  # programs compiled in search of one that fits
-_USABLE_FRACTION = 0.9  # of the room, which differs a little from run to run
-_FRAGMENTATION_FACTOR = 0.8  # of what did not find its room once, of which as much should
-# Of addresses: a compiler that finds none ends the process without a word.
-_COMPILE_ADDRESS_BYTES = 3 * GIB // 2
+_MAX_COMPILATIONS = 3  # step functions compiled in search of a fix
+_USABLE_FRACTION = 0.9  # of the limit, which differs a little between runs
+_FRAGMENTATION_FACTOR = 0.8  # of the memory of a step that once found no room
+_COMPILE_ADDRESS_BYTES = 3 * GIB // 2  # XLA ends the process without a message if it gets less
 _log = logging.getLogger("bertjax")
 
 
 class OutOfMemoryError(RunError):
-    """Devices had no room left for what was computed."""
+    """The devices ran out of memory."""
 
 
-def smaller(config: Config, parts: int, is_traced_for_cpu: bool) -> Iterator[tuple[str, Config]]:
-    """Overrides that need less memory with what they give, the mildest first.
+def memory_fixes(config: Config, num_shards: int, is_cpu: bool) -> Iterator[tuple[str, Config]]:
+    """Yield overrides that need less memory, with their configurations, the mildest first.
 
-    A CPU is as fast with few rows at a time, and gains nothing by rematerialisation; other devices
-    lose more by few rows than by that.
+    Microbatches cost a CPU no speed, and rematerialization does. On other devices small
+    microbatches cost more.
 
     Args:
-      parts: into which the mesh splits rows; a part is left with a row at a time in the end.
+      config: resolved configuration.
+      num_shards: shards of a batch; the last fix leaves each with one sequence at a time.
+      is_cpu: whether the devices are CPUs.
     """
-    text = ""
-    if not is_traced_for_cpu and not config.model.remat:
-        text = "--config.model.remat=True"
+    override = ""
+    if not is_cpu and not config.model.remat:
+        override = "--config.model.remat=True "
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=True))
-        yield text, config
-    gradient_accumulation_steps = 2 * config.gradient_accumulation_steps
-    while config.batch_size % (gradient_accumulation_steps * parts) == 0:
-        less = dataclasses.replace(config, gradient_accumulation_steps=gradient_accumulation_steps)
-        yield (
-            f"{text} --config.gradient_accumulation_steps={gradient_accumulation_steps}".lstrip(),
-            less,
-        )
-        gradient_accumulation_steps *= 2
+        yield override.rstrip(), config
+    steps = 2 * config.gradient_accumulation_steps
+    while config.batch_size % (steps * num_shards) == 0:
+        fixed = dataclasses.replace(config, gradient_accumulation_steps=steps)
+        yield f"{override}--config.gradient_accumulation_steps={steps}", fixed
+        steps *= 2
 
 
 class MemoryBudget:
-    """What a run needs of its devices' memory.
+    """Device memory that a run needs and has.
 
-    Of a CPU it counts a copy of the state, which is made for each checkpoint and kept while that is
-    written.
+    On CPUs it includes the copy of the state that each checkpoint is written from.
 
     Args:
-      runs: how many are trained at once.
+      config: resolved configuration.
+      objective: objective of one run.
+      step_functions: their `memory_bytes` are read.
+      num_runs: number of parallel runs.
     """
 
     def __init__(
-        self, config: Config, objective: Objective, programs: AnyStepFunctions, runs: int = 1
+        self,
+        config: Config,
+        objective: Objective,
+        step_functions: AnyStepFunctions,
+        num_runs: int = 1,
     ) -> None:
-        self._config, self._objective, self._step_functions = config, objective, programs
-        self._tries = _MAX_COMPILATIONS if runs == jax.process_count() == 1 else 0
-        self._devices = list(programs.mesh.devices.flat)
-        self._for_cpu = self._devices[0].platform == "cpu"
-        self._state_bytes = shard_bytes(programs.state_shapes)
-        self._copy_bytes = self._state_bytes if self._for_cpu else 0
+        self._config, self._objective, self._step_functions = config, objective, step_functions
+        self._max_compilations = _MAX_COMPILATIONS if num_runs == jax.process_count() == 1 else 0
+        self._devices = list(step_functions.mesh.devices.flat)
+        self._is_cpu = self._devices[0].platform == "cpu"
+        self._state_bytes = shard_bytes(step_functions.state_shapes)
+        self._copy_bytes = self._state_bytes if self._is_cpu else 0
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of a device that a step takes, once it is compiled."""
+        """Bytes per device of the compiled train step."""
         return self._step_functions.memory_bytes["train_step"] + self._copy_bytes
 
     def check_state(self) -> None:
-        """Raises InputError where parameters and optimizer do not fit, or nothing would compile."""
-        addresses = free_address_space() if self._for_cpu else None
+        """Check that parameters and optimizer state fit, and that compilation is possible.
+
+        Raises:
+          InputError: they do not fit, or too little address space is left.
+        """
+        addresses = free_address_space() if self._is_cpu else None
         if addresses is not None and addresses < _COMPILE_ADDRESS_BYTES:
             raise InputError(
-                f"`ulimit -v` leaves this process {format_bytes(addresses)} of addresses, and to compile "
-                f"takes {format_bytes(_COMPILE_ADDRESS_BYTES)}, most of which are only reserved: raise it."
+                f"`ulimit -v` leaves {format_bytes(addresses)} of address space, and XLA "
+                f"compilation reserves {format_bytes(_COMPILE_ADDRESS_BYTES)}. Raise the limit."
             )
         limit, needed = device_memory_limit(self._devices), self._state_bytes + self._copy_bytes
         if limit is not None and needed > limit:
             raise InputError(
-                f"parameters and optimizer need {format_bytes(needed)} a device, and {format_bytes(limit)} are "
-                "left there: take a smaller model, or more devices with --config.mesh.fsdp."
+                f"parameters and optimizer need {format_bytes(needed)} a device, of which "
+                f"{format_bytes(limit)} are free. Use a smaller model, or more devices with "
+                "--config.mesh.fsdp."
             )
 
     def check_step(self) -> str:
-        """What the step that is compiled takes, for a person; the state is there already.
+        """Return the memory of the compiled train step as text; the state is on the devices.
 
         Raises:
-          InputError: it does not fit.
+          InputError: the step does not fit.
         """
-        limit = self._device_limit()
+        limit, needed = self._device_limit(), format_bytes(self.step_bytes)
         if limit is not None and self.step_bytes > limit:
             raise InputError(
-                f"a step needs {format_bytes(self.step_bytes)} a device, and {format_bytes(limit)} are left there: "
+                f"a step needs {needed} a device, of which {format_bytes(limit)} are free. "
                 f"{self.suggest_fix(_USABLE_FRACTION * limit)}"
             )
-        return f"{format_bytes(self.step_bytes)} a device" + (
-            f" of {format_bytes(limit)}" if limit else ""
-        )
+        return f"{needed} a device" + (f" of {format_bytes(limit)}" if limit else "")
 
     def check_evaluation(self) -> None:
-        """Raises InputError where the evaluation that is compiled does not fit beside the state."""
-        reserved_bytes = shard_bytes(self._step_functions.state_shapes.opt_state) + self._copy_bytes
+        """Raise InputError if the compiled eval step does not fit beside the training state."""
+        optimizer_bytes = shard_bytes(self._step_functions.state_shapes.opt_state)
         check_evaluation(
-            self._step_functions, self._objective, reserved_bytes, self._device_limit()
+            self._step_functions,
+            self._objective,
+            optimizer_bytes + self._copy_bytes,
+            self._device_limit(),
         )
 
     def explain(self, error: BaseException) -> OutOfMemoryError | None:
-        """What is to be said of an error in compiling or computing; None where it is another."""
-        wanted = failed_allocation_bytes(error)
-        if wanted is None:
+        """Return the error with a suggested fix if a device ran out of memory, else None."""
+        failed_bytes = failed_allocation_bytes(error)
+        if failed_bytes is None:
             return None
-        needed = self._step_functions.memory_bytes.get("train_step", wanted) + self._copy_bytes
+        step_bytes = self._step_functions.memory_bytes.get("train_step", failed_bytes)
+        needed = step_bytes + self._copy_bytes
         limit = min(needed * _FRAGMENTATION_FACTOR, device_memory_limit(self._devices) or needed)
         return OutOfMemoryError(
-            f"memory does not suffice, {format_bytes(wanted)} could not be had of a device: "
+            f"out of memory: allocating {format_bytes(failed_bytes)} on a device failed. "
             f"{self.suggest_fix(limit, needed)}"
         )
 
     def suggest_fix(self, limit: float, needed: int | None = None) -> str:
-        """The rest of a sentence: what makes a step fit.
+        """Return a sentence with overrides that make a step fit.
 
         Args:
-          needed: by a step now; None for what its program says.
+          limit: bytes per device that a step may take.
+          needed: bytes per device that it takes now; those of the compiled step by default.
         """
-        fixed = self._state_bytes + self._copy_bytes
-        parameters = shard_bytes(self._step_functions.param_shapes)
-        activations = (self.step_bytes if needed is None else needed) - fixed
-        before, tries = self._config.gradient_accumulation_steps, 0
-        for text, config in smaller(
-            self._config, num_batch_shards(self._step_functions.mesh), self._for_cpu
+        fixed_bytes = self._state_bytes + self._copy_bytes
+        param_bytes = shard_bytes(self._step_functions.param_shapes)
+        activations = (self.step_bytes if needed is None else needed) - fixed_bytes
+        before, compilations = self._config.gradient_accumulation_steps, 0
+        for override, config in memory_fixes(
+            self._config, num_batch_shards(self._step_functions.mesh), self._is_cpu
         ):
-            share = before / config.gradient_accumulation_steps
-            # Gradients are there twice, those of a part and the sum, and do not shrink.
-            expected = fixed + 3 * parameters + activations * share
-            if share < 1 and expected > limit:
+            fraction = before / config.gradient_accumulation_steps
+            # Gradients do not shrink: those of a microbatch and their sum are there together.
+            estimate = fixed_bytes + 3 * param_bytes + activations * fraction
+            if fraction < 1 and estimate > limit:
                 continue
-            if tries == self._tries:
-                return f"by arithmetic {text} would fit; `bertjax preflight` tells."
-            _log.info("looking for what fits: compiling with %s ...", text)
-            tries += 1
-            found = self._step_bytes_with(config)
-            if found is None:
+            if compilations == self._max_compilations:
+                return f"An estimate fits with {override}; check it with `bertjax preflight`."
+            _log.info("searching a fix: compiling with %s ...", override)
+            compilations += 1
+            step_bytes = self._compile_step_bytes(config)
+            if step_bytes is None:
                 continue
-            if found <= limit:
-                return f"with {text} it needs {format_bytes(found)}, and fits."
-            activations, before = found - fixed, config.gradient_accumulation_steps
+            if step_bytes <= limit:
+                return f"It fits with {override}, which needs {format_bytes(step_bytes)}."
+            activations, before = step_bytes - fixed_bytes, config.gradient_accumulation_steps
         return (
-            "a row at a time needs too much: take a shorter --config.max_seq_length, a smaller model, or "
-            "more devices with --config.mesh.fsdp."
+            "Even one sequence at a time does not fit: use a shorter --config.max_seq_length, a "
+            "smaller model, or more devices with --config.mesh.fsdp."
         )
 
-    def _step_bytes_with(self, config: Config) -> int | None:
-        """Bytes of a device that a step takes with another configuration; None for too many."""
+    def _compile_step_bytes(self, config: Config) -> int | None:
+        """Return the bytes per device of a step with a configuration; None for too many."""
         objective = registry.make_objective(config, self._objective.batch_size_multiple)
         parts = num_batch_shards(self._step_functions.mesh) * config.gradient_accumulation_steps
         objective.batch_size = -(-self._objective.batch_size // parts) * parts
-        programs = StepFunctions(config, objective, self._devices)
+        step_functions = StepFunctions(config, objective, self._devices)
         try:
-            programs.compile_train_step()
+            step_functions.compile_train_step()
         except jax.errors.JaxRuntimeError as error:
             if failed_allocation_bytes(error) is None:
                 raise
             return None
-        return programs.memory_bytes["train_step"] + self._copy_bytes
+        return step_functions.memory_bytes["train_step"] + self._copy_bytes
 
     def _device_limit(self) -> int | None:
-        """Bytes of a device for all there is, the state included, which the process has by now."""
+        """Return the bytes per device for everything; a CPU's process has the state already."""
         limit = device_memory_limit(self._devices)
-        return limit + self._state_bytes if limit is not None and self._for_cpu else limit
+        return limit + self._state_bytes if limit is not None and self._is_cpu else limit
 
 
 def check_evaluation(
-    programs: AnyStepFunctions,
+    step_functions: AnyStepFunctions,
     objective: Objective,
     reserved_bytes: int = 0,
     limit: int | None = None,
 ) -> None:
-    """Refuses an evaluation that is compiled and does not fit.
+    """Check that the compiled eval step fits.
 
     Args:
-      beside: bytes of a device that are taken while it runs, and that it does not see.
-      limit: bytes of a device; None for those that it tells of.
+      step_functions: their `memory_bytes` are read.
+      objective: the objective.
+      reserved_bytes: bytes per device in use beside its arguments.
+      limit: bytes per device; by default those that the devices report.
 
     Raises:
-      InputError: naming rows that should fit.
+      InputError: the eval step does not fit; the fix is an estimate.
     """
-    needed = programs.memory_bytes.get("eval_step", 0) + reserved_bytes
-    limit = limit or device_memory_limit(list(programs.mesh.devices.flat))
+    needed = step_functions.memory_bytes.get("eval_step", 0) + reserved_bytes
+    limit = limit or device_memory_limit(list(step_functions.mesh.devices.flat))
     if limit is None or needed <= limit:
         return
-    rows, parts, left = objective.eval_batch_size, num_batch_shards(programs.mesh), needed
-    while rows > parts and left > limit:
-        rows, left = rows // 2, left // 2
+    shards = num_batch_shards(step_functions.mesh)
+    batch_size, estimate = objective.eval_batch_size, needed
+    while batch_size > shards and estimate > limit:
+        batch_size, estimate = batch_size // 2, estimate // 2
+    fitting = max(batch_size // shards, 1) * shards
     raise InputError(
-        f"an evaluation needs {format_bytes(needed)} a device, and {format_bytes(limit)} are left there: "
-        f"--config.eval_batch_size={max(rows // parts, 1) * parts} should fit."
+        f"eval_batch_size={objective.eval_batch_size}: an evaluation needs "
+        f"{format_bytes(needed)} a device, of which {format_bytes(limit)} are free. "
+        f"Use --config.eval_batch_size={fitting}."
     )

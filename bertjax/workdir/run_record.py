@@ -1,4 +1,4 @@
-"""Files of a checkpoint beside its arrays: configuration, tokenizer, labels, calibration, scores."""
+"""Files of a checkpoint beside its arrays: configuration, tokenizer, labels, scores."""
 
 import json
 
