@@ -30,12 +30,12 @@ class GlueTask:
     Attributes:
       folder: directory of its files.
       columns: names of the text columns of its TSV files.
-      label: name of the label column of its TSV files.
       tfds_columns: names of the text columns in TensorFlow Datasets.
+      test: name in a submission -> (file without suffix, split in TensorFlow Datasets).
+      label: name of the label column of its TSV files.
       labels: class names in the order of their ids, as in google-research/bert; empty for
         regression.
       metrics: GLUE's metrics, the primary one first.
-      test: name in a submission -> (file without suffix, split in TensorFlow Datasets).
       dev: file without suffix -> split in TensorFlow Datasets.
       has_header: False if the files of the labeled splits have no header.
       translated_columns: text columns and label column of its machine translations.
@@ -44,11 +44,11 @@ class GlueTask:
 
     folder: str
     columns: tuple[str, ...]
-    label: str
     tfds_columns: tuple[str, ...]
-    labels: tuple[str, ...]
-    metrics: tuple[str, ...]
     test: Mapping[str, tuple[str, str]]
+    label: str = "label"
+    labels: tuple[str, ...] = _ZERO_ONE
+    metrics: tuple[str, ...] = ("accuracy",)
     dev: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
     has_header: bool = True
     translated_columns: tuple[tuple[str, ...], str] | None = None
@@ -70,9 +70,7 @@ GLUE = {
     "cola": GlueTask(
         folder="CoLA",
         columns=("sentence",),
-        label="label",
         tfds_columns=("sentence",),
-        labels=_ZERO_ONE,
         metrics=("matthews_correlation", "accuracy"),
         test=_single_test_file("CoLA"),
         has_header=False,
@@ -80,10 +78,7 @@ GLUE = {
     "sst2": GlueTask(
         folder="SST-2",
         columns=("sentence",),
-        label="label",
         tfds_columns=("sentence",),
-        labels=_ZERO_ONE,
-        metrics=("accuracy",),
         test=_single_test_file("SST-2"),
     ),
     "mrpc": GlueTask(
@@ -91,7 +86,6 @@ GLUE = {
         columns=("#1 String", "#2 String"),
         label="Quality",
         tfds_columns=_PAIR,
-        labels=_ZERO_ONE,
         metrics=("f1", "accuracy"),
         test=_single_test_file("MRPC"),
     ),
@@ -109,7 +103,6 @@ GLUE = {
         columns=("question1", "question2"),
         label="is_duplicate",
         tfds_columns=("question1", "question2"),
-        labels=_ZERO_ONE,
         metrics=("f1", "accuracy"),
         test=_single_test_file("QQP"),
     ),
@@ -119,7 +112,6 @@ GLUE = {
         label="gold_label",
         tfds_columns=_NLI,
         labels=("contradiction", "entailment", "neutral"),
-        metrics=("accuracy",),
         test={
             "MNLI-m": ("test_matched", "test_matched"),
             "MNLI-mm": ("test_mismatched", "test_mismatched"),
@@ -132,28 +124,21 @@ GLUE = {
     "qnli": GlueTask(
         folder="QNLI",
         columns=("question", "sentence"),
-        label="label",
         tfds_columns=("question", "sentence"),
         labels=_ENTAILMENT,
-        metrics=("accuracy",),
         test=_single_test_file("QNLI"),
     ),
     "rte": GlueTask(
         folder="RTE",
         columns=_PAIR,
-        label="label",
         tfds_columns=_PAIR,
         labels=_ENTAILMENT,
-        metrics=("accuracy",),
         test=_single_test_file("RTE"),
     ),
     "wnli": GlueTask(
         folder="WNLI",
         columns=_PAIR,
-        label="label",
         tfds_columns=_PAIR,
-        labels=_ZERO_ONE,
-        metrics=("accuracy",),
         test=_single_test_file("WNLI"),
     ),
 }
