@@ -62,7 +62,7 @@ def test_evaluate_rejects_models_of_other_tasks(models, tmp_path, refused) -> No
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("in.jsonl", "ba\n", 'line 1 is not of the form {"context"'),
+        ("in.jsonl", "ba\n", 'line 1: the input is a text. Give an object {"context"'),
         (
             "in.jsonl",
             jsonl({"context": "a", "choices": ["x"]}),
