@@ -5,6 +5,7 @@ environment, the streams, signals and the end are as for a process that a shell 
 """
 
 import atexit
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -101,6 +102,16 @@ def hold(step: int, until: str = "") -> None:
         plain(self, done, state)
 
     Profiler.before = before  # type: ignore[method-assign]
+
+
+contexts = contextlib.ExitStack()  # until the process ends
+
+
+def fail_at(fault: str) -> None:
+    """Begin a run in which a fault is injected; see `bertjax.faults`."""
+    from bertjax.faults import inject_fault
+
+    contexts.enter_context(inject_fault(fault))
 
 
 @atexit.register
