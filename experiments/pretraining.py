@@ -83,7 +83,7 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
             "model": {
                 "hidden_dropout_prob": 0.0,
                 "attention_probs_dropout_prob": 0.0,
-                "initialization": "neighbours",
+                "attention_init": "local",
             },
             "data": {"mlm_probability": 0.3, "max_predictions_per_seq": None},
             # The whole eval split of a small corpus takes as long as hundreds of these steps.

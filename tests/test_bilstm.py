@@ -119,9 +119,9 @@ def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("last", "feature_layers='last' must read -1, or -4..-1"),
-        ("-1..-2", "ends below where it begins: turn it round"),
-        ("3", "there is no layer 3 in a model of 2 layers"),
+        ("last", "feature_layers='last': not a layer or a range"),
+        ("-1..-2", "feature_layers='-1..-2': ends below its first layer"),
+        ("3", "layer 3: not in a model of 2 layers"),
     ],
 )
 def test_layers_that_are_none_are_refused(spec: str, complaint: str) -> None:

@@ -229,7 +229,7 @@ def train(corpus: pathlib.Path, workdir: pathlib.Path, **overrides: object) -> l
         ({"sede": 3}, r"sede=3: there is no such field\. Did you mean seed"),
         (
             {"model__num_attention_heads": 3},
-            r"num_attention_heads=3 does not divide hidden_size=64: choose",
+            r"num_attention_heads=3: does not divide hidden_size=64\. Use",
         ),
         ({"data__dir": "nowhere"}, r"nowhere does not exist.* run `bertjax prepare"),
         ({"init": "nowhere"}, r"there is no nowhere: give a workdir"),

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p
 
-from bertjax.model.dropout import dropout, keep_mask, threefry_words, threshold
+from bertjax.model.dropout import byte_threshold, dropout, keep_mask, threefry_words
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_zeroes_its_share_and_keeps_the_mean(rate):
     dropped = np.asarray(dropout(jnp.ones((64, 128, 64)), rate, jax.random.key(1)))
-    assert abs(threshold(rate) / 256 - rate) <= 1 / 512
-    rate = threshold(rate) / 256
+    assert abs(byte_threshold(rate) / 256 - rate) <= 1 / 512
+    rate = byte_threshold(rate) / 256
     share = 5 * np.sqrt(rate * (1 - rate) / dropped.size)  # five standard deviations
     assert abs((dropped == 0).mean() - rate) < share
     assert abs(dropped.mean() - 1) < share / (1 - rate)

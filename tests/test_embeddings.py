@@ -302,7 +302,7 @@ def test_find_pooling_config_rejects_unknown_modules(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "content", "message"),
     [
-        ("--layers 3", "ba", "there is no layer 3 in a model of 2 layers: choose from 0"),
+        ("--layers 3", "ba", "layer 3: not in a model of 2 layers. Use 0"),
         ("--layers last", "ba", "--layers=last: not numbers. Write -1,-2"),
         ("--level sentences", "ba", "level=sentences: unknown value. Use text, word, token"),
         ("--pooling sum", "ba", "pooling=sum: unknown value. Use mean, cls, max"),

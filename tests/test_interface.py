@@ -179,7 +179,7 @@ def test_method_of_another_task_is_rejected_with_the_right_one(models, method, o
         ("choose", (["ba", "ki"], ["do", "lu"]), "^choices='do': a text is no list"),
         ("choose", (["ba"], [["do", "ki"]] * 2), "^1 inputs of context and 2 of choices"),
         ("encode", ([1],), "^input 0: 1 is no text"),
-        ("encode", ("ba", (7,)), "^there is no layer 7 in a model of 2 layers"),
+        ("encode", ("ba", (7,)), "^layer 7: not in a model of 2 layers"),
         ("encode", ("ba", (-1,), "sum"), "^pooling=sum: unknown value. Use mean, cls, max"),
         ("batch", ([],), "^0 texts and 0 pairs: no batch"),
         ("batch", (["ba"], ["do", "ki"]), "^1 texts and 2 pairs: no batch"),

@@ -137,7 +137,7 @@ def test_layers_start_different():
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"num_attention_heads": 5}, "num_attention_heads=5 does not divide hidden_size=32"),
+        ({"num_attention_heads": 5}, "num_attention_heads=5: does not divide hidden_size=32"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"vocab_size": -1}, "vocab_size=-1"),
         ({"hidden_size": 32.0}, "hidden_size=32.0"),
@@ -149,8 +149,8 @@ def test_layers_start_different():
         ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob=-0.1"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
         ({"initializer_range": float("nan")}, "initializer_range=nan"),
-        ({"hidden_act": "swish"}, "hidden_act='swish' must be gelu or gelu_tanh or relu"),
-        ({"dtype": "float16"}, "dtype='float16' must be float32 or bfloat16"),
+        ({"hidden_act": "swish"}, "hidden_act='swish': unknown. Use gelu or gelu_tanh or relu"),
+        ({"dtype": "float16"}, "dtype='float16': unknown. Use float32 or bfloat16"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(fields, complaint):
@@ -364,5 +364,5 @@ def test_num_last_block_positions_is_all_where_heads_read_many(
 
 @pytest.mark.parametrize("layer", [3, -4])
 def test_a_layer_that_the_model_has_not_is_refused(layer):
-    with pytest.raises(ValueError, match=f"no layer {layer} in a model of 2 layers: choose from 0"):
+    with pytest.raises(ValueError, match=f"layer {layer}: not in a model of 2 layers. Use 0"):
         hidden_state_indices([1, layer], CONFIG.num_hidden_layers)

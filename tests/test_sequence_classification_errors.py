@@ -240,8 +240,8 @@ def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> Non
             "sequence_classification",
             {"train.csv": CSV.replace(",b", ",c"), "dev.csv": DEV.replace(",b", ",c")},
             "sequence_classification",
-            "sequence_classification: the model has the labels a, b and the data a, c. Use data with "
-            "the labels of the model",
+            "sequence_classification: the model has the labels a, b and the data a, c. Use data "
+            "with the labels of the model",
         ),
         ("nowhere", {"train.csv": CSV}, "sequence_classification", "nowhere: does not exist. Give"),
     ],

@@ -4,7 +4,8 @@ Nothing outside this file depends on the layout: the modules compute what they c
 Each part is faster for BERT-Base filling one mask in 32 tokens, float32 on two cores of a Xeon
 (processor time per call):
 
-- XLA copies a layer's slice out of a stacked array at every call. One array per layer: 246 -> 105 ms.
+- XLA copies a layer's slice out of a stacked array at every call. One array per layer:
+  246 -> 105 ms.
 - XLA packs the second factor of a product at every call. Packing a matrix takes longer than
   multiplying it by few vectors. With the matrix first: 94 -> 78 ms.
 - A matrix comes first without a copy if it is stored as [out, in]. Together: 105 -> 78 ms.
@@ -44,7 +45,7 @@ def matmul_transposed(x: Array, matrix: Array, dtype: jax.typing.DTypeLike) -> A
 
 
 class CpuLayout:
-    """The layout of a model's parameters for prediction; the identity unless CPUs hold whole copies.
+    """The layout of parameters for prediction, the identity unless every CPU holds all of them.
 
     Args:
       config: shape of the encoder.

@@ -16,7 +16,7 @@ from jax import Array
 from bertjax.model.attention.dispatch import attention
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
 from bertjax.model.dropout import dropout
-from bertjax.model.initialization import Initializer, neighbours, normal, sinusoids
+from bertjax.model.initialization import Initializer, local_attention_init, normal, sinusoids
 from bertjax.model.layers import (
     ACTIVATIONS,
     add_bias,
@@ -72,9 +72,10 @@ class Embeddings(nn.Module):
     config: BertConfig
 
     def setup(self) -> None:
+        """Declare the tables, so that heads can read `word`."""
         config, init = self.config, normal(self.config.initializer_range)
         position_init = (
-            sinusoids(config.initializer_range) if config.initialization == "neighbours" else init
+            sinusoids(config.initializer_range) if config.attention_init == "local" else init
         )
         self.word = self.param("word", init, (config.vocab_size, config.hidden_size))
         self.type = self.param("type", init, (config.type_vocab_size, config.hidden_size))
@@ -112,9 +113,9 @@ class SelfAttention(nn.Module):
         config, size = self.config, self.config.hidden_size
         heads = (*x.shape[:-1], config.num_attention_heads, size // config.num_attention_heads)
         inits: dict[str, Initializer] = {}
-        if config.initialization == "neighbours":
+        if config.attention_init == "local":
             local_init = functools.partial(
-                neighbours,
+                local_attention_init,
                 config.initializer_range,
                 config.num_attention_heads,
                 config.max_position_embeddings,
@@ -185,6 +186,7 @@ class Encoder(nn.Module):
     config: BertConfig
 
     def setup(self) -> None:
+        """Declare the embeddings, so that heads can read them."""
         self.embeddings = Embeddings(self.config)
 
     @nn.compact

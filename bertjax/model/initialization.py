@@ -1,9 +1,9 @@
-"""What parameters begin as.
+"""Initial values of parameters.
 
-Masked language models linger for long before they learn who stands beside whom, and hardly use
-their attention until then. With `neighbours` they begin with it, in the spirit of the convolutional
-initialization of d'Ascoli et al. (2021): positions are waves, and each head looks a few pieces to
-one side. All of it learns as other parameters do.
+Masked language models learn slowly to attend to nearby tokens and hardly use their attention until
+then. `local_attention_init` starts with such attention, in the spirit of the convolutional
+initialization of d'Ascoli et al. (2021). Position embeddings are waves, and each head attends to
+tokens a few positions away. All of these parameters are trained like the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,85 +14,88 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as flax takes it
+Initializer = Callable[..., Array]  # of a key, a shape and a dtype, as in Flax
 
-ATTENTION_INITS = ("normal", "neighbours")
-_SHORTEST_WAVELENGTH = 4  # pieces of the shortest wave
+ATTENTION_INITS = ("normal", "local")
+_SHORTEST_WAVELENGTH = 4  # tokens
 
 
 def normal(std: float) -> Initializer:
-    """A normal of standard deviation `std` cut at two deviations, as the original draws it.
+    """Return the initializer of google-research/bert, a normal cut at two deviations.
 
-    The deviation is that of the uncut normal; what is drawn has 0.88 of it.
+    `std` is the standard deviation of the uncut normal; the cut one has 0.88 of it.
     """
     return jax.nn.initializers.truncated_normal(std)
 
 
 def sinusoids(std: float) -> Initializer:
-    """Vectors of positions [P, H]: sines, then cosines, of deviation `std`.
+    """Return an initializer of position embeddings [P, H]: sines, then cosines, of deviation `std`.
 
-    Wavelengths go geometrically from 4 pieces to twice as many as there are positions.
+    Wavelengths grow geometrically from 4 tokens to twice the number of positions.
     """
 
     def init(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        count, size = shape
-        angles = np.arange(count)[:, None] * _frequencies(count, size // 2)
-        table = np.concatenate([np.sin(angles), np.cos(angles), np.zeros((count, size % 2))], 1)
+        num_positions, size = shape
+        angles = np.arange(num_positions)[:, None] * _frequencies(num_positions, size // 2)
+        padding = np.zeros((num_positions, size % 2))
+        table = np.concatenate([np.sin(angles), np.cos(angles), padding], 1)
         return jnp.asarray(2**0.5 * std * table, dtype)
 
     return init
 
 
-def neighbours(std: float, heads: int, positions: int, query: bool) -> Initializer:
-    """Matrices [H, H] of queries, or of keys unless `query`, besides the usual random numbers.
+def local_attention_init(
+    std: float, num_heads: int, num_positions: int, query: bool
+) -> Initializer:
+    """Return an initializer of the matrices [H, H] of queries, or of keys unless `query`.
 
-    The score of two pieces in head h is the greater the nearer the one is to the place -1, 1,
-    -2, 2, ... of the other, counted from it: queries are the waves of that place, by the sums of
-    angles, and keys those of the piece's own.
+    Head h scores a key higher, the nearer it is to an offset of -1, 1, -2, 2, ... from the query.
+    The queries are waves at the offset position, by the angle addition formulas. The keys are waves
+    at their own position. `normal(std)` is added to both.
     """
 
     def init(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         size = shape[0]
-        width, count = size // heads, size // 2
-        table = np.zeros((size, heads, width))
-        # Of the shorter half or more of the waves, each head has some of every length.
-        stride = max(1, heads // 2)
-        for head in range(heads):
-            own = np.arange(head % stride, count, stride)[: width // 2]
+        head_size, num_waves = size // num_heads, size // 2
+        table = np.zeros((size, num_heads, head_size))
+        # Each head gets waves of all lengths, every `stride`-th of the list.
+        stride = max(1, num_heads // 2)
+        for head in range(num_heads):
+            waves = np.arange(head % stride, num_waves, stride)[: head_size // 2]
             offset = (head // 2 + 1) * (1 if head % 2 else -1)
-            turn = _frequencies(positions, count)[own] * offset * query
-            sine, cosine = np.arange(len(own)), width // 2 + np.arange(len(own))
-            table[own, head, sine] = table[count + own, head, cosine] = np.cos(turn)
-            table[count + own, head, sine] = np.sin(turn)
-            table[own, head, cosine] = -np.sin(turn)
+            angle = _frequencies(num_positions, num_waves)[waves] * offset * query
+            sine, cosine = np.arange(len(waves)), head_size // 2 + np.arange(len(waves))
+            table[waves, head, sine] = table[num_waves + waves, head, cosine] = np.cos(angle)
+            table[num_waves + waves, head, sine] = np.sin(angle)
+            table[waves, head, cosine] = -np.sin(angle)
         return normal(std)(key, shape, dtype) + jnp.asarray(table.reshape(shape), dtype)
 
     return init
 
 
-def _frequencies(positions: int, count: int) -> np.ndarray:
-    """Of so many waves, in radians a piece, falling."""
-    longest = 2 * positions
-    return (
-        2
-        * np.pi
-        / _SHORTEST_WAVELENGTH
-        * (_SHORTEST_WAVELENGTH / longest) ** (np.arange(count) / max(count - 1, 1))
-    )
+def _frequencies(num_positions: int, num_waves: int) -> np.ndarray:
+    """Return the waves' frequencies in radians per token, highest first."""
+    ratio = _SHORTEST_WAVELENGTH / (2 * num_positions)
+    exponents = np.arange(num_waves) / max(num_waves - 1, 1)
+    return 2 * np.pi / _SHORTEST_WAVELENGTH * ratio**exponents
 
 
-def merge_pretrained(random: Any, given: Any, reinit_layers: int) -> Any:
-    """Random parameters with those that are given in their place, but for the highest layers.
+def merge_pretrained(random_params: Any, pretrained_params: Any, reinit_layers: int) -> Any:
+    """Return the pretrained parameters, with random ones for modules that they lack.
 
     Args:
-      reinit_layers: how many of these stay random.
+      random_params: parameters of the whole model.
+      pretrained_params: parameters of some of its modules.
+      reinit_layers: number of the highest blocks that stay random.
     """
-    merged = dict(random) | dict(given)
-    if reinit_layers and "encoder" in given:
+    merged = dict(random_params) | dict(pretrained_params)
+    if reinit_layers and "encoder" in pretrained_params:
         blocks = jax.tree.map(
-            lambda ours, theirs: jnp.concatenate([theirs[:-reinit_layers], ours[-reinit_layers:]]),
-            random["encoder"]["blocks"],
-            given["encoder"]["blocks"],
+            lambda random, pretrained: jnp.concatenate(
+                [pretrained[:-reinit_layers], random[-reinit_layers:]]
+            ),
+            random_params["encoder"]["blocks"],
+            pretrained_params["encoder"]["blocks"],
         )
-        merged["encoder"] = {**given["encoder"], "blocks": blocks}
+        merged["encoder"] = {**pretrained_params["encoder"], "blocks": blocks}
     return merged

@@ -32,7 +32,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no NSP": {"data.objective": "mlm"},
     "30% masked": {"data.mlm_probability": 0.3},
     "batch size ramp-up": {"batch_size_rampup": 4},
-    "local attention init": {"model.initialization": "neighbours"},
+    "local attention init": {"model.attention_init": "local"},
     CLM_FIRST: {},
 }
 PAPER, MODERN, MODERN_THIRD = "the paper's", "modern", "modern, a third of the steps"

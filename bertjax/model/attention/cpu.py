@@ -15,7 +15,7 @@ from jax import Array
 
 from bertjax.mesh.sharding import shard_map_over_batch_and_heads, split_unsupported_reason
 from bertjax.model.attention.plain import attention_mask
-from bertjax.model.dropout import keep_mask, scale, threshold_and_seeds
+from bertjax.model.dropout import inverse_keep_prob, keep_mask, threshold_and_seeds
 
 
 def unsupported_reason(query: Array | jax.ShapeDtypeStruct) -> str:
@@ -104,7 +104,7 @@ class _SequenceAttention:
             powers = jnp.exp(scores - top)
             inverse = 1 / powers.sum(axis=-1, keepdims=True)
             if keep is not None:
-                powers = powers * jnp.where(keep, scale(self.drop_threshold), 0.0)
+                powers = powers * jnp.where(keep, inverse_keep_prob(self.drop_threshold), 0.0)
             mixed = _product("nqk,nkd->nqd", powers.astype(value.dtype), value)
             return mixed * inverse, top, inverse
 
@@ -128,7 +128,7 @@ class _SequenceAttention:
         weights = dropped = jnp.exp(self._scores(mask, query, key) - top) * inverse
         d_weights = _product("nqd,nkd->nqk", self._split_heads(gradient), self._split_heads(value))
         if keep is not None:
-            factors = jnp.where(keep, scale(self.drop_threshold), 0.0)
+            factors = jnp.where(keep, inverse_keep_prob(self.drop_threshold), 0.0)
             dropped, d_weights = weights * factors, d_weights * factors
         # The sum of d_weights * weights over the keys, as it follows from what came of them.
         both = gradient.astype(jnp.float32) * out.astype(jnp.float32)

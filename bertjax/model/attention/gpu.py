@@ -23,8 +23,8 @@ from bertjax.mesh.sharding import gpu_kind, shard_map_over_batch_and_heads, spli
 from bertjax.model.dropout import (
     NUM_PARTS,
     byte_shift,
+    inverse_keep_prob,
     keep_bit,
-    scale,
     threefry_words,
     threshold_and_seeds,
 )
@@ -230,7 +230,7 @@ class _Kernels:
         start = jnp.zeros(self.queries, jnp.float32)
         carry = (start, start - jnp.inf, jnp.zeros((self.queries, self.head_size), jnp.float32))
         sums, largest, mixed = jax.lax.fori_loop(0, pl.cdiv(self.part, self.keys), block, carry)
-        _store(out, q_place, mixed * (scale(self.drop_threshold) / sums)[:, None])
+        _store(out, q_place, mixed * (inverse_keep_prob(self.drop_threshold) / sums)[:, None])
         _store(logsumexp, q_place, largest + jnp.log(sums))
 
     def _d_query(self, seeds: Any, row: Any, head: Any, example_ids: Any, *refs: Any) -> None:
@@ -250,7 +250,9 @@ class _Kernels:
                 d_weights = _product(g, _load(value, k_place), transpose=True)
                 if self.drop_threshold:
                     kept = self._keep_mask(words[part // 4], part)
-                    d_weights = jnp.where(kept, d_weights * scale(self.drop_threshold), 0.0)
+                    d_weights = jnp.where(
+                        kept, d_weights * inverse_keep_prob(self.drop_threshold), 0.0
+                    )
                 d_scores = weights * (d_weights - means[:, None])
                 found += _product(d_scores.astype(k.dtype), k)
             return found
@@ -281,7 +283,9 @@ class _Kernels:
                 if self.drop_threshold:
                     low, high = words
                     word = jnp.where(half == 0, low, high)
-                    factors = jnp.where(self._keep_mask(word, i), scale(self.drop_threshold), 0.0)
+                    factors = jnp.where(
+                        self._keep_mask(word, i), inverse_keep_prob(self.drop_threshold), 0.0
+                    )
                     dropped, d_weights = weights * factors, d_weights * factors
                 d_scores = weights * (d_weights - means[:, None])
                 found[2 * i] += _product(q.T, d_scores.astype(q.dtype))

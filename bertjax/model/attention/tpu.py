@@ -20,8 +20,8 @@ from bertjax.mesh.sharding import shard_map_over_batch_and_heads, split_unsuppor
 from bertjax.model.dropout import (
     NUM_PARTS,
     byte_shift,
+    inverse_keep_prob,
     keep_bit,
-    scale,
     threefry_words,
     threshold_and_seeds,
 )
@@ -201,7 +201,7 @@ class _Kernel:
             weights = _weights(self._scaled(query[0, :, part]), key[0, :, part], seen)
             if self.drop_threshold:
                 keep = self._keep_mask(seeds, rows, heads, head, len(seen))
-                weights = jnp.where(keep, weights * scale(self.drop_threshold), 0.0)
+                weights = jnp.where(keep, weights * inverse_keep_prob(self.drop_threshold), 0.0)
             mixed = _product(value[0, :, part], weights.astype(value.dtype), 0, 0)
             out[0, :, part] = mixed.T.astype(out.dtype)
 
@@ -217,7 +217,7 @@ class _Kernel:
             d_weights = _product(value[0, :, part], g, 1, 1)
             if self.drop_threshold:
                 keep = self._keep_mask(seeds, rows, heads, head, len(seen))
-                factors = jnp.where(keep, scale(self.drop_threshold), 0.0)
+                factors = jnp.where(keep, inverse_keep_prob(self.drop_threshold), 0.0)
                 dropped, d_weights = weights * factors, d_weights * factors
             d_value[0, :, part] = _product(dropped.astype(dtype), g, 1, 0).astype(dtype)
             mean = (d_weights * weights).sum(axis=0, keepdims=True)
