@@ -227,7 +227,7 @@ def test_predict_returns_answer_offsets(trained, folder, capsys) -> None:
     assert ("null_odds" in answer) == (version == 2)
     assert main([*command, "--field", "question=Where lives bob?"]) == 2
     assert "line 1: this is no" in capsys.readouterr().err
-    assert main([*asked, "--field", "Where lives bob?"]) == 2
+    assert main([*command, "--field", "Where lives bob?"]) == 2
     assert "--field=Where lives bob?: not of the form KEY=TEXT" in capsys.readouterr().err
 
     line = json.dumps({"question": "Where lives bob?", "context": context})
@@ -391,14 +391,22 @@ def test_killed_run_resumes_identically(folder, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("version", "overrides", "problem"),
     [
-        (1, {"data__eval_file": "dev-v2.0.json"}, "has questions that cannot be answered"),
-        (2, {"data__eval_file": "dev-v1.1.json"}, "has no questions that cannot be answered"),
+        (
+            1,
+            {"data__eval_file": "dev-v2.0.json"},
+            "dev-v2.0.json has unanswerable questions. Set version=2",
+        ),
+        (
+            2,
+            {"data__eval_file": "dev-v1.1.json"},
+            "dev-v1.1.json has no unanswerable questions. Set version=1",
+        ),
         (1, {"data__train_file": "none.json"}, "none.json: no such file. Set data.dir"),
         (1, {"data__doc_stride": 100}, "doc_stride=100: windows would skip tokens"),
         (1, {"init": ""}, "data.vocab is empty and init is too. Name a model"),
         (1, {"init": "/nowhere"}, "/nowhere: does not exist. Give"),
         (1, {"model.vocab_size": 40}, "model.vocab_size=40: the vocabulary of"),
-        (1, {"data__eval_file": "bare.json"}, "1 questions without a gold answer, '0' first"),
+        (1, {"data__eval_file": "bare.json"}, "1 questions have no gold answer, '0' first"),
     ],
     ids=str,
 )

@@ -163,8 +163,7 @@ CASES = {
     "weights of numbers": (
         {"train.csv": "text,label\nba,1\nki,2\n", "dev.csv": "text,label\nba,1\n"},
         "sequence_classification:problem_type=regression data.class_weights=balanced",
-        "data.class_weights='balanced' is for problem_type=single_label_classification: leave "
-        "it out",
+        "data.class_weights='balanced': needs problem_type=single_label_classification. Leave it",
     ),
     "no task of GLUE": (
         {"train.csv": CSV}, "glue:task=sst", "glue='sst': unknown task. Choose one of cola, sst2",

@@ -73,7 +73,7 @@ class QuestionAnsweringEvalSet:
         """Return the official scores in percent; for version 2 at the best threshold for F1.
 
         Version 2 adds `null_score_diff_threshold`: with null odds above it, a question has no
-        answer. It is `best_f1_thresh`, or below all odds if answering nothing is best, for which the
+        answer. It is `best_f1_thresh`, or below all odds if answering nothing is best, where the
         official sweep returns 0. The files are `predictions`, `nbest_predictions` and, for version
         2, `null_odds`.
         """

@@ -1,4 +1,4 @@
-"""Span prediction: SQuAD 1.1 and 2.0, and what has their layout (paper, sections 4.2 and 4.3)."""
+"""Question answering on SQuAD 1.1, 2.0 or files in their layout (BERT paper, sections 4.2, 4.3)."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from data_pipelines.finetuning.windows import (
 from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
-_SEQ_LEN = 384  # of the paper's; strides of 128, questions of 64
+_MAX_SEQ_LENGTH = 384  # google-research/bert; doc_stride is a third, max_query_length a sixth
 
 
 class QuestionAnsweringTask(FinetuningTask):
@@ -41,34 +41,29 @@ class QuestionAnsweringTask(FinetuningTask):
     pipeline_classes = (QuestionAnsweringPipeline,)
     objective: QuestionAnsweringObjective
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
-        "version": field(1, "1 for SQuAD 1.1; 2 for 2.0, where questions may have no answer"),
-        "doc_stride": field(
-            128, "pieces of a passage from the start of a window to that of the next"
-        ),
-        "max_query_length": field(
-            64, "the most pieces of a question; longer ones are cut at their end"
-        ),
+        "version": field(1, "SQuAD version: 1 for 1.1, 2 for 2.0 with unanswerable questions"),
+        "doc_stride": field(128, "tokens of the passage between the starts of two windows"),
+        "max_query_length": field(64, "tokens of a question; longer questions are truncated"),
     }
     primary_metrics = ("exact", "f1")
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
         super().__init__(config, num_processes, process_id)
         self.tokenizer = load_task_tokenizer(config)
-        options, row = self.objective.window_options, self.objective.sequence_shape
-        found = read_sets(config, "eval")
-        warn_of_coverage_loss(self.tokenizer, {name: data.passages for name, data in found})
+        sets = read_sets(config, "eval")
+        warn_of_coverage_loss(self.tokenizer, {name: data.passages for name, data in sets})
         self._sets = [
             QuestionAnsweringEvalSet(
                 name,
                 data,
                 self.tokenizer,
-                options,
-                row,
+                self.objective.window_options,
+                self.objective.sequence_shape,
                 self.objective.eval_batch_size,
                 num_processes,
                 process_id,
             )
-            for name, data in found
+            for name, data in sets
         ]
 
     @functools.cached_property
@@ -84,13 +79,13 @@ class QuestionAnsweringTask(FinetuningTask):
         return self._sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
-        """A window a line, its answer in brackets."""
+        """Return a line for each window, its answer between >> and <<."""
         lines = []
         for slot in np.flatnonzero(batch["answer_positions_weights"][index]):
             ids = batch["input_ids"][index]
-            own = np.flatnonzero(batch["example_ids"][index] == slot + 1)
+            columns = np.flatnonzero(batch["example_ids"][index] == slot + 1)
             start, end = batch["answer_positions"][index, slot]
-            parts = [ids[own[0] : start], ids[start : end + 1], ids[end + 1 : own[-1] + 1]]
+            parts = [ids[columns[0] : start], ids[start : end + 1], ids[end + 1 : columns[-1] + 1]]
             before, answer, after = (self.tokenizer.decode(part.tolist()) for part in parts)
             lines.append(f"{before} >>{answer}<< {after}".strip())
         return "\n".join(lines)
@@ -100,7 +95,7 @@ class QuestionAnsweringTask(FinetuningTask):
         """Return configuration fields for a model with this head."""
         if "question_answering" not in model.params:
             return None
-        max_seq_length = min(_SEQ_LEN, model.config.max_position_embeddings)
+        max_seq_length = min(_MAX_SEQ_LENGTH, model.config.max_position_embeddings)
         return {
             "max_seq_length": max_seq_length,
             "data": {"doc_stride": max_seq_length // 3, "max_query_length": max_seq_length // 6},
@@ -113,11 +108,11 @@ class QuestionAnsweringTask(FinetuningTask):
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, QuestionAnsweringDataset]]:
-    """Name and questions of each data set of a split; several are for evaluation alone."""
+    """Return name and questions of each data set of a split, "train" or "eval"."""
     data = config.data
     if data["dir"].startswith(TFDS):
-        found = read_squad_tfds(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
-        return [(split, _check_version(config, split, data["dir"], found))]
+        dataset = read_squad_tfds(data["dir"], data[f"{split}_file"] or TFDS_SPLITS[split])
+        return [(split, _check_version(config, split, data["dir"], dataset))]
     return [
         (name, _check_version(config, split, path, read_squad(path)))
         for name, path in find_files(config, split, FILES[data["version"]][split])
@@ -125,18 +120,18 @@ def read_sets(config: Config, split: str) -> list[tuple[str, QuestionAnsweringDa
 
 
 def _check_version(
-    config: Config, split: str, path: epath.PathLike, found: QuestionAnsweringDataset
+    config: Config, split: str, path: epath.PathLike, data: QuestionAnsweringDataset
 ) -> QuestionAnsweringDataset:
-    if found.version != config.data["version"]:
-        has = "has" if found.version == 2 else "has no"
+    if data.version != config.data["version"]:
+        has = "has" if data.version == 2 else "has no"
         raise InputError(
-            f"{path} {has} questions that cannot be answered and "
-            f"data.version={config.data['version']}: set version={found.version}."
+            f"data.version={config.data['version']}: {path} {has} unanswerable questions. Set "
+            f"version={data.version}."
         )
-    bare = [question.id for question in found.questions if not question.answers]
-    if split == "eval" and found.version == 1 and bare:
+    without_gold = [question.id for question in data.questions if not question.answers]
+    if split == "eval" and data.version == 1 and without_gold:
         raise InputError(
-            f"{path} has {len(bare)} questions without a gold answer, {bare[0]!r} first, so it "
-            "cannot be scored: leave them out; `bertjax predict` answers them."
+            f"{path}: {len(without_gold)} questions have no gold answer, {without_gold[0]!r} "
+            "first. Leave them out; `bertjax predict` answers them."
         )
-    return found
+    return data

@@ -154,7 +154,7 @@ def encode_dataset(
     encoded = encode_texts(data, tokenizer, config.max_seq_length, config.data["truncation"])
     if encoded.num_truncated:
         _log.warning(
-            "%s: %d of %d texts are longer than max_seq_length=%d and were cut (truncation=%s).",
+            "%s: %d of %d texts are truncated to max_seq_length=%d (truncation=%s).",
             name,
             encoded.num_truncated,
             len(data),

@@ -1,4 +1,4 @@
-"""Classification and regression of sentences and pairs (paper, section 4.1)."""
+"""Classification and regression of texts and pairs of texts (BERT paper, section 4.1)."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ from data_pipelines.finetuning.sequence_classification import (
 )
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
-_PAIR_FORMAT = "{} ‖ {}"  # a pair, for a person
+_PAIR_FORMAT = "{} ‖ {}"  # in reports
 
 
 class SequenceClassificationTask(FinetuningTask):
@@ -59,7 +59,7 @@ class SequenceClassificationTask(FinetuningTask):
         "spearman",
         "micro_f1",
         "subset_accuracy",
-        "majority_accuracy",  # which `is_degenerate` asks for
+        "majority_accuracy",  # read by `is_degenerate`
     )
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
@@ -69,11 +69,10 @@ class SequenceClassificationTask(FinetuningTask):
         super().__init__(dataclasses.replace(config, model=model), num_processes, process_id)
         self.tokenizer = load_task_tokenizer(config)
         if config.data["glue"]:
-            first = find_glue_task(config.data["glue"]).metrics
-            self.primary_metrics = tuple(dict.fromkeys((*first, *self.primary_metrics)))
-        row, rows = self.objective.sequence_shape, self.objective.eval_batch_size
-        found = read_sets(config, "eval")
-        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in found})
+            glue_metrics = find_glue_task(config.data["glue"]).metrics
+            self.primary_metrics = tuple(dict.fromkeys((*glue_metrics, *self.primary_metrics)))
+        sets = read_sets(config, "eval")
+        warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in sets})
         self._sets = [
             SequenceClassificationEvalSet(
                 name,
@@ -81,12 +80,12 @@ class SequenceClassificationTask(FinetuningTask):
                 encode_dataset(name, data, self.tokenizer, config),
                 self.labels,
                 self.objective.problem_type,
-                row,
-                rows,
+                self.objective.sequence_shape,
+                self.objective.eval_batch_size,
                 num_processes,
                 process_id,
             )
-            for name, data in found
+            for name, data in sets
         ]
 
     def _find_labels(self) -> tuple[str, ...]:
@@ -114,25 +113,26 @@ class SequenceClassificationTask(FinetuningTask):
         data, problem_type = self._train, self.objective.problem_type
         warn_of_coverage_loss(self.tokenizer, {"train": data.all_texts})
         encoded = encode_dataset("train", data, self.tokenizer, self.config)
-        found = make_target(data, self.labels, problem_type)
+        target = make_target(data, self.labels, problem_type)
         spec = self.config.data["class_weights"]
         if spec and problem_type != "single_label_classification":
             raise InputError(
-                f"data.class_weights={spec!r} is for problem_type=single_label_classification: leave it out."
+                f"data.class_weights={spec!r}: needs problem_type=single_label_classification. "
+                "Leave it out."
             )
         if spec:
-            weights = class_weights(spec, self.labels, found.values)
-            found = dataclasses.replace(found, weights=weights[found.values])
-        return encoded.with_target("labels", found)
+            weights = class_weights(spec, self.labels, target.values)
+            target = dataclasses.replace(target, weights=weights[target.values])
+        return encoded.with_target("labels", target)
 
     def eval_sets(self) -> Sequence[EvalSet]:
         """Return the eval sets."""
         return self._sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
-        """An example a line, its label or number before it."""
-        said = [self._format_label(value) for value in batch["labels"][index]]
-        return format_examples(batch, index, self.tokenizer, said)
+        """Return a line for each example, with its label first."""
+        labels = [self._format_label(value) for value in batch["labels"][index]]
+        return format_examples(batch, index, self.tokenizer, labels)
 
     def _format_label(self, value: np.ndarray) -> str:
         if self.objective.problem_type == "regression":
@@ -143,15 +143,14 @@ class SequenceClassificationTask(FinetuningTask):
 
     @staticmethod
     def is_degenerate(scores: Mapping[str, float]) -> bool:
-        """At or below what the majority class would give (Mosbach et al. 2021); of numbers, where
-        they go with the gold ones in no way.
+        """Return whether accuracy is at most that of the majority class (Mosbach et al. 2021).
+
+        A regression is degenerate without a positive correlation.
         """
         if "pearson" in scores:
             return not scores["pearson"] > 0
-        return (
-            not scores["subset_accuracy" if "subset_accuracy" in scores else "accuracy"]
-            > scores["majority_accuracy"]
-        )
+        accuracy = scores["subset_accuracy" if "subset_accuracy" in scores else "accuracy"]
+        return not accuracy > scores["majority_accuracy"]
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
@@ -168,11 +167,11 @@ class SequenceClassificationTask(FinetuningTask):
         """Return the HTML report of an evaluation."""
         sets = [
             (
-                each,
+                set_name,
                 data.texts
                 if data.text_pairs is None
                 else list(map(_PAIR_FORMAT.format, data.texts, data.text_pairs)),
             )
-            for each, data in read_sets(config, "eval")
+            for set_name, data in read_sets(config, "eval")
         ]
         return report.render(name, directory, sets, columns_from_config(config).problem_type)

@@ -1,4 +1,4 @@
-"""Tags of words, such as named entities (paper, section 5.3)."""
+"""Token classification, such as named entity recognition (BERT paper, section 5.3)."""
 
 import dataclasses
 import functools
@@ -50,14 +50,12 @@ class TokenClassificationTask(FinetuningTask):
     pipeline_classes = (TokenClassificationPipeline,)
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "fix_tags": field(
-            False, "reads a tag that breaks its scheme as conlleval does; else it is refused"
+            False, "accept tags that break their scheme, as conlleval does, instead of an error"
         ),
         "context": field(
-            "sentence", '"document" reads what stands around a sentence in its document with it'
+            "sentence", '"document" encodes each sentence with the text around it in its document'
         ),
-        "strict": field(
-            False, "counts entities as seqeval's strict mode does, else as conlleval does"
-        ),
+        "strict": field(False, "count entities as seqeval's strict mode, instead of conlleval"),
     }
     primary_metrics = ("f1", "precision", "recall", "accuracy")
 
@@ -72,9 +70,8 @@ class TokenClassificationTask(FinetuningTask):
         config = dataclasses.replace(config, model=model)
         super().__init__(config, num_processes, process_id)
         self.tokenizer = load_task_tokenizer(config)
-        row, rows = self.objective.sequence_shape, self.objective.eval_batch_size
-        found = read_sets(config, "eval")
-        warn_of_coverage_loss(self.tokenizer, {name: data.words for name, data in found})
+        sets = read_sets(config, "eval")
+        warn_of_coverage_loss(self.tokenizer, {name: data.words for name, data in sets})
         self._sets = [
             TokenClassificationEvalSet(
                 name,
@@ -82,12 +79,12 @@ class TokenClassificationTask(FinetuningTask):
                 self.tokenizer,
                 config,
                 self.labels,
-                row,
-                rows,
+                self.objective.sequence_shape,
+                self.objective.eval_batch_size,
                 num_processes,
                 process_id,
             )
-            for name, data in found
+            for name, data in sets
         ]
 
     @functools.cached_property
@@ -99,29 +96,30 @@ class TokenClassificationTask(FinetuningTask):
     def examples(self) -> WordExamples:
         """Encoded training examples."""
         warn_of_coverage_loss(self.tokenizer, {"train": self._train.words})
-        given = self.tokenizer, self.config, self.labels
-        return encode_sentences("train", self._train.sentences, *given)
+        return encode_sentences(
+            "train", self._train.sentences, self.tokenizer, self.config, self.labels
+        )
 
     def eval_sets(self) -> Sequence[EvalSet]:
         """Return the eval sets."""
         return self._sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
-        """A sentence a line, the tag of a word before its first piece where it is not O."""
+        """Return a line for each sentence; tags other than O precede the first token of a word."""
         tags, weights = batch["token_labels"][index], batch["token_labels_weights"][index]
         lines = []
         for slot in range(1, int(batch["example_ids"][index].max()) + 1):
-            said = []
-            for at in np.flatnonzero(batch["example_ids"][index] == slot):
-                tag = self.labels[tags[at]] if weights[at] else "O"
-                token = self.tokenizer.tokens[batch["input_ids"][index, at]]
-                said.append(token if tag == "O" else f"[{tag}] {token}")
-            lines.append(" ".join(said))
+            tokens = []
+            for column in np.flatnonzero(batch["example_ids"][index] == slot):
+                tag = self.labels[tags[column]] if weights[column] else "O"
+                token = self.tokenizer.tokens[batch["input_ids"][index, column]]
+                tokens.append(token if tag == "O" else f"[{tag}] {token}")
+            lines.append(" ".join(tokens))
         return "\n".join(lines)
 
     @staticmethod
     def is_degenerate(scores: Mapping[str, float]) -> bool:
-        """Where no entity was found."""
+        """Return whether no entity was found."""
         return not scores["f1"] > 0
 
     @staticmethod
@@ -141,16 +139,16 @@ class TokenClassificationTask(FinetuningTask):
 
 
 def read_sets(config: Config, split: str) -> list[tuple[str, TokenClassificationDataset]]:
-    """Name and sentences of each data set of a split, "train" or "eval".
+    """Return name and sentences of each data set of a split, "train" or "eval".
 
     Raises:
-      InputError: a file is missing, or not of a layout that is known.
+      InputError: a file is missing, or has an unknown layout.
     """
     source, fix_tags = config.data["dir"], config.data["fix_tags"]
     if source.startswith(TFDS):
-        part = config.data[f"{split}_file"] or TFDS_SPLITS[split]
-        rows = read_tfds_table(source, part)
-        return [(split, make_tagged_dataset(f"{source} {part}", from_rows(rows), fix_tags))]
+        tfds_split = config.data[f"{split}_file"] or TFDS_SPLITS[split]
+        rows = from_rows(read_tfds_table(source, tfds_split))
+        return [(split, make_tagged_dataset(f"{source} {tfds_split}", rows, fix_tags))]
     return [
         (name, read_tagged_file(path, fix_tags))
         for name, path in find_tables(config, split, TAGGED_SUFFIXES)
