@@ -24,6 +24,7 @@ from bertjax.html.charts import (
     NARROW,
     WIDE,
     Chart,
+    MetricDisplay,
     Point,
     downsample,
     draw_curves,
@@ -199,10 +200,13 @@ def test_running_median_ignores_spikes_and_gaps_and_keeps_lines() -> None:
 # Drawings
 
 
-def draw(curves: dict[str, list[Point]], **options: Any) -> tuple[Any, list[list[Point]]]:
+def draw(
+    curves: dict[str, list[Point]], wide: bool = False, **options: Any
+) -> tuple[Any, list[list[Point]]]:
     last_step = max(point.step for curve in curves.values() for point in curve)
-    with new_axes(WIDE if options.get("wide") else NARROW) as axes:
-        return axes, draw_curves(axes, curves, last_step, **options)
+    metric = MetricDisplay("Loss", **options)
+    with new_axes(WIDE if wide else NARROW) as axes:
+        return axes, draw_curves(axes, metric, curves, last_step, wide)
 
 
 def lines(axes: Any, kind: str) -> list[Any]:
@@ -245,7 +249,7 @@ def test_line_chart_has_log_scale_for_wide_ranges() -> None:
     curves = {"train": points([1.0, 100.0])}
     assert draw(curves)[0].get_yscale() == "log"
     assert draw(curves, floor=0.0)[0].get_yscale() == "linear"
-    assert line_chart("Loss", curves, 20).note == "log scale"
+    assert line_chart(MetricDisplay("Loss"), curves, 20).note == "log scale"
 
 
 def test_line_chart_has_readable_ticks() -> None:
@@ -258,7 +262,7 @@ def test_line_chart_has_readable_ticks() -> None:
 
 
 def test_line_chart_carries_values_for_the_pointer() -> None:
-    chart = line_chart("Loss", {"train": points([3.0, math.nan, 2.0, 1.5])}, 40)
+    chart = line_chart(MetricDisplay("Loss"), {"train": points([3.0, math.nan, 2.0, 1.5])}, 40)
     (curve,) = chart.curves
     assert curve["steps"] == [10, 30, 40]
     assert curve["values"] == "3.000 2.000 1.500"
@@ -283,7 +287,7 @@ def test_line_chart_marks_the_first_value_that_is_not_finite() -> None:
 
     assert marks([3.0, 2.0, 1.0, 1.0]) == []
     assert marks([3.0, math.nan, 1.0, math.inf]) == [20]
-    chart = line_chart("Loss", {"train": points([3.0, math.nan])}, 20)
+    chart = line_chart(MetricDisplay("Loss"), {"train": points([3.0, math.nan])}, 20)
     assert 'class="diverged"' in chart.svg
 
 
@@ -301,8 +305,8 @@ def test_line_chart_smooths_long_curves_only() -> None:
 def example_charts() -> list[Chart]:
     curves = {"train": points([8.0, math.nan, *range(200)]), "eval": points([3.0, 2.0])}
     return [
-        line_chart("Loss", curves, 2020, wide=True),
-        line_chart("Accuracy", curves | {"x/<b>": points([2.0])}, 2020, as_percent=True),
+        line_chart(MetricDisplay("Loss"), curves, 2020, wide=True),
+        line_chart(MetricDisplay("Accuracy", True), curves | {"x/<b>": points([2.0])}, 2020),
         scatter("Gold", [(1.0, 2.0), (3.0, 2.5)], ("$gold$ <&>", "predicted")),
         reliability_diagram([0.2, 0.25, 0.9], [False, True, True]),
         strip_plot("Scores", {"<1>": [0.5, 0.5], "$2": [0.75]}, "accuracy"),
@@ -316,17 +320,16 @@ def test_charts_are_the_same_bytes_whatever_the_style_of_the_user() -> None:
         assert matplotlib.rcParams["lines.linewidth"] == 9
 
 
-@pytest.mark.parametrize("chart", example_charts(), ids=lambda chart: chart.title)
-def test_charts_are_plain_elements_in_the_colors_of_the_page(chart: Chart) -> None:
-    svg = ElementTree.fromstring(f"<svg>{chart.svg}</svg>")
-    assert {element.tag for element in svg.iter()} <= {
-        "svg", "g", "path", "text", "defs", "use", "title",
-    }  # fmt: skip
-    assert not re.search(r"#[0-9a-f]{6}\b|\brgb|black|font|url\(|http", chart.svg)
-    assert "var(--train)" in chart.svg and "var(--soft)" in chart.svg
+def test_charts_are_plain_elements_in_the_colors_of_the_page() -> None:
     css = render_report("x", [])
-    for variable in set(re.findall(r"var\((--\w+)\)", chart.svg)):
-        assert css.count(f"{variable}: #") == 2, "a light and a dark color"
+    for chart in example_charts():
+        tags = {element.tag for element in ElementTree.fromstring(f"<g>{chart.svg}</g>").iter()}
+        assert tags <= {"g", "path", "text", "defs", "use", "title"}
+        assert not re.search(r"#[0-9a-f]{6}\b|\brgb|black|font|url\(|http", chart.svg)
+        variables = set(re.findall(r"var\((--\w+)\)", chart.svg))
+        assert variables >= {"--train", "--soft"}
+        for variable in variables:
+            assert css.count(f"{variable}: #") == 2, "a light and a dark color"
 
 
 def test_charts_keep_text_as_text() -> None:
@@ -358,7 +361,7 @@ def test_reliability_diagram_titles_the_calibration_error() -> None:
 
 
 def test_titles_and_splits_are_escaped() -> None:
-    chart = line_chart('<b>"&', {'<i>"': points([1.0])}, 10)
+    chart = line_chart(MetricDisplay('<b>"&'), {'<i>"': points([1.0])}, 10)
     page = render_report("x", [Section("Charts", charts=[chart])])
     assert "<span>&lt;b&gt;&#34;&amp;</span>" in page.replace("\n", "")
     assert "<b>&" not in page and "<i>&" not in page

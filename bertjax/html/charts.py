@@ -59,54 +59,55 @@ class Chart(NamedTuple):
         return self.layout == WIDE
 
 
-def line_chart(
-    title: str,
-    curves: Mapping[str, Sequence[Point]],
-    last_step: int,
-    *,
-    as_percent: bool = False,
-    floor: float | None = None,
-    smooth: bool = True,
-    wide: bool = False,
-) -> Chart:
-    """Return the chart of a metric from step 0 to `last_step`.
+class MetricDisplay(NamedTuple):
+    """Title and chart options of a metric.
 
-    Args:
-      title: name of the metric.
-      curves: points of each split, in the order of their steps.
-      last_step: right end of the horizontal axis.
+    Attributes:
+      title: plain text.
       as_percent: show fractions as percentages.
       floor: a value that the vertical axis includes; see `value_axis`.
       smooth: draw the running median of a long curve over its points.
+    """
+
+    title: str
+    as_percent: bool = False
+    floor: float | None = None
+    smooth: bool = True
+
+
+def line_chart(
+    metric: MetricDisplay, curves: Mapping[str, Sequence[Point]], last_step: int, wide: bool = False
+) -> Chart:
+    """Return the chart of a metric.
+
+    Args:
+      metric: its title and chart options.
+      curves: points of each split, in the order of their steps.
+      last_step: right end of the horizontal axis, which begins at step 0.
       wide: use the width of the page.
     """
     layout = WIDE if wide else NARROW
-    with new_axes(layout, title) as axes:
-        drawn = draw_curves(
-            axes, curves, last_step, as_percent=as_percent, floor=floor, smooth=smooth, wide=wide
-        )
+    with new_axes(layout, metric.title) as axes:
+        drawn = draw_curves(axes, metric, curves, last_step, wide)
         return Chart(
-            title,
+            metric.title,
             to_svg(axes),
             layout,
             "log scale" if axes.get_yscale() == "log" else "",
             [
-                LegendEntry(split, format_number(curve[-1].value, as_percent))
+                LegendEntry(split, format_number(curve[-1].value, metric.as_percent))
                 for split, curve in curves.items()
             ],
-            [_pointer_data(axes, layout, points, as_percent) for points in drawn],
+            [_pointer_data(axes, layout, points, metric.as_percent) for points in drawn],
             last_step,
         )
 
 
 def draw_curves(
     axes: "Axes",
+    metric: MetricDisplay,
     curves: Mapping[str, Sequence[Point]],
     last_step: int,
-    *,
-    as_percent: bool = False,
-    floor: float | None = None,
-    smooth: bool = True,
     wide: bool = False,
 ) -> list[list[Point]]:
     """Draw the curves and mark the first step with a value that is not finite.
@@ -116,7 +117,7 @@ def draw_curves(
     """
     points = [point for curve in curves.values() for point in curve]
     finite = [point.value for point in points if math.isfinite(point.value)]
-    set_axis(axes, "y", value_axis(finite, floor), as_percent)
+    set_axis(axes, "y", value_axis(finite, metric.floor), metric.as_percent)
     end = max(last_step, 1)
     steps = [s for s in linear_ticks(0, end, 8 if wide else 5) if s <= end and s.is_integer()]
     axes.set(xlim=(0, end), xticks=steps, xticklabels=list(map(format_tick, steps)))
@@ -124,7 +125,7 @@ def draw_curves(
     if diverged:
         style: dict[str, Any] = {"color": COLORS["bad"], "linewidth": 1, "linestyle": (0, (2, 4))}
         axes.axvline(min(diverged), gid="diverged", clip_on=False, **style)
-    return [_draw_curve(axes, split, curve, smooth) for split, curve in curves.items()]
+    return [_draw_curve(axes, split, curve, metric.smooth) for split, curve in curves.items()]
 
 
 def _draw_curve(axes: "Axes", split: str, curve: Sequence[Point], smooth: bool) -> list[Point]:

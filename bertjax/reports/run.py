@@ -1,6 +1,5 @@
 """Report of a run: status, curves of its metrics, evaluations, configuration."""
 
-import dataclasses
 import json
 import math
 import statistics
@@ -11,7 +10,7 @@ from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.html.axes import format_number
-from bertjax.html.charts import Chart, Point, line_chart
+from bertjax.html.charts import Chart, MetricDisplay, Point, line_chart
 from bertjax.html.page import Section, Status, render_report
 from bertjax.html.tables import ScoreTable, eval_set_table
 from bertjax.model.heads import HEADS
@@ -21,16 +20,6 @@ from bertjax.training.terminal import format_duration
 from data_pipelines.errors import InputError
 
 MetricEntry = Mapping[str, Any]  # a line of metrics.jsonl
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricDisplay:
-    """Title and chart options of a metric; see `line_chart`."""
-
-    title: str
-    as_percent: bool = False
-    floor: float | None = None
-    smooth: bool = True
 
 
 PERFORMANCE_METRICS = {
@@ -232,16 +221,8 @@ def _charts(entries: Sequence[MetricEntry], keys: Sequence[str]) -> list[Chart]:
     """Return a chart for each metric that the entries contain."""
     last_step = _last_step(entries)
     return [
-        line_chart(
-            metric.title,
-            curves,
-            last_step,
-            as_percent=metric.as_percent,
-            floor=metric.floor,
-            smooth=metric.smooth,
-            wide=key == "loss",
-        )
-        for key, metric in ((key, _metric(key)) for key in keys)
+        line_chart(_metric(key), curves, last_step, wide=key == "loss")
+        for key in keys
         if (curves := _curves_by_split(entries, key))
     ]
 
