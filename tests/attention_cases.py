@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.attention.plain import attention as plain
 
 LENGTH, HEADS, SIZE = 128, 4, 64

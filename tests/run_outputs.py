@@ -14,7 +14,8 @@ from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.config.loading import read_config
 from bertjax.inference.predictor import Predictor
-from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.mesh.device_mesh import make_mesh
+from bertjax.mesh.sharding import sharded_shapes
 from bertjax.tasks import registry
 
 TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction")

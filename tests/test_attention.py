@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as fused_attention

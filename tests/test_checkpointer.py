@@ -19,7 +19,8 @@ from bertjax.checkpointing.parameters import check_params, load_params
 from bertjax.checkpointing.retention import write_scores
 from bertjax.faults import InjectedFaultError, inject_fault
 from bertjax.mesh import distributed
-from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.mesh.device_mesh import make_mesh
+from bertjax.mesh.sharding import sharded_shapes
 from bertjax.steps.train_step import TrainState
 from data_pipelines.errors import InputError
 

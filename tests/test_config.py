@@ -239,7 +239,7 @@ def test_resolve_rejects_a_schedule_longer_than_the_time_budget(optimizer) -> No
 def test_percentages_are_rounded_up_exactly(hundredths: int, total: int) -> None:
     share = f"{hundredths // 100}.{hundredths % 100:02d}%"
     expected = -(-hundredths * total // 10_000)
-    assert durations.steps("warmup", share, Fraction(8), None, total) == expected
+    assert durations.to_steps("warmup", share, Fraction(8), None, total) == expected
 
 
 @given(st.integers(0, 4), st.integers(1, 40), st.integers(1, 10**6))

@@ -17,7 +17,7 @@ from attention_cases import (
     run,
 )
 
-from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.mesh.device_mesh import AXES, make_mesh
 from bertjax.model.attention import cpu
 from bertjax.model.attention.cpu import attention, unsupported_reason
 from bertjax.model.attention.plain import attention as plain

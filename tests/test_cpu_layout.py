@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.cpu_layout import CpuLayout, matmul_transposed

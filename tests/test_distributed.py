@@ -26,8 +26,9 @@ from bertjax.cli import termination
 from bertjax.config.loading import read_config
 from bertjax.errors import CHILD_ENV, RunError
 from bertjax.mesh import distributed, signals
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.distributed import Cluster, find_cluster
-from bertjax.mesh.sharding import make_mesh, sharded_shapes
+from bertjax.mesh.sharding import sharded_shapes
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.workdir import lock

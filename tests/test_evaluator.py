@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.config.config import Config, MeshConfig
-from bertjax.mesh.sharding import AXES
+from bertjax.mesh.device_mesh import AXES
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks.task import Evaluation

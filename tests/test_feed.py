@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 from bertjax.mesh import feed as feed_module
+from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
 from bertjax.mesh.feed import Feed
-from bertjax.mesh.sharding import BATCH_SPEC, make_mesh
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from attention_cases import (
     run,
 )
 
-from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.mesh.device_mesh import AXES, make_mesh
 from bertjax.model.attention import dispatch
 from bertjax.model.attention import gpu as gpu_attention
 from bertjax.model.attention.plain import attention as plain

@@ -41,7 +41,7 @@ def alone(program: str, *arguments: str) -> str:
 KERNELS = """
 import pathlib, sys
 import jax, jax.numpy as jnp
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.attention.dispatch import choose
 from bertjax.preflight.topology import Topology
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from goldens import make_pretraining as recipe
 
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model import bert, heads
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig

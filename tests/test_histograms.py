@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.steps.histograms import BINS, compute_histograms
 
 

@@ -14,8 +14,8 @@ from bertjax.cli import report
 from bertjax.cli.main import main
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.memory import available_host_memory, failed_allocation_bytes
-from bertjax.mesh.sharding import make_mesh
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.training import memory_budget

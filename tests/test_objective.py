@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from bertjax.config.config import Config, MeshConfig, OptimizerSection
-from bertjax.mesh.sharding import make_mesh, named_leaves
+from bertjax.mesh.device_mesh import make_mesh
+from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig
 from bertjax.steps.batch_sizes import accumulation_steps, check_batch_sizes
 from bertjax.steps.objective import MAX_EVAL_TOKENS

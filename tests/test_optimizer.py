@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 from bertjax.config.optimizer_config import OPTIMIZERS, OptimizerConfig
+from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
 from bertjax.mesh.feed import to_global
-from bertjax.mesh.sharding import BATCH_SPEC, make_mesh, named_leaves, tree_shardings
+from bertjax.mesh.sharding import named_leaves, tree_shardings
 from bertjax.steps.muon import orthogonalize
 from bertjax.steps.optimizer import (
     is_decayed,

@@ -24,7 +24,7 @@ from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import find_bert_config
 from bertjax.inference.convert import convert
-from bertjax.mesh.sharding import AXES
+from bertjax.mesh.device_mesh import AXES
 from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology

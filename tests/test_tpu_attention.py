@@ -23,7 +23,7 @@ from attention_cases import (
 
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
-from bertjax.mesh.sharding import AXES, make_mesh
+from bertjax.mesh.device_mesh import AXES, make_mesh
 from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as fused_attention
 from bertjax.model.attention.plain import attention as plain

@@ -23,8 +23,9 @@ from bertjax.config.loading import load_config
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh import distributed
+from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
 from bertjax.mesh.feed import to_global
-from bertjax.mesh.sharding import BATCH_SPEC, make_mesh, sharded_shapes, tree_shardings
+from bertjax.mesh.sharding import sharded_shapes, tree_shardings
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means, sums_and_gradient
 from bertjax.tasks import registry

@@ -208,7 +208,7 @@ class Config:
     @property
     def budget_seconds(self) -> float | None:
         """The time budget in seconds; None if `steps` is not a time."""
-        number, unit = durations.parse("steps", self.steps)
+        number, unit = durations.parse_duration("steps", self.steps)
         return number * SECONDS_PER_UNIT[unit] if unit in SECONDS_PER_UNIT else None
 
     @property
@@ -224,7 +224,7 @@ class Config:
         Args:
           name: `eval_every`, `checkpoint_every` or `keep_period`.
         """
-        number, unit = durations.parse(name, getattr(self, name))
+        number, unit = durations.parse_duration(name, getattr(self, name))
         if unit == "%" and self.budget_seconds:
             return number / 100 * self.budget_seconds
         return number * SECONDS_PER_UNIT[unit] if unit in SECONDS_PER_UNIT else None
@@ -250,7 +250,7 @@ class Config:
         mean_batch_size = Fraction(sum(sizes), len(sizes))
 
         def to_steps(name: str, value: Duration, total: int | None, minimum: int) -> int:
-            steps = durations.steps(name, value, mean_batch_size, sequences_per_epoch, total)
+            steps = durations.to_steps(name, value, mean_batch_size, sequences_per_epoch, total)
             if steps < minimum:
                 raise InputError(f"{name}={value!r}: is {steps} steps. Use at least {minimum}.")
             return steps

@@ -15,7 +15,7 @@ _UNITS = "%|percent|steps?|epochs?|examples?|seconds?|minutes?|hours?|h"
 _DURATION = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({_UNITS})\s*")
 
 
-def parse(name: str, value: Duration) -> tuple[float, str]:
+def parse_duration(name: str, value: Duration) -> tuple[float, str]:
     """Return a duration as a number and a unit.
 
     The unit is "step", "epoch", "example", "%" or a key of `SECONDS_PER_UNIT`.
@@ -40,7 +40,7 @@ def is_percentage(value: Duration) -> bool:
     return isinstance(value, str) and ("%" in value or "percent" in value)
 
 
-def steps(
+def to_steps(
     name: str,
     value: Duration,
     batch_size: Fraction,
@@ -59,7 +59,7 @@ def steps(
     Raises:
       InputError: the duration is not a number of steps.
     """
-    number, unit = parse(name, value)
+    number, unit = parse_duration(name, value)
     if unit in SECONDS_PER_UNIT:
         raise InputError(
             f"{name}={value!r}: only steps, eval_every, checkpoint_every and keep_period may be "
@@ -91,7 +91,7 @@ def fraction_of_budget(name: str, value: Duration, budget_seconds: float) -> flo
     Raises:
       InputError: the duration is not 0, a percentage or a time.
     """
-    number, unit = parse(name, value)
+    number, unit = parse_duration(name, value)
     if unit in SECONDS_PER_UNIT:
         return number * SECONDS_PER_UNIT[unit] / budget_seconds
     if unit == "%" or not number:

@@ -11,7 +11,7 @@ from jax import Array
 from bertjax.formats.loading import find_tokenizer
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 from bertjax.inference.predictor import Predictor, make_inputs
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry

@@ -12,8 +12,8 @@ from etils import epath
 
 from bertjax.config.config import MeshConfig
 from bertjax.formats.loading import find_tokenizer
+from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.feed import fetch_to_host, to_global
-from bertjax.mesh.sharding import num_batch_shards
 from bertjax.steps.objective import Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry

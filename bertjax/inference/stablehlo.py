@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from etils import epath
 from jax import Array, export
 
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry

@@ -23,7 +23,8 @@ from jax import Array
 from jax.export import is_symbolic_dim
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.mesh.sharding import is_traced_for_cpu, parameter_name, stack_layers
+from bertjax.mesh.device_mesh import is_traced_for_cpu
+from bertjax.mesh.sharding import parameter_name, stack_layers
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Dense
 

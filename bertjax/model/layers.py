@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.mesh.sharding import tpu_kind
+from bertjax.mesh.device_mesh import tpu_kind
 
 
 @jax.custom_vjp

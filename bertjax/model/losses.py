@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.mesh.sharding import tpu_kind
+from bertjax.mesh.device_mesh import tpu_kind
 
 Sum = tuple[Array, Array]
 Sums = dict[str, Sum]  # name -> (sum, weight), float32 scalars

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from bertjax.config.config import Config, MeshConfig
+from bertjax.mesh.device_mesh import make_mesh, num_batch_shards
 from bertjax.mesh.memory import failed_allocation_bytes, program_bytes, shard_bytes
-from bertjax.mesh.sharding import make_mesh, num_batch_shards
 from bertjax.model import flops
 from bertjax.model.heads import HEADS
 from bertjax.preflight.hlo import Collective, Instruction, read_program

@@ -3,7 +3,7 @@
 from jax.sharding import Mesh
 
 from bertjax.config.config import Config
-from bertjax.mesh.sharding import num_batch_shards
+from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.steps.objective import Objective
 from data_pipelines.errors import InputError
 

@@ -15,7 +15,8 @@ import optax
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax.mesh.sharding import AXES, is_traced_for_cpu, tree_shardings
+from bertjax.mesh.device_mesh import AXES, is_traced_for_cpu
+from bertjax.mesh.sharding import tree_shardings
 
 MOMENTUM = 0.95
 # Root mean square of the elements of an update, as of Adam's, so that both use the same learning

@@ -18,8 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config.config import Config
 from bertjax.mesh.allocator import keep_freed_memory
+from bertjax.mesh.device_mesh import AXES
 from bertjax.mesh.feed import Batch
-from bertjax.mesh.sharding import AXES, with_shardings
+from bertjax.mesh.sharding import with_shardings
 from bertjax.steps.compilation import Compiler, tree_shardings_of
 from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective

@@ -16,12 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.config.config import Config
 from bertjax.config.optimizer_config import OptimizerConfig
+from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
 from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import (
-    BATCH_SPEC,
     check_mesh,
     gather_matrices,
-    make_mesh,
     sharded_shapes,
     stack_layers,
     with_shardings,

@@ -12,6 +12,7 @@ import jax
 
 from bertjax.config.config import Config
 from bertjax.errors import RunError
+from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.memory import (
     GIB,
     device_memory_limit,
@@ -20,7 +21,6 @@ from bertjax.mesh.memory import (
     free_address_space,
     shard_bytes,
 )
-from bertjax.mesh.sharding import num_batch_shards
 from bertjax.steps.objective import Objective
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.step_functions import StepFunctions

@@ -10,8 +10,8 @@ import jax
 from etils import epath
 
 from bertjax.config.config import Config
+from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.memory import format_bytes, shard_bytes
-from bertjax.mesh.sharding import num_batch_shards
 from bertjax.model.heads import HEADS
 from bertjax.steps.parallel_runs import AnyStepFunctions
 from bertjax.steps.schedules import learning_rate_schedule

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from bertjax.checkpointing.checkpointer import Checkpointer
-from bertjax.mesh.sharding import make_mesh
+from bertjax.mesh.device_mesh import make_mesh
 from bertjax.steps.train_step import TrainState
 
 ARRAYS = 24

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bertjax.mesh.sharding import shard_map_over_batch_and_heads, split_unsupported_reason
+from bertjax.mesh.device_mesh import shard_map_over_batch_and_heads, split_unsupported_reason
 from bertjax.model.attention.plain import attention_mask
 from bertjax.model.dropout import inverse_keep_prob, keep_mask, threshold_and_seeds
 

@@ -7,7 +7,7 @@ import jax
 from jax import Array
 from jax.export import is_symbolic_dim
 
-from bertjax.mesh.sharding import gpu_kind, is_traced_for_cpu, tpu_kind
+from bertjax.mesh.device_mesh import gpu_kind, is_traced_for_cpu, tpu_kind
 from bertjax.model.attention import cpu as cpu_attention
 from bertjax.model.attention import plain as plain_attention
 

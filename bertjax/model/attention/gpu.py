@@ -19,7 +19,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from bertjax.mesh.sharding import gpu_kind, shard_map_over_batch_and_heads, split_unsupported_reason
+from bertjax.mesh.device_mesh import (
+    gpu_kind,
+    shard_map_over_batch_and_heads,
+    split_unsupported_reason,
+)
 from bertjax.model.dropout import (
     NUM_PARTS,
     byte_shift,

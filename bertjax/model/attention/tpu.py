@@ -16,7 +16,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.mesh.sharding import shard_map_over_batch_and_heads, split_unsupported_reason, tpu_kind
+from bertjax.mesh.device_mesh import (
+    shard_map_over_batch_and_heads,
+    split_unsupported_reason,
+    tpu_kind,
+)
 from bertjax.model.dropout import (
     NUM_PARTS,
     byte_shift,
