@@ -37,7 +37,7 @@ def test_load_tokenizer_keeps_accents_of_the_vocabulary(tmp_path: pathlib.Path, 
     assert hindi.encode("कि É") == [5, 7]
     for name, strips in (("uncased", True), ("cased", False), ("multilingual-cased", False)):
         published = load_tokenizer(data_dir / "vocab" / f"bert-base-{name}-vocab.txt")
-        assert getattr(published, "strip_accents") is strips  # noqa: B009
+        assert getattr(published, "strip_accents") is strips  # noqa: B009 (not in the protocol)
 
 
 @pytest.mark.parametrize("cased", [False, True])

@@ -1,7 +1,7 @@
 """Preparation of a corpus: inputs to a corpus directory, streaming and in parallel.
 
 The result does not depend on the number of workers. Ids go to a spool in document order. At the end
-of the input, the index of `documents` determines the shard of each document, and the spool is read
+of the input, the index of `documents` determines the shard of each document. The spool is then read
 once from start to end. Memory holds a few batches of text, a segment of the spool and, at the end,
 about 100 bytes per document. A document is held in memory as a whole.
 """

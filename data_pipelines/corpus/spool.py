@@ -2,7 +2,7 @@
 
 A spool is a directory of segments. A segment has the payload and the index of consecutive documents
 (see `documents.INDEX`), and a JSON file, written last. The JSON file has the input position at the
-end of the segment, and size and checksum of the other two files; if they match, the segment is
+end of the segment, and size and checksum of the other two files. If they match, the segment is
 complete. An interrupted preparation resumes after the leading complete segments.
 """
 

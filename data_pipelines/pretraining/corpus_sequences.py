@@ -3,18 +3,18 @@
 A stream is an endless series of sequences from some of the corpus's shards (see `streams`). The
 eval split is one finite stream.
 
-A corpus may have fewer shards than there are streams. Its shards then form groups, and the streams
-of a group share its shards: each starts at another part of the pass and rotates through the parts.
-Together they pass over all text, and a batch has sequences from all over the shards. All streams
-advance at the same rate, so groups must hold equal amounts of text. A document longer than a shard
-should be makes them unequal; then fewer, larger groups are used.
+A corpus may have fewer shards than there are streams. Its shards then form groups, and all streams
+of a group read the shards of the group. Each stream starts at another part of the pass and rotates
+through the parts. Together they pass over all text, and a batch has sequences from all over the
+shards. All streams advance at the same rate, so groups must hold equal amounts of text. A document
+longer than a shard should be makes them unequal; then fewer, larger groups are used.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -36,6 +36,16 @@ SAMPLE_TOKENS = 1 << 19  # drawn at the start to measure the tokens per sequence
 MAX_GROUP_SIZE_RATIO = 1.02  # tokens of the largest group of shards to those of the smallest
 
 Broadcast = Callable[[Callable[[], tuple[int, ...]], int], tuple[int, ...]]
+
+
+class _Location(NamedTuple):
+    """The location of a sequence of a stream."""
+
+    epoch: int
+    shard: int
+    chunk: int  # index of the chunk within the shard
+    sequence: int  # index of the sequence within the chunk
+    remaining: int  # sequences up to the end of the chunk, or of the stream's part of the pass
 
 
 class Corpus:
@@ -159,20 +169,16 @@ class CorpusSequences:
     def prefetch(self, stream: int, start: int, stop: int) -> None:
         """Compute the chunks of sequences start .. stop - 1 of a stream."""
         while start < stop:
-            *chunk, _, remaining = self._locate(stream, start)
-            self._chunk(*chunk)
-            start += remaining
+            location = self._locate(stream, start)
+            self._chunk(location.epoch, location.shard, location.chunk)
+            start += location.remaining
 
-    def _locate(self, stream: int, start: int) -> tuple[int, int, int, int, int]:
+    def _locate(self, stream: int, start: int) -> _Location:
         """Locate sequence `start` of a stream.
 
         A pass of R sequences is divided among the S streams of the group: part p starts at sequence
         R p // S. In epoch e stream i of the group reads part (i + e) mod S, so no two streams read
         the same part in one epoch.
-
-        Returns:
-          Epoch, shard and chunk, the index of the sequence within the chunk, and the number of
-          sequences from there to the end of the chunk or part.
         """
         group, stream_in_group = divmod(stream, self._streams_per_group)
         pass_size = self.sequences_per_pass(group)
@@ -185,7 +191,8 @@ class CorpusSequences:
         shard, sequence = shard_index.items[item], sequence - first
         chunk, first, end = self._chunk_index(epoch, shard).find(sequence)
         part_end = pass_size * (part + 1) // self._streams_per_group
-        return epoch, shard, chunk, sequence - first, min(end - sequence, part_end - position)
+        remaining = min(end - sequence, part_end - position)
+        return _Location(epoch, shard, chunk, sequence - first, remaining)
 
     def _rng_key(self, epoch: int, *parts: int | str) -> tuple[int | str, ...]:
         """Return the key of a generator. That of the eval split does not depend on the seed."""

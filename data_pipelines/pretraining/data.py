@@ -2,14 +2,14 @@
 
 `PretrainingData.batch(step)` is a pure function of the corpora, the options and the step. A global
 batch does not depend on the number of processes or workers, nor on where a run was resumed.
-`corpus_sequences` locates and draws the sequences of a corpus, `mixture` selects the corpus of each
-sequence, `sequences` writes the arrays, and `dataset` does all of it ahead of time, in threads of
+`mixture` selects the corpus of each sequence. `corpus_sequences` locates and draws the sequences of
+a corpus, and `sequences` writes the arrays. `dataset` makes batches ahead of time, in threads of
 tf.data.
 """
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 
 CORPUS_SEPARATOR = "+"  # between the directories of several corpora
 _DEFAULT_MAX_STREAMS, _MIN_SEQUENCES_PER_STREAM = 16, 16
+
+
+class _Span(NamedTuple):
+    """Consecutive sequences of a stream of a corpus."""
+
+    corpus: int
+    stream: int
+    start: int
+    num_sequences: int
 
 
 class PretrainingData:
@@ -135,10 +144,11 @@ class PretrainingData:
             raise IndexError(f"step={step}: the {self.split} split has {self.steps} steps.")
         batch_size = self.rampup.batch_size_at(step) // self.num_processes
         if self._training:
-            spans: Iterable[tuple[int, int, int, int]] = self._spans(step)
+            spans: Iterable[_Span] = self._spans(step)
         else:
             start = step * self.options.batch_size + self.process_id * batch_size
-            spans = [(0, 0, start, min(batch_size, max(0, self.sequences_per_epoch - start)))]
+            count = min(batch_size, max(0, self.sequences_per_epoch - start))
+            spans = [_Span(0, 0, start, count)]
         parts: list[PackedPairs] = []
         for corpus, stream, start, count in spans:
             parts += self._sources[corpus].packed_pairs(stream, start, count)
@@ -198,8 +208,8 @@ class PretrainingData:
         batch_size, before = self.rampup.batch_size_at(step), self.rampup.sequences_before(step)
         return batch_size // self.num_streams, before // self.num_streams
 
-    def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield this process's sequences of a step: corpus, stream, start in the stream, count."""
+    def _spans(self, step: int) -> Iterator[_Span]:
+        """Yield this process's sequences of a step."""
         size, position = self._stream_position(step)
         batch_size = self.rampup.batch_size_at(step)
         first, last = (
@@ -214,7 +224,7 @@ class PretrainingData:
                 remaining = int(min(count, last - sequence)) - skipped
                 sequence += int(count)
                 if remaining > 0:
-                    yield corpus, stream, int(before) + skipped, remaining
+                    yield _Span(corpus, stream, int(before) + skipped, remaining)
 
     def _prefetch_chunks(self, step: int) -> None:
         """Compute chunks of later steps, for some of the streams in each step.

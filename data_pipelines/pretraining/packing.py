@@ -82,8 +82,9 @@ def write_pairs(
       sep_id: id of `[SEP]`.
 
     Returns:
-      For each token of `text`, its index into the flattened [B, T] arrays, int64 [C] ascending; and
-      its segment, 2 * pair + (0 for A, 1 for B), int64 [C].
+      The index of each token of `text` in the flattened [B, T] arrays, int64 [C], ascending.
+
+      The segment of each token, 2 * pair + (0 for A, 1 for B), int64 [C].
     """
     lengths = pairs.lengths
     first_of_sequence = np.searchsorted(sequence, sequence)

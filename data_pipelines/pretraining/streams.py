@@ -1,10 +1,10 @@
 """Stateless order of training sequences: the data position is a step number.
 
 A stream is an endless series of sequences drawn from its shards. Every epoch of a stream has the
-same number of sequences: each shard contributes a fixed number, and so does each chunk of the
-shard's shuffled documents. Token counts determine these numbers before anything is drawn. Any
-sequence of any epoch is therefore located by division and by searching cumulative sums; only its
-chunk is computed.
+same number of sequences. Each shard contributes a fixed number, and so does each chunk of a shard's
+shuffled documents. Token counts determine these numbers before anything is drawn. Any sequence of
+any epoch is therefore located by division and by searching cumulative sums; only its chunk is
+computed.
 
 Randomness is stateless too: each generator is a function of its key.
 """

@@ -60,7 +60,7 @@ def train_vocabulary(
       The path of the file.
 
     Raises:
-      InputError: the kind is unknown or does not match the file name, the text has no words, or the
+      InputError: the kind is unknown or does not match the file name. The text has no words. The
         size is too small, or too large for the text.
     """
     if kind not in ("wordpiece", "bpe", "unigram"):
@@ -92,10 +92,10 @@ def train_vocabulary(
 def wordpiece_from_counts(counts: Mapping[str, int], size: int) -> list[str]:
     """Train a WordPiece vocabulary of exactly `size` tokens from word counts.
 
-    The order is: special tokens (with [unusedN] as in BERT, from 2,000 tokens on); frequent
-    characters, each alone and as a continuation, most frequent first; longer tokens in the order of
-    their merges. A character is frequent if it makes up a millionth of the text. Characters take at
-    most half of the vocabulary as long as longer tokens can fill it.
+    Special tokens come first (with [unusedN] as in BERT, from 2,000 tokens on). Frequent characters
+    follow, each alone and as a continuation, most frequent first; then longer tokens in the order
+    of their merges. A character is frequent if it makes up a millionth of the text. Characters take
+    at most half of the vocabulary as long as longer tokens can fill it.
 
     Args:
       counts: integer count of each word (as `basic_tokenize` returns it).
