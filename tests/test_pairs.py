@@ -255,10 +255,10 @@ def test_draw_pairs_cuts_single_segments_elsewhere_in_each_pass():
 
 def test_draw_pairs_is_deterministic():
     shard = make_shard([[7, 8, 9, 30], [4, 6], [12]])
-    for one, other in zip(
+    for array, repeated in zip(
         vars(draw(shard, 32, seed=9)).values(), vars(draw(shard, 32, seed=9)).values(), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(array, repeated)
 
 
 def test_draw_pairs_accepts_sections_in_any_order_and_repeated():

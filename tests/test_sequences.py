@@ -187,13 +187,13 @@ def test_make_batch_arrays_writes_each_pair(fields, seed):
     slots = np.arange(len(packed.sequence)) - np.searchsorted(packed.sequence, packed.sequence)
     for i in range(0, len(packed.pairs), 7):
         sequence, slot = packed.sequence[i], slots[i]
-        here = batch["example_ids"][sequence] == slot + 1
+        in_pair = batch["example_ids"][sequence] == slot + 1
         a = SHARD.tokens[packed.pairs.a_start[i] :][: packed.pairs.a_length[i]]
         b = SHARD.tokens[packed.pairs.b_start[i] :][: packed.pairs.b_length[i]]
         expected = [2, *a, 3, *b, 3] if len(b) else [2, *a, 3]
-        assert input_ids[sequence][here].tolist() == expected
-        assert batch["position_ids"][sequence][here].tolist() == list(range(len(expected)))
-        assert batch["token_type_ids"][sequence][here].sum() == (len(b) + 1 if len(b) else 0)
+        assert input_ids[sequence][in_pair].tolist() == expected
+        assert batch["position_ids"][sequence][in_pair].tolist() == list(range(len(expected)))
+        assert batch["token_type_ids"][sequence][in_pair].sum() == (len(b) + 1 if len(b) else 0)
         assert input_ids[sequence, batch["cls_positions"][sequence, slot]] == 2
         assert batch["next_sentence_labels"][sequence, slot] == packed.pairs.is_random[i]
         assert batch["next_sentence_weights"][sequence, slot] == (options.objective == "mlm_nsp")
@@ -272,20 +272,20 @@ def test_make_batch_arrays_masks_whole_words():
 def test_make_batch_arrays_with_replacement_probability_one(fields, allowed):
     batch, _ = make_batch(PretrainingOptions(128, 8, **fields))
     sequence, slot = np.nonzero(batch["masked_lm_weights"])
-    seen = batch["input_ids"][sequence, batch["masked_lm_positions"][sequence, slot]]
-    targets = batch["masked_lm_ids"][sequence, slot]
+    inputs = batch["input_ids"][sequence, batch["masked_lm_positions"][sequence, slot]]
+    token_ids = batch["masked_lm_ids"][sequence, slot]
     if allowed == "mask":
-        assert (seen == TOKENIZER.mask_id).all()
+        assert (inputs == TOKENIZER.mask_id).all()
     elif allowed == "same":
-        assert (seen == targets).all()
+        assert (inputs == token_ids).all()
     else:
-        assert set(seen) == set(TOKENIZER.text_token_ids.tolist())
-        assert 0 < (seen == targets).mean() < 0.1
+        assert set(inputs) == set(TOKENIZER.text_token_ids.tolist())
+        assert 0 < (inputs == token_ids).mean() < 0.1
 
 
-def test_which_piece_replaces_another_does_not_depend_on_whether_it_does():
+def test_random_tokens_are_independent_of_replacement():
     batches = [make_batch(PretrainingOptions(128, 8), seed)[0] for seed in range(20)]
-    seen, targets = (
+    inputs, token_ids = (
         np.concatenate([pick(batch) for batch in batches])
         for pick in (
             lambda batch: np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], 1)[
@@ -294,7 +294,7 @@ def test_which_piece_replaces_another_does_not_depend_on_whether_it_does():
             lambda batch: batch["masked_lm_ids"][batch["masked_lm_weights"] > 0],
         )
     )
-    random = seen[(seen != TOKENIZER.mask_id) & (seen != targets)]
+    random = inputs[(inputs != TOKENIZER.mask_id) & (inputs != token_ids)]
     assert set(random) == set(TOKENIZER.text_token_ids.tolist())
 
 
@@ -306,8 +306,8 @@ def test_random_tokens_all_draws_from_the_whole_vocabulary():
     }
     batch, _ = make_batch(PretrainingOptions(128, 8, **fields))
     sequence, slot = np.nonzero(batch["masked_lm_weights"])
-    seen = batch["input_ids"][sequence, batch["masked_lm_positions"][sequence, slot]]
-    assert set(seen) == set(range(len(TOKENIZER.tokens)))
+    inputs = batch["input_ids"][sequence, batch["masked_lm_positions"][sequence, slot]]
+    assert set(inputs) == set(range(len(TOKENIZER.tokens)))
 
 
 # ---------------------------------------------------------------- rendering
