@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import scipy
+from scipy.special import softmax
 
 from data_pipelines.finetuning.squad import Question
 from data_pipelines.finetuning.windows import PassageCache, PassageWindows, max_context_windows
@@ -73,7 +73,7 @@ class Prediction:
             key=lambda candidate: -candidate.score,
         )
         scores = np.array([candidate.score for candidate in listed])
-        return list(zip(listed, scipy.special.softmax(scores).tolist(), strict=True))
+        return list(zip(listed, softmax(scores).tolist(), strict=True))
 
 
 def decode(

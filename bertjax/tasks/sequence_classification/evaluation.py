@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy
+from scipy.special import expit, softmax
 
 from bertjax.config.config import Config
 from bertjax.tasks.finetuning import PackedEvalSet
@@ -79,9 +79,9 @@ class SequenceClassificationEvalSet(PackedEvalSet):
         if self._problem_type == "regression":
             predictions = text_logits[:, 0]
         elif self._problem_type == "multi_label_classification":
-            predictions = scipy.special.expit(text_logits)
+            predictions = expit(text_logits)
         else:
-            predictions = scipy.special.softmax(text_logits, axis=-1)
+            predictions = softmax(text_logits, axis=-1)
         return predictions
 
     def evaluation(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy
+from scipy.special import softmax
 
 from bertjax.config.config import Config
 from bertjax.tasks.finetuning import PackedEvalSet
@@ -114,7 +114,7 @@ class TokenClassificationEvalSet(PackedEvalSet):
         """
         token_logits = np.concatenate(self.unpack_outputs(logits, "token"))
         word_logits = token_logits[self._words.first_tokens].astype(np.float64)
-        probabilities = scipy.special.softmax(word_logits, axis=-1)
+        probabilities = softmax(word_logits, axis=-1)
         ends = itertools.accumulate(len(sentence.words) for sentence in self.sentences)
         first = 0
         for end in ends:

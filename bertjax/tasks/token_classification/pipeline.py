@@ -118,8 +118,8 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
             answer: dict[str, Any] = {"words": list(words.sentence.words), "tags": tags}
             if words.text is not None:
                 in_scheme = [scheme_tags[tag] for tag in tags]
-                found = _extract_entities(words.text, words.offsets, in_scheme, scores)
-                answer = {"text": words.text, "entities": found}
+                entity_records = _extract_entities(words.text, words.offsets, in_scheme, scores)
+                answer = {"text": words.text, "entities": entity_records}
             if return_all_scores:
                 answer["scores"] = [
                     {
@@ -185,11 +185,11 @@ def _extract_entities(
     text: str, offsets: Sequence[tuple[int, int]], tags: Sequence[str], scores: np.ndarray
 ) -> list[dict[str, Any]]:
     """Return the entities of a text; the score of one is that of its least probable word."""
-    found = []
+    records = []
     for entity in entities(tags):
         start, end = offsets[entity.first][0], offsets[entity.last][1]
         score = scores[entity.first : entity.last + 1].max(axis=-1).min()
-        found.append(
+        records.append(
             {
                 "entity_group": entity.type,
                 "score": round(float(score), 6),
@@ -198,4 +198,4 @@ def _extract_entities(
                 "end": end,
             }
         )
-    return found
+    return records
