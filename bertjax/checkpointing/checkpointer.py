@@ -15,20 +15,19 @@ checkpoints as soon as arrays are written, before digests are computed: a kill i
 leave no verified checkpoint. It counts damaged checkpoints of later steps, so a run that resumed
 from an earlier one would lose what it saves. It polls JAX's preemption sync point by the step and,
 in the background, on one process alone, while `mesh.signals` needs one poll per step on all.
+
+Save decisions are the training loop's (`training.cadence`): evaluations have the same intervals,
+and Orbax's policy for times synchronizes the processes after every step.
 """
 
 import concurrent.futures
 import contextlib
 import functools
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
@@ -51,16 +50,22 @@ from bertjax.checkpointing.retention import (
     read_info,
     read_scores,
 )
+from bertjax.checkpointing.state_items import (
+    PARAMS_DIR,
+    TRAINING_DIR,
+    copy_if_on_cpu,
+    restore_state,
+    save_args,
+    write_window,
+)
 from bertjax.errors import RunError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.model.losses import Sums
 from bertjax.steps.train_step import TrainState
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write_text, is_remote
+from data_pipelines.paths import is_remote
 
-TRAINING_DIR = "training"
-_WINDOW_FILE = "window.json"
 _SAVE_TIMEOUT_SECONDS = 3600  # for processes that wait for each other's writes
 _log = logging.getLogger("bertjax")
 
@@ -165,16 +170,10 @@ class Checkpointer:
                 delete_checkpoint(self.path(step))
                 check_disk_space(self.path(step), state)
             distributed.sync_processes("checkpoint-start")
-            state = _copy_if_on_cpu(state)
-            params, training = map(ocp.args.StandardSave, (state.params, _training_tree(state)))
-            self._writer.save(
-                self.path(step), args=ocp.args.Composite(params=params, training=training)
-            )
+            state = copy_if_on_cpu(state)
+            self._writer.save(self.path(step), args=save_args(state))
             window = jax.device_get(state.window)
-        numbers = {
-            name: [np.asarray(number).tolist() for number in pair] for name, pair in window.items()
-        }
-        self._saving = self._thread.submit(self._finish, step, numbers, write_metadata)
+        self._saving = self._thread.submit(self._finish, step, window, write_metadata)
 
     def pop_finished(self) -> list[epath.Path]:
         """Return the checkpoints that were finished since the last call; called once a step.
@@ -219,15 +218,7 @@ class Checkpointer:
         (step,) = distributed.broadcast_from_process_0(
             lambda: [self.first_intact_step(self.all_steps()[::-1])], 1
         )
-        if step < 0:
-            return None
-        path = self.path(step)
-        params = _restore(path / "params", target.params)
-        training = _restore(path / TRAINING_DIR, _training_tree(target))
-        window = json.loads((path / TRAINING_DIR / _WINDOW_FILE).read_text())
-        return TrainState(
-            training["step"], params, training["opt_state"], _to_devices(window, target.window)
-        )
+        return restore_state(self.path(step), target) if step >= 0 else None
 
     def first_intact_step(self, steps: Sequence[int], ignored_dir: str = "") -> int:
         """Return the first step whose checkpoint is intact; -1 if there are no steps.
@@ -255,23 +246,19 @@ class Checkpointer:
     @functools.cached_property
     def _writer(self) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler("params", TRAINING_DIR),
+            ocp.CompositeCheckpointHandler(PARAMS_DIR, TRAINING_DIR),
             async_options=ocp.options.AsyncOptions(timeout_secs=_SAVE_TIMEOUT_SECONDS),
         )
 
     def _finish(
-        self,
-        step: int,
-        window: Mapping[str, Sequence[Any]],
-        write_metadata: Callable[[epath.Path], None],
+        self, step: int, window: Sums, write_metadata: Callable[[epath.Path], None]
     ) -> None:
         """Finish a save in the background."""
         with self._raise_checkpoint_errors(step):
             self._writer.wait_until_finished()  # of all processes
             fault_point("save.after_write")
             if distributed.is_process_0():
-                window_file = self.path(step) / TRAINING_DIR / _WINDOW_FILE
-                atomic_write_text(window_file, json.dumps(window))
+                write_window(self.path(step), window)
                 mark_finished(self.path(step), write_metadata)
         fault_point("save.after_manifest")
         if distributed.is_process_0():
@@ -312,38 +299,3 @@ class Checkpointer:
 def absolute_path(path: epath.PathLike) -> epath.Path:
     """Return a path that Orbax accepts: absolute; remote paths must not be resolved."""
     return epath.Path(path) if is_remote(path) else epath.Path(path).resolve()
-
-
-def _copy_if_on_cpu(state: TrainState) -> TrainState:
-    """Return the state in memory that no train step donates.
-
-    Orbax copies arrays of all devices but CPUs. Without a copy the next step could not reuse their
-    memory: it would copy them itself, one after the other.
-    """
-    (platform,) = {device.platform for device in state.step.devices()}
-    return _copy(state) if platform == "cpu" else state
-
-
-@jax.jit
-def _copy(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)
-
-
-def _training_tree(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "opt_state": state.opt_state}
-
-
-def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
-    """Return saved sums under the names of the target; names that were not saved start at 0."""
-
-    def place(leaf: Any, number: Any) -> jax.Array:
-        value = np.broadcast_to(np.asarray(number, leaf.dtype), leaf.shape)
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
-
-    numbers = {name: tuple(saved.get(name, (0.0, 0.0))) for name in target}
-    return jax.tree.map(place, target, numbers)
-
-
-def _restore(path: epath.Path, target: Any) -> Any:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(path, args=ocp.args.StandardRestore(target))

@@ -7,12 +7,12 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax.checkpointing.checkpointer import (
-    TRAINING_DIR,
     Checkpointer,
     CheckpointError,
     absolute_path,
 )
 from bertjax.checkpointing.integrity import MANIFEST_FILE, find_damage, mark_finished
+from bertjax.checkpointing.state_items import PARAMS_DIR, TRAINING_DIR
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 
@@ -78,6 +78,6 @@ def write_params(
     """Write a checkpoint of parameters alone into an empty directory; see `Checkpointer.save`."""
     path = absolute_path(path)
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        checkpointer.save(path / "params", params)
+        checkpointer.save(path / PARAMS_DIR, params)
     if distributed.is_process_0():
         mark_finished(path, write_metadata)

@@ -7,6 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bertjax.checkpointing.state_items import PARAMS_DIR
 from bertjax.mesh.sharding import named_leaves
 from data_pipelines.errors import InputError
 
@@ -19,7 +20,7 @@ logging.getLogger("absl").addFilter(
 def read_param_shapes(path: epath.Path) -> Any:
     """Return the parameters of a checkpoint as a tree of `jax.ShapeDtypeStruct`."""
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(path / "params").item_metadata.tree
+        tree = checkpointer.metadata(path / PARAMS_DIR).item_metadata.tree
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
@@ -68,4 +69,4 @@ def load_params(path: epath.Path, target: Any) -> Any:
         partial_restore=True,
     )
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(path / "params", args=args)
+        return checkpointer.restore(path / PARAMS_DIR, args=args)

@@ -1,0 +1,79 @@
+"""Training states as Orbax items: `params`, `training`, and the window of sums as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from bertjax.model.losses import Sums
+from bertjax.steps.train_step import TrainState
+from data_pipelines.paths import atomic_write_text
+
+PARAMS_DIR, TRAINING_DIR = "params", "training"
+_WINDOW_FILE = "window.json"
+
+
+def save_args(state: TrainState) -> ocp.args.Composite:
+    """Return Orbax's arguments to save the arrays of a state."""
+    params, training = map(ocp.args.StandardSave, (state.params, _training_tree(state)))
+    return ocp.args.Composite(**{PARAMS_DIR: params, TRAINING_DIR: training})
+
+
+def write_window(path: epath.Path, window: Sums) -> None:
+    """Write sums on the host into a checkpoint."""
+    numbers = {name: [np.asarray(n).tolist() for n in pair] for name, pair in window.items()}
+    atomic_write_text(path / TRAINING_DIR / _WINDOW_FILE, json.dumps(numbers))
+
+
+def restore_state(path: epath.Path, target: TrainState) -> TrainState:
+    """Return the state in a checkpoint.
+
+    Args:
+      path: the checkpoint.
+      target: `jax.ShapeDtypeStruct` with shardings. Names of its window that the checkpoint does
+        not have start at 0.
+    """
+    params = _restore(path / PARAMS_DIR, target.params)
+    training = _restore(path / TRAINING_DIR, _training_tree(target))
+    window = json.loads((path / TRAINING_DIR / _WINDOW_FILE).read_text())
+    return TrainState(
+        training["step"], params, training["opt_state"], _to_devices(window, target.window)
+    )
+
+
+def copy_if_on_cpu(state: TrainState) -> TrainState:
+    """Return the state in memory that no train step donates.
+
+    Orbax copies arrays of all devices but CPUs. Without a copy the next step could not reuse their
+    memory: it would copy them itself, one after the other.
+    """
+    (platform,) = {device.platform for device in state.step.devices()}
+    return _copy(state) if platform == "cpu" else state
+
+
+@jax.jit
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _training_tree(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "opt_state": state.opt_state}
+
+
+def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
+    def place(leaf: Any, number: Any) -> jax.Array:
+        value = np.broadcast_to(np.asarray(number, leaf.dtype), leaf.shape)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
+
+    numbers = {name: tuple(saved.get(name, (0.0, 0.0))) for name in target}
+    return jax.tree.map(place, target, numbers)
+
+
+def _restore(path: epath.Path, target: Any) -> Any:
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
