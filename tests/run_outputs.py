@@ -1,4 +1,4 @@
-"""What is left of a run."""
+"""Readers of what a run leaves: metrics, parameters, answers, TensorBoard events."""
 
 import json
 import os
@@ -22,6 +22,7 @@ TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fractio
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
+    """Return the finished lines of metrics.jsonl without those of speed."""
     path = workdir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     entries = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -37,18 +38,18 @@ def params_of(workdir: pathlib.Path) -> list[bytes]:
 
 
 def answers_of(checkpoint: epath.PathLike, lines: Iterable[str]) -> list[dict[str, Any]]:
-    """What its model answers to lines."""
+    """Return the answers of a checkpoint to lines of text."""
     predictor = Predictor(checkpoint)
     return list(predictor.predict(predictor.pipeline.parse_lines(lines), 64))
 
 
 def events(workdir: pathlib.Path, split: str) -> list[Any]:
-    """What TensorBoard is told of a split, in the order of its files."""
+    """Return the TensorBoard events of a split, in the order of its files."""
     import tensorflow as tf
 
-    found = []
+    records = []
     for path in sorted((workdir / "tensorboard" / split).iterdir()):
         assert path.name.startswith("events.out.tfevents.")
         for record in tf.data.TFRecordDataset(os.fspath(path)):
-            found.append(tf.compat.v1.Event.FromString(record.numpy()))
-    return found
+            records.append(tf.compat.v1.Event.FromString(record.numpy()))
+    return records

@@ -39,6 +39,6 @@ def test_demo_runs_every_part(tmp_path) -> None:
     for part in range(1, 9):
         assert f"\n{part}. " in done.stdout
     assert "killed after step" in done.stdout and "└─" in done.stdout
-    assert "going on from step" in done.stderr
+    assert "resuming from step" in done.stderr
     assert done.stdout.count("[MASK]") >= 5
     assert (tmp_path / "runs/demo/workdir/report.html").exists()

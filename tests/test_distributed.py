@@ -247,7 +247,7 @@ def test_loss_of_a_process_ends_the_others_and_the_same_command_resumes(corpus, 
     assert "Run the same command in all processes" in program.sentence(0)
     again = Program(corpus, runs / "killed", 2, checkpoint_every="0.02 minutes")
     assert again.wait() == [0, 0], again.sentence(0)
-    assert "going on from step 12" in again.stderr[1]
+    assert "resuming from step 12" in again.stderr[1]
     assert metrics(runs / "killed") == metrics(two)
     assert_same_params(runs / "killed", two)
 
@@ -264,7 +264,7 @@ def test_stop_signal_to_one_process_stops_all_and_another_number_resumes(
     assert Checkpointer(runs / "stopped" / "checkpoints").all_steps()[-1] == int(step)
     again = Program(corpus, runs / "stopped", 1)
     assert again.wait() == [0], again.sentence(0)
-    assert f"going on from step {step}" in again.stderr[0]
+    assert f"resuming from step {step}" in again.stderr[0]
     assert_close(runs / "stopped", one_process, 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What a run writes is complete, valid and, after a kill and a resume, as if nothing happened."""
+"""Tests of metric writers: metrics.jsonl, TensorBoard and the terminal, also after a resume."""
 
 import errno
 import io
@@ -46,22 +46,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def quiet(workdir: pathlib.Path, **options: Any) -> MetricWriters:
+def make_writers(workdir: pathlib.Path, **options: Any) -> MetricWriters:
     return MetricWriters(workdir, 100, stream=io.StringIO(), **options)
 
 
-def raw(workdir: pathlib.Path) -> bytes:
+def read_raw(workdir: pathlib.Path) -> bytes:
     return metrics_path(workdir).read_bytes()
 
 
 # metrics.jsonl
 
 
-def test_a_line_is_one_json_object_in_order(tmp_path: pathlib.Path) -> None:
-    with quiet(tmp_path / "new" / "run") as w:
-        w.write(10, "train", TRAIN)
-        w.write(10, "eval", EVAL)
-    first, second = raw(tmp_path / "new" / "run").decode().splitlines()
+def test_write_appends_one_json_object_a_line(tmp_path: pathlib.Path) -> None:
+    with make_writers(tmp_path / "new" / "run") as writers:
+        writers.write(10, "train", TRAIN)
+        writers.write(10, "eval", EVAL)
+    first, second = read_raw(tmp_path / "new" / "run").decode().splitlines()
     assert first == (
         '{"step": 10, "split": "train", "loss": 7.25, "mlm_accuracy": 0.125, '
         '"learning_rate": 0.0001, "sequences_per_second": 812.4, "mfu": null}'
@@ -69,7 +69,7 @@ def test_a_line_is_one_json_object_in_order(tmp_path: pathlib.Path) -> None:
     assert json.loads(second) == {"step": 10, "split": "eval", **EVAL}
 
 
-def test_what_is_written_is_read_back(tmp_path: pathlib.Path) -> None:
+def test_read_metrics_returns_what_was_written(tmp_path: pathlib.Path) -> None:
     values: Any = {
         "loss": np.float32(0.1),
         "examples": np.int64(3),
@@ -78,9 +78,9 @@ def test_what_is_written_is_read_back(tmp_path: pathlib.Path) -> None:
         "down": -math.inf,
         "unknown": None,
     }
-    with quiet(tmp_path) as w:
-        w.write(1, "train", values)
-    assert "NaN" in json.loads(raw(tmp_path), parse_constant=pytest.fail).values()
+    with make_writers(tmp_path) as writers:
+        writers.write(1, "train", values)
+    assert "NaN" in json.loads(read_raw(tmp_path), parse_constant=pytest.fail).values()
     (entry,) = read_metrics(tmp_path)
     assert entry.pop("split") == "train"
     assert math.isnan(entry.pop("nan"))
@@ -94,29 +94,29 @@ def test_what_is_written_is_read_back(tmp_path: pathlib.Path) -> None:
     }
 
 
-def test_the_steps_after_a_checkpoint_are_forgotten(tmp_path: pathlib.Path) -> None:
-    with quiet(tmp_path) as w:
+def test_truncate_metrics_removes_the_steps_after_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    with make_writers(tmp_path) as writers:
         for step in (10, 20, 30, 40):
-            w.write(step, "train", TRAIN)
-    whole = raw(tmp_path).splitlines(keepends=True)
+            writers.write(step, "train", TRAIN)
+    whole = read_raw(tmp_path).splitlines(keepends=True)
     truncate_metrics(tmp_path, 25)
-    assert raw(tmp_path) == b"".join(whole[:2])
+    assert read_raw(tmp_path) == b"".join(whole[:2])
     truncate_metrics(tmp_path, 0)
-    assert raw(tmp_path) == b""
+    assert read_raw(tmp_path) == b""
     assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "tensorboard"]
 
 
-def test_a_run_that_was_not_there_needs_no_truncation(tmp_path: pathlib.Path) -> None:
+def test_truncate_metrics_accepts_a_missing_file(tmp_path: pathlib.Path) -> None:
     truncate_metrics(tmp_path, 0)
     assert not metrics_path(tmp_path).exists()
 
 
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 10_000), checkpoint=st.integers(0, 5))
-def test_a_resumed_file_equals_an_uninterrupted_one(
+def test_resumed_file_equals_an_uninterrupted_one(
     tmp_path_factory: pytest.TempPathFactory, cut: int, checkpoint: int
 ) -> None:
-    """Killed at any byte after its checkpoint's lines, a resumed run ends with the same bytes."""
+    """A run killed at any byte after the lines of its checkpoint resumes to the same bytes."""
     workdir = tmp_path_factory.mktemp("run")
 
     def lines(start: int) -> bytes:
@@ -133,16 +133,16 @@ def test_a_resumed_file_equals_an_uninterrupted_one(
     truncate_metrics(workdir, checkpoint)
     with open(metrics_path(workdir), "ab") as file:
         file.write(lines(checkpoint + 1))
-    assert raw(workdir) == whole
+    assert read_raw(workdir) == whole
 
 
-def test_a_truncation_that_dies_loses_nothing(
+def test_truncate_metrics_that_is_interrupted_loses_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with quiet(tmp_path) as w:
-        w.write(10, "train", TRAIN)
-        w.write(20, "train", TRAIN)
-    before = raw(tmp_path)
+    with make_writers(tmp_path) as writers:
+        writers.write(10, "train", TRAIN)
+        writers.write(20, "train", TRAIN)
+    before = read_raw(tmp_path)
 
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -150,22 +150,22 @@ def test_a_truncation_that_dies_loses_nothing(
     monkeypatch.setattr(type(metrics_path(tmp_path)), "replace", die)
     with pytest.raises(KeyboardInterrupt):
         truncate_metrics(tmp_path, 10)
-    assert raw(tmp_path) == before
+    assert read_raw(tmp_path) == before
 
 
-def test_opening_at_a_step_forgets_what_came_after(tmp_path: pathlib.Path) -> None:
-    with quiet(tmp_path) as w:
-        w.write(10, "train", TRAIN)
-        w.write(20, "train", TRAIN)
-    with quiet(tmp_path, start_step=10) as w:
-        w.write(20, "train", {"loss": 1.0})
+def test_writers_at_a_start_step_remove_later_lines(tmp_path: pathlib.Path) -> None:
+    with make_writers(tmp_path) as writers:
+        writers.write(10, "train", TRAIN)
+        writers.write(20, "train", TRAIN)
+    with make_writers(tmp_path, start_step=10) as writers:
+        writers.write(20, "train", {"loss": 1.0})
     assert [(entry["step"], entry["loss"]) for entry in read_metrics(tmp_path)] == [
         (10, 7.25),
         (20, 1.0),
     ]
 
 
-def test_lines_survive_kill_9(tmp_path: pathlib.Path) -> None:
+def test_lines_survive_sigkill(tmp_path: pathlib.Path) -> None:
     program = """
         import io, os, signal, sys
         from etils import epath
@@ -183,22 +183,22 @@ def test_lines_survive_kill_9(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{}", "[1]", '"a"', '{"step": 1}', "{", "\0\0", "\xff", ""])
-def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: pathlib.Path, line: str) -> None:
+def test_damaged_line_is_named_and_nothing_is_lost(tmp_path: pathlib.Path, line: str) -> None:
     good = encode_line(1, "train", TRAIN)
     damaged = good + line.encode("latin-1") + b"\n" + good
     metrics_path(tmp_path).write_bytes(damaged)
     for call in (lambda: read_metrics(tmp_path), lambda: truncate_metrics(tmp_path, 0)):
         with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not a line of metrics"):
             call()
-    assert raw(tmp_path) == damaged
+    assert read_raw(tmp_path) == damaged
 
 
-def test_a_line_still_being_written_is_not_read(tmp_path: pathlib.Path) -> None:
+def test_read_metrics_skips_an_unfinished_line(tmp_path: pathlib.Path) -> None:
     metrics_path(tmp_path).write_bytes(encode_line(1, "train", TRAIN) + b'{"step": 2, "sp')
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
 
 
-def test_metrics_of_no_run_are_refused(tmp_path: pathlib.Path) -> None:
+def test_read_metrics_rejects_a_missing_file(tmp_path: pathlib.Path) -> None:
     with pytest.raises(
         ValueError, match=r"metrics\.jsonl: the file does not exist\. Name the --workdir"
     ):
@@ -206,7 +206,7 @@ def test_metrics_of_no_run_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> None:
+def test_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> None:
     os.symlink("/dev/full", tmp_path / "metrics.jsonl")
     lines = LocalMetricsFile(metrics_path(tmp_path))
     with pytest.raises(OSError, match=r"metrics\.jsonl") as caught:
@@ -214,27 +214,27 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> 
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_in_remote_storage_the_file_is_rewritten_when_flushed(
+def test_remote_file_is_replaced_by_flush(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metric_writers, "is_remote", lambda path: True)
-    with quiet(tmp_path) as w:
-        w.write(1, "train", TRAIN)
+    with make_writers(tmp_path) as writers:
+        writers.write(1, "train", TRAIN)
         assert not metrics_path(tmp_path).exists()
-        w.flush()
+        writers.flush()
         assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
-        w.write(2, "train", TRAIN)
-    with quiet(tmp_path, start_step=1) as w:
-        w.write(3, "train", TRAIN)
+        writers.write(2, "train", TRAIN)
+    with make_writers(tmp_path, start_step=1) as writers:
+        writers.write(3, "train", TRAIN)
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1, 3]
 
 
-def test_other_hosts_write_nothing(tmp_path: pathlib.Path) -> None:
+def test_writers_of_other_processes_write_nothing(tmp_path: pathlib.Path) -> None:
     stream = Terminal()
-    with MetricWriters(tmp_path / "run", 100, active=False, stream=stream) as w:
-        w.write(1, "train", TRAIN)
-        w.print_line("a word")
-        w.flush()
+    with MetricWriters(tmp_path / "run", 100, active=False, stream=stream) as writers:
+        writers.write(1, "train", TRAIN)
+        writers.print_line("text")
+        writers.flush()
     assert not (tmp_path / "run").exists()
     assert stream.getvalue() == ""
 
@@ -243,10 +243,10 @@ def test_other_hosts_write_nothing(tmp_path: pathlib.Path) -> None:
 
 
 def test_tensorboard_has_a_directory_a_split(tmp_path: pathlib.Path) -> None:
-    with quiet(tmp_path) as w:
-        w.write(10, "train", TRAIN)
-        w.write(10, "eval", {"loss": math.nan, "examples": 5})
-        version, _, scalars = events(tmp_path, "train")  # readable while the run goes on
+    with make_writers(tmp_path) as writers:
+        writers.write(10, "train", TRAIN)
+        writers.write(10, "eval", {"loss": math.nan, "examples": 5})
+        version, _, scalars = events(tmp_path, "train")  # readable during the run
     assert version.file_version == "brain.Event:2"
     assert scalars.step == 10
     assert {value.tag: value.simple_value for value in scalars.summary.value} == {
@@ -257,19 +257,19 @@ def test_tensorboard_has_a_directory_a_split(tmp_path: pathlib.Path) -> None:
     assert values["examples"] == 5
 
 
-def test_tensorboard_is_told_which_steps_are_run_again(tmp_path: pathlib.Path) -> None:
-    with quiet(tmp_path) as w:
-        w.write(20, "train", TRAIN)
-    with quiet(tmp_path, start_step=10) as w:
-        w.write(20, "train", TRAIN)
+def test_tensorboard_hides_steps_after_the_start_step(tmp_path: pathlib.Path) -> None:
+    with make_writers(tmp_path) as writers:
+        writers.write(20, "train", TRAIN)
+    with make_writers(tmp_path, start_step=10) as writers:
+        writers.write(20, "train", TRAIN)
     marks = [event for event in events(tmp_path, "train") if event.HasField("session_log")]
     assert [(mark.session_log.status, mark.step) for mark in marks] == [(1, 1), (1, 11)]
 
 
 def test_tensorboard_shows_examples_and_histograms(tmp_path: pathlib.Path) -> None:
     spread = {"a/b": Histogram(np.array([0, 1, 3.0]), np.array([5, 2.0]))}
-    with quiet(tmp_path) as w:
-        w.write_summaries(7, ["a <b>", "c"], spread)
+    with make_writers(tmp_path) as writers:
+        writers.write_summaries(7, ["a <b>", "c"], spread)
     _, _, shown = events(tmp_path, "eval")
     text, bars = shown.summary.value
     assert (shown.step, text.tag, bars.tag) == (7, "examples/text_summary", "a/b")
@@ -289,7 +289,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_elsewhere_than_in_a_terminal_a_write_is_a_line(clock: list[float]) -> None:
+def test_printer_writes_lines_into_a_file(clock: list[float]) -> None:
     stream = io.StringIO()
     progress = ProgressPrinter(20_000, stream)
     progress.log(1_000, "train", TRAIN)
@@ -309,7 +309,7 @@ def test_elsewhere_than_in_a_terminal_a_write_is_a_line(clock: list[float]) -> N
     ]
 
 
-def test_in_a_terminal_one_line_is_drawn_over_and_over(
+def test_printer_redraws_one_line_in_a_terminal(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -320,7 +320,7 @@ def test_in_a_terminal_one_line_is_drawn_over_and_over(
     progress.print_line("saved step 2")
     progress.close()
     drawn = stream.getvalue()
-    assert drawn.count("\n") == 2  # the note's and the last
+    assert drawn.count("\n") == 2  # of the printed line and the last
     assert drawn.endswith("\n")
     first, second, print_line, again = drawn[:-1].split("\r")[1:]
     assert first.startswith("step 1/100")
@@ -332,7 +332,7 @@ def test_in_a_terminal_one_line_is_drawn_over_and_over(
 
 @pytest.mark.parametrize("value", [0.0, 1e-9, 3, 12.3456789, 1e12, math.nan, -math.inf, None])
 @pytest.mark.parametrize("name", ["loss", "mlm_accuracy", "sequences_per_second", "mfu", "other"])
-def test_any_value_can_be_shown(name: str, value: float | None) -> None:
+def test_printer_accepts_any_value(name: str, value: float | None) -> None:
     for split in ("train", "eval"):
         stream = io.StringIO()
         ProgressPrinter(10, stream).log(1, split, {name: value})
@@ -351,5 +351,5 @@ def test_any_value_can_be_shown(name: str, value: float | None) -> None:
         (183_600, "2d 03h"),
     ],
 )
-def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
+def test_format_duration_has_two_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -377,7 +377,7 @@ def test_killed_run_resumes_identically(folder, tmp_path) -> None:
         process.wait()
     done = run(*killed)
     assert done.returncode == 0, done.stderr
-    assert "going on from step" in done.stderr
+    assert "resuming from step" in done.stderr
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     assert params_of(tmp_path / "killed") == params_of(tmp_path / "whole")
     kept = [Checkpointer(tmp_path / run / "checkpoints").all_steps() for run in ("killed", "whole")]

@@ -147,7 +147,7 @@ def test_resumed_run_is_bit_identical_to_the_local_one(bucket, resumed, local, t
     run = download(bucket, tmp_path)
     assert metrics(run) == metrics(local / "run")
     assert params_of(run) == params_of(local / "run")
-    assert any("tensorboard/heldout/events" in name for name in bucket.below("run/"))
+    assert any("tensorboard/eval/events" in name for name in bucket.below("run/"))
 
 
 def test_scores_and_predictions_are_identical_to_the_local_ones(bucket, resumed, local) -> None:

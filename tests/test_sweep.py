@@ -1,4 +1,4 @@
-"""Runs of a sweep are trained together, are what they are alone, and survive being killed."""
+"""Tests of sweeps: parallel runs equal single runs, and a sweep survives kills."""
 
 import dataclasses
 import functools
@@ -35,6 +35,7 @@ RATES = ("1e-3", "4e-3", "8e-3", "1e-30")  # the last learns nothing
 QUICK: dict[str, object] = {"steps": 16, "log_every": 4, "eval_every": 8, "checkpoint_every": 4}
 QUICK |= {
     "optimizer.warmup": 2,
+    "model.initializer_range": 0.02,  # a run that learns nothing predicts one label
     "model.hidden_dropout_prob": 0.1,
     "model.attention_probs_dropout_prob": 0.1,
 }
@@ -49,16 +50,16 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 def trials_of(folder: pathlib.Path, grid: list[str], seeds: int, **fields: object) -> list[Trial]:
     def load(point: Mapping[str, str]) -> Config:
-        return toy_tasks.configuration("class", folder, **{**QUICK, **fields, **point})
+        return toy_tasks.configuration("single_label", folder, **{**QUICK, **fields, **point})
 
     return make_trials(load, grid, seeds)
 
 
 def base_config(folder: pathlib.Path) -> Config:
-    return toy_tasks.configuration("class", folder, **QUICK)
+    return toy_tasks.configuration("single_label", folder, **QUICK)
 
 
-def test_a_grid_is_every_combination_with_every_seed(folder) -> None:
+def test_make_trials_combines_all_values_with_all_seeds(folder) -> None:
     grid = ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"]
     trials = trials_of(folder, grid, 3, seed=5)
     assert [trial.name for trial in trials[:4]] == [
@@ -68,11 +69,11 @@ def test_a_grid_is_every_combination_with_every_seed(folder) -> None:
         "learning_rate=1e-3,batch_size=16,seed=5",
     ]
     assert len({trial.name for trial in trials}) == 12
-    assert trials[3].at == "learning_rate=1e-3 batch_size=16"
+    assert trials[3].label == "learning_rate=1e-3 batch_size=16"
     assert (trials[3].config.batch_size, trials[3].config.seed) == (16, 5)
 
 
-def test_rates_and_seeds_need_no_program_of_their_own_and_shapes_do(folder) -> None:
+def test_group_by_shape_separates_shapes_but_not_rates_and_seeds(folder) -> None:
     trials = trials_of(folder, ["optimizer.learning_rate=1e-3,2e-3", "batch_size=8,16"], 2)
     assert [len(group) for group in group_by_shape(trials)] == [4, 4]
     for group in group_by_shape(trials):
@@ -82,22 +83,22 @@ def test_rates_and_seeds_need_no_program_of_their_own_and_shapes_do(folder) -> N
 @pytest.mark.parametrize(
     ("grid", "seeds", "message"),
     [
-        (["batch_size"], 1, "--grid batch_size must be FIELD=VALUE"),
-        (["batch_size="], 1, "--grid batch_size= must be FIELD=VALUE"),
+        (["batch_size"], 1, "--grid=batch_size: must be FIELD=VALUE"),
+        (["batch_size="], 1, "--grid=batch_size=: must be FIELD=VALUE"),
         (["batch_size=8", "batch_size=16"], 1, "each field once"),
-        (["seed=1,2"], 1, "seeds by --seeds"),
+        (["seed=1,2"], 1, "seeds from --seeds"),
         (["task=squad"], 1, "a sweep has one task"),
         (["bach_size=8"], 1, "Did you mean batch_size"),
         (["batch_size=x"], 1, "batch_size='x'"),
-        ([], 0, "--seeds 0 must be at least 1"),
+        ([], 0, "--seeds=0: must be at least 1"),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused(folder, grid, seeds, message) -> None:
+def test_make_trials_rejects_an_invalid_grid(folder, grid, seeds, message) -> None:
     with pytest.raises(InputError, match=message):
         trials_of(folder, grid, seeds)
 
 
-def test_pictures_of_several_runs_at_once_are_refused(folder, tmp_path) -> None:
+def test_sweep_rejects_tensorboard_summaries(folder, tmp_path) -> None:
     config = dataclasses.replace(base_config(folder), tensorboard="parameters")
     with pytest.raises(InputError, match="a sweep trains several"):
         sweep(trials_of(folder, ["batch_size=8"], 1), config, tmp_path / "run")
@@ -105,24 +106,24 @@ def test_pictures_of_several_runs_at_once_are_refused(folder, tmp_path) -> None:
 
 
 @given(st.integers(1, 99), st.integers(1, 99))
-def test_every_device_has_as_many_runs(runs: int, devices: int) -> None:
-    found = round_up_runs(runs, devices)
-    assert found % devices == 0 and 0 <= found - runs < devices
+def test_round_up_runs_fills_every_device(runs: int, devices: int) -> None:
+    rounded = round_up_runs(runs, devices)
+    assert rounded % devices == 0 and 0 <= rounded - runs < devices
 
 
-def test_failed_runs_are_counted_and_left_out_of_means(folder) -> None:
+def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(folder) -> None:
     trials = trials_of(folder, [], 4)
     scores = (0.5, 0.9, 0.7, 0.2)
     results = {
         trial.name: {"scores": {"accuracy": score}, "failed": score < 0.3}
         for trial, score in zip(trials, scores, strict=True)
     }
-    found = summarize(trials, results, "accuracy")
-    (point,) = found["points"]
+    result = summarize(trials, results, "accuracy")
+    (point,) = result["points"]
     assert (point["n"], point["failed"], point["min"], point["max"]) == (4, 1, 0.5, 0.9)
     assert point["mean"] == pytest.approx(0.7) and point["std"] == pytest.approx(0.2)
-    assert found["best"] == "seed=1"
-    assert format_results(found).splitlines()[1].split()[-6:] == [
+    assert result["best"] == "seed=1"
+    assert format_results(result).splitlines()[1].split()[-6:] == [
         "4",
         "1",
         "0.7000",
@@ -132,18 +133,18 @@ def test_failed_runs_are_counted_and_left_out_of_means(folder) -> None:
     ]
 
 
-def test_a_point_of_which_all_runs_failed_has_no_mean(folder) -> None:
+def test_summarize_has_no_mean_for_a_point_of_failed_runs(folder) -> None:
     trials = trials_of(folder, ["batch_size=8,16"], 1)
     results = {
         trial.name: {"scores": {"accuracy": score}, "failed": score is None}
         for trial, score in zip(trials, (None, 0.5), strict=True)
     }
-    found = summarize(trials, results, "accuracy")
-    assert found["points"][0]["mean"] is None and found["best"] == trials[1].name
-    assert format_results(found).splitlines()[1].split()[-4:] == ["-"] * 4
+    result = summarize(trials, results, "accuracy")
+    assert result["points"][0]["mean"] is None and result["best"] == trials[1].name
+    assert format_results(result).splitlines()[1].split()[-4:] == ["-"] * 4
 
 
-def test_a_sweep_of_which_every_run_diverged_says_so(folder) -> None:
+def test_summarize_rejects_a_sweep_of_diverged_runs(folder) -> None:
     trials = trials_of(folder, [], 2)
     results = {trial.name: {"scores": {"accuracy": None}, "failed": True} for trial in trials}
     with pytest.raises(RunError, match="no run has a finite accuracy"):
@@ -151,36 +152,36 @@ def test_a_sweep_of_which_every_run_diverged_says_so(folder) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_stops_no_other(folder, tmp_path) -> None:
+def test_diverged_run_stops_no_other(folder, tmp_path) -> None:
     trials = trials_of(folder, ["optimizer.learning_rate=1e38,8e-3"], 1)
-    found = sweep(trials, base_config(folder), tmp_path / "grid")
-    assert [run["failed"] for run in found["runs"]] == [True, False]
-    assert found["runs"][0]["scores"]["loss"] is None
-    assert json.loads((tmp_path / "grid" / "sweep.json").read_text()) == found
-    assert found["best"] == trials[1].name
+    result = sweep(trials, base_config(folder), tmp_path / "grid")
+    assert [run["failed"] for run in result["runs"]] == [True, False]
+    assert result["runs"][0]["scores"]["loss"] is None
+    assert json.loads((tmp_path / "grid" / "sweep.json").read_text()) == result
+    assert result["best"] == trials[1].name
     assert write_report(tmp_path / "grid").exists()
 
 
 @pytest.fixture(scope="module")
 def swept(folder, tmp_path_factory):
-    """A sweep of 16 runs on eight devices, what it found, and how often a step was compiled."""
+    """Return a sweep of 16 runs on eight devices, its result, and its compiled train steps."""
     workdir = tmp_path_factory.mktemp("sweep") / "grid"
     trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
     compiled = []
-    train = ParallelStepFunctions._compile_train_step
+    compile_train_step = ParallelStepFunctions._compile_train_step
 
     def counted(self: ParallelStepFunctions) -> jax.stages.Compiled:
-        compiled.append(train(self))
+        compiled.append(compile_train_step(self))
         return compiled[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ParallelStepFunctions, "_compile_train_step", counted)
-        found = sweep(trials, base_config(folder), workdir)
-    return workdir, found, compiled
+        result = sweep(trials, base_config(folder), workdir)
+    return workdir, result, compiled
 
 
 @pytest.mark.slow
-def test_one_shape_is_compiled_once_and_no_device_waits_for_another(swept) -> None:
+def test_shape_is_compiled_once_without_collectives(swept) -> None:
     _, _, compiled = swept
     assert len(compiled) == 1
     text = compiled[0].as_text()
@@ -189,50 +190,52 @@ def test_one_shape_is_compiled_once_and_no_device_waits_for_another(swept) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 6, 11])
-def test_each_run_is_what_it_is_alone(swept, folder, tmp_path, number: int) -> None:
-    workdir, found, _ = swept
-    run = found["runs"][number]
+def test_parallel_run_equals_the_run_alone(swept, folder, tmp_path, number: int) -> None:
+    workdir, result, _ = swept
+    run = result["runs"][number]
     rate = dict([run["point"].split("=")])["learning_rate"]
     fields = {**QUICK, "optimizer.learning_rate": rate, "seed": run["seed"]}
-    make_trainer(toy_tasks.configuration("class", folder, **fields), tmp_path / "alone").train()
+    make_trainer(
+        toy_tasks.configuration("single_label", folder, **fields), tmp_path / "alone"
+    ).train()
     lines = [
         line for path in sorted((workdir / "parallel_runs").iterdir()) for line in metrics(path)
     ]
     for split in ("train", "eval"):
         alone = [line["loss"] for line in metrics(tmp_path / "alone") if line["split"] == split]
-        own = [line["loss"] for line in lines if line["split"] == f"{run['name']}/{split}"]
-        np.testing.assert_allclose(own, alone, rtol=1e-5)
+        in_sweep = [line["loss"] for line in lines if line["split"] == f"{run['name']}/{split}"]
+        np.testing.assert_allclose(in_sweep, alone, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_each_run_tells_its_own_rate(swept) -> None:
-    workdir, found, _ = swept
-    waves = sorted((workdir / "parallel_runs").iterdir())
-    lines = {line["split"]: line for path in waves for line in metrics(path)}
+def test_metrics_have_the_learning_rate_of_each_run(swept) -> None:
+    workdir, result, _ = swept
+    directories = sorted((workdir / "parallel_runs").iterdir())
+    lines = {line["split"]: line for path in directories for line in metrics(path)}
     assert "learning_rate" not in lines["train"]
-    for run in found["runs"]:
+    for run in result["runs"]:
         rate = float(run["point"].split("=")[1])
-        told = lines[f"{run['name']}/train"]["learning_rate"]  # of the last step, of 14 that decay
-        assert told == pytest.approx(rate / 14)
-    configs = [json.loads((path / "config.json").read_text()) for path in waves]
+        logged = lines[f"{run['name']}/train"]["learning_rate"]
+        assert logged == pytest.approx(rate / 14)  # the last of 14 steps that decay
+    configs = [json.loads((path / "config.json").read_text()) for path in directories]
     assert {config["optimizer"]["learning_rate"] for config in configs} == {1e-3, 8e-3}
 
 
 @pytest.mark.slow
-def test_a_run_that_learns_nothing_has_failed(swept) -> None:
-    _, found, _ = swept
-    failed = {point["point"]: point["failed"] for point in found["points"]}
+def test_run_that_learns_nothing_has_failed(swept) -> None:
+    _, result, _ = swept
+    failed = {point["point"]: point["failed"] for point in result["points"]}
     assert failed["learning_rate=1e-30"] == 4 and failed["learning_rate=8e-3"] == 0
 
 
 @pytest.mark.slow
-def test_the_best_run_opens_with_nothing_else(swept, folder) -> None:
-    workdir, found, _ = swept
-    best = next(run for run in found["runs"] if run["name"] == found["best"])
-    assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in found["runs"])
+def test_best_run_is_a_checkpoint_that_opens_by_itself(swept, folder) -> None:
+    workdir, result, _ = swept
+    best = next(run for run in result["runs"] if run["name"] == result["best"])
+    assert best["scores"]["accuracy"] == max(run["scores"]["accuracy"] for run in result["runs"])
     (answer,) = answers_of(workdir / "best", [toy_tasks.GLAD * 3])
     assert answer["label"] in toy_tasks.NAMES.values()
-    config = toy_tasks.configuration("class", folder, init=workdir / "best")
+    config = toy_tasks.configuration("single_label", folder, init=workdir / "best")
     scores = evaluate(config, workdir / "best").scores
     assert scores["accuracy"] == pytest.approx(best["scores"]["accuracy"])
     assert scores["loss"] == pytest.approx(best["scores"]["loss"], rel=1e-5)
@@ -240,51 +243,53 @@ def test_the_best_run_opens_with_nothing_else(swept, folder) -> None:
 
 @pytest.mark.slow
 def test_sweep_report_has_a_dot_for_each_run(swept) -> None:
-    workdir, found, _ = swept
+    workdir, result, _ = swept
     text = write_report(workdir).read_text()
-    assert text.count("<use ") == len(found["runs"]) == 16
-    assert found["best"] in text
+    assert text.count("<use ") == len(result["runs"]) == 16
+    assert result["best"] in text
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_repeated_and_another_grid_is_refused(swept, folder) -> None:
-    workdir, found, _ = swept
+def test_sweep_resumes_and_rejects_another_grid(swept, folder) -> None:
+    workdir, result, _ = swept
     trials = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4)
-    assert sweep(trials, base_config(folder), workdir) == found
+    assert sweep(trials, base_config(folder), workdir) == result
     with pytest.raises(InputError, match="holds a sweep of other runs, 'learning_rate=1e-30,seed"):
         sweep(trials[:-1], base_config(folder), workdir)
     other = trials_of(folder, [f"optimizer.learning_rate={','.join(RATES)}"], 4, steps=17)
-    with pytest.raises(InputError, match="run 'learning_rate=1e-3,seed=0' has steps=16, and here"):
+    with pytest.raises(
+        InputError, match=r"steps=17: .* run 'learning_rate=1e-3,seed=0' has steps=16"
+    ):
         sweep(other, base_config(folder), workdir)
 
 
 @pytest.mark.slow
-def test_a_sweep_on_other_data_is_refused(swept, folder, tmp_path) -> None:
+def test_sweep_rejects_other_data(swept, folder, tmp_path) -> None:
     workdir, _, _ = swept
     toy_tasks.write_data(tmp_path / "other")
     train = tmp_path / "other" / "train.csv"
     train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
     grid = [f"optimizer.learning_rate={','.join(RATES)}"]
     trials = trials_of(folder, grid, 4, **{"data.dir": str(tmp_path / "other")})
-    with pytest.raises(InputError, match="holds a sweep on other data than"):
+    with pytest.raises(InputError, match="holds a sweep on other data"):
         sweep(trials, base_config(folder), workdir)
 
 
 @pytest.mark.slow
-def test_runs_may_be_added_and_more_be_trained_at_once(folder, tmp_path) -> None:
-    """What was done stays, and what came to no end goes."""
+def test_sweep_accepts_more_runs_and_more_in_parallel(folder, tmp_path) -> None:
+    """Results of finished runs stay, and directories of unfinished ones go."""
     fields = {"steps": 4, "log_every": 2, "eval_every": 4}
     trials = trials_of(folder, ["optimizer.learning_rate=1e-3,4e-3"], 6, **fields)
     few = [trial for trial in trials if trial.config.seed == 0]
     before = sweep(few, base_config(folder), tmp_path / "grid")
     (tmp_path / "grid" / "parallel_runs" / "00002-abandoned").mkdir()
-    found = sweep(trials, base_config(folder), tmp_path / "grid", 2)
-    assert len(found["runs"]) == 12 and all(run in found["runs"] for run in before["runs"])
+    result = sweep(trials, base_config(folder), tmp_path / "grid", 2)
+    assert len(result["runs"]) == 12 and all(run in result["runs"] for run in before["runs"])
     assert len([*(tmp_path / "grid" / "parallel_runs").iterdir()]) == 2
 
 
 @pytest.mark.slow
-def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_path) -> None:
+def test_all_runs_have_the_same_initial_model(folder, tmp_path) -> None:
     config, published = (
         BertConfig(128, 1, 64, 4, max_position_embeddings=64),
         tmp_path / "published",
@@ -295,44 +300,46 @@ def test_all_runs_begin_with_the_same_whatever_lies_there_meanwhile(folder, tmp_
 
     def trials(seeds: int) -> list[Trial]:
         fields = {"steps": 2, "log_every": 2, "eval_every": 2, "optimizer__warmup": 1}
-        load = functools.partial(toy_tasks.configuration, "class", folder, published, **fields)
+        load = functools.partial(
+            toy_tasks.configuration, "single_label", folder, published, **fields
+        )
         return make_trials(lambda point: load(**point), [], seeds)
 
     plain = trials(1)[0].config
     sweep(trials(1), plain, tmp_path / "grid")
     other = jax.tree.map(lambda array: array + 1, model.params)
     huggingface.write(dataclasses.replace(model, params=other), epath.Path(published))
-    with pytest.raises(InputError, match=f"is not what the run in {tmp_path}/grid began with"):
+    with pytest.raises(InputError, match=f"not the model that the run in {tmp_path}/grid was init"):
         sweep(trials(2), plain, tmp_path / "grid")
 
 
 @pytest.mark.slow
-def test_what_was_refused_may_be_mended(folder, tmp_path) -> None:
+def test_rejected_sweep_may_be_fixed(folder, tmp_path) -> None:
     fields = {"steps": 4, "log_every": 2, "eval_every": 4}
     for wrong in ({"optimizer.warmup": 20}, {"best_metric": "f2"}):
         with pytest.raises(InputError):
             sweep(
                 trials_of(folder, [], 2, **fields | wrong), base_config(folder), tmp_path / "grid"
             )
-    found = sweep(trials_of(folder, [], 2, **fields), base_config(folder), tmp_path / "grid")
-    assert len(found["runs"]) == 2
+    result = sweep(trials_of(folder, [], 2, **fields), base_config(folder), tmp_path / "grid")
+    assert len(result["runs"]) == 2
 
 
-def test_of_two_sweeps_at_once_the_second_is_refused(folder, tmp_path) -> None:
-    with WorkdirLock(epath.Path(tmp_path)), pytest.raises(InputError, match="is in use by process"):
+def test_second_sweep_in_a_workdir_is_rejected(folder, tmp_path) -> None:
+    with WorkdirLock(epath.Path(tmp_path)), pytest.raises(InputError, match="in use by process"):
         sweep(trials_of(folder, [], 2), base_config(folder), tmp_path)
 
 
-def test_runs_that_the_clock_ends_are_refused(folder, tmp_path) -> None:
-    with pytest.raises(InputError, match="steps='2 hours' is a time, and a sweep trains several"):
+def test_sweep_rejects_a_time_budget(folder, tmp_path) -> None:
+    with pytest.raises(InputError, match="steps='2 hours': a sweep has no time budget"):
         sweep(trials_of(folder, [], 2, steps="2 hours"), base_config(folder), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_killed_twice_it_comes_to_the_same_table(folder, tmp_path) -> None:
+def test_sweep_that_is_killed_twice_has_the_same_result(folder, tmp_path) -> None:
     fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
-    command = ["sweep", *toy_tasks.arguments("class", folder, **fields)]
+    command = ["sweep", *toy_tasks.arguments("single_label", folder, **fields)]
     command += ["--grid", f"optimizer.learning_rate={','.join(RATES[:3])}", "--seeds", "4"]
     for seen in ("step 4/8", "8 of 12 runs done"):
         process = Command(*command, "--workdir", tmp_path / "killed")
@@ -341,13 +348,13 @@ def test_killed_twice_it_comes_to_the_same_table(folder, tmp_path) -> None:
                 break
         process.kill()
         process.wait()
-    said = []
+    tables = []
     for name in ("killed", "undisturbed"):
         process = Command(*command, "--workdir", tmp_path / name)
-        said.append(process.communicate()[0].splitlines()[:-1])
+        tables.append(process.communicate()[0].splitlines()[:-1])
         assert process.poll() == 0
     killed, undisturbed = (
         (tmp_path / name / "sweep.json").read_bytes() for name in ("killed", "undisturbed")
     )
-    assert killed == undisturbed and said[0] == said[1]
-    assert said[0][0].startswith("accuracy")
+    assert killed == undisturbed and tables[0] == tables[1]
+    assert tables[0][0].startswith("accuracy")

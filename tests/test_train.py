@@ -1,4 +1,4 @@
-"""The train loop: the same run, however often it is interrupted and on whatever mesh."""
+"""Tests of the training loop: interruptions and meshes change no result."""
 
 import dataclasses
 import functools
@@ -68,14 +68,14 @@ def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def whole(corpus, tmp_path_factory) -> pathlib.Path:
-    """A run of 12 steps without interruption."""
+    """Return the workdir of a run of 12 steps without interruption."""
     workdir = tmp_path_factory.mktemp("whole")
     make_trainer(make_run_config(corpus, tensorboard="examples+parameters"), workdir).train()
     return workdir
 
 
 @pytest.mark.slow
-def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
+def test_trainer_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
     steps = [(m["step"], m["split"]) for m in metrics(whole)]
     train = [(step, "train") for step in (3, 6, 9, 12)]
     assert sorted(steps) == sorted([*train, (6, "eval"), (12, "eval")])
@@ -84,22 +84,23 @@ def test_it_logs_evaluates_and_saves_when_each_is_due(whole) -> None:
 
 
 @pytest.mark.slow
-def test_it_learns(whole) -> None:
+def test_trainer_reduces_the_loss(whole) -> None:
     curve = [m["mlm_loss"] for m in metrics(whole) if m["split"] == "train"]
     assert curve == sorted(curve, reverse=True) and curve[-1] < curve[0] - 0.3
 
 
 @pytest.mark.slow
-def test_tensorboard_shows_masks_and_parameters_where_asked(whole) -> None:
-    shown = [(e.step, v) for e in events(whole, "eval") for v in e.summary.value]
-    tensorboard_summaries = {v.tag: v for step, v in shown if step == 12 and v.HasField("tensor")}
-    assert "⟦" in tensorboard_summaries["examples"].tensor.string_val[0].decode()
-    assert {"encoder/blocks/1/feed_forward/up/kernel", "mlm/bias"} < tensorboard_summaries.keys()
-    assert [step for step, v in shown if v.tag == "examples"] == [6, 12]
+def test_tensorboard_shows_examples_and_parameters_if_configured(whole) -> None:
+    values = [(e.step, v) for e in events(whole, "eval") for v in e.summary.value]
+    summaries = {v.tag: v for step, v in values if step == 12}
+    assert "⟦" in summaries["examples/text_summary"].tensor.string_val[0].decode()
+    for name in ("encoder/blocks/1/feed_forward/up/kernel", "mlm/bias"):
+        assert summaries[name].HasField("histo")
+    assert [step for step, v in values if v.tag == "examples/text_summary"] == [6, 12]
 
 
 @pytest.mark.slow
-def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
+def test_batch_sizes_of_training_do_not_limit_evaluation_and_prediction(
     whole, corpus, monkeypatch
 ) -> None:
     fewer = make_run_config(corpus, batch_size=9, eval_batch_size=8, mesh__data=-1)
@@ -113,18 +114,20 @@ def test_devices_that_do_not_share_the_rows_of_training_evaluate_and_predict(
 
 
 @pytest.mark.slow
-def test_metrics_have_their_promised_fields(whole) -> None:
+def test_metrics_have_their_documented_fields(whole) -> None:
     train = {"step", "split", *LOSSES, "learning_rate", "sequences_per_second", "nonpad_fraction"}
-    train |= {"tokens_per_second", "input_wait_fraction", "epoch"}  # of a CPU no peak is known
-    eval = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
+    train |= {
+        "tokens_per_second",
+        "input_wait_fraction",
+        "epoch",
+    }  # and no mfu: the peak of a CPU is unknown
+    eval_fields = {"step", "split", *LOSSES, "mlm_perplexity"} - {"grad_norm"}
     for entry in metrics(whole):
-        assert set(entry) == (train if entry["split"] == "train" else eval)
+        assert set(entry) == (train if entry["split"] == "train" else eval_fields)
 
 
 @pytest.mark.slow
-def test_what_the_devices_still_do_when_it_saves_counts_as_work(
-    corpus, tmp_path, monkeypatch
-) -> None:
+def test_throughput_counts_the_steps_in_flight_before_a_save(corpus, tmp_path, monkeypatch) -> None:
     def slow(window):
         time.sleep(0.1)  # as long as the devices need for the step
         return means(window)
@@ -138,14 +141,15 @@ def test_what_the_devices_still_do_when_it_saves_counts_as_work(
 
 @pytest.fixture
 def peak_at_six(whole, monkeypatch) -> None:
-    """Evaluations have a score that is highest after six steps."""
+    """Give evaluations a score that is highest after six steps."""
     (loss,) = (m["loss"] for m in metrics(whole) if (m["step"], m["split"]) == (6, "eval"))
-    plain = setup.make_evaluator
+    make_evaluator = setup.make_evaluator
 
-    def make(task, programs):
+    def make(task, step_functions):
         def evaluator(members):
-            found = plain(task, programs)(members)
-            return found._replace(scores=found.scores | {"peak": -abs(found.scores["loss"] - loss)})
+            evaluation = make_evaluator(task, step_functions)(members)
+            peak = -abs(evaluation.scores["loss"] - loss)
+            return evaluation._replace(scores=evaluation.scores | {"peak": peak})
 
         return evaluator
 
@@ -153,7 +157,7 @@ def peak_at_six(whole, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
+def test_best_checkpoint_is_kept_and_used_whatever_the_interruptions(
     corpus, tmp_path, peak_at_six, monkeypatch
 ) -> None:
     config = make_run_config(
@@ -181,7 +185,7 @@ def test_the_best_is_kept_and_used_however_often_the_run_is_stopped(
 
 
 @pytest.mark.slow
-def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_path) -> None:
+def test_unknown_best_metric_is_rejected_at_the_first_evaluation(corpus, tmp_path) -> None:
     with pytest.raises(
         InputError, match=r"best_metric='f1': is not a score .* Use one of loss, .*"
     ):
@@ -190,15 +194,15 @@ def test_a_score_that_there_is_not_is_told_at_the_first_evaluation(corpus, tmp_p
     make_trainer(make_run_config(corpus, best_metric="loss", steps=3), tmp_path).train()
 
 
-def test_the_best_needs_held_out_data(corpus, tmp_path, monkeypatch) -> None:
+def test_best_metric_needs_an_eval_split(corpus, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(registry.find_task("pretraining"), "eval_sets", lambda task: [])
-    with pytest.raises(InputError, match=r"best_metric='loss' needs evaluations and .* held-out"):
+    with pytest.raises(InputError, match=r"best_metric='loss': .* has no eval split"):
         make_trainer(make_run_config(corpus, best_metric="loss"), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
 
 def stop_at(step: int, monkeypatch) -> None:
-    """Makes the stop signal arrive during a step."""
+    """Let a stop signal arrive during a step."""
     plain = Profiler.before
 
     def before(self, current: int, state: object) -> None:
@@ -210,45 +214,41 @@ def stop_at(step: int, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_that_comes_during_the_last_save_does_not_end_it(
-    corpus, tmp_path, monkeypatch
-) -> None:
-    run = make_trainer(make_run_config(corpus, steps=2), tmp_path)
-    plain, came = run.checkpointer.wait_until_finished, []
+def test_signal_during_the_last_save_does_not_end_it(corpus, tmp_path, monkeypatch) -> None:
+    trainer = make_trainer(make_run_config(corpus, steps=2), tmp_path)
+    wait_until_finished, signals = trainer.checkpointer.wait_until_finished, []
 
     def wait() -> None:
-        if not came:
-            came.append(signal.raise_signal(signal.SIGTERM))
-        plain()
+        if not signals:
+            signals.append(signal.raise_signal(signal.SIGTERM))
+        wait_until_finished()
 
-    monkeypatch.setattr(run.checkpointer, "wait_until_finished", wait)
-    run.train()
-    assert came and run.checkpointer.all_steps() == [2]
+    monkeypatch.setattr(trainer.checkpointer, "wait_until_finished", wait)
+    trainer.train()
+    assert signals and trainer.checkpointer.all_steps() == [2]
 
 
 @pytest.mark.slow
-def test_a_save_that_fails_ends_the_run_at_the_next_step(corpus, tmp_path, monkeypatch) -> None:
-    seen = []
+def test_failed_save_ends_the_run_at_the_next_step(corpus, tmp_path, monkeypatch) -> None:
+    steps = []
 
     def before(self, step: int, state: object) -> None:
-        seen.append(step)
-        run.checkpointer.close()  # waits for the save, and says nothing of how it ended
+        steps.append(step)
+        trainer.checkpointer.close()  # waits for the save and ignores its error
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(train_module.Profiler, "before", before)
-    run = make_trainer(make_run_config(corpus), tmp_path)
+    trainer = make_trainer(make_run_config(corpus), tmp_path)
     monkeypatch.setattr(train_module, "write_checkpoint_metadata", fail)
     with pytest.raises(CheckpointError, match=r"checkpoint of step 4 .*No space left on device"):
-        run.train()
-    assert max(seen) < 7  # and not when the next one is due
+        trainer.train()
+    assert max(steps) < 7  # and not when the next one is due
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are_logged(
-    corpus, monkeypatch
-) -> None:
+def test_cadence_in_seconds_asks_process_0_when_metrics_are_logged(corpus, monkeypatch) -> None:
     answers = iter([0, 1, 0])
     cadence = Cadence(make_run_config(corpus, checkpoint_every="30 minutes"), "checkpoint_every")
     monkeypatch.setattr(
@@ -259,7 +259,7 @@ def test_the_time_for_a_checkpoint_is_the_first_hosts_and_asked_when_metrics_are
 
 
 @pytest.mark.slow
-def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> None:
+def test_checkpoints_at_intervals_in_seconds_change_no_loss(corpus, tmp_path, whole) -> None:
     make_trainer(
         make_run_config(corpus, checkpoint_every="0.0001 minutes", max_to_keep=9), tmp_path
     ).train()
@@ -275,9 +275,11 @@ def test_checkpoints_by_the_clock_change_no_loss(corpus, tmp_path, whole) -> Non
         {"optimizer__schedule": "one_cycle", "batch_size_rampup": 2, "batch_size": 16},
         {"optimizer__schedule": "wsd", "optimizer__cooldown": "50%", "optimizer__name": "muon"},
     ],
-    ids=["one cycle, a growing batch", "warm-up, stable, decay"],
+    ids=["one cycle, batch size ramp-up", "warm-up, stable, decay"],
 )
-def test_every_schedule_goes_on_to_the_last_bit(corpus, tmp_path, monkeypatch, fields) -> None:
+def test_resumed_run_is_bit_identical_with_every_schedule(
+    corpus, tmp_path, monkeypatch, fields
+) -> None:
     whole, again = tmp_path / "whole", tmp_path / "again"
     make_trainer(make_run_config(corpus, **fields), whole).train()
     with monkeypatch.context() as patch:
@@ -289,7 +291,7 @@ def test_every_schedule_goes_on_to_the_last_bit(corpus, tmp_path, monkeypatch, f
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
+def test_run_that_is_stopped_four_times_is_bit_identical(
     corpus, tmp_path, whole, monkeypatch
 ) -> None:
     for step in (0, 4, 7, 10):  # the first, after a checkpoint, after a log line, and between
@@ -308,17 +310,17 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_to_the_last_bit(
 
 
 @pytest.mark.slow
-def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> None:
-    """So that a stop signal has not to wait for many."""
-    train, begun, late = StepFunctions.compile_train_step, [], []
+def test_at_most_two_steps_are_in_flight(corpus, tmp_path, monkeypatch) -> None:
+    """More steps in flight would delay a stop signal."""
+    compile_train_step, windows, late = StepFunctions.compile_train_step, [], []
 
-    def counted(self: StepFunctions, *rows: int):
-        step = train(self, *rows)
+    def counted(self: StepFunctions, *batch_size: int):
+        step = compile_train_step(self, *batch_size)
 
         def counting(*arguments):
-            late.extend(window for window in begun[:-1] if not is_ready(window))
+            late.extend(window for window in windows[:-1] if not is_ready(window))
             state, window = step(*arguments)
-            begun.append(window)
+            windows.append(window)
             return state, window
 
         return counting
@@ -330,20 +332,18 @@ def test_no_more_than_two_steps_are_under_way(corpus, tmp_path, monkeypatch) -> 
     make_trainer(
         make_run_config(corpus, log_every=12, eval_every=12, checkpoint_every=12), tmp_path
     ).train()
-    assert len(begun) == 12 and not late
+    assert len(windows) == 12 and not late
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_alone(corpus, whole) -> None:
+def test_complete_run_is_left_alone(corpus, whole) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
     make_trainer(make_run_config(corpus), whole).train()
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
-    corpus, tmp_path
-) -> None:
+def test_nan_loss_ends_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_path) -> None:
     config = make_run_config(
         corpus, optimizer__learning_rate=1e30, optimizer__warmup=6, optimizer__max_grad_norm=1e30
     )
@@ -353,9 +353,11 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
         assert np.isfinite(leaf).all()
 
 
-def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
+def test_workdir_of_a_sweep_is_rejected(corpus, tmp_path) -> None:
     (tmp_path / "parallel_runs").mkdir()
-    with pytest.raises(InputError, match="holds a sweep: use another --workdir, or go on with"):
+    with pytest.raises(
+        InputError, match=r"holds a sweep\. Use another --workdir, or resume it with"
+    ):
         make_trainer(make_run_config(corpus), tmp_path)
 
 
@@ -363,20 +365,23 @@ def test_a_sweeps_workdir_is_no_runs(corpus, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model__num_hidden_layers": 3}, "model.num_hidden_layers=2 and this configuration has 3"),
-        ({"seed": 1}, "seed=0 and this configuration has 1"),
+        (
+            {"model__num_hidden_layers": 3},
+            "model.num_hidden_layers=3: .* holds a run with model.num_hidden_layers=2",
+        ),
+        ({"seed": 1}, "seed=1: .* holds a run with seed=0"),
         ({"optimizer__learning_rate": 0.5}, "optimizer.learning_rate=0.001"),
         ({"data__masking": "whole_word"}, "data.masking='token'"),
-        ({"steps": 13}, "steps=12 and this configuration has 13"),
+        ({"steps": 13}, "steps=13: .* holds a run with steps=12"),
     ],
 )
-def test_a_workdir_belongs_to_one_run(corpus, whole, change, message) -> None:
+def test_workdir_of_another_run_is_rejected(corpus, whole, change, message) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer(make_run_config(corpus, **change), whole)
 
 
 @pytest.mark.slow
-def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
+def test_resumable_fields_may_change(corpus, whole) -> None:
     make_trainer(
         make_run_config(corpus, log_every=1, checkpoint_every=6, mesh__data=4, mesh__fsdp=2), whole
     )
@@ -384,7 +389,7 @@ def test_what_does_not_change_the_result_may_change(corpus, whole) -> None:
 
 
 @pytest.mark.slow
-def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) -> None:
+def test_run_is_initialized_from_another_run(corpus, tmp_path, whole) -> None:
     config = make_run_config(corpus, init=whole, optimizer__learning_rate=1e-9, steps=3)
     make_trainer(config, tmp_path).train()
     for ours, theirs in zip(params_of(tmp_path, config), params_of(whole, config), strict=True):
@@ -392,14 +397,14 @@ def test_parameters_of_another_run_can_begin_a_new_one(corpus, tmp_path, whole) 
 
 
 @pytest.mark.slow
-def test_parameters_of_another_shape_are_refused(corpus, tmp_path, whole) -> None:
+def test_init_of_another_shape_is_rejected(corpus, tmp_path, whole) -> None:
     with pytest.raises(ValueError, match="give it the model"):
         make_trainer(make_run_config(corpus, init=whole, model__hidden_size=32), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
 
 @pytest.mark.slow
-def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -> None:
+def test_evaluation_of_a_checkpoint_has_the_scores_of_the_run(corpus, whole) -> None:
     scores = evaluate(make_run_config(corpus), whole).scores
     last = metrics(whole)[-1]
     for name, value in scores.items():
@@ -407,7 +412,7 @@ def test_evaluation_of_a_checkpoint_gives_the_scores_of_the_run(corpus, whole) -
 
 
 @pytest.mark.slow
-def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -> None:
+def test_evaluation_reads_eval_shards_only(corpus, whole, monkeypatch) -> None:
     opened, real = [], corpus_sequences.read_shard
     monkeypatch.setattr(
         corpus_sequences,
@@ -419,14 +424,15 @@ def test_an_evaluation_opens_held_out_shards_alone(corpus, whole, monkeypatch) -
 
 
 @pytest.mark.slow
-def test_predictions_fill_each_mask(corpus, whole) -> None:
+def test_predictions_fill_every_mask(corpus, whole) -> None:
     answers = answers_of(whole, ["ba [MASK] do [MASK] .", "[MASK]"])
     assert [len(answer["masks"]) for answer in answers] == [2, 1]
     for answer in answers:
         assert "[MASK]" not in answer["sequence"]
         for guesses in answer["masks"]:
-            chances = [guess["score"] for guess in guesses]
-            assert chances == sorted(chances, reverse=True) and sum(chances) <= 1
+            probabilities = [guess["score"] for guess in guesses]
+            assert probabilities == sorted(probabilities, reverse=True)
+            assert sum(probabilities) <= 1
 
 
 @pytest.mark.slow
@@ -437,20 +443,20 @@ def test_predictions_fill_each_mask(corpus, whole) -> None:
         (["ba " * 600 + "[MASK]"], "line 1: the text has 6"),
     ],
 )
-def test_a_line_that_cannot_be_filled_is_named(whole, lines, message) -> None:
+def test_invalid_line_to_fill_is_named(whole, lines, message) -> None:
     with pytest.raises(ValueError, match=message):
         answers_of(epath.Path(whole), lines)
 
 
 @pytest.mark.slow
-def test_one_batch_is_four_parts_and_eight_devices(corpus) -> None:
-    """Loss and gradient of 32 rows with unlike numbers of masked pieces, computed in three ways."""
+def test_gradient_is_the_same_in_microbatches_and_on_eight_devices(corpus) -> None:
+    """The 32 sequences have different numbers of masked tokens."""
     config = make_run_config(corpus, batch_size=32)
     task = registry.find_task("pretraining")(config)
     batch = {name: array.copy() for name, array in next(iter(task.train_batches(0, 1))).items()}
     batch["masked_lm_weights"][:7, 2:] = 0
     counts = batch["masked_lm_weights"].sum(axis=1)
-    assert len(set(counts.reshape(-1, 4).sum(axis=0))) > 1  # parts differ in masked pieces
+    assert len(set(counts.reshape(-1, 4).sum(axis=0))) > 1  # microbatches differ in masked tokens
     assert len(set(counts.reshape(8, -1).sum(axis=1))) > 1  # and so do devices
     objective = task.objective
     params = objective.init_params(jax.random.key(0))
