@@ -1,16 +1,13 @@
-"""How fast one core makes masked, packed batches, and how full they are.
+"""Rate at which one core makes masked, packed batches, and how full they are.
 
     python -m experiments.bench.batches --corpus DIR DIR
 
-Each DIR is what `bertjax prepare` wrote, or several with "+" between them. The process keeps to one
-core. A rate counts all that happens
-after the corpus is opened: pairs, packing, masking, arrays. The seconds to step 1,000,000 include
-opening it. Rows are read in order, an epoch at most, for about `--seconds` each time.
+Each DIR is a corpus, or several joined by "+". A rate covers all that happens after the corpus is
+opened: pairing, packing, masking, arrays. The seconds to step 1,000,000 include opening it.
 """
 
 import argparse
 import itertools
-import os
 import time
 from collections.abc import Iterable
 
@@ -18,78 +15,77 @@ import numpy as np
 
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import PretrainingOptions
+from experiments.bench.harness import limit_cores
 
 
 def measure(batches: Iterable[dict[str, np.ndarray]], seconds: float) -> dict[str, float]:
-    """Reads batches for some seconds, and counts."""
-    rows = nonpad_fraction = cells = pairs = random = chosen = 0.0
+    """Read batches for some seconds and return rates and fractions."""
+    sequences = nonpad = tokens = pairs = random = masked = 0.0
     count = 0
-    began, worked = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), time.process_time()
     for batch in batches:
         count += 1
-        rows += len(batch["input_ids"])
-        nonpad_fraction += np.count_nonzero(batch["example_ids"])
-        cells += batch["example_ids"].size
+        sequences += len(batch["input_ids"])
+        nonpad += np.count_nonzero(batch["example_ids"])
+        tokens += batch["example_ids"].size
         pairs += batch["next_sentence_weights"].sum()
         random += batch["next_sentence_labels"].sum()
-        chosen += batch["masked_lm_weights"].sum()
-        if time.perf_counter() - began > seconds:
+        masked += batch["masked_lm_weights"].sum()
+        if time.perf_counter() - wall > seconds:
             break
-    rate = rows / (time.perf_counter() - began)
+    rate = sequences / (time.perf_counter() - wall)
     return {
         "rate": rate,
-        "cpu_seconds": (time.process_time() - worked) / count,
-        "nonpad_fraction": nonpad_fraction / cells,
-        "pairs": pairs / rows,
+        "cpu_seconds": (time.process_time() - cpu) / count,
+        "nonpad": nonpad / tokens,
+        "pairs": pairs / sequences,
         "random": random / pairs,
-        "chosen": chosen / nonpad_fraction,
+        "masked": masked / nonpad,
+    }
+
+
+def measure_corpus(corpus: str, options: PretrainingOptions, seconds: float) -> dict[str, str]:
+    """Return the columns of one line of the table."""
+    began = time.perf_counter()
+    PretrainingData(corpus, options).batch(1_000_000)
+    seek_seconds = time.perf_counter() - began
+
+    data = PretrainingData(corpus, options)
+    steps = range(1, data.sequences_per_epoch // options.batch_size)
+    figures = measure(map(data.batch, steps), seconds)
+
+    dataset = iter(PretrainingData(corpus, options).dataset().as_numpy_iterator())
+    next(dataset)  # TensorFlow's start-up is not measured
+    with_tf = measure(itertools.islice(dataset, len(steps)), seconds)
+    return {
+        "shards": f"{sum(len(each.shard_infos) for each in data.corpora.values()):,}",
+        "streams": f"{data.num_streams}",
+        "tokens a sequence": f"{options.max_seq_length}",
+        "sequences/s": f"{figures['rate']:,.0f}",
+        "CPU ms a batch": f"{1000 * figures['cpu_seconds']:.1f}",
+        "with tf.data": f"{with_tf['rate']:,.0f}",
+        "non-padding": f"{figures['nonpad']:.2%}",
+        "pairs a sequence": f"{figures['pairs']:.2f}",
+        "random B": f"{figures['random']:.1%}",
+        "masked": f"{figures['masked']:.1%}",
+        "seconds to step 1,000,000": f"{seek_seconds:.2f}",
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--corpus", required=True, nargs="+", metavar="DIR")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--masking", default="token", help="token, whole_word or span")
     parser.add_argument("--seconds", type=float, default=5)
-    arguments = parser.parse_args()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-    head = True
-    for corpus, max_seq_length in itertools.product(arguments.corpus, (128, 512)):
-        options = PretrainingOptions(
-            max_seq_length, arguments.batch_size, masking=arguments.masking, workers=1
-        )
-        began = time.perf_counter()
-        PretrainingData(corpus, options).batch(1_000_000)
-        start_up = time.perf_counter() - began
-
-        data = PretrainingData(corpus, options)
-        steps = range(1, data.sequences_per_epoch // arguments.batch_size)
-        found = measure(map(data.batch, steps), arguments.seconds)
-
-        dataset = iter(PretrainingData(corpus, options).dataset().as_numpy_iterator())
-        next(dataset)  # TensorFlow's own start is not what is measured
-        by_tf = measure(itertools.islice(dataset, len(steps)), arguments.seconds)
-
-        table = {
-            "shards": f"{sum(len(each.shard_infos) for each in data.corpora.values()):,}",
-            "streams": f"{data.num_streams}",
-            "length": f"{max_seq_length}",
-            "rows/s": f"{found['rate']:,.0f}",
-            "processor ms a batch": f"{1000 * found['cpu_seconds']:.1f}",
-            "by tf.data": f"{by_tf['rate']:,.0f}",
-            "real pieces": f"{found['nonpad_fraction']:.2%}",
-            "pairs/row": f"{found['pairs']:.2f}",
-            "random B": f"{found['random']:.1%}",
-            "pieces chosen": f"{found['chosen']:.1%}",
-            "seconds to step 1,000,000": f"{start_up:.2f}",
-        }
-        if head:
-            print("  ".join(table))
-            head = False
-        print("  ".join(value.rjust(len(name)) for name, value in table.items()))
+    args = parser.parse_args()
+    limit_cores(1)
+    for number, (corpus, length) in enumerate(itertools.product(args.corpus, (128, 512))):
+        options = PretrainingOptions(length, args.batch_size, masking=args.masking, workers=1)
+        columns = measure_corpus(corpus, options, args.seconds)
+        if number == 0:
+            print("  ".join(columns))
+        print("  ".join(value.rjust(len(name)) for name, value in columns.items()), flush=True)
 
 
 if __name__ == "__main__":

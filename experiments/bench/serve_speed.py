@@ -1,21 +1,19 @@
-"""How fast a served model answers many clients at once, beside one after the other.
+"""Throughput and latency of a served model, with one client and with many.
 
     python -m experiments.bench.serve_speed --checkpoint runs/banking --input texts.txt
 
-`bertjax serve` runs in a process of its own. The lines of the file, a text or a JSON object each,
-are asked by one client, a request a line, and then by many clients at once, each of which waits for
-its answer before it asks again. Every answer is compared with that of `bertjax.load` in this
-process. It tells the requests a second, and of the time that a request takes the median and what
-95 of 100 stay below.
+`bertjax serve` runs in its own process. Each line of the file, a text or a JSON object, is sent as
+one request, by one client and then by many, each of which waits for its answer before it sends the
+next request. Every answer is compared with that of `bertjax.load` in this process.
 """
 
 import argparse
+import concurrent.futures
 import http.client
 import json
 import math
 import os
 import pathlib
-import queue
 import signal
 import subprocess
 import sys
@@ -26,50 +24,45 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.bench.alternating_runs import child_environment
+from experiments.bench.harness import child_environment
 
 
 class LoadResult(NamedTuple):
-    """What came of a round: the answers in their order, seconds of each, and of all of them."""
+    """Result of a round.
+
+    Attributes:
+      answers: answer to each input.
+      latencies: seconds of each request.
+      wall: seconds of the whole round.
+    """
 
     answers: list[Any]
-    seconds: list[float]
+    latencies: list[float]
     wall: float
 
 
 def send_requests(host: str, inputs: Sequence[Any], clients: int) -> LoadResult:
-    """Asks one input a request."""
-    left: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in range(len(inputs)):
-        left.put(number)
-    answers: list[Any] = [None] * len(inputs)
-    seconds = [math.nan] * len(inputs)
+    """Send one input a request, from several clients at once."""
+    local = threading.local()
 
-    def work() -> None:
-        connection = http.client.HTTPConnection(host, timeout=600)
-        while True:
-            try:
-                number = left.get_nowait()
-            except queue.Empty:
-                return connection.close()
-            body, began = json.dumps({"inputs": inputs[number]}), time.perf_counter()
-            connection.request("POST", "/predict", body)
-            response = connection.getresponse()
-            said = json.loads(response.read())
-            seconds[number] = time.perf_counter() - began
-            answers[number] = said["answers"] if response.status == 200 else said
+    def request(content: Any) -> tuple[Any, float]:
+        if not hasattr(local, "connection"):
+            local.connection = http.client.HTTPConnection(host, timeout=600)
+        body, began = json.dumps({"inputs": content}), time.perf_counter()
+        local.connection.request("POST", "/predict", body)
+        response = local.connection.getresponse()
+        reply = json.loads(response.read())
+        answer = reply["answers"] if response.status == 200 else reply
+        return answer, time.perf_counter() - began
 
-    threads = [threading.Thread(target=work) for _ in range(clients)]
     began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return LoadResult(answers, seconds, time.perf_counter() - began)
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        answers, latencies = zip(*pool.map(request, inputs), strict=True)
+    return LoadResult(list(answers), list(latencies), time.perf_counter() - began)
 
 
 def answers_match(one: Any, other: Any) -> bool:
-    """Whether two answers are the same, but for rounding where rows were shared with others."""
+    """Return whether two answers are equal up to rounding, which depends on the batch."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -82,7 +75,7 @@ def answers_match(one: Any, other: Any) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--checkpoint", required=True, metavar="DIR")
     parser.add_argument("--input", required=True, type=pathlib.Path, metavar="FILE")
     parser.add_argument("--requests", type=int, default=500)
@@ -96,7 +89,7 @@ def main() -> None:
     from bertjax import load
 
     model = load(args.checkpoint)
-    gold = [model.predict(each) for each in inputs]
+    expected = [model.predict(content) for content in inputs]
     command = [sys.executable, "-m", "bertjax", "serve", "--checkpoint", args.checkpoint]
     began = time.perf_counter()
     server = subprocess.Popen(
@@ -106,15 +99,15 @@ def main() -> None:
         assert server.stdout
         host = server.stdout.readline().split("/")[2]
         print(f"ready after {time.perf_counter() - began:.1f} s, on {os.cpu_count()} cores")
-        print(f"{'clients':>8}{'requests/s':>12}{'median':>10}{'95 %':>10} (ms)   answers")
+        print(f"{'clients':>8}{'requests/s':>12}{'median':>10}{'95th percentile':>17} (ms)   equal")
         for _ in range(args.rounds):
             for clients in (1, args.clients):
-                found = send_requests(host, inputs, clients)
-                right = sum(map(answers_match, found.answers, gold))
-                middle, most = 1e3 * np.quantile(found.seconds, (0.5, 0.95))
+                result = send_requests(host, inputs, clients)
+                equal = sum(map(answers_match, result.answers, expected))
+                median, high = 1e3 * np.quantile(result.latencies, (0.5, 0.95))
+                rate = len(inputs) / result.wall
                 print(
-                    f"{clients:8}{len(inputs) / found.wall:12.1f}{middle:10.1f}{most:10.1f}"
-                    f"        {right} of {len(inputs)} right",
+                    f"{clients:8}{rate:12.1f}{median:10.1f}{high:17.1f}{equal:9} of {len(inputs)}",
                     flush=True,
                 )
     finally:

@@ -1,17 +1,16 @@
-"""A sweep beside the same runs one after the other, each a `bertjax train` of its own.
+"""Sweep, compared with the same runs one after the other.
 
     python -m experiments.bench.sweep_speed --output DIR [--runs-per-device N] [--devices N] \
       --config experiments/glue.py:task=mrpc,init=MODEL,data=GLUE --config.model.dtype=float32 \
       --config.steps=40 --config.log_every=1
 
-Sixteen runs: four rates, four seeds each. Both evaluate and save once, at the end, and both find
-the cache of compiled programs empty at first: of the runs alone each finds there what those before
-it compiled. --devices divides the CPU for the sweep alone. Told are the wall and processor time of
-both and their ratio, and by how much a run's losses and scores in the sweep are off from those of
-the run alone.
+Sixteen runs: four learning rates with four seeds each. A run on its own is a `bertjax train`. Both
+ways evaluate and save once, at the end, and start with an empty cache of compiled programs; each
+run on its own finds there what earlier ones compiled. --devices divides the CPU for the sweep only.
+Printed are wall and CPU time, their ratios, and the largest differences of losses and scores
+between the sweep and the runs on their own.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -20,10 +19,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.bench.alternating_runs import Cost, measure_cost
+from experiments.bench.harness import Cost, limit_cores, make_parser, measure_cost
 
-RATES = ("5e-5", "4e-5", "3e-5", "2e-5")  # the paper's
-SINGLE_EVAL = ["--config.eval_every=100%", "--config.checkpoint_every=100%"]
+LEARNING_RATES = ("5e-5", "4e-5", "3e-5", "2e-5")  # the paper's
+EVALUATE_AT_END = ["--config.eval_every=100%", "--config.checkpoint_every=100%"]
 _IGNORED_METRICS = (
     "step",
     "epoch",
@@ -34,115 +33,113 @@ _IGNORED_METRICS = (
     "input_wait_fraction",
 )
 
-Values = dict[tuple[str, int, str], float]  # of a run: by split, step and name
+Metrics = dict[tuple[str, int, str], float]  # (split, step, name) -> value
 
 
-def read_metric_values(path: pathlib.Path) -> dict[str, Values]:
-    """The numbers that training gave, by the run's name, which is empty where there is but one."""
-    found: dict[str, Values] = {}
+def read_metrics(path: pathlib.Path) -> dict[str, Metrics]:
+    """Return the metrics in a file by run; a run on its own has the name ''."""
+    metrics: dict[str, Metrics] = {}
     for line in map(json.loads, path.read_text().splitlines()):
         run, _, split = line.pop("split").rpartition("/")
-        own = found.setdefault(run, {})
-        own |= {
-            (split, line["step"], name): float(value)
+        metrics.setdefault(run, {}).update(
+            ((split, line["step"], name), float(value))
             for name, value in line.items()
             if name not in _IGNORED_METRICS and value is not None
-        }
-    return found
+        )
+    return metrics
 
 
 def max_relative_difference(
-    together: Mapping[str, Values], alone: Mapping[str, Values], name: str
+    sweep: Mapping[str, Metrics], separate: Mapping[str, Metrics], name: str
 ) -> float:
-    """The largest relative difference of a number, between a run in the sweep and the run alone."""
+    """Return the largest relative difference of a metric over runs, splits and steps."""
     return max(
-        abs(together[run][key] - value) / max(abs(value), 1e-9)
-        for run, values in alone.items()
-        for key, value in values.items()
+        abs(sweep[run][key] - value) / max(abs(value), 1e-9)
+        for run, metrics in separate.items()
+        for key, value in metrics.items()
         if key[-1] == name
     )
 
 
-def sweep(
-    spec: str, extra_flags: Sequence[str], seeds: int, options: Sequence[str], workdir: pathlib.Path
-) -> tuple[dict[str, Values], Cost]:
-    """What became of each run in a sweep."""
-    command = [sys.executable, "-m", "bertjax", "sweep", "--config", spec]
-    command += ["--workdir", str(workdir), f"--seeds={seeds}", *options]
-    cost = measure_cost(
-        [*command, "--grid", f"optimizer.learning_rate={','.join(RATES)}", *extra_flags]
-    )
-    found: dict[str, Values] = {}
+def run_sweep(
+    spec: str, overrides: Sequence[str], seeds: int, runs_per_device: int, workdir: pathlib.Path
+) -> tuple[dict[str, Metrics], Cost]:
+    """Run the sweep and return the metrics of each run."""
+    command = [sys.executable, "-m", "bertjax", "sweep", "--config", spec, f"--seeds={seeds}"]
+    command += ["--workdir", str(workdir), f"--runs-per-device={runs_per_device}"]
+    command += ["--grid", f"optimizer.learning_rate={','.join(LEARNING_RATES)}", *overrides]
+    cost = measure_cost(command)
+    metrics: dict[str, Metrics] = {}
     for path in sorted(workdir.glob("parallel_runs/*/metrics.jsonl")):
-        found |= {run: values for run, values in read_metric_values(path).items() if run}
-    return found, cost
+        metrics |= {run: values for run, values in read_metrics(path).items() if run}
+    return metrics, cost
 
 
 def run_separately(
-    spec: str, extra_flags: Sequence[str], seeds: Sequence[int], directory: pathlib.Path
-) -> tuple[dict[str, Values], list[Cost]]:
-    """What became of each run alone."""
-    found, costs = {}, []
-    for rate in RATES:
-        for seed in seeds:
+    spec: str, overrides: Sequence[str], seeds: int, directory: pathlib.Path
+) -> tuple[dict[str, Metrics], list[Cost]]:
+    """Run each run on its own and return its metrics and cost."""
+    metrics, costs = {}, []
+    for rate in LEARNING_RATES:
+        for seed in range(seeds):
             workdir = directory / f"{rate}-{seed}"
-            command = [sys.executable, "-m", "bertjax", "train", "--config", spec]
-            own = [f"--config.optimizer.learning_rate={rate}", f"--config.seed={seed}"]
-            costs.append(measure_cost([*command, "--workdir", str(workdir), *extra_flags, *own]))
-            found[f"learning_rate={rate},seed={seed}"] = read_metric_values(
-                workdir / "metrics.jsonl"
-            )[""]
+            command = [sys.executable, "-m", "bertjax", "train", "--config", spec, *overrides]
+            command += [f"--config.optimizer.learning_rate={rate}", f"--config.seed={seed}"]
+            costs.append(measure_cost([*command, "--workdir", str(workdir)]))
+            metrics[f"learning_rate={rate},seed={seed}"] = read_metrics(workdir / "metrics.jsonl")[
+                ""
+            ]
             shutil.rmtree(workdir / "checkpoints")
-    return found, costs
+    return metrics, costs
+
+
+def use_compilation_cache(directory: pathlib.Path) -> None:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(directory.resolve())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]")
     parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
-    parser.add_argument("--seeds", type=int, default=4, help="of each rate, from 0")
-    parser.add_argument(
-        "--runs-per-device", type=int, default=1, help="runs that a device has at once"
-    )
-    parser.add_argument("--devices", type=int, default=1, help="of the sweep")
-    parser.add_argument("--cores", type=int, default=2)
-    args, extra_flags = parser.parse_known_args()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
+    parser.add_argument("--seeds", type=int, default=4, help="seeds of each learning rate, from 0")
+    parser.add_argument("--runs-per-device", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=1, help="simulated devices of the sweep")
+    args, overrides = parser.parse_known_args()
+    limit_cores(args.cores)
     args.output.mkdir(parents=True)
-    extra_flags = [*SINGLE_EVAL, *extra_flags]
+    overrides = [*EVALUATE_AT_END, *overrides]
 
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(args.output.resolve() / "compiled-alone")
-    alone, costs = run_separately(
-        args.config, extra_flags, range(args.seeds), args.output / "alone"
-    )
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(args.output.resolve() / "compiled-together")
-    flags = os.environ.get("XLA_FLAGS", "")
+    use_compilation_cache(args.output / "cache-separate")
+    separate, costs = run_separately(args.config, overrides, args.seeds, args.output / "separate")
+    use_compilation_cache(args.output / "cache-sweep")
     if args.devices > 1:
-        count = f"--xla_force_host_platform_device_count={args.devices}"
-        os.environ["XLA_FLAGS"] = f"{flags} {count}".strip()
-    options = [f"--runs-per-device={args.runs_per_device}"]
-    together, cost = sweep(args.config, extra_flags, args.seeds, options, args.output / "sweep")
+        flags = os.environ.get("XLA_FLAGS", "")
+        device_count = f"--xla_force_host_platform_device_count={args.devices}"
+        os.environ["XLA_FLAGS"] = f"{flags} {device_count}".strip()
+    sweep, sweep_cost = run_sweep(
+        args.config, overrides, args.seeds, args.runs_per_device, args.output / "sweep"
+    )
 
-    whole = Cost(*(sum(each) for each in zip(*costs, strict=True)))
-    names = sorted({name for values in alone.values() for *_, name in values})
+    total = Cost(*(sum(values) for values in zip(*costs, strict=True)))
+    names = sorted({name for metrics in separate.values() for *_, name in metrics})
     result: dict[str, Any] = {
-        "runs": len(alone),
+        "runs": len(separate),
         "config": args.config,
-        "overrides": extra_flags,
+        "overrides": overrides,
         "devices": args.devices,
-        "together": args.runs_per_device,
-        "sweep": cost._asdict(),
-        "alone": whole._asdict(),
-        "first alone": costs[0]._asdict(),
-        "apart": {name: max_relative_difference(together, alone, name) for name in names},
+        "runs_per_device": args.runs_per_device,
+        "sweep": sweep_cost._asdict(),
+        "separate": total._asdict(),
+        "first_separate": costs[0]._asdict(),
+        "differences": {name: max_relative_difference(sweep, separate, name) for name in names},
     }
     (args.output / "result.json").write_text(json.dumps(result) + "\n")
-    for name, each in (("one by one", whole), ("sweep", cost)):
-        print(f"{name:12}{each.wall:9.1f} s {each.cpu_seconds:9.1f} of processor")
-    ratios = whole.wall / cost.wall, whole.cpu_seconds / cost.cpu_seconds
-    print("{} runs, faster by {:.2f} ({:.2f} processor)".format(len(alone), *ratios))
-    print("apart at most, relatively: ", end="")
-    print(", ".join(f"{name} {value:.2g}" for name, value in result["apart"].items()))
+    for name, cost in (("separate", total), ("sweep", sweep_cost)):
+        print(f"{name:12}{cost.wall:9.1f} s {cost.cpu:9.1f} s of CPU time")
+    speedups = total.wall / sweep_cost.wall, total.cpu / sweep_cost.cpu
+    print("{} runs, speedup {:.2f} (CPU {:.2f})".format(len(separate), *speedups))
+    differences = (f"{name} {value:.2g}" for name, value in result["differences"].items())
+    print(f"largest relative differences: {', '.join(differences)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The side of `finetuning_peer` that runs under PyTorch, in an interpreter of its own.
+"""Fine-tuning under PyTorch: the peer's side of `finetuning_peer`, in its own interpreter.
 
-PYTHON experiments/bench/torch_finetuning.py WORK MODEL CORES PAD SORTED
+    PYTHON experiments/bench/torch_finetuning.py DIR MODEL CORES PAD_TO GROUP_BY_LENGTH
+
+Trains on DIR/train.npz after DIR/recipe.json; writes intervals.json, and logits.npz of eval.npz.
 """
 
 import json
@@ -15,164 +17,238 @@ import numpy as np
 
 from experiments.bench.torch_peer import TrainingInterval, make_torch_optimizer
 
+Arrays = Mapping[str, np.ndarray]
+# Head -> name of its targets in a batch, and class of `transformers`.
+HEADS = {
+    "sequence_classification": ("labels", "AutoModelForSequenceClassification"),
+    "multiple_choice": ("choice_labels", "AutoModelForMultipleChoice"),
+    "token_classification": ("token_labels", "AutoModelForTokenClassification"),
+    "question_answering": ("answer_positions", "AutoModelForQuestionAnswering"),
+}
+
 
 class PackedExample(NamedTuple):
-    """One of a batch.
+    """An example of a batch.
 
     Attributes:
-      place: batch, row and slot.
-      pieces: batch, row and columns.
+      slot: index of the example's label: batch, sequence, slot.
+      tokens: index of the example's tokens: batch, sequence, columns.
+      input_ids, token_type_ids: its tokens.
     """
 
-    place: tuple[int, int, int]
+    slot: tuple[int, int, int]
     tokens: tuple[int, int, np.ndarray]
-    ids: np.ndarray
-    types: np.ndarray
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
 
 
-def group_by_question(arrays: Mapping[str, np.ndarray], number: int) -> list[list[PackedExample]]:
-    """The examples of a batch, those of one choice together."""
-    found: dict[tuple[int, int], list[PackedExample]] = {}
-    for row, packs in enumerate(arrays["example_ids"][number]):
-        for slot in range(packs.max()):
-            tokens = number, row, np.flatnonzero(packs == slot + 1)
-            given = (arrays[name][tokens] for name in ("input_ids", "token_type_ids"))
-            group = arrays["group_ids"][number, row, slot] if "group_ids" in arrays else slot
-            example = PackedExample((number, row, slot), tokens, *given)
-            found.setdefault((row, int(group)), []).append(example)
-    return list(found.values())
+Question = list[PackedExample]  # the choices of a question; elsewhere one example
 
 
-def batched_by_length(
-    questions: list[list[PackedExample]], size: int, alike: bool
-) -> Iterator[list]:
-    """So many questions at once, of like length or as they come."""
-    if alike:
-        questions = sorted(questions, key=lambda each: max(len(e.ids) for e in each))
+class MicroBatch(NamedTuple):
+    """Examples that the model computes at once.
+
+    Attributes:
+      inputs: arguments of the model.
+      sizes: examples of each question.
+      targets, weights: targets and their weights in the loss of the step.
+    """
+
+    inputs: dict[str, Any]
+    sizes: list[int]
+    targets: Any
+    weights: Any
+
+
+def unpack(arrays: Arrays, index: int) -> list[Question]:
+    """Return the questions of a batch."""
+    questions: dict[tuple[int, int], Question] = {}
+    for sequence, example_ids in enumerate(arrays["example_ids"][index]):
+        for slot in range(example_ids.max()):
+            tokens = index, sequence, np.flatnonzero(example_ids == slot + 1)
+            ids = (arrays[name][tokens] for name in ("input_ids", "token_type_ids"))
+            group = arrays["group_ids"][index, sequence, slot] if "group_ids" in arrays else slot
+            example = PackedExample((index, sequence, slot), tokens, *ids)
+            questions.setdefault((sequence, int(group)), []).append(example)
+    return list(questions.values())
+
+
+def split_questions(
+    questions: list[Question], size: int, by_length: bool
+) -> Iterator[list[Question]]:
+    """Yield the questions in groups, of similar length if asked for."""
+    if by_length:
+        questions = sorted(questions, key=lambda question: max(len(e.input_ids) for e in question))
     for first in range(0, len(questions), size):
         yield questions[first : first + size]
 
 
-def train(directory: pathlib.Path, init: str, threads: int, pad: int, alike: int) -> None:
-    """Trains on DIRECTORY/train.npz; writes windows.json, and logits.npz of eval.npz.
+class Peer:
+    """Model of `transformers` with the loss of its task.
 
     Args:
-      pad: pieces that every example is padded to, at least.
-      alike: questions of like length that it has at once; 0 for those of a step as they come.
+      recipe: what `finetuning_peer` writes.
+      init: directory of Hugging Face.
+      pad_to: minimum length of a padded example.
+    """
+
+    def __init__(self, recipe: dict[str, Any], init: str, pad_to: int) -> None:
+        import transformers
+
+        self.head, self.pad_to = recipe["head"], pad_to
+        self.is_regression = recipe["problem_type"] == "regression"
+        self.target, model_class = HEADS[self.head]
+        options = {name: value for name, value in recipe.items() if name.endswith("_prob")}
+        if self.head.endswith("classification"):
+            options["num_labels"] = recipe["num_outputs"]
+        self.model = getattr(transformers, model_class).from_pretrained(init, **options).float()
+
+    def inputs(self, questions: Sequence[Question]) -> dict[str, Any]:
+        """Return the model's arguments, padded to the longest example."""
+        import torch
+
+        examples = [example for question in questions for example in question]
+        length = max(self.pad_to, *(len(example.input_ids) for example in examples))
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        inputs = {name: torch.zeros((len(examples), length), dtype=torch.long) for name in names}
+        for row, (*_, ids, types) in enumerate(examples):
+            for name, values in zip(names, (ids, types, np.ones_like(ids)), strict=True):
+                inputs[name][row, : len(ids)] = torch.from_numpy(values)
+        # Questions differ in their number of choices, so each choice is a question of its own.
+        shape = (-1, 1, length) if self.head == "multiple_choice" else (-1, length)
+        return {name: values.view(shape) for name, values in inputs.items()}
+
+    def total_weight(self, arrays: Arrays, index: int, questions: list[Question]) -> float:
+        """Return the weight of a batch in its loss: of tokens, or of questions."""
+        weights = arrays[f"{self.target}_weights"]
+        if self.head == "token_classification":
+            return float(weights[index].sum())
+        return float(sum(weights[question[0].slot] for question in questions))
+
+    def micro_batch(self, arrays: Arrays, questions: list[Question], total: float) -> MicroBatch:
+        """Return a group of questions with targets; `total` is the weight of the whole step."""
+        import torch
+
+        inputs = self.inputs(questions)
+        examples = [example for question in questions for example in question]
+        weights = arrays[f"{self.target}_weights"]
+        if self.head == "token_classification":
+            shape = inputs["input_ids"].shape
+            targets, token_weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+            for row, example in enumerate(examples):
+                length = len(example.input_ids)
+                targets[row, :length] = arrays[self.target][example.tokens]
+                token_weights[row, :length] = weights[example.tokens]
+            flat = torch.from_numpy(token_weights / total).flatten()
+            return MicroBatch(inputs, [], torch.from_numpy(targets).flatten(), flat)
+        values = np.array([arrays[self.target][example.slot] for example in examples])
+        if self.head == "question_answering":
+            values = values - np.array([[example.tokens[2][0]] for example in examples])
+        targets = torch.tensor(values, dtype=torch.float32 if self.is_regression else torch.long)
+        shares = np.array([weights[question[0].slot] for question in questions]) / total
+        return MicroBatch(inputs, [len(q) for q in questions], targets, torch.tensor(shares))
+
+    def logits(self, inputs: dict[str, Any]) -> Any:
+        """Return the logits; of answers start and end, `(batch, tokens, 2)`."""
+        import torch
+
+        outputs = self.model(**inputs)
+        if self.head == "question_answering":
+            return torch.stack([outputs.start_logits, outputs.end_logits], -1)
+        return outputs.logits
+
+    def loss(self, batch: MicroBatch) -> Any:
+        """Return the group's part of the step's loss."""
+        import torch
+        from torch.nn import functional
+
+        logits, targets = self.logits(batch.inputs), batch.targets
+        if self.is_regression:
+            losses = functional.mse_loss(logits[:, 0], targets, reduction="none")
+        elif self.head == "question_answering":
+            both = functional.cross_entropy(logits, targets, reduction="none")
+            losses = both.mean(-1)
+        else:
+            if self.head == "token_classification":
+                logits = logits.flatten(0, 1)
+            elif self.head == "multiple_choice":
+                each = logits[:, 0].split(batch.sizes)
+                logits = torch.nn.utils.rnn.pad_sequence(each, True, -torch.inf)
+                targets = torch.stack([labels.argmax() for labels in targets.split(batch.sizes)])
+            losses = functional.cross_entropy(logits, targets, reduction="none")
+        return losses @ batch.weights.to(losses.dtype)
+
+    def predict(self, arrays: Arrays, size: int, by_length: bool, num_outputs: int) -> np.ndarray:
+        """Return the logits of all examples, in the shape of bertjax's."""
+        import torch
+
+        weights = arrays[f"{self.target}_weights"]
+        is_by_token = self.head in ("token_classification", "question_answering")
+        shape = arrays["input_ids"].shape if is_by_token else weights.shape
+        outputs = np.zeros((*shape, num_outputs), np.float32)
+        questions = [q for index in range(len(weights)) for q in unpack(arrays, index)]
+        self.model.eval()
+        with torch.inference_mode():
+            for group in split_questions(questions, size, by_length):
+                examples = [example for question in group for example in question]
+                logits = self.logits(self.inputs(group)).numpy()
+                for example, values in zip(examples, logits, strict=True):
+                    if is_by_token:
+                        outputs[example.tokens] = values[: len(example.input_ids)]
+                    else:
+                        outputs[example.slot] = values
+        return outputs
+
+
+def train(directory: pathlib.Path, init: str, cores: int, pad_to: int, group: int) -> None:
+    """Train and evaluate the peer.
+
+    Args:
+      group: questions of similar length that it computes at once; 0 for all of a step.
     """
     import torch
-    import transformers
-    from torch.nn import functional
 
     recipe = json.loads((directory / "recipe.json").read_text())
     torch.manual_seed(recipe["seed"])
-    torch.set_num_threads(threads)
-    name = {"multiple_choice": "choice_labels", "token_classification": "token_labels"}.get(
-        recipe["kind"], "labels"
-    )
-    options = {key: value for key, value in recipe.items() if key.endswith("_prob")}
-    if name != "choice_labels":
-        options["num_labels"] = recipe["outputs"]
-    kind = {
-        "choice_labels": transformers.AutoModelForMultipleChoice,
-        "token_labels": transformers.AutoModelForTokenClassification,
-        "labels": transformers.AutoModelForSequenceClassification,
-    }[name]
-    model = kind.from_pretrained(init, **options).float().train()
-    optimizer, rates = make_torch_optimizer(model, recipe)
+    torch.set_num_threads(cores)
+    peer = Peer(recipe, init, pad_to)
+    optimizer, schedule = make_torch_optimizer(peer.model, recipe)
+    arrays = dict(np.load(directory / "train.npz"))
+    steps = []
+    for index in range(len(arrays["input_ids"])):
+        questions = unpack(arrays, index)
+        total = peer.total_weight(arrays, index, questions)
+        groups = split_questions(questions, group or len(questions), bool(group))
+        steps.append([peer.micro_batch(arrays, questions, total) for questions in groups])
 
-    def inputs_of(group: Sequence[Sequence[PackedExample]]) -> dict[str, Any]:
-        examples = [example for question in group for example in question]
-        length = max(pad, *(len(example.ids) for example in examples))
-        fields = ("input_ids", "token_type_ids", "attention_mask")
-        inputs = {field: torch.zeros((len(examples), length), dtype=torch.long) for field in fields}
-        for row, (_, _, ids, types) in enumerate(examples):
-            for field, values in zip(fields, (ids, types, np.ones_like(ids)), strict=True):
-                inputs[field][row, : len(ids)] = torch.from_numpy(values)
-        # A question of one answer each: not all have as many.
-        shape = (-1, 1, length) if name == "choice_labels" else (-1, length)
-        return {field: values.view(shape) for field, values in inputs.items()}
-
-    def losses_of(logits: Any, sizes: list[int], targets: Any) -> Any:
-        """Of each question, or of each piece."""
-        if name == "token_labels":
-            logits = logits.flatten(0, 1)
-        if recipe["kind"] == "regression":
-            return functional.mse_loss(logits[:, 0], targets, reduction="none")
-        if name == "choice_labels":
-            each = logits[:, 0].split(sizes)
-            logits = torch.nn.utils.rnn.pad_sequence(each, True, -torch.inf)
-            targets = torch.stack([own.argmax() for own in targets.split(sizes)])
-        return functional.cross_entropy(logits, targets, reduction="none")
-
-    def prepared(arrays: Mapping[str, np.ndarray], step: int) -> list[tuple[Any, ...]]:
-        """Inputs, answers of each question, targets, and shares in the loss, of each group."""
-        questions, group_ids = group_by_question(arrays, step), list[tuple[Any, ...]]()
-        if name == "token_labels":
-            whole = arrays["token_labels_weights"][step].sum()
-            for group in batched_by_length(questions, alike or len(questions), bool(alike)):
-                inputs = inputs_of(group)
-                targets, weights = (torch.zeros(inputs["input_ids"].shape) for _ in range(2))
-                for row, (example,) in enumerate(group):
-                    size, at = len(example.ids), example.tokens
-                    targets[row, :size] = torch.from_numpy(arrays["token_labels"][at])
-                    weights[row, :size] = torch.from_numpy(
-                        arrays["token_labels_weights"][at] / whole
-                    )
-                group_ids.append((inputs, [], targets.long().flatten(), weights.flatten()))
-            return group_ids
-        whole = sum(arrays[f"{name}_weights"][each[0].place] for each in questions)
-        for group in batched_by_length(questions, alike or len(questions), bool(alike)):
-            targets = [arrays[name][e.place] for each in group for e in each]
-            weights = [arrays[f"{name}_weights"][each[0].place] / whole for each in group]
-            dtype = torch.float32 if recipe["kind"] == "regression" else torch.long
-            wanted = torch.tensor(np.array(targets), dtype=dtype)
-            sizes = [len(each) for each in group]
-            group_ids.append((inputs_of(group), sizes, wanted, torch.tensor(np.array(weights))))
-        return group_ids
-
-    training = np.load(directory / "train.npz")
-    arrays = {field: training[field] for field in training.files}
-    steps = [prepared(arrays, step) for step in range(len(arrays["input_ids"]))]
-    windows: list[TrainingInterval] = []
-    recent: list[float] = []
+    intervals: list[TrainingInterval] = []
+    losses: list[float] = []
+    peer.model.train()
     began = time.perf_counter()
-    for step, group_ids in enumerate(steps, 1):
-        recent.append(0.0)
-        for inputs, sizes, targets, weights in group_ids:
-            loss = losses_of(model(**inputs).logits, sizes, targets) @ weights
+    for step, batches in enumerate(steps, 1):
+        losses.append(0.0)
+        for batch in batches:
+            loss = peer.loss(batch)
             loss.backward()
-            recent[-1] += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["max_grad_norm"])
+            losses[-1] += loss.item()
+        torch.nn.utils.clip_grad_norm_(peer.model.parameters(), recipe["max_grad_norm"])
         optimizer.step()
-        rates.step()
+        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if step % recipe["log_every"] == 0 or step == len(steps):
             seconds, began = time.perf_counter() - began, time.perf_counter()
-            speed = len(recent) * recipe["batch_size"] / seconds
-            windows.append([step, statistics.fmean(recent), speed])
-            print("step {:g}  loss {:.7g}  {:.2f} examples/s".format(*windows[-1]), flush=True)
-            recent.clear()
-    (directory / "windows.json").write_text(json.dumps(windows))
+            rate = len(losses) * recipe["batch_size"] / seconds
+            intervals.append([step, statistics.fmean(losses), rate])
+            print("step {:g}  loss {:.7g}  {:.2f} examples/s".format(*intervals[-1]), flush=True)
+            losses.clear()
+    (directory / "intervals.json").write_text(json.dumps(intervals))
 
-    model.eval()
-    evaluation = np.load(directory / "eval.npz")
-    arrays = {field: evaluation[field] for field in evaluation.files}
-    logits = np.zeros((*arrays[f"{name}_weights"].shape, recipe["outputs"]), np.float32)
-    questions = [each for batch in range(len(logits)) for each in group_by_question(arrays, batch)]
-    with torch.inference_mode():
-        for group in batched_by_length(questions, alike or recipe["batch_size"], bool(alike)):
-            examples = [example for question in group for example in question]
-            for example, found in zip(examples, model(**inputs_of(group)).logits, strict=True):
-                at, size = (
-                    (example.tokens, len(example.ids))
-                    if name == "token_labels"
-                    else (example.place, None)
-                )
-                logits[at] = found[:size].numpy()
+    size = group or recipe["batch_size"]
+    arrays = dict(np.load(directory / "eval.npz"))
+    logits = peer.predict(arrays, size, bool(group), recipe["num_outputs"])
     np.savez(directory / "logits.npz", logits=logits)
 
 
 if __name__ == "__main__":
-    _, work, init, *numbers = sys.argv
-    train(pathlib.Path(work), init, *map(int, numbers))
+    _, work_directory, model, *numbers = sys.argv
+    train(pathlib.Path(work_directory), model, *map(int, numbers))

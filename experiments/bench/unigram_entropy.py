@@ -1,9 +1,9 @@
-"""The loss of knowing how often each piece occurs and nothing else, on the masked held-out pieces.
+"""Loss of a model that knows only token frequencies, on the masked tokens of the eval split.
 
     python -m experiments.bench.unigram_entropy --config FILE[:ARG] [--config.FIELD=VALUE ...]
 
-A model that learnt language is below this; one that learnt frequencies alone comes down to it.
-Frequencies are those of the held-out pieces themselves, the hardest baseline of this kind.
+A model that learns language falls below this loss; one that learns frequencies alone comes down to
+it. Frequencies are those of the masked tokens themselves, the hardest baseline of this kind.
 """
 
 import argparse
@@ -16,17 +16,17 @@ from bertjax.tasks import registry
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--config", required=True)
     args, rest = parser.parse_known_args()
     config = load_config(args.config, parse_overrides(rest), registry.data_fields())
     counts = np.zeros(config.model.vocab_size)
-    (held_out,) = registry.find_task(config.task)(config).eval_sets()
-    for batch in held_out.batches():
+    (eval_set,) = registry.find_task(config.task)(config).eval_sets()
+    for batch in eval_set.batches():
         np.add.at(counts, batch["masked_lm_ids"], batch["masked_lm_weights"])
-    shares = counts[counts > 0] / counts.sum()
-    entropy = -(shares * np.log(shares)).sum()
-    print(f"{counts.sum():,.0f} masked pieces, unigram entropy {entropy:.4f} nats")
+    frequencies = counts[counts > 0] / counts.sum()
+    entropy = -(frequencies * np.log(frequencies)).sum()
+    print(f"{counts.sum():,.0f} masked tokens, unigram entropy {entropy:.4f} nats")
 
 
 if __name__ == "__main__":
