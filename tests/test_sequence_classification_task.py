@@ -92,42 +92,45 @@ def test_training_learns_the_toy_task(kind: str, trained) -> None:
 def test_evaluate_scores_checkpoint_and_export_alike(kind, trained, exported, folder) -> None:
     while_training = metrics(trained(kind))[-1]
     for path in (trained(kind), exported(kind)):
-        found = evaluate(toy_tasks.configuration(kind, folder, path), path)
-        for name, value in found.scores.items():
+        evaluation = evaluate(toy_tasks.configuration(kind, folder, path), path)
+        for name, value in evaluation.scores.items():
             # Rounding decides the ranks of examples with one prediction.
             tolerance = 1e-3 if name == "spearman" else 1e-5
             assert value == pytest.approx(while_training[name], abs=tolerance), name
-    entries = found.files["predictions"]
+    entries = evaluation.files["predictions"]
     assert len(entries) == 60
-    assert len(found.examples) == 8 and any(" → " in line for line in found.examples)
+    assert len(evaluation.examples) == 8 and any(" → " in line for line in evaluation.examples)
     if kind == "single_label":
         gold = [row["mood"] for row in toy_tasks.rows_of(folder / "dev.csv")]
         assert [entry["gold"] for entry in entries] == gold
-        right = [entry["label"] == entry["gold"] for entry in entries]
-        assert np.mean(right) == found.scores["accuracy"]
+        is_correct = [entry["label"] == entry["gold"] for entry in entries]
+        assert np.mean(is_correct) == evaluation.scores["accuracy"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
 def test_export_round_trip_is_bit_identical(kind, trained, exported, tmp_path) -> None:
-    own, back = read_model(trained(kind)), read_model(exported(kind))
-    assert leaves(own.params) == leaves(back.params)
+    trained_model, exported_model = read_model(trained(kind)), read_model(exported(kind))
+    assert leaves(trained_model.params) == leaves(exported_model.params)
     expected = {"single_label": LABELS, "multi_label": LABELS, "token_classification": TAGS}.get(
         kind, ()
     )
-    assert own.labels == back.labels == expected
+    assert trained_model.labels == exported_model.labels == expected
     assert (
-        own.problem_type
-        == back.problem_type
+        trained_model.problem_type
+        == exported_model.problem_type
         == toy_tasks.PROBLEM_TYPES.get(kind, "single_label_classification")
     )
-    huggingface.write(back, tmp_path)
+    huggingface.write(exported_model, tmp_path)
     weights = [path / "model.safetensors" for path in (exported(kind), tmp_path)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     convert(exported(kind), tmp_path / "own", "hf", "bertjax")
-    again = read_model(tmp_path / "own")
-    assert (again.labels, again.problem_type) == (own.labels, own.problem_type)
-    assert leaves(again.params) == leaves(own.params)
+    converted = read_model(tmp_path / "own")
+    assert (converted.labels, converted.problem_type) == (
+        trained_model.labels,
+        trained_model.problem_type,
+    )
+    assert leaves(converted.params) == leaves(trained_model.params)
 
 
 def predict(capsys, *given: object) -> list[dict]:
@@ -139,68 +142,70 @@ def predict(capsys, *given: object) -> list[dict]:
 @pytest.mark.slow
 def test_predict_accepts_text_json_and_table(trained, exported, folder, capsys) -> None:
     for path in (trained("single_label"), exported("single_label")):
-        (found,) = predict(
+        (answer,) = predict(
             capsys, "--checkpoint", path, "--text", "me ki ra ki", "--return-all-scores"
         )
-        assert found["text"] == "me ki ra ki" and found["label"] == "sad"
-        assert found["scores"].keys() == {*LABELS}
-        assert found["score"] == found["scores"]["sad"]
-        assert sum(found["scores"].values()) == pytest.approx(1, abs=1e-5)
-    (found,) = predict(capsys, "--checkpoint", path, "--text", '{"text": "ba ba", "more": 1}')
-    assert found.keys() == {"text", "label", "score"} and found["label"] == "glad"
+        assert answer["text"] == "me ki ra ki" and answer["label"] == "sad"
+        assert answer["scores"].keys() == {*LABELS}
+        assert answer["score"] == answer["scores"]["sad"]
+        assert sum(answer["scores"].values()) == pytest.approx(1, abs=1e-5)
+    (answer,) = predict(capsys, "--checkpoint", path, "--text", '{"text": "ba ba", "more": 1}')
+    assert answer.keys() == {"text", "label", "score"} and answer["label"] == "glad"
     table = predict(capsys, "--checkpoint", trained("single_label"), "--input", folder / "dev.csv")
     rows = toy_tasks.rows_of(folder / "dev.csv")
     assert [answer["text"] for answer in table] == [row["text"] for row in rows]
-    right = [answer["label"] == row["mood"] for answer, row in zip(table, rows, strict=True)]
-    assert np.mean(right) > 0.9
+    is_correct = [answer["label"] == row["mood"] for answer, row in zip(table, rows, strict=True)]
+    assert np.mean(is_correct) > 0.9
 
 
 @pytest.mark.slow
 def test_predict_returns_label_sets_and_values(trained, folder, capsys) -> None:
-    given = "--checkpoint", trained("multi_label"), "--text"
-    (found,) = predict(capsys, *given, "me ba ra no me", "--return-all-scores")
-    assert found["labels"] == ["glad", "odd, or so"]
-    assert found["labels"] == [name for name, p in found["scores"].items() if p > 0.5]
-    (found,) = predict(capsys, *given, "me ra me")
-    assert found == {"text": "me ra me", "labels": []}
+    options = "--checkpoint", trained("multi_label"), "--text"
+    (answer,) = predict(capsys, *options, "me ba ra no me", "--return-all-scores")
+    assert answer["labels"] == ["glad", "odd, or so"]
+    assert answer["labels"] == [name for name, p in answer["scores"].items() if p > 0.5]
+    (answer,) = predict(capsys, *options, "me ra me")
+    assert answer == {"text": "me ra me", "labels": []}
     table = predict(capsys, "--checkpoint", trained("regression"), "--input", folder / "dev.tsv")
     assert [*table[0]] == ["first", "second", "score"] and len(table) == 60
 
 
 @pytest.mark.slow
 def test_predict_accepts_both_multiple_choice_layouts(trained, tmp_path, capsys) -> None:
-    given = "--checkpoint", trained("multiple_choice"), "--return-all-scores"
-    asked = {"context": "do lu", "choices": ["ki me", "me ba", "ki ki"]}
-    (found,) = predict(capsys, *given, "--text", json.dumps(asked))
-    assert (found["context"], found["label"], found["answer"]) == ("do lu", 1, "me ba")
-    assert sum(found["scores"]) == pytest.approx(1, abs=1e-5)
+    options = "--checkpoint", trained("multiple_choice"), "--return-all-scores"
+    question = {"context": "do lu", "choices": ["ki me", "me ba", "ki ki"]}
+    (answer,) = predict(capsys, *options, "--text", json.dumps(question))
+    assert (answer["context"], answer["label"], answer["answer"]) == ("do lu", 1, "me ba")
+    assert sum(answer["scores"]) == pytest.approx(1, abs=1e-5)
     path = tmp_path / "swag.csv"
     path.write_text("sent1,sent2,ending0,ending1,ending2\ndo lu,,ki me,me ba,ki ki\ndo,,ba,ki,\n")
-    first, second = predict(capsys, *given, "--input", path)
-    assert first.pop("scores") == pytest.approx(found.pop("scores"), abs=1e-5)
-    assert first == pytest.approx(found, abs=1e-5)
+    first, second = predict(capsys, *options, "--input", path)
+    assert first.pop("scores") == pytest.approx(answer.pop("scores"), abs=1e-5)
+    assert first == pytest.approx(answer, abs=1e-5)
     assert second["label"] == 0 and len(second["scores"]) == 2
 
 
 @pytest.mark.slow
 def test_predict_tags_words_and_text(trained, exported, capsys) -> None:
     for path in (trained("token_classification"), exported("token_classification")):
-        given = "--checkpoint", path, "--text"
-        (found,) = predict(capsys, *given, '{"words": ["ra", "ba", "ki", "me", "no"]}')
-        assert found["tags"] == ["O", "B-glad", "I-glad", "O", "B-odd,"]
+        options = "--checkpoint", path, "--text"
+        (answer,) = predict(capsys, *options, '{"words": ["ra", "ba", "ki", "me", "no"]}')
+        assert answer["tags"] == ["O", "B-glad", "I-glad", "O", "B-odd,"]
         text = " ra,  (Ba ki) tu? no."
-        (found,) = predict(capsys, *given, text)
-        assert found["text"] == text.strip()
-        said = [
+        (answer,) = predict(capsys, *options, text)
+        assert answer["text"] == text.strip()
+        entities = [
             (e["word"], e["entity_group"], text.strip()[e["start"] : e["end"]])
-            for e in found["entities"]
+            for e in answer["entities"]
         ]
-        assert said == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
+        assert entities == [("Ba ki", "glad", "Ba ki"), ("no", "odd,", "no")]
     long = " ".join(["ra me si"] * 20 + ["ba ki"] + ["tu ve"] * 20 + ["no"])  # several windows
-    (found,) = predict(capsys, *given, long, "--return-all-scores")
-    assert [each["word"] for each in found["entities"]] == ["ba ki", "no"]
-    assert len(found["scores"]) == 103
-    assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["scores"])
+    (answer,) = predict(capsys, *options, long, "--return-all-scores")
+    assert [entity["word"] for entity in answer["entities"]] == ["ba ki", "no"]
+    assert len(answer["scores"]) == 103
+    assert all(
+        sum(word_scores.values()) == pytest.approx(1, abs=1e-5) for word_scores in answer["scores"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,10 +230,10 @@ def test_text_splits_into_words_in_any_script(text: str, words: str) -> None:
 @pytest.mark.slow
 def test_predict_ignores_gold_tags_of_a_file(trained, tmp_path, capsys) -> None:
     (tmp_path / "test.conll").write_text("ra\tO\nba\tB-odd,\nki\tO\n\nno\tO\n")
-    given = "--checkpoint", trained("token_classification"), "--input"
-    found = predict(capsys, *given, tmp_path / "test.conll")
-    assert [each["words"] for each in found] == [["ra", "ba", "ki"], ["no"]]
-    assert [each["tags"] for each in found] == [["O", "B-glad", "I-glad"], ["B-odd,"]]
+    options = "--checkpoint", trained("token_classification"), "--input"
+    answers = predict(capsys, *options, tmp_path / "test.conll")
+    assert [answer["words"] for answer in answers] == [["ra", "ba", "ki"], ["no"]]
+    assert [answer["tags"] for answer in answers] == [["O", "B-glad", "I-glad"], ["B-odd,"]]
 
 
 @pytest.mark.slow
@@ -237,9 +242,9 @@ def test_labels_without_scheme_are_entity_types(trained, tmp_path, capsys) -> No
     plain = ("O", "GLAD", "GLAD2", "ODD", "ODD2")
     (tmp_path / "plain").mkdir()
     huggingface.write(dataclasses.replace(model, labels=plain), tmp_path / "plain")
-    (found,) = predict(capsys, "--checkpoint", tmp_path / "plain", "--text", "ra ba ki tu no")
-    said = [(each["word"], each["entity_group"]) for each in found["entities"]]
-    assert said == [("ba", "GLAD"), ("ki", "GLAD2"), ("no", "ODD")]
+    (answer,) = predict(capsys, "--checkpoint", tmp_path / "plain", "--text", "ra ba ki tu no")
+    entities = [(entity["word"], entity["entity_group"]) for entity in answer["entities"]]
+    assert entities == [("ba", "GLAD"), ("ki", "GLAD2"), ("no", "ODD")]
 
 
 @pytest.mark.slow
@@ -255,7 +260,7 @@ def test_predict_ignores_unconfigured_columns(trained) -> None:
 @pytest.mark.slow
 def test_init_keeps_classifier_with_equal_labels(trained, folder, tmp_path) -> None:
     begin = trained("single_label")
-    own = read_model(begin).params["sequence_classification"]
+    trained_head = read_model(begin).params["sequence_classification"]
     cases = [("single_label", {}, True), ("multi_label", {}, True), ("regression", {}, False)]
     for kind, overrides, kept in cases:
         new = make_trainer(
@@ -263,11 +268,11 @@ def test_init_keeps_classifier_with_equal_labels(trained, folder, tmp_path) -> N
         )
         start = PretrainedModel(begin)
         start.check_compatible(new.config.model, new.step_functions.param_shapes, new.task.labels)
-        found = start.load_init_params(new.step_functions.param_shapes)
-        same = "sequence_classification" in found and leaves(
-            found["sequence_classification"]
-        ) == leaves(own)
-        assert same == kept and {"encoder", "pooler"} <= found.keys(), kind
+        init_params = start.load_init_params(new.step_functions.param_shapes)
+        same = "sequence_classification" in init_params and leaves(
+            init_params["sequence_classification"]
+        ) == leaves(trained_head)
+        assert same == kept and {"encoder", "pooler"} <= init_params.keys(), kind
 
 
 def published(path: pathlib.Path, labels: tuple[str, ...]) -> pathlib.Path:
@@ -353,39 +358,39 @@ def test_glue_train_file_is_not_split(tmp_path) -> None:
 @pytest.mark.parametrize("kind", toy_tasks.KINDS)
 def test_batch_is_equal_for_any_number_of_processes(kind: str, folder) -> None:
     config = toy_tasks.configuration(kind, folder)
-    found = []
+    batches = []
     for num_processes in (1, 2, 4):
         tasks = [task_of(config, num_processes, process_id) for process_id in range(num_processes)]
         for task in tasks:
             task.prepare(30)
         parts = [next(iter(task.train_batches(25, 26))) for task in tasks]
         held_out = [next(iter(task.eval_sets()[0].batches())) for task in tasks]
-        found.append(
+        batches.append(
             {
                 f"{split}/{name}": np.concatenate([part[name] for part in shares])
                 for split, shares in (("train", parts), ("dev", held_out))
                 for name in shares[0]
             }
         )
-    for other in found[1:]:
-        for name, array in found[0].items():
+    for other in batches[1:]:
+        for name, array in batches[0].items():
             np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 @pytest.mark.slow
 def test_evaluate_reports_each_eval_set_and_mean(trained, folder, tmp_path) -> None:
     first, *rows = (folder / "dev.csv").read_text().splitlines()
-    for name, own in (("dev-a", rows[:20]), ("dev-b", rows[20:])):
-        (tmp_path / f"{name}.csv").write_text("\n".join([first, *own]))
+    for name, lines in (("dev-a", rows[:20]), ("dev-b", rows[20:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([first, *lines]))
     config = toy_tasks.configuration(
         "single_label", folder, trained("single_label"), data__eval_file=str(tmp_path / "dev-*.csv")
     )
-    found = evaluate(config, trained("single_label"))
-    scores = found.scores
+    evaluation = evaluate(config, trained("single_label"))
+    scores = evaluation.scores
     mean = (scores["dev-a/accuracy"] + scores["dev-b/accuracy"]) / 2
     assert scores["accuracy"] == pytest.approx(mean)
     assert not registry.find_task(config.task).is_degenerate(scores)
-    assert {"dev-a.predictions", "dev-b.predictions"} == found.files.keys()
+    assert {"dev-a.predictions", "dev-b.predictions"} == evaluation.files.keys()
 
 
 @pytest.mark.slow
@@ -409,8 +414,8 @@ def test_evaluate_needs_no_training_data(trained, folder, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_evaluate_defaults_to_the_run_configuration(trained, tmp_path) -> None:
-    given = ["--checkpoint", str(trained("single_label")), "--output", str(tmp_path / "own")]
-    assert main(["evaluate", *given]) == 0
+    arguments = ["--checkpoint", str(trained("single_label")), "--output", str(tmp_path / "own")]
+    assert main(["evaluate", *arguments]) == 0
     scores = json.loads((tmp_path / "own" / "scores.json").read_text())
     while_training = metrics(trained("single_label"))[-1]
     for name, value in scores.items():

@@ -33,12 +33,12 @@ EXPERIMENT = toy_tasks.EXPERIMENTS / "xnli.py"
 
 def published(language: str, label: str, first: str, second: str) -> str:
     """Return a line of dev or test."""
-    own = {
+    values = {
         "language": language, "gold_label": label, "sentence1": first, "sentence2": second,
         "promptID": "1", "pairID": "1", "genre": "letters", "label1": "neutral",
         "sentence1_tokenized": f"{first} .", "sentence2_tokenized": second, "match": "True",
     }  # fmt: skip
-    return "\t".join(own.get(column, "") for column in HEADER)
+    return "\t".join(values.get(column, "") for column in HEADER)
 
 
 def write(path: pathlib.Path, *lines: str) -> pathlib.Path:
@@ -50,12 +50,12 @@ def write(path: pathlib.Path, *lines: str) -> pathlib.Path:
 def rows(seed: object, count: int) -> list[tuple[str, str, str]]:
     """Return label, premise and hypothesis, whose words determine the label."""
     draw = random.Random(str(seed))
-    found = []
+    triples = []
     for _, label in zip(range(count), itertools.cycle(WORDS), strict=False):
         second = [*draw.choices(OTHER, k=2), WORDS[label], WORDS[label]]
         draw.shuffle(second)
-        found.append((label, " ".join(draw.choices(OTHER, k=3)), " ".join(second)))
-    return found
+        triples.append((label, " ".join(draw.choices(OTHER, k=3)), " ".join(second)))
+    return triples
 
 
 def translate(text: str, language: str) -> str:
@@ -101,11 +101,11 @@ FIELDS = toy_tasks.FIELDS | {"steps": 60, "log_every": 30, "eval_every": 30, "ch
 
 
 def arguments(folder: pathlib.Path, options: str, init: object = "", **fields: object) -> list[str]:
-    given = {name.replace("__", "."): value for name, value in fields.items()}
-    own = {k: v for k, v in FIELDS.items() if not (init and k.startswith("model."))}
-    own |= {"model.dtype": "float32"} | ({} if init else {"data.vocab": folder / "vocab.txt"})
+    overrides = {name.replace("__", "."): value for name, value in fields.items()}
+    values = {k: v for k, v in FIELDS.items() if not (init and k.startswith("model."))}
+    values |= {"model.dtype": "float32"} | ({} if init else {"data.vocab": folder / "vocab.txt"})
     spec = f"{EXPERIMENT}:data={folder},{options}" + (f",init={init}" if init else "")
-    return ["--config", spec, *(f"--config.{k}={v}" for k, v in (own | given).items())]
+    return ["--config", spec, *(f"--config.{k}={v}" for k, v in (values | overrides).items())]
 
 
 def configuration(folder: pathlib.Path, options: str, **fields: str) -> Config:
@@ -123,16 +123,16 @@ def test_read_glue_reads_xnli_files(tmp_path) -> None:
         published("zh", "neutral", "我", "家"),
     ]
     path = write(tmp_path / "xnli.dev.tsv", "\t".join(HEADER), *lines)
-    found = read_glue("mnli", path, True, eval_set_column="language")
-    assert (found.texts, found.text_pairs) == (['He said: "Mum', "我"], ["''It's''", "家"])
-    assert (found.values, found.eval_set_names) == (["neutral", "neutral"], ["en", "zh"])
+    data = read_glue("mnli", path, True, eval_set_column="language")
+    assert (data.texts, data.text_pairs) == (['He said: "Mum', "我"], ["''It's''", "家"])
+    assert (data.values, data.eval_set_names) == (["neutral", "neutral"], ["en", "zh"])
 
 
 def test_read_glue_reads_translations(folder) -> None:
     path = folder / "XNLI-MT-1.0/multinli/multinli.train.ur.tsv"
-    found = read_glue("mnli", path, True)
-    assert set(found.values) == set(WORDS) and len(found) == 240
-    assert found.texts[0].endswith(" .") and "ki" not in " ".join(found.text_pairs)
+    data = read_glue("mnli", path, True)
+    assert set(data.values) == set(WORDS) and len(data) == 240
+    assert data.texts[0].endswith(" .") and "ki" not in " ".join(data.text_pairs)
 
 
 def test_read_glue_skips_and_counts_bad_lines(tmp_path, caplog) -> None:
@@ -150,8 +150,10 @@ def test_read_glue_skips_and_counts_bad_lines(tmp_path, caplog) -> None:
 
 
 def test_read_sets_returns_a_set_per_language(folder) -> None:
-    found = sets(folder, "test")
-    assert [*found] == ["de", "el", "en", "ur"] and {len(each) for each in found.values()} == {30}
+    eval_sets = sets(folder, "test")
+    assert [*eval_sets] == ["de", "el", "en", "ur"] and {
+        len(data) for data in eval_sets.values()
+    } == {30}
     assert [*sets(folder, "test,language=ur+el")] == ["ur", "el"]
     two = sets(folder, "test,language=ur", data__eval_file="XNLI-1.0/xnli.*.tsv")
     assert [*two] == ["xnli.dev.ur", "xnli.test.ur"]
@@ -159,15 +161,15 @@ def test_read_sets_returns_a_set_per_language(folder) -> None:
 
 def test_read_sets_divides_tables_by_eval_set_column(tmp_path) -> None:
     head, *lines = ["text,label,of", *(f"ba {i},{i % 2},{'xyz'[i % 3]}" for i in range(60))]
-    for name, own in (("train.csv", lines), ("dev.csv", lines[:9])):
-        write(tmp_path / name, head, *own)
+    for name, rows in (("train.csv", lines), ("dev.csv", lines[:9])):
+        write(tmp_path / name, head, *rows)
         given = {"data.eval_set_column": "of", "data.eval_fraction": "0.5"}
         spec = f"{toy_tasks.EXPERIMENTS / 'sequence_classification.py'}:data={tmp_path}"
         config = load_config(spec, given, registry.data_fields())
-        found = dict(read_sets(config, "eval"))
-        assert [*found] == ["x", "y", "z"]
+        eval_sets = dict(read_sets(config, "eval"))
+        assert [*eval_sets] == ["x", "y", "z"]
         ((_, train),) = read_sets(config, "train")
-        assert len(train) + sum(map(len, found.values())) == (60 if name == "train.csv" else 69)
+        assert len(train) + sum(map(len, eval_sets.values())) == (60 if name == "train.csv" else 69)
 
 
 def test_modes_set_language_of_eval_and_training(folder) -> None:
@@ -185,9 +187,9 @@ def test_read_sets_reads_a_file_per_language(folder, tmp_path) -> None:
     for name in ("de", "el"):
         write(tmp_path / f"test.{name}.tsv", TRANSLATED, "a\tb\tcontradictory", "a\tb\tneutral")
     fields = {"data__eval_file": str(tmp_path / "test.*.tsv"), "data__eval_set_column": ""}
-    found = sets(folder, "mode=translate_test,test", **fields)
-    assert [*found] == ["test.de", "test.el"]
-    assert all(each.values == ["contradiction", "neutral"] for each in found.values())
+    eval_sets = sets(folder, "mode=translate_test,test", **fields)
+    assert [*eval_sets] == ["test.de", "test.el"]
+    assert all(data.values == ["contradiction", "neutral"] for data in eval_sets.values())
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +234,10 @@ def test_evaluate_prints_and_reports_languages(folder, trained, tmp_path, capsys
     head, *lines, mean = (line.split() for line in out.splitlines())
     assert head[:3] == ["data", "set", "accuracy"]
     assert [line[0] for line in lines] == ["de", "el", "en", "ur"] and mean[0] == "mean"
-    found = {line[0]: float(line[1]) for line in [*lines, mean]}
-    assert found["en"] == found["el"] == pytest.approx(scores["en/accuracy"], abs=1e-4)
-    assert found["en"] > 0.9 and found["de"] == pytest.approx(1 / 3, abs=1e-4)
-    assert found["mean"] == pytest.approx(scores["accuracy"], abs=1e-4)
+    accuracies = {line[0]: float(line[1]) for line in [*lines, mean]}
+    assert accuracies["en"] == accuracies["el"] == pytest.approx(scores["en/accuracy"], abs=1e-4)
+    assert accuracies["en"] > 0.9 and accuracies["de"] == pytest.approx(1 / 3, abs=1e-4)
+    assert accuracies["mean"] == pytest.approx(scores["accuracy"], abs=1e-4)
     (warning,) = [line for line in caplog.messages if "poor coverage" in line]
     assert "vocabulary: de (" in warning and " ur (" not in warning
     assert main(["report", str(tmp_path)]) == 0
@@ -248,9 +250,9 @@ def test_evaluate_prints_and_reports_languages(folder, trained, tmp_path, capsys
 def test_translate_test_is_scored_by_source_language(folder, trained, tmp_path, capsys) -> None:
     options = "mode=translate_test,test"
     _, scores = evaluated(folder, tmp_path, options, trained["en"], capsys)
-    found = {name: value for name, value in scores.items() if name.endswith("/accuracy")}
-    assert [*found] == ["de/accuracy", "el/accuracy", "ur/accuracy"]
-    assert min(found.values()) == max(found.values()) > 0.9
+    accuracies = {name: value for name, value in scores.items() if name.endswith("/accuracy")}
+    assert [*accuracies] == ["de/accuracy", "el/accuracy", "ur/accuracy"]
+    assert min(accuracies.values()) == max(accuracies.values()) > 0.9
 
 
 DEV = "XNLI-1.0/xnli.dev.tsv"
