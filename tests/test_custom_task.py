@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from processes import Command, hold
 from random_models import draw_model
 from run_outputs import metrics, params_of
 
+import bertjax
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
@@ -131,7 +133,7 @@ def test_custom_head_is_exported_and_read_back(trained, folder, tmp_path) -> Non
         assert name == other and np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
     config = make_run_config(folder, init=tmp_path / "hf")
     begun = PretrainedModel(config.init)
-    begun.check(config.model, own.params, sentiment_task.LABELS)
+    begun.check_compatible(config.model, own.params, sentiment_task.LABELS)
     assert begun.tokenizer.fingerprint() == own.tokenizer.fingerprint()
 
 
@@ -165,3 +167,32 @@ def test_find_task_rejects_an_unknown_name(name: str) -> None:
         InputError, match=f"task='{name}': unknown task. Use multiple_choice, pretraining"
     ):
         registry.find_task(name)
+
+
+@pytest.mark.slow
+def test_task_of_the_documents_trains_and_predicts(tmp_path, monkeypatch) -> None:
+    text = (pathlib.Path(__file__).parent.parent / "docs" / "contributing.md").read_text()
+    task, config = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "genre.py").write_text(task)
+    (tmp_path / "config.py").write_text(config)
+    draw = random.Random(0)
+    for split, count in (("train", 200), ("dev", 40)):
+        rows = ["text,genre,year"]
+        for _ in range(count):
+            genre, word = draw.choice((("crime", "ba"), ("love", "ki")))
+            words = draw.choices(OTHER, k=draw.randrange(1, 8))
+            rows.append(f"{' '.join([word, *words])},{genre},{1900 + 10 * len(words)}")
+        (tmp_path / f"{split}.csv").write_text("\n".join(rows))
+    WordPieceTokenizer(sample_vocabulary(), cased=False).save(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry.TASKS, "genre", "genre:GenreTask")
+    overrides = {
+        "data.vocab": f"{tmp_path}/vocab.txt",
+        "model.vocab_size": 128,
+        "optimizer.learning_rate": 3e-3,
+        "steps": 60,
+    }
+    bertjax.train(f"{tmp_path}/config.py:data={tmp_path},smoke", tmp_path / "run", overrides)
+    assert metrics(tmp_path / "run")[-1]["accuracy"] > 0.9
+    answer = bertjax.load(tmp_path / "run").find_genre("ba me ra")
+    assert answer["label"] == "crime" and 1850 < answer["year"] < 2050
