@@ -1,13 +1,21 @@
 """Shards in memory, and hypothesis strategies for drawing pairs from them."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import strategies as st
 
-from data_pipelines.corpus.shards import Shard
+from data_pipelines.corpus.shards import Shard, ShardWriter
 
 Documents = list[list[int]]  # the length of each sentence of each document
+
+
+def append_document(writer: ShardWriter, document: Sequence[Sequence[int]]) -> None:
+    """Append a document, given as the token ids of its sentences."""
+    lengths = np.array([len(sentence) for sentence in document], np.int64)
+    tokens = np.array([token for sentence in document for token in sentence], np.int64)
+    writer.append(tokens, lengths, np.array([len(lengths)]))
 
 
 def make_shard(documents: Documents) -> Shard:

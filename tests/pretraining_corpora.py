@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from corpus_shards import append_document
 
 from data_pipelines.corpus.shards import (
     Manifest,
@@ -62,7 +63,7 @@ def write_corpus(
             directory, f"{split}-{i}.tokens", token_dtype(len(TOKENIZER.tokens))
         ) as writer:
             for document in part:
-                writer.append(document)
+                append_document(writer, document)
             shard_infos[f"{split}_shards"].append(writer.close())
     tokenizer = TOKENIZER.fingerprint(), len(TOKENIZER.tokens)
     write_manifest(directory, Manifest(*tokenizer, {}, **shard_infos, totals={}))

@@ -72,7 +72,7 @@ def test_prepare_resumes_to_identical_files(
         (Spool, "append", 20),
         (Spool, "append", 60),
         (Spool, "commit_segment", 1),
-        (ShardWriter, "append_flat", 3),
+        (ShardWriter, "append", 3),
         (ShardWriter, "close", 1),
     ):
         with monkeypatch.context() as patch:

@@ -185,7 +185,7 @@ def _write(
     with ShardWriter(directory, name, dtype) as writer:
         for _, row, record in sorted(documents):
             rows = np.frombuffer(row, index_dtype(filters))
-            writer.append_flat(*unpack_documents(rows, [record], dtype), rows["sentences"])
+            writer.append(*unpack_documents(rows, [record], dtype), rows["sentences"])
         return split, writer.close()
 
 

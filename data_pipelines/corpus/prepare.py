@@ -285,7 +285,7 @@ def _write_shards(
                 locations = zip(rows["start"].tolist(), rows["size"].tolist(), strict=True)
                 records = [payload[start : start + size] for start, size in locations]
                 if records:
-                    writer.append_flat(*unpack_documents(rows, records, dtype), rows["sentences"])
+                    writer.append(*unpack_documents(rows, records, dtype), rows["sentences"])
         for writer, (split, _, _) in zip(writers, names, strict=True):
             shard_infos[split].append(writer.close())
     return shard_infos

@@ -24,7 +24,7 @@ import pathlib
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -119,13 +119,7 @@ class ShardWriter:
             part.write_bytes(begin)
             self._temporary.callback(part.unlink, missing_ok=True)
 
-    def append(self, document: Sequence[Sequence[int]]) -> None:
-        """Append a document: its sentences, each a nonempty sequence of token ids."""
-        lengths = np.array([len(sentence) for sentence in document], np.int64)
-        tokens = [token for sentence in document for token in sentence]
-        self.append_flat(np.array(tokens, self._dtype), lengths, np.array([len(lengths)]))
-
-    def append_flat(self, tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> None:
+    def append(self, tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> None:
         """Append documents.
 
         Args:
@@ -180,13 +174,12 @@ def _file_blocks(path: epath.PathLike) -> Iterator[bytes]:
         yield from iter(lambda: file.read(_BLOCK), b"")
 
 
-def read_shard(directory: epath.PathLike, info: ShardInfo, verify: bool = True) -> Shard:
-    """Open one shard. Local files are memory-mapped, remote files are read into memory.
+def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
+    """Verify and open one shard. Local files are memory-mapped, remote files read into memory.
 
     Args:
       directory: the corpus directory.
       info: the manifest's record of the shard.
-      verify: read the file once and compare its checksum with the manifest.
 
     Raises:
       InputError: the file is missing or differs from its record.
@@ -198,7 +191,7 @@ def read_shard(directory: epath.PathLike, info: ShardInfo, verify: bool = True) 
         raise InputError(
             f"{path}: damaged, {size:,} bytes instead of {info.bytes:,} as in the manifest. {_FIX}"
         )
-    if verify and (checksum := _checksum(path)) != info.checksum:
+    if (checksum := _checksum(path)) != info.checksum:
         raise InputError(
             f"{path}: damaged, checksum {checksum} instead of {info.checksum} as in the manifest. "
             f"{_FIX}"
