@@ -1,4 +1,4 @@
-"""What attention is given and gives, for the tests of each way to compute it."""
+"""Inputs and checks shared by the tests of the attention implementations."""
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +15,23 @@ RATES = [0.1, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.0, 0.5
 def inputs(
     rows: int, dtype: str = "float32", length: int = LENGTH, heads: int = HEADS, size: int = SIZE
 ) -> list[jax.Array]:
-    """Query, key, value, and weights of the output in a scalar loss."""
+    """Return query, key, value, and weights of the output in a scalar loss."""
     keys = jax.random.split(jax.random.key(0), 4)
     return [jax.random.normal(key, (rows, length, heads, size), dtype) for key in keys]
 
 
-def packs(rows: int, length: int = LENGTH) -> np.ndarray:
-    """Pairs of uneven lengths, and padding behind them; another cut in every row."""
+def example_ids(rows: int, length: int = LENGTH) -> np.ndarray:
+    """Return example_ids: pairs of uneven lengths, then padding; different in every sequence."""
     places = np.arange(length)
     return np.stack([(places // (9 + 7 * row) + 1) * (places < length - 8) for row in range(rows)])
 
 
-def run(attend, arrays, example_ids, **options):
-    """The output, and the gradients of its weighted sum."""
+def run(attend, arrays, ids, **options):
+    """Return the output and the gradients of its weighted sum."""
     *qkv, weights = arrays
 
     def loss(*qkv):
-        out = attend(*qkv, jnp.asarray(example_ids, jnp.int32), **options)
+        out = attend(*qkv, jnp.asarray(ids, jnp.int32), **options)
         return (out.astype(jnp.float32) * weights).sum(), out
 
     (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
@@ -42,9 +42,9 @@ def options(causal: bool, rate: float) -> dict:
     return {"causal": causal, "dropout_rate": rate, "dropout_key": jax.random.key(3)}
 
 
-def check_no_mesh_changes(attend, axes: tuple[int, int, int]) -> None:
-    """Outputs and gradients on a mesh are those without one."""
-    arrays, ids = inputs(8), packs(8)
+def check_same_on_mesh(attend, axes: tuple[int, int, int]) -> None:
+    """Check that outputs and gradients on a mesh equal those without one."""
+    arrays, ids = inputs(8), example_ids(8)
     alone = run(attend, arrays, ids, **options(False, 0.1))
     with jax.set_mesh(make_mesh(*axes)):
         spread = jax.jit(lambda: run(attend, arrays, ids, **options(False, 0.1)))()
@@ -52,11 +52,11 @@ def check_no_mesh_changes(attend, axes: tuple[int, int, int]) -> None:
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def check_as_near_as_plain(attend) -> None:
-    """In bfloat16 it is as near to float32 as plain attention is."""
-    ids, exact = packs(2), run(attend, inputs(2), packs(2), **options(False, 0.1))
+def check_bfloat16_accuracy(attend) -> None:
+    """Check that bfloat16 is as close to float32 as in plain attention."""
+    ids, exact = example_ids(2), run(attend, inputs(2), example_ids(2), **options(False, 0.1))
     errors = []
-    for each in (attend, plain):
-        out = run(each, inputs(2, "bfloat16"), ids, **options(False, 0.1))
+    for implementation in (attend, plain):
+        out = run(implementation, inputs(2, "bfloat16"), ids, **options(False, 0.1))
         errors.append([np.abs(a - b).max() for a, b in zip(out, exact, strict=True)])
     assert (np.array(errors[0]) < 1.5 * np.array(errors[1])).all()

@@ -1,4 +1,4 @@
-"""A row at a time, attention is what it is as a whole, dropped weights and gradients included."""
+"""CPU attention equals plain attention, with dropout and gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,11 @@ from attention_cases import (
     LENGTH,
     RATES,
     SIZE,
-    check_as_near_as_plain,
-    check_no_mesh_changes,
+    check_bfloat16_accuracy,
+    check_same_on_mesh,
+    example_ids,
     inputs,
     options,
-    packs,
     run,
 )
 
@@ -27,11 +27,11 @@ from bertjax.model.attention.plain import attention as plain
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("shape", [(2, 32, 2, 8), (3, 13, 3, 5), (1, 1, 1, 1)], ids=str)
-def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal) -> None:
+def test_attention_and_gradients_equal_plain(shape, rate, causal) -> None:
     rows, length, heads, size = shape
     arrays = inputs(rows, length=length, heads=heads, size=size)
     ours, theirs = (
-        run(attend, arrays, packs(rows, length), **options(causal, rate))
+        run(attend, arrays, example_ids(rows, length), **options(causal, rate))
         for attend in (attention, plain)
     )
     for a, b in zip(ours, theirs, strict=True):
@@ -39,8 +39,8 @@ def test_outputs_and_gradients_are_those_of_plain_attention(shape, rate, causal)
 
 
 @pytest.mark.parametrize("scores", [1, 2 * 32**2, 3 * 32**2])
-def test_groups_of_heads_are_what_all_heads_at_once_are(scores: int, monkeypatch) -> None:
-    arrays, ids = inputs(2, length=32, heads=4, size=8), packs(2, 32)
+def test_attention_by_groups_of_heads_equals_all_at_once(scores: int, monkeypatch) -> None:
+    arrays, ids = inputs(2, length=32, heads=4, size=8), example_ids(2, 32)
     whole = run(attention, arrays, ids, **options(True, 0.1))
     monkeypatch.setattr(cpu, "_MAX_SCORES", scores)
     in_groups = run(attention, arrays, ids, **options(True, 0.1))
@@ -49,40 +49,42 @@ def test_groups_of_heads_are_what_all_heads_at_once_are(scores: int, monkeypatch
 
 
 @pytest.mark.slow
-def test_bfloat16_comes_as_near_to_float32_as_in_plain_attention() -> None:
-    check_as_near_as_plain(attention)
+def test_attention_in_bfloat16_is_as_accurate_as_plain() -> None:
+    check_bfloat16_accuracy(attention)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_comes_out_has_the_type_of_what_goes_in(dtype: str) -> None:
+def test_attention_keeps_the_dtype(dtype: str) -> None:
     *qkv, _ = inputs(2, dtype)
-    out, pull = jax.vjp(lambda *qkv: attention(*qkv, jnp.asarray(packs(2)), dropout_rate=0.1), *qkv)
+    out, pull = jax.vjp(
+        lambda *qkv: attention(*qkv, jnp.asarray(example_ids(2)), dropout_rate=0.1), *qkv
+    )
     assert {x.dtype for x in (out, *pull(out))} == {jnp.dtype(dtype)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
-def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
-    check_no_mesh_changes(attention, axes)
+def test_attention_does_not_depend_on_the_mesh(axes: tuple[int, int, int]) -> None:
+    check_same_on_mesh(attention, axes)
 
 
 @pytest.mark.slow
-def test_a_row_of_padding_and_huge_scores_have_finite_gradients() -> None:
+def test_attention_of_padding_and_huge_scores_has_finite_gradients() -> None:
     query, key, value, weights = inputs(1)
     arrays = [1e4 * query, 1e4 * key, value, weights]
-    for ids in (packs(1), np.zeros((1, LENGTH))):
+    for ids in (example_ids(1), np.zeros((1, LENGTH))):
         assert all(np.isfinite(x).all() for x in run(attention, arrays, ids, **options(True, 0.1)))
 
 
-def test_it_keeps_no_weights_but_which_were_dropped() -> None:
+def test_attention_keeps_only_the_dropout_mask_for_backward() -> None:
     *qkv, _ = inputs(2)
-    ids, rest = jnp.asarray(packs(2)), options(False, 0.1)
+    ids, rest = jnp.asarray(example_ids(2)), options(False, 0.1)
     _, pull = jax.vjp(lambda *qkv: attention(*qkv, ids, **rest), *qkv)
     wide = [leaf for leaf in jax.tree.leaves(pull) if leaf.size >= 2 * HEADS * LENGTH**2]
     assert [leaf.dtype for leaf in wide] == [jnp.bool]
 
 
-def test_it_is_not_for_a_mesh_that_cannot_share_rows_and_heads_evenly() -> None:
+def test_unsupported_reason_names_an_uneven_split() -> None:
     query = jax.ShapeDtypeStruct((8, LENGTH, HEADS, SIZE), "float32")
     odd = jax.ShapeDtypeStruct((9, LENGTH, HEADS, SIZE), "float32")
     assert not unsupported_reason(query) and not unsupported_reason(odd)

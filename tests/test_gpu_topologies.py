@@ -42,7 +42,7 @@ KERNELS = """
 import pathlib, sys
 import jax, jax.numpy as jnp
 from bertjax.mesh.device_mesh import make_mesh
-from bertjax.model.attention.dispatch import choose
+from bertjax.model.attention.dispatch import choose_implementation
 from bertjax.preflight.topology import Topology
 
 kind, folder = sys.argv[1], sys.argv[2]
@@ -54,10 +54,10 @@ for length, size in ((128, 64), (512, 32), (512, 64), (512, 128)):
     ids = jax.ShapeDtypeStruct((4, length), jnp.int32, sharding=here)
 
     def loss(qkv, ids):
-        way = choose(qkv[0])
-        assert str(way) == "gpu kernels", way
+        implementation = choose_implementation(qkv[0])
+        assert str(implementation) == "gpu kernels", implementation
         given = {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}
-        return way.attend(*qkv, ids, **given).astype(jnp.float32).sum()
+        return implementation.attend(*qkv, ids, **given).astype(jnp.float32).sum()
 
     with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss)).lower((qkv,) * 3, ids)

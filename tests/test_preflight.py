@@ -123,7 +123,7 @@ def test_json_says_what_is_printed(data_parallel) -> None:
     assert values["train"]["estimated_cycles"] is None  # only a TPU's compiler estimates them
     text = format_report(data_parallel)
     assert text.startswith("fits cpu:8")
-    assert values["attention"] == "cpu, a row at a time" and values["attention"] in text
+    assert values["attention"] == "cpu, one sequence at a time" and values["attention"] in text
     assert "Known" in text and "Estimated" not in text
 
 

@@ -1,4 +1,4 @@
-"""The TPU kernel computes what plain attention does, dropped weights and gradients included."""
+"""The TPU kernel equals plain attention, with dropout and gradients."""
 
 import functools
 import pathlib
@@ -13,11 +13,11 @@ from attention_cases import (
     LENGTH,
     RATES,
     SIZE,
-    check_as_near_as_plain,
-    check_no_mesh_changes,
+    check_bfloat16_accuracy,
+    check_same_on_mesh,
+    example_ids,
     inputs,
     options,
-    packs,
     run,
 )
 
@@ -25,17 +25,17 @@ from bertjax.config.config import Config
 from bertjax.config.loading import load_config
 from bertjax.mesh.device_mesh import AXES, make_mesh
 from bertjax.model.attention import dispatch
-from bertjax.model.attention import tpu as fused_attention
+from bertjax.model.attention import tpu as tpu_attention
 from bertjax.model.attention.plain import attention as plain
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
-kernel = functools.partial(fused_attention.attention, interpret=True)
+kernel = functools.partial(tpu_attention.attention, interpret=True)
 
 
 def draw_batch(config: Config) -> dict[str, np.ndarray]:
-    """Rows of one pair each, with a masked piece in every slot."""
+    """Return sequences of one pair each, with a masked token in every slot."""
     random, batch = np.random.default_rng(0), {}
     highest = {
         "input_ids": 100,
@@ -54,16 +54,16 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rate", RATES)
-def test_outputs_and_gradients_are_those_of_attention(causal: bool, rate: float) -> None:
-    arrays, ids = inputs(2), packs(2)
+def test_kernel_and_gradients_equal_plain(causal: bool, rate: float) -> None:
+    arrays, ids = inputs(2), example_ids(2)
     ours, theirs = (run(attend, arrays, ids, **options(causal, rate)) for attend in (kernel, plain))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=5e-6)
 
 
 @pytest.mark.slow
-def test_without_a_key_nothing_is_dropped() -> None:
-    arrays, ids = inputs(1), packs(1)
+def test_kernel_without_a_key_drops_nothing() -> None:
+    arrays, ids = inputs(1), example_ids(1)
     for a, b in zip(
         run(kernel, arrays, ids, dropout_rate=0.5), run(kernel, arrays, ids), strict=True
     ):
@@ -71,78 +71,78 @@ def test_without_a_key_nothing_is_dropped() -> None:
 
 
 @pytest.mark.slow
-def test_bfloat16_comes_as_near_to_float32_as_in_attention() -> None:
-    check_as_near_as_plain(kernel)
+def test_kernel_in_bfloat16_is_as_accurate_as_plain() -> None:
+    check_bfloat16_accuracy(kernel)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
-def test_no_mesh_changes_what_it_computes(axes: tuple[int, int, int]) -> None:
-    check_no_mesh_changes(kernel, axes)
+def test_kernel_does_not_depend_on_the_mesh(axes: tuple[int, int, int]) -> None:
+    check_same_on_mesh(kernel, axes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("length", "heads", "size", "together"),
+    ("length", "heads", "size", "heads_per_block"),
     [(256, 4, 64, 2), (128, 2, 128, 1), (128, 3, 64, 3)],
 )
-def test_heads_take_turns_where_there_is_no_room_for_all(
-    length: int, heads: int, size: int, together: int, monkeypatch
+def test_kernel_by_groups_of_heads_equals_plain(
+    length: int, heads: int, size: int, heads_per_block: int, monkeypatch
 ) -> None:
-    monkeypatch.setattr(fused_attention, "_MAX_BLOCK_BYTES", 4 * length * size * together)
-    assert fused_attention._heads_per_block(length, heads * size, size, 4) == together
-    arrays, ids = inputs(2, length=length, heads=heads, size=size), packs(2, length)
+    monkeypatch.setattr(tpu_attention, "_MAX_BLOCK_BYTES", 4 * length * size * heads_per_block)
+    assert tpu_attention._heads_per_block(length, heads * size, size, 4) == heads_per_block
+    arrays, ids = inputs(2, length=length, heads=heads, size=size), example_ids(2, length)
     ours, theirs = (run(attend, arrays, ids, **options(False, 0.1)) for attend in (kernel, plain))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
 @pytest.mark.slow
-def test_a_row_of_padding_and_huge_scores_are_finite() -> None:
+def test_kernel_of_padding_and_huge_scores_is_finite() -> None:
     query, key, value, weights = inputs(1)
     arrays = [1e4 * query, 1e4 * key, value, weights]
-    for ids in (packs(1), np.zeros((1, LENGTH))):
+    for ids in (example_ids(1), np.zeros((1, LENGTH))):
         assert all(np.isfinite(x).all() for x in run(kernel, arrays, ids, **options(False, 0.1)))
 
 
 def unsupported_reason(
     axes=(-1, 1, 1), names=AXES, dtype="float32", shape=(8, LENGTH, HEADS, SIZE)
 ) -> str:
-    """Why the kernel does not take a query of that shape on such a mesh."""
+    """Return the reason for a query of this shape on this mesh."""
     mesh = jax.sharding.Mesh(make_mesh(*axes).devices, names)
     with jax.set_mesh(mesh):
-        return fused_attention.unsupported_reason(jax.ShapeDtypeStruct(shape, dtype))
+        return tpu_attention.unsupported_reason(jax.ShapeDtypeStruct(shape, dtype))
 
 
-def test_it_is_for_tpus_that_it_was_compiled_for(monkeypatch) -> None:
+def test_unsupported_reason_names_other_devices(monkeypatch) -> None:
     assert unsupported_reason().startswith("no TPU: the kernel is for TPU v4")
-    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
+    monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v5 lite")
     assert not unsupported_reason()
     assert not unsupported_reason(axes=(2, 1, 4)) and not unsupported_reason(shape=(8, 512, 16, 64))
-    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v2")
+    monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v2")
     assert unsupported_reason().startswith("TPU v2: the kernel is for TPU v4")
 
 
 @pytest.mark.parametrize(
     ("unfit", "reason"),
     [
-        ({"shape": (8, 96, HEADS, SIZE)}, "rows of 96 pieces: the kernel takes multiples of 128"),
-        ({"shape": (8, 640, HEADS, SIZE)}, "rows of 640 pieces: .* up to 512"),
-        ({"shape": (8, LENGTH, HEADS, 80)}, "heads of 80: the kernel takes multiples of 64"),
+        ({"shape": (8, 96, HEADS, SIZE)}, "96 tokens: the kernel takes multiples of 128"),
+        ({"shape": (8, 640, HEADS, SIZE)}, "640 tokens: .* up to 512"),
+        ({"shape": (8, LENGTH, HEADS, 80)}, "head size 80: the kernel takes multiples of 64"),
         ({"shape": (9, LENGTH, HEADS, SIZE)}, "9 sequences: the mesh has 8 batch shards"),
         ({"shape": (8, LENGTH, 6, SIZE), "axes": (2, 1, 4)}, "6 heads: mesh.tensor=4 does not"),
-        ({"shape": (8, 512, 3, 192)}, "3 heads of 192 and 512 pieces: no share of them fits"),
+        ({"shape": (8, 512, 3, 192)}, "3 heads of 192 and 512 tokens: no block fits"),
         ({"names": ("rows", "columns", "depth")}, "there is no mesh with axes data, fsdp, tensor"),
     ],
     ids=str,
 )
-def test_it_says_why_it_does_not_take_a_query(unfit: dict, reason: str, monkeypatch) -> None:
-    monkeypatch.setattr(fused_attention, "tpu_kind", lambda: "TPU v5 lite")
+def test_unsupported_reason_names_shape_or_mesh(unfit: dict, reason: str, monkeypatch) -> None:
+    monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v5 lite")
     assert re.match(reason, unsupported_reason(**unfit))
 
 
 @pytest.mark.slow
-def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
+def test_train_step_with_the_kernel_equals_plain(monkeypatch) -> None:
     model = {
         "hidden_size": 128,
         "num_attention_heads": 2,
@@ -165,11 +165,11 @@ def test_a_train_step_through_it_is_the_plain_one(monkeypatch) -> None:
 
     usual = after_a_step()
     calls = []
-    for module in (dispatch, fused_attention):
+    for module in (dispatch, tpu_attention):
         monkeypatch.setattr(module, "tpu_kind", lambda: "TPU v5 lite")
-    real = fused_attention.attention
+    real = tpu_attention.attention
     monkeypatch.setattr(
-        fused_attention,
+        tpu_attention,
         "attention",
         lambda *args, **options: calls.append(1) or real(*args, **options, interpret=True),
     )

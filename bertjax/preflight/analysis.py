@@ -172,7 +172,7 @@ def _analyze_program(
 def suggested_fixes(config: Config, topology: Topology) -> Iterator[tuple[str, PreflightReport]]:
     """Overrides that need less memory, each with what it comes to, the mildest first.
 
-    Ends with the first that fits, or when a device is left with a row at a time.
+    Ends with the first that fits, or when one sequence per device is left.
     """
     for text, less in memory_fixes(config, _row_parts(config, topology), topology.kind == "cpu"):
         verdict = preflight(less, topology, train_only=True)

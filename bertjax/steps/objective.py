@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
-from bertjax.model.attention.dispatch import AttentionImplementation, choose
+from bertjax.model.attention.dispatch import AttentionImplementation, choose_implementation
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.head_positions import num_last_block_positions
 from bertjax.model.heads import head_sums
@@ -109,7 +109,7 @@ class Objective(abc.ABC):
             model.hidden_size // model.num_attention_heads,
         )
         with jax.set_mesh(mesh):
-            return choose(jax.ShapeDtypeStruct(shape, model.dtype))
+            return choose_implementation(jax.ShapeDtypeStruct(shape, model.dtype))
 
     def init_params(self, key: Array) -> Any:
         """Return random parameters: a nested dictionary of float32 arrays."""

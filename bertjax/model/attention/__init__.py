@@ -1,1 +1,1 @@
-"""Attention implementations, one file per backend."""
+"""Attention implementations, one file per backend; `dispatch` states their contract."""

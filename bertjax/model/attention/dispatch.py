@@ -1,7 +1,12 @@
-"""Scaled dot-product attention inside packed rows, by what suits the devices."""
+"""Scaled dot-product attention within packed examples, by the best implementation for the devices.
+
+An implementation is a module with `attention`, which has the signature of `attention` here. It
+also has `unsupported_reason`, which returns why it cannot serve a query, or "".
+"""
 
 import dataclasses
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 from jax import Array
@@ -14,12 +19,12 @@ from bertjax.model.attention import plain as plain_attention
 
 @dataclasses.dataclass(frozen=True)
 class AttentionImplementation:
-    """A way to compute attention.
+    """An implementation of attention.
 
     Attributes:
-      name: for a person.
-      attend: takes what `attention` takes.
-      unsupported_reason: what the devices have for themselves and this is not; "" where it is.
+      name: name in reports.
+      attend: function with the signature of `attention`.
+      unsupported_reason: reason why plain attention replaces the one of the devices; "" otherwise.
     """
 
     name: str
@@ -30,40 +35,29 @@ class AttentionImplementation:
         return f"{self.name} ({self.unsupported_reason})" if self.unsupported_reason else self.name
 
 
-def choose(query: Array | jax.ShapeDtypeStruct) -> AttentionImplementation:
-    """The way for queries [B, T, N, D] on the devices of the context's mesh (`jax.set_mesh`).
-
-    TPUs and GPUs have kernels, and CPUs take a row at a time, where nothing stands against it.
-    """
-    if any(map(is_symbolic_dim, query.shape)):  # as in a program that is to be exported
+def choose_implementation(query: Array | jax.ShapeDtypeStruct) -> AttentionImplementation:
+    """Return the implementation for queries [B, T, N, D] on the mesh of `jax.set_mesh`."""
+    if any(map(is_symbolic_dim, query.shape)):  # of a program for export
         return AttentionImplementation(
-            "plain", plain_attention.attention, "rows or lengths are free"
+            "plain", plain_attention.attention, "batch size or length is symbolic"
         )
-    # What kernels are written with takes a while to import, and is of use with their devices alone.
+    module: ModuleType
+    # Pallas takes a while to import, and only TPUs and GPUs need it.
     if tpu_kind():
-        from bertjax.model.attention import tpu as fused_attention
+        from bertjax.model.attention import tpu as tpu_attention
 
-        way, unsupported_reason = (
-            AttentionImplementation("tpu kernel", fused_attention.attention),
-            fused_attention.unsupported_reason(query),
-        )
+        name, module = "tpu kernel", tpu_attention
     elif gpu_kind():
         from bertjax.model.attention import gpu as gpu_attention
 
-        way, unsupported_reason = (
-            AttentionImplementation("gpu kernels", gpu_attention.attention),
-            gpu_attention.unsupported_reason(query),
-        )
+        name, module = "gpu kernels", gpu_attention
     elif is_traced_for_cpu():
-        way = AttentionImplementation("cpu, a row at a time", cpu_attention.attention)
-        unsupported_reason = cpu_attention.unsupported_reason(query)
+        name, module = "cpu, one sequence at a time", cpu_attention
     else:
         return AttentionImplementation("plain", plain_attention.attention)
-    return (
-        AttentionImplementation("plain", plain_attention.attention, unsupported_reason)
-        if unsupported_reason
-        else way
-    )
+    if reason := module.unsupported_reason(query):
+        return AttentionImplementation("plain", plain_attention.attention, reason)
+    return AttentionImplementation(name, module.attention)
 
 
 def attention(
@@ -76,13 +70,23 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """softmax(query key^T / sqrt(D)) value within each pair (Vaswani et al. 2017, section 3.2.1).
+    """Return softmax(query key^T / sqrt(D)) value (Vaswani et al. 2017, section 3.2.1).
 
-    `query`, `key` and `value` are [B, T, N, D] (N heads of size D), `example_ids` int32 [B, T]; the
-    result is [B, T, N, D] in the dtype of `value`. The softmax is taken in float32 whatever the
-    inputs, and dropout falls on the probabilities.
+    The softmax is computed in float32 whatever the inputs.
+
+    Args:
+      query: [B, T, N, D], N heads of size D.
+      key: [B, T, N, D].
+      value: [B, T, N, D].
+      example_ids: int32 [B, T]; a token attends to the tokens with the same id.
+      causal: a token attends only to itself and earlier tokens.
+      dropout_rate: dropout of the attention probabilities.
+      dropout_key: key of the dropout; None for no dropout.
+
+    Returns:
+      [B, T, N, D] in the dtype of `value`.
     """
-    return choose(query).attend(
+    return choose_implementation(query).attend(
         query,
         key,
         value,

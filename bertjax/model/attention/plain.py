@@ -8,10 +8,13 @@ from bertjax.model.dropout import dropout
 
 
 def attention_mask(example_ids: Array, causal: bool = False) -> Array:
-    """Which keys each query may see: bool [B, T, T] from `example_ids` int32 [B, T].
+    """Return the keys that each query attends to, bool [B, T queries, T keys].
 
-    A piece sees the pieces of its own pair; padding (id 0) sees padding, so that no query is left
-    without a key and no softmax divides by zero. With `causal`, only itself and what stands before.
+    Padding (id 0) attends to padding, so that no softmax divides by zero.
+
+    Args:
+      example_ids: int32 [B, T].
+      causal: as in `dispatch.attention`.
     """
     mask = example_ids[:, :, None] == example_ids[:, None, :]
     if causal:
@@ -29,12 +32,12 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """See `bertjax.model.attention.dispatch`, which chooses it where nothing better serves."""
-    # Keys before queries, as the kernel has them, so that dropout falls on the same places.
+    """Compute `bertjax.model.attention.dispatch.attention`."""
+    # Keys before queries, as in the TPU kernel, so that dropout hits the same elements.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     scores = _scores(key, query * query.shape[-1] ** -0.5)
-    seen = attention_mask(example_ids, causal).swapaxes(1, 2)[:, None]
-    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
+    mask = attention_mask(example_ids, causal).swapaxes(1, 2)[:, None]
+    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=2).astype(value.dtype)
     weights = dropout(weights, dropout_rate, dropout_key)
     return jnp.einsum("bnkq,bnkd->bnqd", weights, value).swapaxes(1, 2)
@@ -42,7 +45,7 @@ def attention(
 
 @jax.custom_vjp
 def _scores(key: Array, query: Array) -> Array:
-    """float32 [B, N, T keys, T queries]: rounded, large ones would lose what tells them apart."""
+    """Return float32 [B, N, T keys, T queries]; rounding would lose small differences."""
     return jnp.einsum("bnkd,bnqd->bnkq", key, query, preferred_element_type=jnp.float32)
 
 
@@ -52,7 +55,7 @@ def _scores_forward(key: Array, query: Array) -> tuple[Array, tuple[Array, Array
 
 def _scores_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     key, query = inputs
-    # Rounded, as gradients of products are elsewhere: products of float32 take twice the time.
+    # Rounded as other gradients of products are: products of float32 take twice the time.
     gradient = gradient.astype(key.dtype)
     d_key = jnp.einsum("bnkq,bnqd->bnkd", gradient, query)
     return d_key, jnp.einsum("bnkq,bnkd->bnqd", gradient, key)
