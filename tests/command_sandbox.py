@@ -1,4 +1,4 @@
-"""A small world in which the commands that README and docs/ print run."""
+"""A directory of small files in which the commands of README and docs/ run."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import toy_tasks
 from conftest import process_environment, sample_text
-from documented_commands import ROOT, printed, run_by, smaller
+from documented_commands import ROOT, documented_commands, find_runner, shrink
 from processes import run
 from random_models import draw_model
 from test_glue import PUBLISHED
@@ -27,127 +27,122 @@ from bertjax.model.bert_config import BertConfig
 from data_pipelines.finetuning.glue import GLUE
 
 
-def commands(who: str = "") -> list[str]:
-    """Those that `who` runs, in the order of a first day; what several pages print comes once."""
-    return list(dict.fromkeys(smaller(each.command) for each in printed() if run_by(each) == who))
+def commands_for(runner: str = "") -> list[str]:
+    """Return the shrunk commands of a runner in the order of the pages, each once."""
+    commands = [command for _, command in documented_commands() if find_runner(command) == runner]
+    return list(dict.fromkeys(map(shrink, commands)))
 
 
-def with_what_they_read(every: Sequence[str]) -> list[str]:
-    """Some commands, and before them those of the first days that make what they read."""
-    found = list(every)
-    for command in reversed(commands()):
-        path = product(shlex.split(command))
-        if path and any(reads(other, path) for other in found):
-            found.insert(0, command)
-    return found
+def with_prerequisites(commands: Sequence[str]) -> list[str]:
+    """Return commands after those that make the files that they read."""
+    needed = list(commands)
+    for command in reversed(commands_for()):
+        path = output_path(shlex.split(command))
+        if path and any(reads(later, path) for later in needed):
+            needed.insert(0, command)
+    return needed
 
 
-def product(words: Sequence[str]) -> str:
-    """What a command writes, which later ones may read; "" for nothing."""
+def output_path(words: Sequence[str]) -> str:
+    """Return the path that a command writes; "" for none."""
     if words[1] == "convert":
         return words[-1]
     return next((b for a, b in itertools.pairwise(words) if a in ("--output", "--workdir")), "")
 
 
 def reads(command: str, path: str) -> bool:
-    """Whether a command names a path, or what lies in it."""
+    """Return whether a command names a path or a file below it."""
     words = re.split(r"[\s=,:']+", command)
     return any(word == path or word.startswith(f"{path}/") for word in words)
 
 
-def _do(world: pathlib.Path, command: str) -> None:
-    """Runs a command, which must end well and leave its product."""
+def _run_command(sandbox: pathlib.Path, command: str) -> None:
+    """Run a command and check its exit status and its output."""
     words = shlex.split(command)
     if words[0] == "bertjax":
-        ended = run(*words[1:], begin=functools.partial(os.chdir, world))
+        done = run(*words[1:], begin=functools.partial(os.chdir, sandbox))
     else:
-        assert words[0] == "python", f"nobody runs {words[0]}"
-        ended = subprocess.run(
+        assert words[0] == "python", f"no test runs {words[0]}"
+        done = subprocess.run(
             [sys.executable, *words[1:]],
             capture_output=True,
             text=True,
-            check=False,
-            cwd=world,
+            cwd=sandbox,
             env=process_environment() | {"PYTHONPATH": str(ROOT)},
         )
-    assert ended.returncode == 0, f"{command}\n{ended.stderr[-3000:]}"
-    assert (world / product(words)).exists(), command
+    assert done.returncode == 0, f"{command}\n{done.stderr[-3000:]}"
+    assert (sandbox / output_path(words)).exists(), command
 
 
-def failures(world: pathlib.Path, every: Sequence[str]) -> list[str]:
-    """Runs commands two at once; each waits for what makes what it reads."""
-    made: dict[str, Future] = {}
+def run_commands(sandbox: pathlib.Path, commands: Sequence[str]) -> list[str]:
+    """Run two commands at once, each after those whose output it reads; return the errors."""
+    futures_by_path: dict[str, Future] = {}
 
-    def do_after(command: str, before: list[Future]) -> None:
-        for each in before:
-            each.result()
-        _do(world, command)
+    def run_after(command: str, prerequisites: list[Future]) -> None:
+        for future in prerequisites:
+            future.result()
+        _run_command(sandbox, command)
 
     with ThreadPoolExecutor(2) as pool:
         futures = []
-        for command in every:
-            before = [future for path, future in made.items() if reads(command, path)]
-            futures.append(pool.submit(do_after, command, before))
-            if own := product(shlex.split(command)):
-                made[own] = futures[-1]
-        return [str(each.exception()) for each in futures if each.exception()]
+        for command in commands:
+            before = [future for path, future in futures_by_path.items() if reads(command, path)]
+            futures.append(pool.submit(run_after, command, before))
+            if path := output_path(shlex.split(command)):
+                futures_by_path[path] = futures[-1]
+        return [str(error) for future in futures if (error := future.exception())]
 
 
-def build(world: pathlib.Path) -> None:
-    """Writes what the commands begin with: text, tables, a published model."""
-    (world / "text").mkdir()
-    (world / "text" / "some.txt").write_text(sample_text(seed=1, documents=60))
-    (world / "lines.txt").write_text("ba do ki\nlu me .\n" * 20)
-    (world / "texts.txt").write_text("ba [MASK] do\nlu me [MASK] .\n")
+def build_sandbox(sandbox: pathlib.Path) -> None:
+    """Write the input of the commands: texts, data sets, models."""
+    (sandbox / "text").mkdir()
+    (sandbox / "text" / "some.txt").write_text(sample_text(seed=1, documents=60))
+    (sandbox / "lines.txt").write_text("ba do ki\nlu me .\n" * 20)
+    (sandbox / "texts.txt").write_text("ba [MASK] do\nlu me [MASK] .\n")
     for seed, name in enumerate(["wiki_en", "novels_en"], start=2):
-        with lzma.open(world / f"{name}.txt.xz", "wt") as file:
+        with lzma.open(sandbox / f"{name}.txt.xz", "wt") as file:
             file.write(sample_text(seed=seed, documents=60))
-    (world / "bert-base-uncased-vocab.txt").write_text("\n".join(toy_tasks.TOKENIZER.tokens) + "\n")
-    made = world / "toys"
-    made.mkdir()
-    toy_tasks.write_data(made)
-    places = {
+    (sandbox / "bert-base-uncased-vocab.txt").write_text(
+        "\n".join(toy_tasks.TOKENIZER.tokens) + "\n"
+    )
+    toys = sandbox / "toys"
+    toys.mkdir()
+    toy_tasks.write_data(toys)
+    copies = {
         "reviews/train.csv": "train.csv", "reviews/dev.csv": "dev.csv",
         "SWAG/train.jsonl": "questions.jsonl", "SWAG/dev.jsonl": "questions-dev.jsonl",
         "conll/train.conll": "words.conll", "conll/dev.conll": "words-dev.conll",
     }  # fmt: skip
-    for place, file in places.items():
-        (world / place).parent.mkdir(exist_ok=True)
-        shutil.copy(made / file, world / place)
+    for target, file in copies.items():
+        (sandbox / target).parent.mkdir(exist_ok=True)
+        shutil.copy(toys / file, sandbox / target)
     for split, file in (("train", "train.csv"), ("test", "dev.csv")):
-        (world / "banking77").mkdir(exist_ok=True)
-        text = (made / file).read_text().replace("mood,", "category,", 1)
-        (world / "banking77" / f"{split}.csv").write_text(text)
-    (world / "squad").mkdir()
+        (sandbox / "banking77").mkdir(exist_ok=True)
+        text = (toys / file).read_text().replace("mood,", "category,", 1)
+        (sandbox / "banking77" / f"{split}.csv").write_text(text)
+    (sandbox / "squad").mkdir()
     for split in ("train", "dev"):
         for version in ("1.1", "2.0"):
             data = {"data": [{"title": "t", "paragraphs": _paragraphs(version)}]}
-            (world / "squad" / f"{split}-v{version}.json").write_text(json.dumps(data))
-    _write_glue(world / "GLUE")
-    write_archives(world / "XNLI")
-    for place, layers in (
-        ("models/base", 2),
-        ("downloads/bert-base-uncased", 2),
-        ("models/minilm", 4),
-    ):
-        (world / place).mkdir(parents=True)
-        config = BertConfig(
-            len(toy_tasks.TOKENIZER.tokens), layers, 64, 2, max_position_embeddings=512
-        )
-        huggingface.write(
-            draw_model(config, toy_tasks.TOKENIZER, "pooler", "mlm", "nsp"), world / place
-        )
+            (sandbox / "squad" / f"{split}-v{version}.json").write_text(json.dumps(data))
+    _write_glue(sandbox / "GLUE")
+    write_archives(sandbox / "XNLI")
+    tokenizer = toy_tasks.TOKENIZER
+    models = {"models/base": 2, "downloads/bert-base-uncased": 2, "models/minilm": 4}
+    for path, num_layers in models.items():
+        (sandbox / path).mkdir(parents=True)
+        config = BertConfig(len(tokenizer.tokens), num_layers, 64, 2, max_position_embeddings=512)
+        huggingface.write(draw_model(config, tokenizer, "pooler", "mlm", "nsp"), sandbox / path)
 
 
 def _write_glue(folder: pathlib.Path) -> None:
-    """Every file of every task, of a few lines that are as they are published."""
+    """Write every file of every task, with a few published lines."""
     for name, task in GLUE.items():
-        known = PUBLISHED[name]
-        head, rows = known["train"][: task.header], known["train"][task.header :]
-        files = {stem: [*head, *rows * 12] for stem in ("train", *task.dev)}
-        files |= {
-            stem: known.get(stem, known.get("test_mismatched")) for stem, _ in task.test.values()
-        }
+        published = PUBLISHED[name]
+        header, rows = published["train"][: task.header], published["train"][task.header :]
+        files = {stem: [*header, *rows * 12] for stem in ("train", *task.dev)}
+        for stem, _ in task.test.values():
+            files[stem] = published.get(stem, published.get("test_mismatched"))
         for stem, lines in files.items():
             path = folder / task.folder / f"{stem}.tsv"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,13 +150,13 @@ def _write_glue(folder: pathlib.Path) -> None:
 
 
 def _paragraphs(version: str) -> list[dict]:
-    found = []
+    paragraphs = []
     for number, place in enumerate(["ki", "do", "lu", "me"] * 4):
         answers = [{"text": place, "answer_start": 12}]
-        asked: dict = {"id": str(number), "question": "where lives ba?", "answers": answers}
+        question: dict = {"id": str(number), "question": "where lives ba?", "answers": answers}
         if version == "2.0":
-            asked["is_impossible"] = number % 4 == 3
-            if asked["is_impossible"]:
-                asked |= {"question": "where lives lu?", "answers": []}
-        found.append({"context": f"ba lives in {place}.", "qas": [asked]})
-    return found
+            question["is_impossible"] = number % 4 == 3
+            if question["is_impossible"]:
+                question |= {"question": "where lives lu?", "answers": []}
+        paragraphs.append({"context": f"ba lives in {place}.", "qas": [question]})
+    return paragraphs

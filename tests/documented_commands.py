@@ -1,7 +1,6 @@
-"""The commands that README and docs/ print: where they stand, who runs each, and how small.
+"""Commands of README and docs/: their pages, the tests that run them, and smaller versions.
 
-A command stands in a block that is fenced as `bash`, or is indented and begins with a program.
-Other fenced blocks say what they are.
+A command is a line of a block fenced as `bash`, or an indented line that begins with a program.
 """
 
 import pathlib
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from conftest import PEERS, free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
-# In the order of a first day: what one page makes, a later one may use.
+# The pages in the order of reading: a page may use files that an earlier one makes.
 FIRST = ["README.md", "first-hour.md", "own-text.md", "fine-tuning.md"]
 PAGES = sorted(
     [ROOT / "README.md", *(ROOT / "docs").glob("*.md")],
@@ -22,15 +21,15 @@ PAGES = sorted(
 PROGRAMS = ("bertjax", "python", "pip", "make")
 FENCES = {"bash", "text", "python", "ini"}
 
-# Who runs a command, where it is not `test_commands_run_as_printed`.
-LAUNCHED = "tests/test_launch.py, with stand-ins for the tools of clouds"
+# What runs a command other than `test_commands_run_as_printed`.
+LAUNCHED = "tests/test_launch.py, with stubs of the cloud tools"
 INSTALLED = ".ci/installed"
-MADE = "tests/test_demo.py, and .ci/run"
-SERVED = "test_what_is_served_answers_as_printed"
-STORED = "test_a_run_in_a_bucket_is_named_as_printed"
+MADE = "tests/test_demo.py and .ci/run"
+SERVED = "test_server_answers_as_printed"
+STORED = "test_report_reads_a_bucket_as_printed"
 MINUTES = "tests/test_long_commands.py"
-# The commands of each, and how many there are at most.
-RUN_BY = [
+# Runner, largest number of its commands, pattern of its commands.
+RUNNERS = [
     (LAUNCHED, 39, r"(gcloud|ssh-keygen|ssh-add|cp experiments/launch/|experiments/launch/) ?.*"),
     (INSTALLED, 8, r"pip install .*|python3 -m venv .*|\. \.venv/.*"),
     (MADE, 2, r"make .*"),
@@ -45,8 +44,8 @@ RUN_BY = [
     ),
 ]
 
-# Paths and sizes, as the small world has them.
-SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
+# Paths and sizes of the sandbox: pattern, replacement.
+REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"experiments/(\w+)\.py", r"\1"),
     (r"(train|sweep|preflight|inspect) (.*--config [\w.]+):", r"\1 \2:smoke,"),
     (r"(bench\.(?:squad_peer|finetuning_peer|sweep_speed) .*--config \w+):", r"\1:smoke,"),
@@ -93,9 +92,8 @@ SMALLER: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"vocab_size=8192", "vocab_size=256"),
 ]
 
-
-# What makes a program of `experiments` small that is printed without.
-ADDED = {
+# Options that make a program of `experiments` small.
+EXTRA_OPTIONS = {
     "bench.prepare": "--rounds 1 --workers 2",
     "bench.python_speed": "--model tiny",
     "bench.serve_speed": "--rounds 1 --requests 12 --clients 4",
@@ -108,7 +106,7 @@ ADDED = {
 }
 
 
-class Printed(NamedTuple):
+class DocumentedCommand(NamedTuple):
     page: str
     command: str
 
@@ -117,37 +115,37 @@ class Printed(NamedTuple):
         return shlex.split(self.command, comments=True)
 
 
-def blocks(text: str) -> list[tuple[str, str]]:
-    """The blocks of code of a page, each with its kind; that of an indented one is ""."""
+def code_blocks(text: str) -> list[tuple[str, str]]:
+    """Return language and content of each code block; the language of an indented block is ""."""
     fenced = re.findall(r"^```(.*)\n([\s\S]*?)^```$", text, re.MULTILINE)
-    rest = re.sub(r"^```[\s\S]*?^```$", "", text, flags=re.MULTILINE)
-    indented = re.findall(r"(?:^ {4}\S.*\n(?: {4}.*\n)*)", rest, re.MULTILINE)
-    return [(kind or "?", block) for kind, block in fenced] + [
+    prose = re.sub(r"^```[\s\S]*?^```$", "", text, flags=re.MULTILINE)
+    indented = re.findall(r"(?:^ {4}\S.*\n(?: {4}.*\n)*)", prose, re.MULTILINE)
+    return [(language or "?", block) for language, block in fenced] + [
         ("", re.sub("^    ", "", block, flags=re.MULTILINE)) for block in indented
     ]
 
 
-def printed() -> list[Printed]:
-    """Every command of every page."""
-    found = []
+def documented_commands() -> list[DocumentedCommand]:
+    """Return every command of every page."""
+    commands = []
     for page in PAGES:
-        for kind, block in blocks(page.read_text()):
+        for language, block in code_blocks(page.read_text()):
             for line in block.replace("\\\n", " ").splitlines():
                 command = " ".join(line.split("  # ")[0].split())
-                if kind == "bash" or (not kind and command.startswith(PROGRAMS)):
-                    found.append(Printed(page.name, command))
-    return [each for each in found if each.command]
+                if language == "bash" or (not language and command.startswith(PROGRAMS)):
+                    commands.append(DocumentedCommand(page.name, command))
+    return [documented for documented in commands if documented.command]
 
 
-def run_by(each: Printed) -> str:
-    """Who runs a command, if not `test_commands_run_as_printed`; else ""."""
-    return next((who for who, _, what in RUN_BY if re.fullmatch(what, each.command)), "")
+def find_runner(command: str) -> str:
+    """Return what runs a command; "" for `test_commands_run_as_printed`."""
+    return next((name for name, _, pattern in RUNNERS if re.fullmatch(pattern, command)), "")
 
 
-def smaller(command: str) -> str:
-    """A command as the small world has it."""
-    for what, instead in SMALLER:
-        command = re.sub(what, instead, command)
-    for program, options in ADDED.items():
+def shrink(command: str) -> str:
+    """Return a command with the paths and sizes of the sandbox."""
+    for pattern, replacement in REPLACEMENTS:
+        command = re.sub(pattern, replacement, command)
+    for program, options in EXTRA_OPTIONS.items():
         command = command.replace(f" experiments.{program} ", f" experiments.{program} {options} ")
     return command

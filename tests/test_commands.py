@@ -1,6 +1,6 @@
-"""The commands that README and docs/ print run, as printed but for paths and sizes.
+"""The commands of README and docs/, with the paths and sizes of a sandbox.
 
-Those of an installation and of a cloud are run elsewhere: see `manual.RUN_BY`.
+`documented_commands.RUNNERS` lists the commands that other tests run.
 """
 
 import contextlib
@@ -15,45 +15,44 @@ import urllib.request
 
 import pytest
 from bucket import Server
-from command_sandbox import build, commands, failures
+from command_sandbox import build_sandbox, commands_for, run_commands
 from conftest import free_port
-from documented_commands import ROOT, SERVED, STORED, blocks
+from documented_commands import ROOT, SERVED, STORED, code_blocks
 from processes import Command, run
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("world")
-    build(folder)
-    return folder
+def sandbox(tmp_path_factory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("sandbox")
+    build_sandbox(directory)
+    return directory
 
 
 @pytest.fixture(scope="module")
-def failed(world) -> list[str]:
-    """What fails of all that needs nobody else; the rest reads what the others made."""
-    return failures(world, commands())
+def errors(sandbox) -> list[str]:
+    """Errors of the commands without a runner of their own; other tests read their output."""
+    return run_commands(sandbox, commands_for())
 
 
-def test_commands_run_as_printed(failed) -> None:
-    assert not failed, "\n\n".join(failed)
+def test_commands_run_as_printed(errors) -> None:
+    assert not errors, "\n\n".join(errors)
 
 
-def test_python_of_the_readme_runs(world, failed, monkeypatch) -> None:
-    monkeypatch.chdir(world)
-    (block,) = [
-        block for kind, block in blocks((ROOT / "README.md").read_text()) if kind == "python"
-    ]
-    exec(block.replace('"2 epochs"', "4").replace("runs/moods", "runs/python"), {})
+def test_python_of_the_readme_runs(sandbox, errors, monkeypatch) -> None:
+    monkeypatch.chdir(sandbox)
+    blocks = code_blocks((ROOT / "README.md").read_text())
+    (program,) = [block for language, block in blocks if language == "python"]
+    exec(program.replace('"2 epochs"', "4").replace("runs/moods", "runs/python"), {})
 
 
-def test_what_is_served_answers_as_printed(world, failed) -> None:
-    """What `curl` would send is sent without it, as not every machine has it."""
-    (serve,) = [each for each in commands(SERVED) if each.startswith("bertjax")]
-    asked = [shlex.split(each) for each in commands(SERVED) if each.startswith("curl")]
+def test_server_answers_as_printed(sandbox, errors) -> None:
+    """The requests of `curl` are sent without it: not every machine has it."""
+    (serve,) = [command for command in commands_for(SERVED) if command.startswith("bertjax")]
+    requests = [shlex.split(line) for line in commands_for(SERVED) if line.startswith("curl")]
     port = free_port()
-    begin = functools.partial(os.chdir, world)
+    begin = functools.partial(os.chdir, sandbox)
     server = Command(*shlex.split(serve)[1:], "--port", port, begin=begin)
     try:
         while server.poll() is None:
@@ -63,25 +62,25 @@ def test_what_is_served_answers_as_printed(world, failed) -> None:
             ):
                 break
             time.sleep(0.1)
-        for _, url, *rest in asked:
-            data = rest[rest.index("--data") + 1].encode() if rest else None
-            with urllib.request.urlopen(url.replace("8000", str(port)), data) as answer:
-                said = json.loads(answer.read())
-            assert not data or len(said["answers"]) == len(json.loads(data)["inputs"])
+        for _, url, *options in requests:
+            data = options[options.index("--data") + 1].encode() if options else None
+            with urllib.request.urlopen(url.replace("8000", str(port)), data) as response:
+                content = json.loads(response.read())
+            assert not data or len(content["answers"]) == len(json.loads(data)["inputs"])
     finally:
         server.terminate()
         server.communicate()
 
 
-def test_a_run_in_a_bucket_is_named_as_printed(world, failed, tmp_path) -> None:
-    (report,) = commands(STORED)
+def test_report_reads_a_bucket_as_printed(sandbox, errors, tmp_path) -> None:
+    (report,) = commands_for(STORED)
     bucket = Server("my-bucket", tmp_path)
     try:
-        for path in (world / "runs" / "base-1").rglob("*"):
+        for path in (sandbox / "runs" / "base-1").rglob("*"):
             if path.is_file() and path.name != "report.html":
-                bucket.write(str(path.relative_to(world)), path.read_bytes())
-        ended = run(*shlex.split(report)[1:], **bucket.environment)
-        assert ended.returncode == 0, ended.stderr
+                bucket.write(str(path.relative_to(sandbox)), path.read_bytes())
+        done = run(*shlex.split(report)[1:], **bucket.environment)
+        assert done.returncode == 0, done.stderr
         assert "runs/base-1/report.html" in bucket.objects
     finally:
         bucket.close()

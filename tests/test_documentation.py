@@ -1,4 +1,4 @@
-"""Documentation: every command parses, every field and link exists."""
+"""README and docs/: every command parses, every field, subcommand and link exists."""
 
 import collections
 import re
@@ -10,11 +10,11 @@ from documented_commands import (
     INSTALLED,
     PAGES,
     ROOT,
-    RUN_BY,
-    Printed,
-    blocks,
-    printed,
-    run_by,
+    RUNNERS,
+    DocumentedCommand,
+    code_blocks,
+    documented_commands,
+    find_runner,
 )
 
 from bertjax.cli import main as cli
@@ -26,43 +26,43 @@ from bertjax.model.heads import HEADS
 from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
 
-COMMANDS = printed()
-FILES = {"safetensors"}  # whose names look like those of fields
-PROGRAMS = [each for each in COMMANDS if re.match(r"python (-m )?experiments[./]", each.command)]
-OURS = [each for each in COMMANDS if each.words[0] == "bertjax"]
+COMMANDS = documented_commands()
+FILE_SUFFIXES = {"safetensors"}  # `model.safetensors` looks like a field
+PROGRAMS = [line for line in COMMANDS if re.match(r"python (-m )?experiments[./]", line.command)]
+BERTJAX_COMMANDS = [line for line in COMMANDS if line.words[0] == "bertjax"]
 
 
 def test_code_blocks_name_their_language() -> None:
     for page in PAGES:
-        for kind, block in blocks(page.read_text()):
-            assert not kind or kind in FENCES, f"{page.name}: {kind!r} of {block!r}"
-            assert page.read_text().count("```") % 2 == 0
+        for language, block in code_blocks(page.read_text()):
+            assert not language or language in FENCES, f"{page.name}: {language!r} of {block!r}"
+        assert page.read_text().count("```") % 2 == 0
 
 
 def test_every_command_is_run_by_a_test(capsys) -> None:
-    counts = collections.Counter(run_by(each) for each in COMMANDS)
-    for who, most, _ in RUN_BY:
-        assert 0 < counts[who] <= most, f"{counts[who]} commands are left to {who}"
+    counts = collections.Counter(find_runner(line.command) for line in COMMANDS)
+    for runner, max_commands, _ in RUNNERS:
+        assert 0 < counts[runner] <= max_commands, f"{counts[runner]} commands for {runner}"
     installed = (ROOT / INSTALLED).read_text().splitlines()
-    for each in COMMANDS:
-        if run_by(each) == INSTALLED:
-            assert not {*each.command.split(" && ")} - {*installed}, each.command
+    for _, command in COMMANDS:
+        if find_runner(command) == INSTALLED:
+            assert not {*command.split(" && ")} - {*installed}, command
     with capsys.disabled():
         print(f"\n{len(COMMANDS)} commands in README and docs, run by:")
-        for who, count in counts.most_common():
-            print(f"  {count:3}  {who or 'test_commands_run_as_printed'}")
+        for runner, count in counts.most_common():
+            print(f"  {count:3}  {runner or 'test_commands_run_as_printed'}")
 
 
-@pytest.mark.parametrize("each", OURS, ids=lambda each: f"{each.page} {each.command}")
-def test_commands_parse(each: Printed, monkeypatch) -> None:
+@pytest.mark.parametrize("line", BERTJAX_COMMANDS, ids=lambda line: f"{line.page} {line.command}")
+def test_commands_parse(line: DocumentedCommand, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    command = each.command.replace("mine.py:", "pretraining:")  # of which it is a copy
+    command = line.command.replace("mine.py:", "pretraining:")  # mine.py is a copy of it
     try:
-        args, rest = cli._parser().parse_known_args(shlex.split(command)[1:])
+        args, extra = cli._parser().parse_known_args(shlex.split(command)[1:])
     except SystemExit as stop:
-        assert stop.code == 0, "the parser refuses it"  # --version ends here
+        assert stop.code == 0, "usage error"  # --version exits with 0
         return
-    overrides = args.parse_extra_args(rest)
+    overrides = args.parse_extra_args(extra)
     if getattr(args, "config", None):
         config = load_config(args.config, overrides, registry.data_fields(), lambda _: BertConfig())
         config.resolve(sequences_per_epoch=10**6)
@@ -70,38 +70,41 @@ def test_commands_parse(each: Printed, monkeypatch) -> None:
         Topology(args.topology)
 
 
-@pytest.mark.parametrize("each", PROGRAMS, ids=lambda each: each.command)
-def test_experiment_programs_exist_with_their_options(each: Printed) -> None:
-    name = each.words[2] if each.words[1] == "-m" else each.words[1].removesuffix(".py")
+@pytest.mark.parametrize("line", PROGRAMS, ids=lambda line: line.command)
+def test_experiment_programs_exist_with_their_options(line: DocumentedCommand) -> None:
+    name = line.words[2] if line.words[1] == "-m" else line.words[1].removesuffix(".py")
     program = ROOT / name.replace(".", "/")
     file = program / "__main__.py" if program.is_dir() else program.with_suffix(".py")
     source = file.read_text()
     if "make_parser" in source:
         source += (ROOT / "experiments/bench/harness.py").read_text()
-    for word in each.words:
+    for word in line.words:
         if word.startswith("--") and not word.startswith("--config."):
             option = word.partition("=")[0]
             assert option == "--config" or f'"{option}"' in source, option
 
 
 def test_named_fields_and_subcommands_exist() -> None:
-    known = {name for task in registry.TASKS for name in registry.data_fields()[task]}
     sections = {
         name: set(value) for name, value in Config().to_dict().items() if isinstance(value, dict)
     }
-    sections["data"] = known
-    verbs = cli.find_subcommands()
+    sections["data"] = {name for fields in registry.data_fields().values() for name in fields}
+    subcommands = cli.find_subcommands()
     for page in PAGES:
         for span in re.findall(r"`([^`]+)`", re.sub(r"```[\s\S]*?```", "", page.read_text())):
             name = span.removeprefix("--config.").partition("=")[0]
             section, _, field = name.partition(".")
-            if section in sections and re.fullmatch(r"[a-z]\w*", field) and field not in FILES:
+            if (
+                section in sections
+                and re.fullmatch(r"[a-z]\w*", field)
+                and field not in FILE_SUFFIXES
+            ):
                 assert field in sections[section], f"{page.name}: {span}"
             elif span.startswith("--config.") and name.islower():
                 assert name in Config().to_dict(), f"{page.name}: {span}"
             elif span.startswith("bertjax ") and span != "bertjax SUBCOMMAND":
-                verb = span.split()[1]
-                assert verb in verbs or verb.startswith("--"), f"{page.name}: {span}"
+                word = span.split()[1]
+                assert word in subcommands or word.startswith("--"), f"{page.name}: {span}"
 
 
 def test_readme_links_exist() -> None:
@@ -114,7 +117,7 @@ def test_coming_from_lists_every_field_and_class() -> None:
     for field in huggingface._FIELDS:
         assert f"`{field}`" in page
     for head in HEADS.values():
-        if head.module.__module__.partition(".")[0] != "bertjax":  # of another test
+        if head.module.__module__.partition(".")[0] != "bertjax":  # registered by another test
             continue
         row = rf"\| `Flax{head.architecture}` \|.*`{head.name}`"
         assert re.search(row, page), head.architecture

@@ -1,5 +1,6 @@
 """Local and remote paths, atomic writes."""
 
+import errno
 import os
 import pathlib
 import re
@@ -35,6 +36,15 @@ def test_atomic_write_keeps_the_old_file_after_an_error(tmp_path: pathlib.Path) 
         partial.write_text("new")
         raise KeyError
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.json"]
+
+
+def test_atomic_write_names_the_file_on_a_full_disk(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    with pytest.raises(OSError, match=r"No space left.*page\.html"), atomic_write(path) as partial:
+        partial.write_text("new")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["page.html"]
 
 
 def test_atomic_write_flushes_the_content_before_the_rename(tmp_path, monkeypatch) -> None:

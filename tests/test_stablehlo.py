@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PEERS, process_environment
-from documented_commands import ROOT, blocks
+from documented_commands import ROOT, code_blocks
 from test_interface import HEADS, write_model
 
 import bertjax
@@ -108,7 +108,7 @@ def test_program_runs_with_jax_alone(method, tmp_path) -> None:
 def example(word: str) -> str:
     """The program of the documents that has a word in it."""
     page = (ROOT / "docs" / "serving.md").read_text()
-    (found,) = [text for kind, text in blocks(page) if kind == "python" and word in text]
+    (found,) = [text for kind, text in code_blocks(page) if kind == "python" and word in text]
     return found
 
 
