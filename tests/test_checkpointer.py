@@ -294,6 +294,14 @@ def test_delete_unfinished_ignores_directories_of_others(checkpoints) -> None:
     assert left == {"00000020", "00000040", *names}
 
 
+def test_save_does_not_replace_a_directory_of_others(checkpoints) -> None:
+    checkpoints.path(30).mkdir()
+    (checkpoints.path(30) / "model.bin").write_text("of a user")
+    with pytest.raises(CheckpointError, match=r"00000030: .*exists and is not a checkpoint"):
+        checkpoints.save(make_state(30), write_metadata)
+    assert (checkpoints.path(30) / "model.bin").exists()
+
+
 @pytest.mark.parametrize("point", ["save.after_write", "save.after_manifest"])
 def test_save_that_fails_leaves_an_intact_checkpoint(
     point: str, tmp_path: pathlib.Path, target

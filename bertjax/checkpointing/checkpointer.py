@@ -167,8 +167,7 @@ class Checkpointer:
         step = int(state.step)
         with self._raise_checkpoint_errors(step):
             if distributed.is_process_0():
-                delete_checkpoint(self.path(step))
-                check_disk_space(self.path(step), state)
+                self._make_room(step, state)
             distributed.sync_processes("checkpoint-start")
             state = copy_if_on_cpu(state)
             self._writer.save(self.path(step), args=save_args(state))
@@ -243,6 +242,14 @@ class Checkpointer:
             )
         return -1
 
+    def _make_room(self, step: int, state: TrainState) -> None:
+        """Delete a damaged or unfinished checkpoint of the step, and check the free disk space."""
+        path = self.path(step)
+        if path.exists() and not ((path / MANIFEST_FILE).exists() or is_unfinished(path)):
+            raise FileExistsError("the directory exists and is not a checkpoint")
+        delete_checkpoint(path)
+        check_disk_space(path, state)
+
     @functools.cached_property
     def _writer(self) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
@@ -280,8 +287,8 @@ class Checkpointer:
             reason = str(error).strip().split(": ")[-1] or type(error).__name__
             raise CheckpointError(
                 f"{self.path(step)}: the checkpoint of step {step} could not be written "
-                f"({reason}); earlier checkpoints are intact. Free disk space and run the same "
-                "command again."
+                f"({reason}); earlier checkpoints are intact. Fix this, for example free disk "
+                "space, and run the same command again."
             ) from error
 
     def _delete_old(self, newest: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from bertjax.checkpointing.state_items import PARAMS_DIR, TRAINING_DIR
 from bertjax.faults import fault_point
 from data_pipelines.paths import atomic_write_text, is_remote
 
@@ -80,7 +81,9 @@ def is_unfinished(path: epath.Path) -> bool:
         return True
     if step_of(path) is None or (path / MANIFEST_FILE).exists():
         return False
-    return (path / _ORBAX_METADATA).exists()
+    # In a bucket, where nothing is renamed, arrays may be written before the metadata.
+    marks = (_ORBAX_METADATA, PARAMS_DIR, TRAINING_DIR) if is_remote(path) else (_ORBAX_METADATA,)
+    return any((path / mark).exists() for mark in marks)
 
 
 def delete_checkpoint(path: epath.Path) -> None:
