@@ -1,10 +1,10 @@
-# `make demo` and `make test` set up everything they need in .venv; nothing else is touched.
+# Every target installs what it needs in .venv.
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= test
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
-# A worker that is done steals half of another's tests.
+# Idle workers take over half of another's tests.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: demo test test-all check lint format docs clean
