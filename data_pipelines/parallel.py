@@ -1,4 +1,4 @@
-"""Parallel map over worker processes with results in order."""
+"""Parallel map over worker processes with results in order, and batches of items for it."""
 
 import contextlib
 import multiprocessing
@@ -14,6 +14,22 @@ from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def group_by_size(
+    items: Iterable[Item], size: Callable[[Item], int], limit: int
+) -> Iterator[list[Item]]:
+    """Yield groups of consecutive items; a group ends once its total size reaches the limit."""
+    group: list[Item] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= limit:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 class _Outcome(NamedTuple):

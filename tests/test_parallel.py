@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from data_pipelines import parallel
-from data_pipelines.parallel import ordered_map
+from data_pipelines.parallel import group_by_size, ordered_map
 
 FIRST = functools.partial(operator.itemgetter, 0)  # makes the function to map
 
@@ -79,3 +79,9 @@ def test_worker_ends_without_error_if_its_parent_is_killed(monkeypatch) -> None:
     os.write(parent_pipe.fileno(), struct.pack("!i", 100) + b"a part")  # an incomplete item
     parent_pipe.close()
     parallel._worker_loop(child_pipe, FIRST)
+
+
+def test_group_by_size_ends_a_group_at_the_limit() -> None:
+    assert list(group_by_size([3, 1, 4, 1, 5], lambda size: size, 4)) == [[3, 1], [4], [1, 5]]
+    assert list(group_by_size([2, 1], lambda size: size, 4)) == [[2, 1]]
+    assert list(group_by_size([], len, 4)) == []

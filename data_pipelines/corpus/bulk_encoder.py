@@ -9,17 +9,15 @@ cache.
 import contextlib
 import itertools
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 
 from data_pipelines.corpus.shards import token_dtype
+from data_pipelines.parallel import group_by_size
 from data_pipelines.ranges import concatenate_ranges
 from data_pipelines.vocabulary.tokenization import Tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-
-T = TypeVar("T")
 
 _CACHE_SLOTS = 1 << 18  # of 32 bytes, or 40 with ids of four bytes
 _MAX_PROBES = 4  # slots examined per word
@@ -36,20 +34,6 @@ _BYTE_CLASSES[list(b" \t\n\r")] = _SPACE
 _BYTE_CLASSES[list(string.punctuation.encode())] = _PUNCTUATION
 _BYTE_MASKS = np.array([(1 << 8 * n) - 1 for n in range(_MAX_CACHED_BYTES // 2 + 1)], "<u8")
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], "<u8")  # odd, well mixed
-
-
-def group_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Yield groups of consecutive items; a group ends once its total size reaches the limit."""
-    group: list[T] = []
-    total = 0
-    for item in items:
-        group.append(item)
-        total += size(item)
-        if total >= limit:
-            yield group
-            group, total = [], 0
-    if group:
-        yield group
 
 
 class BulkEncoder:

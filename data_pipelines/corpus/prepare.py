@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 from etils import epath
 
-from data_pipelines.corpus.bulk_encoder import BulkEncoder, group_by_size
+from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.corpus.documents import (
     MAX_SENTENCE_TOKENS,
     MAX_SHARD_IMBALANCE,
@@ -45,7 +45,7 @@ from data_pipelines.corpus.shards import (
 from data_pipelines.corpus.spool import Position, Spool
 from data_pipelines.corpus.staging import spool_directory, staging_directory
 from data_pipelines.errors import InputError
-from data_pipelines.parallel import ordered_map
+from data_pipelines.parallel import group_by_size, ordered_map
 from data_pipelines.paths import is_remote
 from data_pipelines.text.sentence_splitting import SENTENCE_RULES_VERSION
 from data_pipelines.text.sources import (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from data_pipelines.errors import InputError
-from data_pipelines.parallel import ordered_map
+from data_pipelines.parallel import group_by_size, ordered_map
 from data_pipelines.vocabulary.words import basic_tokenize, split_for_caching
 
 log = logging.getLogger(__name__)
@@ -79,9 +79,8 @@ def count_words(
     words: Counter[str] = Counter()
     is_truncated = False
     count = functools.partial(_count_batch, split_line, split_words)
-    for batch_counts in ordered_map(
-        functools.partial(_return_argument, count), _batches(lines), workers
-    ):
+    batches = group_by_size(lines, len, _BATCH_CHARS + 1)
+    for batch_counts in ordered_map(functools.partial(_return_argument, count), batches, workers):
         words.update(batch_counts)
         if len(words) > max_words:
             log.info("counted %d different words", len(words))
@@ -106,18 +105,6 @@ def _count_batch(split_line: Splitter, split_words: Splitter, lines: list[str]) 
         for word in split_words(part):
             words[word] += count
     return words
-
-
-def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for line in lines:
-        batch.append(line)
-        size += len(line)
-        if size > _BATCH_CHARS:
-            yield batch
-            batch, size = [], 0
-    yield batch
 
 
 def _most_common(words: Counter[str], max_words: int) -> Counter[str]:
