@@ -320,7 +320,7 @@ KINDS = 'whole=1, part=0.5, name="none", flag=False'
 
 
 @pytest.mark.parametrize(
-    ("options", "given"),
+    ("options", "values"),
     [
         ("", {}),
         (":", {}),
@@ -336,12 +336,12 @@ KINDS = 'whole=1, part=0.5, name="none", flag=False'
     ],
 )
 def test_run_config_file_converts_options_to_the_types_of_defaults(
-    options: str, given: dict, tmp_path
+    options: str, values: dict, tmp_path
 ) -> None:
-    path = write(tmp_path, KINDS, '{"data": {"found": repr([whole, part, name, flag])}}')
-    config = load_config(f"{path}{options}", {}, {"pretraining": {"dir": "", "found": ""}})
-    expected = {"whole": 1, "part": 0.5, "name": "none", "flag": False} | given
-    assert config.data["found"] == repr(list(expected.values()))
+    path = write(tmp_path, KINDS, '{"data": {"options": repr([whole, part, name, flag])}}')
+    config = load_config(f"{path}{options}", {}, {"pretraining": {"dir": "", "options": ""}})
+    expected = {"whole": 1, "part": 0.5, "name": "none", "flag": False} | values
+    assert config.data["options"] == repr(list(expected.values()))
 
 
 @pytest.mark.parametrize("signature", ["arg", 'arg=""', 'arg: str = ""', "model", "*a", "**o"])
@@ -480,9 +480,9 @@ def test_load_config_parses_overrides_as_literals_or_text() -> None:
     assert config.data["masking"] == "whole_word"
 
 
-@pytest.mark.parametrize(("given", "warmup", "decay"), [(0, 10_000, 10**6), (9000, 100, 10**4)])
-def test_paper_schedule_scales_with_the_steps(given, warmup, decay) -> None:
-    overrides = {"steps": str(given)} if given else {}
+@pytest.mark.parametrize(("steps", "warmup", "decay"), [(0, 10_000, 10**6), (9000, 100, 10**4)])
+def test_paper_schedule_scales_with_the_steps(steps, warmup, decay) -> None:
+    overrides = {"steps": str(steps)} if steps else {}
     path = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
     config = load_config(f"{path}:model=base", overrides, registry.data_fields()).resolve()
     assert (config.optimizer.warmup, config.optimizer.decay_steps) == (warmup, decay)

@@ -441,8 +441,8 @@ def test_stop_signals_polls_with_increasing_numbers(monkeypatch) -> None:
     )
     for steps in ([28, 29], [1, 2]):
         with signals.stop_signals() as stop:
-            found = [stop(step) for step in steps]
-    assert polled == [1, 2, 3, 4] and found == [False, True]
+            stops = [stop(step) for step in steps]
+    assert polled == [1, 2, 3, 4] and stops == [False, True]
 
 
 def test_second_interrupt_kills_the_child(run_in_child, tmp_path) -> None:

@@ -231,7 +231,7 @@ class Config:
 
     @property
     def has_epoch_durations(self) -> bool:
-        """Whether data are needed to resolve the durations."""
+        """True if data are needed to resolve the durations."""
         values = [self.steps, self.log_every, self.checkpoint_every, self.eval_every]
         values += [self.keep_period, self.optimizer.warmup, self.optimizer.cooldown]
         values.append(self.optimizer.decay_steps)

@@ -99,7 +99,7 @@ class ParallelStepFunctions:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the train step was compiled for an earlier set of runs."""
+        """True if the train step was compiled for an earlier set of runs."""
         return "train_step" in self._compiled
 
     def constants(self) -> Any:
