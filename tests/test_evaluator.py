@@ -62,7 +62,7 @@ class Numbers:
         return Evaluation(scores, {"outputs": [batch["doubled"].tolist() for batch in outputs]})
 
 
-class Task:
+class StubTask:
     primary_metrics = ("largest",)
 
     def __init__(self, mesh: MeshConfig, *sets: Numbers) -> None:
@@ -73,33 +73,33 @@ class Task:
         return self._sets
 
 
-def evaluate(task: Task, *factors: float) -> Evaluation:
+def evaluate(task: StubTask, *factors: float) -> Evaluation:
     evaluator = make_evaluator(task, StepFunctions(task.config, task.objective))
     return evaluator({"factor": jnp.float32(factor)} for factor in factors)
 
 
 def test_evaluator_weights_every_example_once() -> None:
     numbers = Numbers("dev", [1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0])
-    evaluation = evaluate(Task(EIGHT, numbers), 2)
+    evaluation = evaluate(StubTask(EIGHT, numbers), 2)
     assert evaluation.scores == pytest.approx(
         {"loss": 10, "row_loss": 10, "mean": 10, "largest": 18}
     )
 
 
 def test_eval_set_takes_the_outputs_of_all_sequences_by_batch() -> None:
-    evaluation = evaluate(Task(CUBE, Numbers("dev", [1, 2] * 4, [3, 0] * 4)), 2)
+    evaluation = evaluate(StubTask(CUBE, Numbers("dev", [1, 2] * 4, [3, 0] * 4)), 2)
     assert evaluation.files == {"outputs": [[2, 4] * 4, [6, 0] * 4]}
 
 
 def test_evaluator_averages_an_ensemble_before_scoring() -> None:
-    evaluation = evaluate(Task(CUBE, Numbers("dev", [1, 2] * 4, [3, 0] * 4)), 1, 2, 6)
+    evaluation = evaluate(StubTask(CUBE, Numbers("dev", [1, 2] * 4, [3, 0] * 4)), 1, 2, 6)
     assert evaluation.files == {"outputs": [[3, 6] * 4, [9, 0] * 4]}
     assert evaluation.scores == pytest.approx({"loss": 6, "row_loss": 6, "mean": 6, "largest": 9})
 
 
 def test_evaluator_averages_primary_metrics_over_eval_sets() -> None:
     numbers = Numbers("one", [1] * 8), Numbers("two", [4] * 8, [4] * 8)
-    evaluation = evaluate(Task(CUBE, *numbers), 1)
+    evaluation = evaluate(StubTask(CUBE, *numbers), 1)
     assert evaluation.scores == pytest.approx(
         {"loss": 3, "row_loss": 3, "largest": 2.5}
         | {"one/mean": 1, "one/largest": 1, "two/mean": 4, "two/largest": 4}
@@ -109,7 +109,7 @@ def test_evaluator_averages_primary_metrics_over_eval_sets() -> None:
 
 def test_evaluator_reports_progress(monkeypatch) -> None:
     lines: list[str] = []
-    task = Task(EIGHT, Numbers("dev", [1] * 8, [2] * 8))
+    task = StubTask(EIGHT, Numbers("dev", [1] * 8, [2] * 8))
     evaluator = make_evaluator(task, StepFunctions(task.config, task.objective), lines.append)
     evaluator([{"factor": jnp.float32(1)}])
     assert lines == []
@@ -119,10 +119,10 @@ def test_evaluator_reports_progress(monkeypatch) -> None:
 
 
 def test_evaluator_returns_none_without_eval_sets() -> None:
-    assert evaluate(Task(EIGHT), 1) is None
+    assert evaluate(StubTask(EIGHT), 1) is None
 
 
 def test_eval_step_traces_one_forward_pass_in_its_mesh() -> None:
-    task = Task(CUBE, Numbers("dev", [1] * 8))
+    task = StubTask(CUBE, Numbers("dev", [1] * 8))
     evaluate(task, 1)
     assert task.objective.traced_in == [AXES]

@@ -31,7 +31,7 @@ from bertjax.inference.predictor import Predictor
 from bertjax.serving import server as server_module
 from bertjax.serving.page import render_page
 from bertjax.serving.requests import Limits
-from bertjax.serving.server import Server, bind_socket
+from bertjax.serving.server import ModelServer, bind_socket
 from data_pipelines.errors import InputError
 
 LIMITS = Limits(
@@ -57,7 +57,7 @@ class Served:
     def __init__(self, path: Any, listener: socket.socket, limits: Limits = LIMITS) -> None:
         self.model, self.predictor = bertjax.load(path), Predictor(path)
         self.port = listener.getsockname()[1]
-        self.server = Server(listener, self.predictor, limits)
+        self.server = ModelServer(listener, self.predictor, limits)
 
     def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         return send(self.port, method, path, body)

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--field",
         action="append",
         metavar="KEY=TEXT",
-        help="one key of an input object, such as question='Where is Oslo?'; repeat it for others",
+        help="one key of an input object; repeat it for other keys",
     )
     parser.add_argument(
         "--return-all-scores",

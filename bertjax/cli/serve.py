@@ -31,11 +31,11 @@ def run(args: argparse.Namespace) -> None:
     skip_missing_tpu()
     enable_compilation_cache()
     from bertjax.inference.predictor import Predictor
-    from bertjax.serving.server import Server, bind_socket
+    from bertjax.serving.server import ModelServer, bind_socket
 
     with bind_socket(args.host, args.port) as listener:
         predictor = Predictor(args.checkpoint)
-        server = Server(listener, predictor)
+        server = ModelServer(listener, predictor)
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         print(f"http://{address}/ {predictor.pipeline.description}: Ctrl-C ends it.", flush=True)

@@ -59,7 +59,7 @@ def bind_socket(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-class Server:
+class ModelServer:
     """Server that answers requests in its own threads from its creation until it is closed.
 
     Args:

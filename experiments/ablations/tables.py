@@ -152,7 +152,7 @@ TABLES: Mapping[str, Callable[[Sequence[str], Sequence[float]], AblationTable]] 
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuningTask:
+class AblatedTask:
     """A fine-tuning task, one or several columns of a table.
 
     Attributes:
@@ -166,13 +166,13 @@ class FinetuningTask:
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-TASKS: Mapping[str, FinetuningTask] = {
-    "mrpc": FinetuningTask("glue:task=mrpc", ("accuracy", "f1")),
-    "stsb": FinetuningTask("glue:task=stsb", ("pearson", "spearman")),
-    "qnli": FinetuningTask("glue:task=qnli", ("accuracy",)),
-    "squad": FinetuningTask("squad:version=1", ("exact", "f1")),
-    "ner": FinetuningTask("token_classification:", ("f1",)),
-    "ner-features": FinetuningTask(
+TASKS: Mapping[str, AblatedTask] = {
+    "mrpc": AblatedTask("glue:task=mrpc", ("accuracy", "f1")),
+    "stsb": AblatedTask("glue:task=stsb", ("pearson", "spearman")),
+    "qnli": AblatedTask("glue:task=qnli", ("accuracy",)),
+    "squad": AblatedTask("squad:version=1", ("exact", "f1")),
+    "ner": AblatedTask("token_classification:", ("f1",)),
+    "ner-features": AblatedTask(
         "token_classification:features=concat_last_four",
         ("f1",),
         {"model.feature_layers": "-{depth}..-1"},
