@@ -12,7 +12,7 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 def shapes_of(config: BertConfig) -> dict[str, Any]:
-    """The parameters of pre-training, and of a span head, as shapes."""
+    """Return the shapes of the parameters of pre-training and question answering."""
     ids = np.zeros((1, 8), np.int32)
     names = (
         "input_ids",
@@ -33,7 +33,7 @@ def _linear(config: BertConfig, size: int) -> dict[str, Any]:
 
 
 def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> NumpyModel:
-    """Random arrays for the encoder and some heads."""
+    """Return random arrays for the encoder and some heads."""
     random, shapes = np.random.default_rng(0), shapes_of(config)
     shapes |= {
         "multiple_choice": _linear(config, 1),

@@ -41,12 +41,15 @@ HEAD = heads.register_head(
         module=lambda config, name: heads.LinearHead(config, len(LABELS), name=name),
         sums=sums,
         pooled=True,
-        names=(("mood", "mood", "cls/mood", "output"),),
+        module_names=(("mood", "mood", "cls/mood", "output"),),
         architecture="BertForMoods",
         pipeline_tag="text-classification",
         auto_class="AutoModelForSequenceClassification",
-        part="mood head",
-        titles={"mood_loss": ("Loss of moods", None), "mood_accuracy": ("Accuracy of moods", 0.0)},
+        cost_name="mood head",
+        metric_titles={
+            "mood_loss": ("Loss of moods", None),
+            "mood_accuracy": ("Accuracy of moods", 0.0),
+        },
     )
 )
 

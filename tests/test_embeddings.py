@@ -24,7 +24,7 @@ from bertjax.inference import feature_extraction as module
 from bertjax.inference.feature_extraction import Embedder
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Encoder
-from bertjax.model.pooling import POOLING_MODES, normalize, pool
+from bertjax.model.pooling import POOLING_MODES, l2_normalize, pool
 from bertjax.tasks.embeddings import (
     EmbeddingOptions,
     EmbeddingsObjective,
@@ -92,7 +92,7 @@ def test_pool_pools_each_text_of_a_sequence(pooling, lengths) -> None:
 
 
 def test_normalize_gives_length_one_except_for_zero() -> None:
-    normalized = np.asarray(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
+    normalized = np.asarray(l2_normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
     np.testing.assert_allclose(normalized, [[0.6, 0.8], [0, 0]], rtol=1e-6)
 
 

@@ -137,7 +137,8 @@ def test_pretraining_reports_the_heads_that_there_are():
     assert set(sums) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
 
 
-labels, choices = jax.jit(losses.labels), jax.jit(losses.choices)
+classification_sums = jax.jit(losses.sequence_classification_sums)
+choice_sums = jax.jit(losses.multiple_choice_sums)
 
 
 def log_softmax(logits):
@@ -182,7 +183,7 @@ def test_what_a_classifier_minimises_follows_from_its_targets(problem_type, seed
         each = -np.mean(targets * np.log(chances) + (1 - targets) * np.log(1 - chances), -1)
     else:
         each = (exact[..., 0] - targets) ** 2
-    found = labels(logits, batch)
+    found = classification_sums(logits, batch)
     np.testing.assert_allclose(
         found["sequence_classification_loss"], [(each * weights).sum(), weights.sum()], 1e-5
     )
@@ -198,12 +199,12 @@ def test_what_a_classifier_minimises_follows_from_its_targets(problem_type, seed
 def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(problem_type):
     logits, batch = draw_labels(problem_type)
     empty = batch["labels_weights"] == 0
-    whole = labels(logits, batch)
+    whole = classification_sums(logits, batch)
     wide = empty.reshape(*empty.shape, *[1] * (batch["labels"].ndim - 2))
     other = batch | {"labels": np.where(wide, 1, batch["labels"])}
-    assert labels(np.where(empty[..., None], 7, logits), other) == whole
+    assert classification_sums(np.where(empty[..., None], 7, logits), other) == whole
     parts = [
-        labels(logits[part], {name: array[part] for name, array in batch.items()})
+        classification_sums(logits[part], {name: array[part] for name, array in batch.items()})
         for part in (slice(2), slice(2, None))
     ]
     for name, value in whole.items():
@@ -216,9 +217,9 @@ def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(prob
 def test_huge_logits_of_a_classifier_have_finite_gradients(problem_type):
     logits, batch = draw_labels(problem_type)
     for scale in (0, 1e4, -1e4):
-        total, gradient = with_gradient(losses.labels, "sequence_classification_loss", batch)(
-            scale * logits
-        )
+        total, gradient = with_gradient(
+            losses.sequence_classification_sums, "sequence_classification_loss", batch
+        )(scale * logits)
         assert np.isfinite(total) and np.isfinite(gradient).all()
         assert not np.asarray(gradient)[batch["labels_weights"] == 0].any()
 
@@ -260,12 +261,12 @@ def expected_choices(logits, batch):
 @given(st.integers(0, 2**32 - 1))
 def test_the_answers_of_a_question_are_the_classes_to_choose_from(seed):
     logits, batch = draw_choices(seed)
-    found, expected = choices(logits, batch), expected_choices(logits, batch)
+    found, expected = choice_sums(logits, batch), expected_choices(logits, batch)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
     free = batch["group_ids"] == 0
-    assert choices(np.where(free[..., None], 1e9, logits), batch) == found
+    assert choice_sums(np.where(free[..., None], 1e9, logits), batch) == found
 
 
 def test_equal_answers_cost_the_logarithm_of_their_number():
@@ -274,14 +275,14 @@ def test_equal_answers_cost_the_logarithm_of_their_number():
         "choice_labels": np.array([[0, 1, 1, 0, 0, 0]]),
         "choice_labels_weights": np.array([[1, 1, 1, 1, 1, 0]], np.float32),
     }
-    loss, weight = choices(np.zeros((1, 6, 1), np.float32), batch)["multiple_choice_loss"]
+    loss, weight = choice_sums(np.zeros((1, 6, 1), np.float32), batch)["multiple_choice_loss"]
     np.testing.assert_allclose([loss, weight], [np.log(2) + np.log(3), 2], rtol=1e-6)
 
 
 def test_huge_scores_of_answers_have_finite_gradients():
     logits, batch = draw_choices()
     for scale in (0, 1e4, -1e30):
-        total, gradient = with_gradient(losses.choices, "multiple_choice_loss", batch)(
+        total, gradient = with_gradient(losses.multiple_choice_sums, "multiple_choice_loss", batch)(
             scale * logits
         )
         assert np.isfinite(total) and np.isfinite(gradient).all()
@@ -291,7 +292,7 @@ def test_huge_scores_of_answers_have_finite_gradients():
 def test_a_batch_without_questions_sums_to_zero():
     logits, batch = draw_choices()
     none = {name: np.zeros_like(array) for name, array in batch.items()}
-    assert choices(logits, none) == {"multiple_choice_loss": (0, 0), "accuracy": (0, 0)}
+    assert choice_sums(logits, none) == {"multiple_choice_loss": (0, 0), "accuracy": (0, 0)}
     assert not np.asarray(
-        with_gradient(losses.choices, "multiple_choice_loss", none)(logits)[1]
+        with_gradient(losses.multiple_choice_sums, "multiple_choice_loss", none)(logits)[1]
     ).any()

@@ -55,7 +55,7 @@ def test_evaluate_rejects_models_of_other_tasks(models, tmp_path, refused) -> No
         "evaluate", "--checkpoint", model, "--output", tmp_path / "scores",
         *arguments(models, f"multiple_choice:data={tmp_path}", init=model),
     )  # fmt: skip
-    assert "sequence_classification has no choice head, only" in error
+    assert "sequence_classification has no multiple choice head, only" in error
     assert not (tmp_path / "scores").exists()
 
 

@@ -134,9 +134,9 @@ def test_report_loads_nothing(workdir: pathlib.Path) -> None:
 def test_report_has_a_chart_per_metric() -> None:
     assert page(RUN).titles() == [
         "Loss",
-        "Masked-piece loss",
-        "Next-sentence loss",
-        "Masked-piece accuracy",
+        "MLM loss",
+        "NSP loss",
+        "MLM accuracy",
         "Gradient norm",
         "Sequences per second",
         "Time waiting for input",

@@ -227,13 +227,13 @@ def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> Non
             "question_answering",
             {"train.csv": CSV, "dev.csv": DEV},
             "sequence_classification",
-            "question_answering has no classifier, only",
+            "question_answering has no sequence classification head, only",
         ),
         (
             "multiple_choice",
             {"train.csv": CSV, "dev.csv": DEV},
             "sequence_classification",
-            "multiple_choice has no classifier, only",
+            "multiple_choice has no sequence classification head, only",
         ),
         (
             "sequence_classification",

@@ -76,7 +76,7 @@ def parameter_mappings(
     """Return the arrays of some modules; those of the blocks layer by layer."""
     selected_modules = set(selected_modules)
     modules = [line.split() for line in _MODULES.strip().splitlines()]
-    modules += [list(names) for head in HEADS.values() for names in head.names]
+    modules += [list(names) for head in HEADS.values() for names in head.module_names]
     mappings = []
     for ours, hf, tf1, kind in modules:
         for end, hf_end, tf1_end, transposed_formats in _ARRAYS[kind]:

@@ -54,7 +54,7 @@ class NumpyModel:
     def labeled_head(self) -> str | None:
         """Name of the head whose outputs have labels; None without one."""
         return next(
-            (name for name in self.params if name in HEADS and HEADS[name].has_labels), None
+            (name for name in self.params if name in HEADS and HEADS[name].has_label_names), None
         )
 
     def named_arrays(self, format_name: str) -> dict[str, np.ndarray]:

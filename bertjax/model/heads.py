@@ -1,7 +1,7 @@
-"""What a head is, all in one place, and the model that heads make with the encoder.
+"""The heads of BERT: one record describes a head for every part of the package.
 
-Conversion, model cards, preflight and reports read here what they need to know of a head. One of
-one's own is made known by `register_head`, with nothing else changed.
+Conversion, model cards, preflight and reports read these records. `register_head` makes another
+head known to all of them.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ Batch = Mapping[str, Array]
 
 @jax.custom_vjp
 def vocab_logits(x: Array, word: Array, bias: Array) -> Array:
-    """The products of vectors [N, H] and word embeddings [V, H], and a bias [V]: float32 [N, V].
+    """Return x [N, H] times the word embeddings [V, H] plus a bias [V], float32 [N, V].
 
-    Scores keep the precision that they are summed in; the backward pass then multiplies in the
-    dtype of the inputs, where differentiating this line would multiply in float32.
+    Logits keep the precision of their sums. The backward pass multiplies in the dtype of the
+    inputs, where the derived one would multiply in float32.
     """
     return matmul_transposed(x, word, jnp.float32) + bias
 
@@ -55,246 +55,228 @@ class Pooler(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """Return pooled vectors of the shape of `x`."""
         return jnp.tanh(Dense(self.config, self.config.hidden_size, name="transform")(x))
 
 
-class MLM(nn.Module):
-    """Scores of every piece of the vocabulary for the masked positions."""
+class MaskedLMHead(nn.Module):
+    """Logits of the vocabulary at the masked positions."""
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, x: Array, batch: Batch, word: Array) -> Array:
-        """float32 [B, M, V] from their vectors [B, M, H] and the word embeddings [V, H]."""
+        """Return float32 [B, M, V] from vectors [B, M, H] and word embeddings [V, H]."""
         config = self.config
         x = ACTIVATIONS[config.hidden_act](Dense(config, config.hidden_size, name="transform")(x))
         x = LayerNorm(config, name="norm")(x)
         bias = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
-        scores = vocab_logits(x.reshape(-1, x.shape[-1]), word.astype(x.dtype), bias)
-        return scores.reshape(*x.shape[:-1], -1)
+        logits = vocab_logits(x.reshape(-1, x.shape[-1]), word.astype(x.dtype), bias)
+        return logits.reshape(*x.shape[:-1], -1)
 
 
 class LinearHead(Dense):
-    """Scores for each vector by itself."""
+    """A linear layer of each vector."""
 
     def __call__(self, x: Array, batch: Batch, word: Array) -> Array:  # type: ignore[override]
-        """float32 [..., features] from vectors [..., H]."""
+        """Return float32 [..., features] from vectors [..., H]."""
         return super().__call__(x).astype(jnp.float32)
 
 
 def next_sentence_head(config: BertConfig, name: str) -> LinearHead:
-    """Of pooled vectors: whether the second sentence follows (0) or is random (1)."""
+    """Return two logits per pair: the second sentence follows (0) or is random (1)."""
     return LinearHead(config, 2, name=name)
 
 
-def span(config: BertConfig, name: str) -> LinearHead:
-    """Of all pieces: a score to begin, and one to end, an answer (section 4.2).
+def question_answering_head(config: BertConfig, name: str) -> LinearHead:
+    """Return two logits per token: start and end of an answer (section 4.2).
 
-    In float32: rounded to bfloat16, answers would tie, and so would thousands of null odds.
+    They are computed in float32. In bfloat16, answers and thousands of null scores would tie.
     """
     return LinearHead(dataclasses.replace(config, dtype="float32"), 2, name=name)
 
 
-def classifier(config: BertConfig, name: str) -> LinearHead:
-    """A score for each of `num_labels` classes, labels or tags, or one number."""
-    # Without one the model has not this head, and only the names of its arrays are asked for.
+def classification_head(config: BertConfig, name: str) -> LinearHead:
+    """Return `num_labels` logits per vector, one number for regression."""
+    # A model with num_labels=0 does not have this head; only its parameter names are needed.
     return LinearHead(config, max(config.num_labels, 1), name=name)
 
 
-def choice(config: BertConfig, name: str) -> LinearHead:
-    """Of pooled vectors: how well each answer goes with its question."""
+def multiple_choice_head(config: BertConfig, name: str) -> LinearHead:
+    """Return a score per choice."""
     return LinearHead(config, 1, name=name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A head: how it is computed, learned, written down and called.
+    """A head: its module, its loss, and its names in formats, reports and model cards.
 
     Attributes:
-      name: of its parameters; what it gives is called `NAME_logits`.
-      module: from the model's configuration a module that is called with the vectors of all pieces
-        [B, T, H] or those at `positions_key`, or if `pooled` with the pooled vectors of the batch's
-        `cls_positions` [B, K, H] (of a causal encoder of the examples' last pieces), the batch, and
-        the word embeddings [V, H].
-      sums: (logits, batch) -> its loss, `NAME_loss`, and what else it reports.
-      names: for each of its modules the path here, at Hugging Face and in TF1, and the kind, as in
-        `bertjax.formats.parameter_names`.
-      architecture: the class of `transformers` that has it; of several heads the last one's counts.
-      pipeline, auto_class: what a model card says of its use.
-      part: what it is called in a table of costs.
-      titles: metric -> its title, and a value that its axis always shows.
-      positions_key: the batch's array of the positions [B, N] whose vectors it takes; "" for all pieces, or
-        if `pooled`.
-      dropped: whether dropout comes before it, as before those that are fine-tuned.
-      labelled: whether its outputs are `num_labels` labels that have names.
+      name: name of its parameters; its output is `NAME_logits`.
+      module: function of a BertConfig and a name to a Flax module. The module is called with
+        vectors, the batch and the word embeddings [V, H]. The vectors are those of all tokens
+        [B, T, H], of `positions_key` [B, N, H], or pooled [B, K, H].
+      sums: function of logits and batch to `NAME_loss` and its metrics as (sum, weight).
+      pooled: True for pooled vectors of `cls_positions`, the last tokens in a causal encoder.
+      module_names: for each of its modules the path here, in Hugging Face and in TF1, and the kind,
+        as in `bertjax.formats.parameter_names`.
+      architecture: class of `transformers`; that of the last of several heads counts.
+      pipeline_tag: Hugging Face's task on a model card.
+      auto_class: class that a model card shows.
+      cost_name: name in the cost table and in messages.
+      metric_titles: metric -> its title and a value that its axis always shows.
+      positions_key: batch array of the positions [B, N] that it reads; "" for all, or if `pooled`.
+      input_dropout: True if dropout precedes it, as in fine-tuning.
+      has_label_names: True if its outputs are `num_labels` named labels.
     """
 
     name: str
     module: Callable[..., nn.Module]
     sums: Callable[[Array, Batch], Sums]
     pooled: bool
-    names: tuple[tuple[str, str, str, str], ...]
+    module_names: tuple[tuple[str, str, str, str], ...]
     architecture: str
     pipeline_tag: str
     auto_class: str
-    part: str
-    titles: Mapping[str, tuple[str, float | None]]
+    cost_name: str
+    metric_titles: Mapping[str, tuple[str, float | None]]
     positions_key: str = ""
     input_dropout: bool = False
-    has_labels: bool = False
+    has_label_names: bool = False
 
 
 HEADS: dict[str, Head] = {}
-BACKBONE_MODULES = (
-    "encoder",
-    "pooler",
-    "features",
-    "bilstm",
-)  # the parts of a model that are no heads
+BACKBONE_MODULES = ("encoder", "pooler", "features", "bilstm")  # modules that are not heads
 
 
 def register_head(head: Head) -> Head:
-    """Makes a head known by its name.
+    """Add a head to `HEADS` and return it.
 
     Raises:
-      InputError: another one has that name.
+      InputError: another head or module has this name.
     """
     if HEADS.get(head.name, head) != head or head.name in BACKBONE_MODULES:
-        raise InputError(f"there is a head {head.name} already: choose another name.")
+        raise InputError(f"head {head.name!r}: the name is taken. Choose another name.")
     HEADS[head.name] = head
     return head
 
 
-register_head(
+_MLM = "cls.predictions.transform"
+for _head in (
     Head(
         name="mlm",
-        module=MLM,
+        module=MaskedLMHead,
         sums=losses.masked_lm_sums,
         pooled=False,
-        names=(
-            (
-                "mlm/transform",
-                "cls.predictions.transform.dense",
-                "cls/predictions/transform/dense",
-                "dense",
-            ),
-            (
-                "mlm/norm",
-                "cls.predictions.transform.LayerNorm",
-                "cls/predictions/transform/LayerNorm",
-                "norm",
-            ),
+        module_names=(
+            ("mlm/transform", f"{_MLM}.dense", "cls/predictions/transform/dense", "dense"),
+            ("mlm/norm", f"{_MLM}.LayerNorm", "cls/predictions/transform/LayerNorm", "norm"),
             ("mlm", "cls.predictions", "cls/predictions", "bias"),
         ),
         architecture="BertForMaskedLM",
         pipeline_tag="fill-mask",
         auto_class="AutoModelForMaskedLM",
-        part="MLM head",
-        titles={
-            "mlm_loss": ("Masked-piece loss", None),
-            "mlm_accuracy": ("Masked-piece accuracy", 0.0),
-            "mlm_perplexity": ("Masked-piece perplexity", None),
+        cost_name="MLM head",
+        metric_titles={
+            "mlm_loss": ("MLM loss", None),
+            "mlm_accuracy": ("MLM accuracy", 0.0),
+            "mlm_perplexity": ("MLM perplexity", None),
         },
         positions_key="masked_lm_positions",
-    )
-)
-register_head(
+    ),
     Head(
         name="nsp",
         module=next_sentence_head,
         sums=losses.next_sentence_sums,
         pooled=True,
-        names=(("nsp", "cls.seq_relationship", "cls/seq_relationship", "output"),),
+        module_names=(("nsp", "cls.seq_relationship", "cls/seq_relationship", "output"),),
         architecture="BertForPreTraining",
         pipeline_tag="fill-mask",
         auto_class="AutoModelForMaskedLM",
-        part="NSP head",
-        titles={
-            "nsp_loss": ("Next-sentence loss", None),
-            "nsp_accuracy": ("Next-sentence accuracy", None),
-        },
-    )
-)
-register_head(
+        cost_name="NSP head",
+        metric_titles={"nsp_loss": ("NSP loss", None), "nsp_accuracy": ("NSP accuracy", None)},
+    ),
     Head(
         name="question_answering",
-        module=span,
+        module=question_answering_head,
         sums=losses.question_answering_sums,
         pooled=False,
-        names=(("question_answering", "qa_outputs", "cls/squad", "output"),),
+        module_names=(("question_answering", "qa_outputs", "cls/squad", "output"),),
         architecture="BertForQuestionAnswering",
         pipeline_tag="question-answering",
         auto_class="AutoModelForQuestionAnswering",
-        part="span head",
-        titles={},
-    )
-)
-register_head(
+        cost_name="question answering head",
+        metric_titles={},
+    ),
     Head(
         name="sequence_classification",
-        module=classifier,
-        sums=losses.labels,
+        module=classification_head,
+        sums=losses.sequence_classification_sums,
         pooled=True,
-        names=(("sequence_classification", "classifier", "", "output"),),
+        module_names=(("sequence_classification", "classifier", "", "output"),),
         architecture="BertForSequenceClassification",
         pipeline_tag="text-classification",
         auto_class="AutoModelForSequenceClassification",
-        part="classifier",
-        titles={"sequence_classification_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
+        cost_name="sequence classification head",
+        metric_titles={
+            "sequence_classification_loss": ("Loss", None),
+            "accuracy": ("Accuracy", None),
+        },
         input_dropout=True,
-        has_labels=True,
-    )
-)
-register_head(
+        has_label_names=True,
+    ),
     Head(
         name="multiple_choice",
-        module=choice,
-        sums=losses.choices,
+        module=multiple_choice_head,
+        sums=losses.multiple_choice_sums,
         pooled=True,
-        names=(("multiple_choice", "classifier", "", "output"),),
+        module_names=(("multiple_choice", "classifier", "", "output"),),
         architecture="BertForMultipleChoice",
         pipeline_tag="multiple-choice",
         auto_class="AutoModelForMultipleChoice",
-        part="choice head",
-        titles={"multiple_choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
+        cost_name="multiple choice head",
+        metric_titles={"multiple_choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
         input_dropout=True,
-    )
-)
-register_head(
+    ),
     Head(
         name="token_classification",
-        module=classifier,
-        sums=losses.tags,
+        module=classification_head,
+        sums=losses.token_classification_sums,
         pooled=False,
-        names=(("token_classification", "classifier", "", "output"),),
+        module_names=(("token_classification", "classifier", "", "output"),),
         architecture="BertForTokenClassification",
         pipeline_tag="token-classification",
         auto_class="AutoModelForTokenClassification",
-        part="token_classification",
-        titles={
+        cost_name="token classification head",
+        metric_titles={
             "token_classification_loss": ("Loss", None),
             "accuracy": ("Accuracy of words", None),
         },
         input_dropout=True,
-        has_labels=True,
-    )
-)
+        has_label_names=True,
+    ),
+):
+    register_head(_head)
 
 
 def head_sums(outputs: Mapping[str, Array], batch: Batch) -> Sums:
-    """What heads minimise and report of the logits that there are, summed over the batch."""
-    found: Sums = {}
+    """Return losses and metrics of every head with logits in `outputs`, summed over the batch."""
+    sums: Sums = {}
     for name, head in HEADS.items():
         if f"{name}_logits" in outputs:
-            found |= head.sums(outputs[f"{name}_logits"], batch)
-    return found
+            sums |= head.sums(outputs[f"{name}_logits"], batch)
+    return sums
 
 
-def check_modules_known(parts: Iterable[str], where: object) -> None:
-    """Raises InputError for a part that is neither the encoder, the pooler nor a head."""
-    for part in parts:
-        if part not in (*BACKBONE_MODULES, *HEADS):
+def check_modules_known(modules: Iterable[str], source: object) -> None:
+    """Check that each module of a model is a backbone module or a registered head.
+
+    Raises:
+      InputError: a module is unknown.
+    """
+    for module in modules:
+        if module not in (*BACKBONE_MODULES, *HEADS):
             raise InputError(
-                f"{where} has a head {part!r} that is not known, and it would be lost: import the "
-                "module that registers it."
+                f"{source}: the head {module!r} is unknown and would be lost. Import the module "
+                "that registers it."
             )

@@ -1,4 +1,4 @@
-"""What layers compute, with gradients written out where the derived ones cost more."""
+"""Functions that layers compute, with explicit gradients where the derived ones cost more."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from bertjax.mesh.device_mesh import tpu_kind
 
 @jax.custom_vjp
 def gelu(x: Array) -> Array:
-    """x times the normal distribution function at x (Hendrycks and Gimpel 2016), with erf."""
+    """Return x times the normal distribution function at x (Hendrycks and Gimpel 2016), by erf."""
     return x * _normal_cdf(x)
 
 
@@ -22,7 +22,7 @@ def _normal_cdf(x: Array) -> Array:
 
 
 def _gelu_forward(x: Array) -> tuple[Array, Array]:
-    # The derivative is kept in place of x: beside the matrix product that gives x it costs
+    # The derivative is kept instead of x. Beside the matrix product that computes x it costs
     # nothing, while the backward pass would wait for it.
     cdf = _normal_cdf(x)
     return x * cdf, cdf + x * jnp.exp(-0.5 * x * x) * (2 * math.pi) ** -0.5
@@ -37,7 +37,7 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
-    # Otherwise the widest array of a block is kept three times over for the backward pass.
+    # Without the checkpoint the backward pass keeps three arrays of the widest size of a block.
     "gelu_tanh": jax.checkpoint(jax.nn.gelu),
     "relu": jax.nn.relu,
 }
@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @jax.custom_vjp
 def add_bias(x: Array, bias: Array) -> Array:
-    """x [..., n] + bias [n]; the gradient of the bias is summed as the device does it fastest."""
+    """Return x [..., n] + bias [n]; the gradient of the bias is `sum_leading_axes`."""
     return x + bias
 
 
@@ -61,7 +61,7 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 def sum_leading_axes(x: Array) -> Array:
-    """Of x [..., n] the sum over all axes but the last, float32 [n]."""
+    """Return the sum of x [..., n] over all axes but the last, float32 [n]."""
     return (_sum_by_product if tpu_kind() else _sum)(x)
 
 
@@ -71,8 +71,8 @@ def _sum(x: Array) -> Array:
 
 def _sum_by_product(x: Array) -> Array:
     # As a product with ones: a TPU's matrix units take a tenth of the time of its vector units. The
-    # compiler would turn a single row of ones back into a sum, and all eight go over the links: a
-    # hundredth of what the matrices' gradients are.
+    # compiler would turn a single row of ones back into a sum. All eight rows cross the links, a
+    # hundredth of the matrices' gradients.
     axes = tuple(range(x.ndim - 1))
     ones = jnp.ones((8, *x.shape[:-1]), x.dtype)
     contracted = ((tuple(axis + 1 for axis in axes), axes), ((), ()))
@@ -80,7 +80,7 @@ def _sum_by_product(x: Array) -> Array:
         ones,
         x,
         contracted,
-        precision=jax.lax.Precision.HIGHEST,  # float32 stays what it is
+        precision=jax.lax.Precision.HIGHEST,  # keeps float32
         preferred_element_type=jnp.float32,
     )
     return sums[0]
@@ -88,9 +88,9 @@ def _sum_by_product(x: Array) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-    """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis, float32.
+    """Return (x - mean) / sqrt(variance + eps) * scale + bias over the last axis, float32.
 
-    The gradient is written out: it reads `x` twice, where the derived one reads more.
+    The explicit gradient reads `x` twice, the derived one more often.
     """
     return _layer_norm_forward(x, scale, bias, eps)[0]
 
@@ -106,13 +106,13 @@ def _layer_norm_forward(
 
 
 def _layer_norm_backward(
-    eps: float, kept: tuple[Array, ...], gradient: Array
+    eps: float, residuals: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, Array]:
-    x, mean, inverse, scale = kept
+    x, mean, inverse, scale = residuals
     unit = (x.astype(jnp.float32) - mean) * inverse
     scaled = gradient * scale
     along = (scaled * unit).mean(axis=-1, keepdims=True)
-    # inverse * (scaled - scaled's mean - unit * along), by three numbers of a row and not four.
+    # inverse * (scaled - mean of scaled - unit * along), with three numbers per vector, not four.
     slope = jnp.square(inverse) * along
     start = mean * slope - inverse * scaled.mean(axis=-1, keepdims=True)
     d_x = inverse * scaled - slope * x.astype(jnp.float32) + start
@@ -123,18 +123,18 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def gather(hidden: Array, positions: Array) -> Array:
-    """The vectors of `hidden` [B, T, H] at `positions` int32 [B, N]: [B, N, H]."""
+    """Return the vectors of `hidden` [B, T, H] at `positions` int32 [B, N], [B, N, H]."""
     return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
 
 @jax.custom_vjp
 def embedding_lookup(table: Array, ids: Array) -> Array:
-    """The rows of `table` [N, H] at int32 `ids` [...]: [..., H], NaN for an id out of range.
+    """Return the rows of `table` [N, H] at int32 `ids` [...], [..., H], NaN for ids out of range.
 
-    The gradient of a row is summed in float32 whatever the table: a frequent piece comes hundreds
-    of times in a batch, and a sum of three digits stands still long before.
+    The gradient is summed in float32 whatever the dtype of the table. A frequent token occurs
+    hundreds of times in a batch, which a sum in bfloat16 cannot count.
     """
-    return jnp.take(table, ids, axis=0)  # unlike indexing, which no run would notice
+    return jnp.take(table, ids, axis=0)  # indexing would clamp ids without notice
 
 
 def _embedding_lookup_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -1,7 +1,7 @@
-"""Losses and accuracies as (sum, weight) pairs, so that they add up over devices and batches.
+"""Losses and accuracies as (sum, weight) pairs, which add up over devices and batches.
 
-The mean is sum / weight, taken once at the very end. Weights are those of the slots: 0 for an empty
-one, whose logits and target then count for nothing.
+The mean is sum / weight, computed once at the end. Empty slots have weight 0, so that their logits
+and targets do not count.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,12 @@ Sums = dict[str, Sum]  # name -> (sum, weight), float32 scalars
 
 
 def cross_entropy(logits: Array, targets: Array, weights: Array) -> Sum:
-    """-log softmax(logits)[target] in nats, summed over the slots, and the sum of the weights.
+    """Return the sum of -log softmax(logits)[target] in nats, and the sum of the weights.
 
-    `logits` are [..., C], taken in float32; int32 `targets` and float32 `weights` are [...].
+    Args:
+      logits: [..., C], converted to float32.
+      targets: int32 [...].
+      weights: float32 [...].
     """
     logits = logits.astype(jnp.float32)
     losses = jax.nn.logsumexp(logits, axis=-1) - _target_logits(logits, targets)
@@ -27,10 +30,10 @@ def cross_entropy(logits: Array, targets: Array, weights: Array) -> Sum:
 
 
 def accuracy(logits: Array, targets: Array, weights: Array) -> Sum:
-    """The weight of the slots whose target has the largest logit, and that of all slots.
+    """Return the weight of the slots whose target has the largest logit, and that of all slots.
 
-    Shapes are those of `cross_entropy`. A target that shares the largest logit with another class
-    counts. (The maximum is at hand from the loss; an argmax would take a CPU a tenth of the step.)
+    Shapes are those of `cross_entropy`. A target that shares the largest logit counts. The loss
+    needs the maximum anyway; an argmax would take a tenth of a step on a CPU.
     """
     correct = _target_logits(logits, targets) >= jnp.max(logits, axis=-1)
     return jnp.sum(correct * weights), jnp.sum(weights)
@@ -39,32 +42,34 @@ def accuracy(logits: Array, targets: Array, weights: Array) -> Sum:
 def _target_logits(logits: Array, targets: Array) -> Array:
     if not tpu_kind():
         return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    # A choice that fuses with its use: a TPU would copy all logits for a gather, and write as many
-    # again for its gradient. On a CPU it costs a tenth of the head.
+    # A selection, which fuses with its use. For a gather a TPU would copy all logits, and write as
+    # many again for its gradient. On a CPU the selection costs a tenth of the head.
     classes = logits.shape[-1]
-    own = targets[..., None] == jnp.arange(classes, dtype=targets.dtype)
-    found = jnp.where(own, logits, 0).sum(axis=-1)
-    return jnp.where(targets < classes, found, jnp.nan)
+    is_target = targets[..., None] == jnp.arange(classes, dtype=targets.dtype)
+    selected = jnp.where(is_target, logits, 0).sum(axis=-1)
+    return jnp.where(targets < classes, selected, jnp.nan)
 
 
 def masked_lm_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
-    """ "mlm_loss" and "mlm_accuracy" from logits [B, M, V]."""
+    """Return `mlm_loss` and `mlm_accuracy` of logits [B, M, V]."""
     slots = logits, batch["masked_lm_ids"], batch["masked_lm_weights"]
     return {"mlm_loss": cross_entropy(*slots), "mlm_accuracy": accuracy(*slots)}
 
 
 def next_sentence_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
-    """ "nsp_loss" and "nsp_accuracy" from logits [B, K, 2]."""
+    """Return `nsp_loss` and `nsp_accuracy` of logits [B, K, 2]."""
     slots = logits, batch["next_sentence_labels"], batch["next_sentence_weights"]
     return {"nsp_loss": cross_entropy(*slots), "nsp_accuracy": accuracy(*slots)}
 
 
-def labels(logits: Array, batch: Mapping[str, Array]) -> Sums:
-    """ "sequence_classification_loss" of logits [B, K, C], and where each is one of C classes "accuracy".
+def sequence_classification_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """Return `sequence_classification_loss` of logits [B, K, C], and `accuracy` of single labels.
 
-    What is minimised follows from the targets: cross-entropy of classes, int32 [B, K]; the mean of
-    the C cross-entropies of sets of labels, float32 [B, K, C]; the squared error of numbers,
-    float32 [B, K], of which C is 1.
+    The dtype and shape of `batch["labels"]` select the loss:
+
+    - int32 [B, K], single-label classification: cross-entropy;
+    - float32 [B, K, C], multi-label classification: mean of C binary cross-entropies;
+    - float32 [B, K], regression with C = 1: squared error.
     """
     targets, weights = batch["labels"], batch["labels_weights"]
     if jnp.issubdtype(targets.dtype, jnp.integer):
@@ -77,24 +82,24 @@ def labels(logits: Array, batch: Mapping[str, Array]) -> Sums:
     return {"sequence_classification_loss": (jnp.sum(losses * weights), jnp.sum(weights))}
 
 
-def tags(logits: Array, batch: Mapping[str, Array]) -> Sums:
-    """ "token_classification_loss" and "accuracy" of logits [B, T, C], of the pieces that have tags."""
+def token_classification_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """Return `token_classification_loss` and `accuracy` of logits [B, T, C]."""
     slots = logits, batch["token_labels"], batch["token_labels_weights"]
     return {"token_classification_loss": cross_entropy(*slots), "accuracy": accuracy(*slots)}
 
 
-def choices(logits: Array, batch: Mapping[str, Array]) -> Sums:
-    """ "multiple_choice_loss" and "accuracy" of logits [B, K, 1], one for each answer.
+def multiple_choice_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
+    """Return `multiple_choice_loss` and `accuracy` of logits [B, K, 1], one for each choice.
 
-    The answers of a question, those of one number in `group_ids`, are classes to choose from; the
-    target of the right one is 1.
+    Choices with the same number in `group_ids` belong to one question. The right choice has the
+    label 1.
     """
     group_ids, right = batch["group_ids"], batch["choice_labels"] * batch["choice_labels_weights"]
-    same = group_ids[:, :, None] == group_ids[:, None, :]
+    same_group = group_ids[:, :, None] == group_ids[:, None, :]
     scores = logits[..., 0].astype(jnp.float32)
-    among = jnp.where(same, scores[:, None, :], jnp.finfo(jnp.float32).min)
-    losses = jax.nn.logsumexp(among, axis=-1) - scores
-    correct = scores >= jnp.max(among, axis=-1)
+    group_scores = jnp.where(same_group, scores[:, None, :], jnp.finfo(jnp.float32).min)
+    losses = jax.nn.logsumexp(group_scores, axis=-1) - scores
+    correct = scores >= jnp.max(group_scores, axis=-1)
     weight = jnp.sum(right)
     return {
         "multiple_choice_loss": (jnp.sum(losses * right), weight),
@@ -103,18 +108,18 @@ def choices(logits: Array, batch: Mapping[str, Array]) -> Sums:
 
 
 def question_answering_sums(logits: Array, batch: Mapping[str, Array]) -> Sums:
-    """What span prediction minimises and reports: "question_answering_loss", the mean of the losses of start and
-    end (section 4.2), and the accuracies of both.
+    """Return `question_answering_loss` and the accuracies of start and end.
 
-    `logits` are [B, T, 2]; each of the K windows of a row chooses among its own pieces.
+    The loss is the mean of the losses of start and end (section 4.2). `logits` are [B, T, 2]. Each
+    of the K windows of a sequence chooses among its own tokens.
     """
     slots = jnp.arange(1, batch["answer_positions_weights"].shape[1] + 1)
-    own = batch["example_ids"][:, None, :] == slots[:, None]  # [B, K, T]
-    least = jnp.finfo(jnp.float32).min
+    is_own = batch["example_ids"][:, None, :] == slots[:, None]  # [B, K, T]
+    lowest = jnp.finfo(jnp.float32).min
     sums, losses = {}, []
     for i, name in enumerate(("start", "end")):
-        choices = jnp.where(own, logits[:, None, :, i].astype(jnp.float32), least)
-        slot = choices, batch["answer_positions"][..., i], batch["answer_positions_weights"]
+        own_logits = jnp.where(is_own, logits[:, None, :, i].astype(jnp.float32), lowest)
+        slot = own_logits, batch["answer_positions"][..., i], batch["answer_positions_weights"]
         losses.append(cross_entropy(*slot))
         sums[f"{name}_accuracy"] = accuracy(*slot)
     (start, weight), (end, _) = losses

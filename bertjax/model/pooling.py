@@ -1,4 +1,4 @@
-"""One vector for each text of a row, from those of its pieces."""
+"""Pooling of token vectors into one vector per text."""
 
 import jax
 import jax.numpy as jnp
@@ -8,33 +8,35 @@ POOLING_MODES = ("mean", "cls", "max")
 
 
 def pool(vectors: Array, example_ids: Array, num_examples: int, pooling_mode: str) -> Array:
-    """float32 [B, K, H] from vectors [B, T, H] and int32 [B, T].
+    """Return pooled vectors float32 [B, K, H], 0 for examples that a sequence does not have.
 
     Args:
-      count: texts of a row, K; one that a row has not gets 0.
-      how: "mean" of all pieces, [CLS] and [SEP] among them, the vector of "cls", or the "max" of
+      vectors: [B, T, H].
+      example_ids: int32 [B, T].
+      num_examples: K.
+      pooling_mode: "mean" of all tokens with [CLS] and [SEP], the vector of "cls", or the "max" of
         each component.
     """
     slots = jnp.arange(1, num_examples + 1)
-    own = example_ids[:, None, :] == slots[:, None]  # [B, K, T]
-    there = jnp.any(own, axis=-1, keepdims=True)
+    is_own = example_ids[:, None, :] == slots[:, None]  # [B, K, T]
+    exists = jnp.any(is_own, axis=-1, keepdims=True)
     vectors = vectors.astype(jnp.float32)
     if pooling_mode == "cls":
-        first = jnp.argmax(own, axis=-1)
-        found = jnp.take_along_axis(vectors, first[..., None], axis=1)
+        first = jnp.argmax(is_own, axis=-1)
+        pooled = jnp.take_along_axis(vectors, first[..., None], axis=1)
     elif pooling_mode == "mean":
-        share = own / jnp.maximum(jnp.sum(own, axis=-1, keepdims=True), 1)
-        # In full precision: an accelerator's default would round what is added up.
-        found = jnp.einsum("bkt,bth->bkh", share, vectors, precision=jax.lax.Precision.HIGHEST)
+        weights = is_own / jnp.maximum(jnp.sum(is_own, axis=-1, keepdims=True), 1)
+        # In full precision: an accelerator's default would round the summands.
+        pooled = jnp.einsum("bkt,bth->bkh", weights, vectors, precision=jax.lax.Precision.HIGHEST)
     else:
 
-        def largest(mine: Array) -> Array:
-            return jnp.max(jnp.where(mine[..., None], vectors, -jnp.inf), axis=1)
+        def maximum(mask: Array) -> Array:
+            return jnp.max(jnp.where(mask[..., None], vectors, -jnp.inf), axis=1)
 
-        found = jax.lax.map(largest, own.swapaxes(0, 1)).swapaxes(0, 1)
-    return jnp.where(there, found, 0.0)
+        pooled = jax.lax.map(maximum, is_own.swapaxes(0, 1)).swapaxes(0, 1)
+    return jnp.where(exists, pooled, 0.0)
 
 
-def normalize(vectors: Array) -> Array:
-    """Vectors of length 1, but for those of length 0."""
+def l2_normalize(vectors: Array) -> Array:
+    """Return vectors scaled to length 1; those of length 0 stay 0."""
     return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

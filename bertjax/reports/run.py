@@ -266,7 +266,7 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def _quality_metrics() -> dict[str, MetricDisplay]:
     """Return the metrics of all heads, losses first."""
-    titles = [item for head in HEADS.values() for item in head.titles.items()]
+    titles = [item for head in HEADS.values() for item in head.metric_titles.items()]
     titles.sort(key=lambda item: not item[0].endswith("_loss"))
     return {"loss": MetricDisplay("Loss")} | {
         name: MetricDisplay(title, as_percent=name.endswith("accuracy"), floor=floor)

@@ -109,7 +109,7 @@ class EmbeddingsObjective(FinetuningObjective):
         mean = jnp.mean(layers.astype(jnp.float32), axis=0)
         num_texts = batch["cls_positions"].shape[1]
         embeddings = pooling.pool(mean, batch["example_ids"], num_texts, options.pooling)
-        return {"embeddings": pooling.normalize(embeddings) if options.normalize else embeddings}
+        return {"embeddings": pooling.l2_normalize(embeddings) if options.normalize else embeddings}
 
 
 class BatchRunner(Protocol):

@@ -143,7 +143,7 @@ class PretrainedModel:
             self._shapes = {
                 name: part
                 for name, part in self._shapes.items()
-                if name not in HEADS or not HEADS[name].has_labels
+                if name not in HEADS or not HEADS[name].has_label_names
             }
         available = {part: shapes[part] for part in self._available_parts(shapes)}
         check_params(self.path, available, self._shapes)
@@ -171,7 +171,7 @@ class PretrainedModel:
         for name in params:
             if name in HEADS and name not in self._shapes:
                 raise InputError(
-                    f"{self.path} has no {HEADS[name].part}, only {', '.join(self._shapes)}. Train "
+                    f"{self.path} has no {HEADS[name].cost_name}, only {', '.join(self._shapes)}. Train "
                     "it with init, or compute embeddings with `bertjax embed`."
                 )
         check_params(self.path, params, self._shapes)
