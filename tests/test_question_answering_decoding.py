@@ -117,7 +117,7 @@ def test_decode_ignores_tokens_without_characters() -> None:
         if 0 <= at < windows.passage_lengths[number]:
             logits[number][at + windows.prefix_lengths[number]] = 9
     prediction = answer(QUESTION, logits, windows, passages)
-    assert prediction.candidates and all(each.text for each in prediction.candidates)
+    assert prediction.candidates and all(candidate.text for candidate in prediction.candidates)
 
 
 def test_null_score_is_the_lowest_over_windows() -> None:
@@ -131,9 +131,9 @@ def test_null_score_is_the_lowest_over_windows() -> None:
     assert prediction.answer(25.9).text == "" and prediction.answer(26.0).text != ""
 
 
-@pytest.mark.parametrize(("asked", "passage"), [("a?", ""), ("", "a b"), ("", "")])
-def test_decode_accepts_empty_question_and_passage(asked: str, passage: str) -> None:
-    question = Question("q", asked, passage)
+@pytest.mark.parametrize(("text", "passage"), [("a?", ""), ("", "a b"), ("", "")])
+def test_decode_accepts_empty_question_and_passage(text: str, passage: str) -> None:
+    question = Question("q", text, passage)
     windows, passages = windows_of(question)
     prediction = answer(question, constant_logits(windows), windows, passages)
     assert prediction.answer(None).text == ("a" if passage else "")
@@ -147,7 +147,7 @@ def test_candidates_are_distinct_and_probabilities_sum_to_1() -> None:
     windows, passages = windows_of(QUESTION)
     random = np.random.default_rng(0)
     logits = [
-        random.normal(size=each.shape).astype(np.float32) for each in constant_logits(windows)
+        random.normal(size=values.shape).astype(np.float32) for values in constant_logits(windows)
     ]
     prediction = answer(QUESTION, logits, windows, passages)
     texts = [candidate.text for candidate in prediction.candidates]
@@ -173,21 +173,23 @@ def decode_gold_logits(data: QuestionAnsweringDataset, tokenizer) -> dict[str, s
     logits = constant_logits(windows, -5)
     for number, (start, end) in enumerate(windows.targets["answer_positions"].values):
         logits[number][start, 0] = logits[number][end, 1] = 5
-    found = {}
+    answers_by_id = {}
     for prediction in decode(data.questions, windows, passages, logits):
         best = prediction.answer(None)
         assert best.text == prediction.question.passage[best.start : best.end]
-        found[prediction.question.id] = best.text
-    return found
+        answers_by_id[prediction.question.id] = best.text
+    return answers_by_id
 
 
 @pytest.mark.slow
 def test_decode_returns_gold_answers_of_squad(data_dir) -> None:
     data = read_squad(data_dir / "squad" / "dev-v1.1.json")
     tokenizer = vocabulary(data_dir / "vocab" / "bert-base-uncased-vocab.txt")
-    found = decode_gold_logits(data, tokenizer)
+    predictions = decode_gold_logits(data, tokenizer)
     wrong = [
-        q for q in data.questions if score(QuestionAnsweringDataset([q], 1), found)["exact"] == 0
+        q
+        for q in data.questions
+        if score(QuestionAnsweringDataset([q], 1), predictions)["exact"] == 0
     ]
     # These gold answers begin or end within a token ("1940" of "1940s"), or are longer than
     # MAX_ANSWER_LENGTH.

@@ -34,17 +34,17 @@ def test_inputs_are_parsed_line_by_line() -> None:
             taken.append(number)
             yield line(id=f"q{number}") if number else line()
 
-    for number, asked in enumerate(parse_lines(lines())):
+    for number, item in enumerate(parse_lines(lines())):
         assert len(taken) == number + 1
-        assert to_question(asked) == Question(f"q{number}" if number else "1", "c?", "a b")
+        assert to_question(item) == Question(f"q{number}" if number else "1", "c?", "a b")
 
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_inputs_of_a_squad_file_are_a_list(indent: int | None) -> None:
     text = "\n" + json.dumps(FILE, indent=indent)
-    found = parse_lines(text.splitlines(keepends=True))
-    assert isinstance(found, list)
-    assert list(map(to_question, found)) == [Question("7", "c?", "a b")]
+    items = parse_lines(text.splitlines(keepends=True))
+    assert isinstance(items, list)
+    assert list(map(to_question, items)) == [Question("7", "c?", "a b")]
 
 
 def test_inputs_of_no_lines_are_empty() -> None:
@@ -52,7 +52,7 @@ def test_inputs_of_no_lines_are_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("text", "problem"),
     [
         ("?", "line 2: this is no"),
         (line(context=None), "line 2: this is no"),
@@ -65,14 +65,14 @@ def test_inputs_of_no_lines_are_empty() -> None:
     ],
     ids=lambda value: value[:40],
 )
-def test_inputs_reject_a_line_without_question(said: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        list(map(to_question, parse_lines([line(), said])))
+def test_inputs_reject_a_line_without_question(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        list(map(to_question, parse_lines([line(), text])))
 
 
 def test_inputs_skip_blank_lines_and_count_them() -> None:
-    found = map(to_question, parse_lines(["\n", line(), " \n", line(), "\n"]))
-    assert [question.id for question in found] == ["2", "4"]
+    questions = map(to_question, parse_lines(["\n", line(), " \n", line(), "\n"]))
+    assert [question.id for question in questions] == ["2", "4"]
 
 
 def test_to_question_error_names_the_location() -> None:

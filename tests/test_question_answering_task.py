@@ -134,7 +134,7 @@ def evaluated(trained, folder, tmp_path_factory) -> tuple[int, pathlib.Path, dic
     page, table = done.stderr.split("; compiling ...\n")
     assert page.endswith(f"{PretrainedModel(workdir).path} on eval, 8 sequences a batch")
     assert re.search(r"^exact +\d+\.\d+$", table, re.MULTILINE)
-    assert f"written to {output}: " in table and "scores.json" in table
+    assert f".json to {output}. Next: " in table and "scores.json" in table
     return version, output, json.loads(done.stdout)
 
 
