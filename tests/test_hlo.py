@@ -28,21 +28,21 @@ def test_a_sum_over_devices(axis, devices) -> None:
     whole = 16 * 32 * 4
     found = collectives_of(sums, PartitionSpec(), PartitionSpec())
     assert found == [Collective("all-reduce", whole, devices, 1)]
-    assert found[0].sent == 2 * whole * (devices - 1) / devices
+    assert found[0].bytes_sent == 2 * whole * (devices - 1) / devices
 
 
 def test_a_gathered_array_counts_whole() -> None:
     gather = functools.partial(jax.lax.all_gather, axis_name="a", tiled=True)
     found = collectives_of(gather, PartitionSpec("a"), PartitionSpec())
     assert found == [Collective("all-gather", 16 * 32 * 4, 4, 1)]
-    assert found[0].sent == 16 * 32 * 4 * 3 / 4
+    assert found[0].bytes_sent == 16 * 32 * 4 * 3 / 4
 
 
 def test_a_scattered_sum_counts_what_each_device_brings() -> None:
     scatter = functools.partial(jax.lax.psum_scatter, axis_name="a", tiled=True)
     found = collectives_of(scatter, PartitionSpec(), PartitionSpec("a"))
     assert found == [Collective("reduce-scatter", 16 * 32 * 4, 4, 1)]
-    assert found[0].sent == 16 * 32 * 4 * 3 / 4
+    assert found[0].bytes_sent == 16 * 32 * 4 * 3 / 4
 
 
 TPU_SCATTER = """\

@@ -15,9 +15,10 @@ from conftest import process_environment
 
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
-from bertjax.preflight.analysis import _estimate_tpu, largest_batch, preflight, suggested_fixes
+from bertjax.preflight.analysis import _estimate_tpu, preflight
 from bertjax.preflight.hlo import Instruction
 from bertjax.preflight.report import format_report
+from bertjax.preflight.search import largest_batch, suggested_fixes
 from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
 
@@ -86,7 +87,7 @@ def test_gradients_of_what_is_frozen_are_not_summed(data_parallel) -> None:
 
 
 def test_more_frozen_layers_than_there_are_are_refused() -> None:
-    with pytest.raises(ValueError, match="frozen_layers is 3 and the model has 2 blocks"):
+    with pytest.raises(ValueError, match="frozen_layers=3: the model has 2 blocks"):
         preflight(configuration(**{"optimizer.frozen_layers": 3}), EIGHT)
 
 
@@ -100,7 +101,7 @@ def test_fully_sharded_parameters_are_gathered_where_they_are_used() -> None:
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_said_first_whatever_it_is(data_parallel) -> None:
-    for name, said in (("evaluation", "dies at its first evaluation"), ("prediction", "predict")):
+    for name, said in (("evaluation", "at its first evaluation"), ("prediction", "predicts")):
         one = dataclasses.replace(getattr(data_parallel, name), fits=False)
         text = format_report(dataclasses.replace(data_parallel, fits=False, **{name: one}))
         assert text.startswith("does NOT fit cpu:8: it trains, and") and said in text.split("\n")[0]
@@ -146,7 +147,7 @@ def test_a_kernel_is_charged_what_takes_longer_at_the_peaks_of_the_chip() -> Non
     "name", ["v5e", "v5e:", "v5e:4x", "v5e:0x4", "tpu:4x4", "v5e:4*4", "cpu:-1"]
 )
 def test_what_is_no_topology_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="unknown: write one such as v5e:4x4"):
+    with pytest.raises(ValueError, match="unknown. Use one such as v5e:4x4"):
         Topology(name)
 
 
@@ -186,7 +187,7 @@ def as_if(monkeypatch, most: int, used: Callable[[int], float], model: int = 1) 
         train = SimpleNamespace(per_device_batch_size=rows, hbm_bytes=used(rows))
         return SimpleNamespace(fits=rows <= most, train=train, hbm_limit_bytes=100)
 
-    monkeypatch.setattr("bertjax.preflight.analysis.preflight", judged)
+    monkeypatch.setattr("bertjax.preflight.search.preflight", judged)
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices())
     return tried
 
@@ -260,6 +261,7 @@ def test_sixty_four_chips_are_judged_from_here() -> None:
         on_tpu(
             f"""
 from bertjax.preflight.analysis import preflight
+from bertjax.preflight.search import largest_batch, suggested_fixes
 from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
 from bertjax.config.loading import load_config

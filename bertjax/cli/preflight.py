@@ -11,7 +11,7 @@ from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config
-    from bertjax.preflight.analysis import PreflightReport
+    from bertjax.preflight.report import PreflightReport
     from bertjax.preflight.topology import Topology
 
 ORDER = 40
@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs: leave accelerators to others
-    from bertjax.preflight.analysis import preflight, suggested_fixes
+    from bertjax.preflight.analysis import preflight
     from bertjax.preflight.report import format_report
+    from bertjax.preflight.search import suggested_fixes
     from bertjax.preflight.topology import Topology
 
     if args.json:
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _search_batch_size(config: "Config", topology: "Topology") -> "PreflightReport":
     """Print the largest batch sizes with and without remat; return the larger one's report."""
-    from bertjax.preflight.analysis import largest_batch
+    from bertjax.preflight.search import largest_batch
 
     reports = []
     for remat in (False, True):

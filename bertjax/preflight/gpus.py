@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as the compiler has to be told of them, where there is none to ask."""
+"""Descriptions of NVIDIA GPUs, by which the compiler can compile without one."""
 
 import dataclasses
 import importlib.util
@@ -10,49 +10,53 @@ import jax
 from bertjax.errors import RunError
 
 
-class NoCompiler(RunError):
+class MissingCompilerError(RunError):
     """The compiler for the topology is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A kind of GPU, as its maker describes it and as OpenXLA's target configurations have it.
+    """A kind of GPU, by its data sheet and OpenXLA's target configurations.
 
     Attributes:
-      description: its `device_kind`.
-      capability: of CUDA, as the text of the compiler's message.
-      cores: streaming multiprocessors; the next three are of each.
-      memory: bytes, of which JAX takes a share.
-      bandwidth: bytes a second between a GPU and its memory.
-      cache: bytes, of the second level.
-      link: bytes a second that a GPU sends to those of its host.
-      network: bytes a second that a GPU sends to other hosts, as such machines are built.
+      device_kind: JAX's name of the device.
+      compute_capability: CUDA compute capability, as a protobuf text.
+      core_count: streaming multiprocessors.
+      fpus_per_core: floating-point units of each.
+      threads_per_core: threads of each.
+      shared_memory_per_core: bytes of each.
+      clock_rate_ghz: clock in GHz.
+      memory_bytes: bytes of memory, of which JAX takes a fraction.
+      memory_bandwidth: bytes a second between a GPU and its memory.
+      l2_cache_size: bytes.
+      link_bandwidth: bytes a second that a GPU sends to the others of its host.
+      network_bandwidth: bytes a second that a GPU sends to other hosts, in usual machines.
     """
 
-    description: str
-    capability: str
-    cores: int
-    lanes: int
-    threads: int
+    device_kind: str
+    compute_capability: str
+    core_count: int
+    fpus_per_core: int
+    threads_per_core: int
     shared_memory_per_core: int
-    clock: float
-    memory: int
-    bandwidth: float
-    cache: int
-    link: float
+    clock_rate_ghz: float
+    memory_bytes: int
+    memory_bandwidth: float
+    l2_cache_size: int
+    link_bandwidth: float
     network_bandwidth: float
 
     @property
     def target_config(self) -> str:
-        """The compiler's `GpuTargetConfigProto`, as text."""
+        """XLA's `GpuTargetConfigProto`, as text."""
         return f"""
 gpu_device_info {{
-  core_count: {self.cores}
-  fpus_per_core: {self.lanes}
-  clock_rate_ghz: {self.clock}
-  device_memory_size: {self.memory}
-  memory_bandwidth: {self.bandwidth:.0f}
-  l2_cache_size: {self.cache}
+  core_count: {self.core_count}
+  fpus_per_core: {self.fpus_per_core}
+  clock_rate_ghz: {self.clock_rate_ghz}
+  device_memory_size: {self.memory_bytes}
+  memory_bandwidth: {self.memory_bandwidth:.0f}
+  l2_cache_size: {self.l2_cache_size}
   shared_memory_per_core: {self.shared_memory_per_core}
   shared_memory_per_block: 49152
   shared_memory_per_block_optin: {self.shared_memory_per_core - 1024}
@@ -60,16 +64,16 @@ gpu_device_info {{
   registers_per_block_limit: 65536
   threads_per_warp: 32
   threads_per_block_limit: 1024
-  threads_per_core_limit: {self.threads}
+  threads_per_core_limit: {self.threads_per_core}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  cuda_compute_capability {{ {self.capability} }}
+  cuda_compute_capability {{ {self.compute_capability} }}
 }}
 platform_name: "CUDA"
 runtime_version {{ major: 12 minor: 8 }}
 dnn_version_info {{ major: 9 minor: 10 }}
-device_description_str: "{self.description}"
+device_description_str: "{self.device_kind}"
 """
 
 
@@ -93,38 +97,38 @@ _WHEELS = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
 
 
 def memory_fraction() -> float:
-    """Of a GPU's memory that JAX gives itself, unless the environment tells it otherwise."""
+    """Return the fraction of a GPU's memory that JAX allocates, by default 0.75."""
     return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
 
 
-def compile_only_devices(gpu: Gpu, hosts: int, each: int) -> Sequence[jax.Device]:
-    """The GPUs of so many hosts with so many each, which only the compiler sees.
+def compile_only_devices(gpu: Gpu, hosts: int, gpus_per_host: int) -> Sequence[jax.Device]:
+    """Return devices that only the compiler sees.
 
     Raises:
-      NoCompiler: the extra `gpu-preflight` is not installed.
+      MissingCompilerError: the extra `gpu-preflight` is not installed.
     """
     if not has_gpu_compiler():
-        raise NoCompiler(
-            f"{gpu.description} needs the GPU compiler, which is not installed: "
+        raise MissingCompilerError(
+            f"{gpu.device_kind}: the GPU compiler is not installed. Run "
             "pip install 'bertjax[gpu-preflight]'."
         )
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(
         platform="cuda",
-        topology_name=gpu.description,
-        topology=f"1x{hosts}x{each}",
+        topology_name=gpu.device_kind,
+        topology=f"1x{hosts}x{gpus_per_host}",
         target_config=gpu.target_config,
     ).devices
 
 
 def has_gpu_compiler() -> bool:
-    """Whether what compiles for GPUs is installed."""
+    """Return whether the GPU compiler is installed."""
     return all(_is_importable(name) for name in _WHEELS)
 
 
 def _is_importable(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of what it lies in
+    except ModuleNotFoundError:  # of the parent package
         return False

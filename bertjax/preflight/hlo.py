@@ -1,7 +1,7 @@
-"""What a compiled program says of itself: which instructions run how often, and at what cost.
+"""Instructions and collectives of a compiled program, with their costs and number of runs.
 
-Reads the scheduled text that XLA gives back (`jax.stages.Compiled.as_text`). The TPU compiler notes
-at most instructions how many cycles it expects of a run; for other devices there are no cycles.
+The source is XLA's scheduled text (`jax.stages.Compiled.as_text`). The TPU compiler annotates most
+instructions with estimated cycles; other compilers do not.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ _OPCODE = re.compile(r"(?:^|[\])}]) ([a-z][\w\-]*)\(")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One that the program itself runs, which a fusion is and what is fused in it is not.
+    """An instruction that the program runs, such as a fusion, but none inside a fusion.
 
     Attributes:
-      opcode: as in HLO, `fusion` for most.
-      op_name: path of the traced operation, with Flax's and JAX's scopes; "" where unknown.
-      runs: how often it runs in one call of the program.
-      cycles: that the compiler expects of one run; 0 where it says nothing.
-      flops, bytes: computed and moved in one run by a kernel of our own, into which the compiler
-        does not see, as the kernel says; 0 for all else.
+      opcode: HLO opcode, `fusion` for most.
+      op_name: path of the traced operation, with Flax's and JAX's scopes; "" if unknown.
+      runs: number of runs in one call of the program.
+      cycles: the compiler's estimate for one run; 0 without an estimate.
+      flops: operations of one run of a custom kernel, by its cost estimate; 0 for others.
+      bytes: bytes that one run of a custom kernel moves; 0 for others.
     """
 
     opcode: str
@@ -47,13 +47,13 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Devices exchanging arrays.
+    """A collective operation.
 
     Attributes:
       kind: one of `COLLECTIVE_KINDS`.
-      bytes: of the whole array, on each device after an all-gather and before a reduce-scatter.
-      devices: that take part with each other.
-      runs: how often it runs in one call of the program.
+      bytes: size of the whole array, after an all-gather and before a reduce-scatter.
+      devices: size of a group of participating devices.
+      runs: number of runs in one call of the program.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Collective:
     runs: int
 
     @property
-    def sent(self) -> float:
+    def bytes_sent(self) -> float:
         """Bytes that each device sends in one run, by the best known algorithms."""
         others = (self.devices - 1) / self.devices
         return self.bytes * {"all-reduce": 2 * others, "collective-permute": 1.0}.get(
@@ -71,9 +71,9 @@ class Collective:
 
 
 def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
-    """The instructions and the collectives of a compiled program."""
-    computations, entry = split(text)
-    # TPUs' compiler writes a sum of which each device keeps a piece as a fusion of a sum and a cut.
+    """Return the instructions and the collectives of a compiled program."""
+    computations, entry = split_computations(text)
+    # The TPU compiler writes a reduce-scatter as a fusion of an all-reduce and a slice.
     scattered = {
         line
         for name, lines in computations.items()
@@ -87,20 +87,20 @@ def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
         if opcode:
             kind = next((k for k in COLLECTIVE_KINDS if opcode in (k, f"{k}-start")), None)
         if kind is not None:
-            # One that is spread over several fusions, to run beside them, is a chain of parts;
-            # those of several layers may share a channel.
+            # A collective may be spread over several fusions, to overlap with them, as a chain of
+            # parts. Collectives of several layers may share a channel.
             chain = re.search(r'chain_id="(\d+)"', line)
             key = chain[1] if chain else line
             size = _collective_bytes(line, kind, opcode)
             kind = "reduce-scatter" if line in scattered and kind == "all-reduce" else kind
-            found = Collective(kind, size, _group_size(line), runs)
+            collective = Collective(kind, size, _group_size(line), runs)
             if key not in collectives or collectives[key].runs < runs:
-                collectives[key] = found
+                collectives[key] = collective
         if not fused and opcode:
             name = re.search(r'op_name="([^"]*)"', line)
-            said = re.search(r'"cost_estimate":\{[^}]*\}', line)
-            kernel = said[0] if said else ""
-            numbers = _parse_int(kernel, "flops"), _parse_int(kernel, "bytes_accessed")
+            match = re.search(r'"cost_estimate":\{[^}]*\}', line)
+            estimate = match[0] if match else ""
+            numbers = _parse_int(estimate, "flops"), _parse_int(estimate, "bytes_accessed")
             cycles = _parse_int(line, "estimated_cycles")
             instructions.append(
                 Instruction(opcode, name[1] if name else "", runs, cycles, *numbers)
@@ -109,12 +109,12 @@ def read_program(text: str) -> tuple[list[Instruction], list[Collective]]:
 
 
 def _parse_int(line: str, key: str) -> int:
-    found = re.search(rf'"{key}":"(\d+)"', line)
-    return int(found[1]) if found else 0
+    match = re.search(rf'"{key}":"(\d+)"', line)
+    return int(match[1]) if match else 0
 
 
-def split(text: str) -> tuple[dict[str, list[str]], str]:
-    """Lines of each computation, and the name of the one that is called."""
+def split_computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """Return the lines of each computation, and the name of the entry computation."""
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in text.splitlines():
@@ -130,7 +130,7 @@ def split(text: str) -> tuple[dict[str, list[str]], str]:
 def walk_lines(
     computations: dict[str, list[str]], name: str, runs: int, fused: bool
 ) -> Iterator[tuple[str, int, bool]]:
-    """Every line that runs, how often, and whether inside a fusion."""
+    """Yield each line that runs, its number of runs, and True inside a fusion."""
     for line in computations[name]:
         yield line, runs, fused
         opcode = parse_opcode(line)
@@ -149,36 +149,37 @@ def walk_lines(
 
 
 def _trip_count(computations: dict[str, list[str]], line: str) -> int:
-    """How often the body of a while loop runs: as noted, or the bound its condition counts to."""
+    """Return the trip count of a while loop: as annotated, or the bound in its condition."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
     if known:
         return int(known[1])
     condition = re.search(r"condition=%?([\w.\-]+)", line)
     lines = computations[condition[1]] if condition else []
     bounds = [
-        int(n) for each in lines for n in re.findall(r"[su]32\[\][^=]* constant\((\d+)\)", each)
+        int(n) for line in lines for n in re.findall(r"[su]32\[\][^=]* constant\((\d+)\)", line)
     ]
     return max(bounds, default=1)
 
 
 def parse_opcode(line: str) -> str | None:
-    _, equals, rest = line.partition(" = ")
+    """Return the opcode of an instruction, None for another line."""
+    _, equals, definition = line.partition(" = ")
     if not equals:
         return None
-    found = _OPCODE.search(_LAYOUT.sub("", rest.split("metadata=")[0]))
-    return found[1] if found else None
+    match = _OPCODE.search(_LAYOUT.sub("", definition.split("metadata=")[0]))
+    return match[1] if match else None
 
 
 def _collective_bytes(line: str, kind: str, opcode: str | None) -> int:
-    """Bytes of the whole array that is exchanged, or of all where some go together."""
-    result, _, rest = line.partition(" = ")[2].partition(f" {opcode}(")
+    """Return the bytes of all whole arrays that are exchanged."""
+    result, _, operands = line.partition(" = ")[2].partition(f" {opcode}(")
     if opcode != kind and kind != "all-reduce":  # a start's result is (operands, results, ...)
         return max((shape_bytes(part) for part in _tuple_elements(result)[:2]), default=0)
-    return shape_bytes(result) * (_group_size(rest) if kind == "reduce-scatter" else 1)
+    return shape_bytes(result) * (_group_size(operands) if kind == "reduce-scatter" else 1)
 
 
 def _tuple_elements(shape: str) -> list[str]:
-    """The elements of a tuple, which may be tuples; of an array, itself."""
+    """Return the elements of a tuple, which may be tuples, or the array itself."""
     parts, depth = [""], 0
     plain = _COMMENT.sub("", _LAYOUT.sub("", shape)).strip()
     for character in plain[1:-1] if plain.startswith("(") else plain:
@@ -191,9 +192,9 @@ def _tuple_elements(shape: str) -> list[str]:
 
 
 def shape_bytes(shape: str) -> int:
-    """Bytes of the arrays in a shape as HLO writes it."""
-    found = _ARRAY_TYPE.findall(_COMMENT.sub("", _LAYOUT.sub("", shape)))
-    return sum(_array_bytes(bits, sizes) for bits, sizes in found)
+    """Return the bytes of the arrays in a shape as HLO writes it."""
+    arrays = _ARRAY_TYPE.findall(_COMMENT.sub("", _LAYOUT.sub("", shape)))
+    return sum(_array_bytes(bits, sizes) for bits, sizes in arrays)
 
 
 def _array_bytes(bits: str, shape: str) -> int:
@@ -201,7 +202,7 @@ def _array_bytes(bits: str, shape: str) -> int:
 
 
 def _group_size(line: str) -> int:
-    """Devices in each group of a collective."""
+    """Return the number of devices in a group of a collective."""
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)
     if mesh:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))

@@ -1,14 +1,14 @@
-"""How many bytes a compiled program moves between a device and its memory, by its own text.
+"""Bytes that a compiled program moves between a device and its memory, by its text.
 
-Each instruction reads what it is given and writes what it gives, once: what is fused stays inside.
-Of an array from which a slice is taken, or into which one is put, only the slice is counted.
+Each instruction reads its operands and writes its result once; values inside a fusion stay there.
+For a slice of an array, or an update of one, only the slice counts.
 """
 
 import collections
 import re
 from collections.abc import Mapping
 
-from bertjax.preflight.hlo import parse_opcode, shape_bytes, split, walk_lines
+from bertjax.preflight.hlo import parse_opcode, shape_bytes, split_computations, walk_lines
 
 _NO_TRAFFIC_OPS = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"),
@@ -20,34 +20,34 @@ _LINE = re.compile(r"(ROOT )?%?([\w.\-]+) = (.*)")
 
 
 def bytes_accessed(text: str) -> int:
-    """Of one run of a program, by its scheduled text."""
-    computations, entry = split(text)
+    """Return the bytes of one run of a program, from its scheduled text."""
+    computations, entry = split_computations(text)
     types = {
-        found[2]: result
+        match[2]: result
         for lines in computations.values()
-        for found, result in ((_LINE.match(line), _result_type(line)) for line in lines)
-        if found
+        for match, result in ((_LINE.match(line), _result_type(line)) for line in lines)
+        if match
     }
-    moved = 0
+    total = 0
     for line, runs, fused in walk_lines(computations, entry, 1, False):
         opcode = parse_opcode(line)
         if fused or not opcode or opcode in _NO_TRAFFIC_OPS or opcode.endswith("-done"):
             continue
-        moved += runs * _instruction_bytes(line, opcode, types, computations)
-    return moved
+        total += runs * _instruction_bytes(line, opcode, types, computations)
+    return total
 
 
 def _instruction_bytes(
     line: str, opcode: str, types: Mapping[str, str], computations: Mapping[str, list[str]]
 ) -> int:
-    given, result = [types.get(name, "") for name in _operands(line)], _result_type(line)
+    operands, result = [types.get(name, "") for name in _operands(line)], _result_type(line)
     if opcode in _SLICE_OPS:
         return 2 * shape_bytes(result)
     if opcode in _UPDATE_OPS:
-        return 2 * shape_bytes(given[-1])
+        return 2 * shape_bytes(operands[-1])
     called = re.search(r"calls=%?([\w.\-]+)", line)
     if opcode != "fusion" or not called:
-        return shape_bytes(result) + sum(map(shape_bytes, given))
+        return shape_bytes(result) + sum(map(shape_bytes, operands))
     return _fusion_bytes(computations[called[1]], types)
 
 
@@ -55,10 +55,10 @@ def _fusion_bytes(lines: list[str], types: Mapping[str, str]) -> int:
     users: dict[str, list[str]] = collections.defaultdict(list)
     defined, root = {}, ""
     for line in lines:
-        found = _LINE.match(line)
-        if found:
-            defined[found[2]] = line
-            root = found[2] if found[1] else root
+        match = _LINE.match(line)
+        if match:
+            defined[match[2]] = line
+            root = match[2] if match[1] else root
             for name in _operands(line):
                 users[name].append(line)
 
@@ -81,8 +81,8 @@ def _fusion_bytes(lines: list[str], types: Mapping[str, str]) -> int:
             return written(_operands(line)[0])
         if opcode == "tuple":
             return sum(map(written, _operands(line)))
-        put = _operands(line)[1 if opcode == "dynamic-update-slice" else -1 :][:1]
-        return shape_bytes(types[put[0] if opcode in _UPDATE_OPS else name])
+        update = _operands(line)[1 if opcode == "dynamic-update-slice" else -1 :][:1]
+        return shape_bytes(types[update[0] if opcode in _UPDATE_OPS else name])
 
     parameters = [name for name, line in defined.items() if parse_opcode(line) == "parameter"]
     return sum(map(read, parameters)) + written(root)

@@ -128,7 +128,8 @@ def analyze_transformers(topology: str, layers: int, length: int, per_chip: int)
     return {
         "cycles": sum(each.runs * each.cycles for each in instructions),
         "charged": 0,
-        "collective_seconds": sum(each.sent * each.runs for each in collectives) / target.bandwidth,
+        "collective_seconds": sum(each.bytes_sent * each.runs for each in collectives)
+        / target.bandwidth,
         "bytes": state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
     }
 
