@@ -254,7 +254,7 @@ def test_loss_of_a_process_ends_the_others_and_the_same_command_resumes(corpus, 
 
 @pytest.mark.slow
 def test_stop_signal_to_one_process_stops_all_and_another_number_resumes(
-    corpus, runs, alone
+    corpus, runs, one_process
 ) -> None:
     program = Program(corpus, runs / "stopped", 4, slow=True)
     program.wait_for_step(14)
@@ -305,7 +305,7 @@ def test_processes_without_a_common_workdir_fail_before_compilation(corpus, runs
     program = Program(corpus, runs / "mine", 2, last_arguments=["--workdir", str(runs / "yours")])
     assert program.wait() == [2, 2]
     for process_id in range(2):
-        assert "host 1 does not see what host 0 wrote there" in program.sentence(process_id)
+        assert "process 1 does not see what process 0 wrote" in program.sentence(process_id)
         assert "compiling" not in program.stderr[process_id]
     assert not (runs / "mine" / "lock.json").exists()
 

@@ -216,7 +216,7 @@ def test_squad_files_may_be_in_the_bucket(bucket) -> None:
 
 def test_missing_bucket_is_rejected(bucket) -> None:
     stderr = finish(start(bucket, *train("gs://bucked")), status=2)
-    assert stderr == "bertjax: there is no bucket gs://bucked: name one that exists.\n"
+    assert stderr == "bertjax: gs://bucked: no such bucket. Name one that exists.\n"
 
 
 def test_access_to_objects_suffices(bucket, corpus) -> None:
