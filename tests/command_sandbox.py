@@ -139,7 +139,8 @@ def _write_glue(folder: pathlib.Path) -> None:
     """Write every file of every task, with a few published lines."""
     for name, task in GLUE.items():
         published = PUBLISHED[name]
-        header, rows = published["train"][: task.header], published["train"][task.header :]
+        start = int(task.has_header)
+        header, rows = published["train"][:start], published["train"][start:]
         files = {stem: [*header, *rows * 12] for stem in ("train", *task.dev)}
         for stem, _ in task.test.values():
             files[stem] = published.get(stem, published.get("test_mismatched"))

@@ -1,8 +1,7 @@
-"""Compiled programs of the tests, kept in the user's cache from one session to the next.
+"""Compilation cache of the tests, kept in the user's cache directory between sessions.
 
-JAX writes its entries in place, and tests kill processes in the midst of that. So a session works on
-a directory of its own, with hard links to the entries that are kept, and adds to them at its end
-those that are whole.
+JAX writes entries in place, and tests kill processes while they write. So each session has its own
+directory with hard links to the kept entries, and adds its complete new entries at its end.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ _VARIABLES = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_PLATFORMS")
 
 @dataclasses.dataclass
 class Cache:
-    """A session's directory and the one that is kept.
+    """Directories of a session and of the kept entries.
 
     Attributes:
       session: directory of this session, for JAX_COMPILATION_CACHE_DIR.
@@ -36,10 +35,10 @@ class Cache:
     kept: pathlib.Path
 
     def close(self) -> None:
-        """Add the session's whole entries to the kept ones and remove its directory."""
+        """Keep the session's complete entries and remove its directory."""
         for entry in pathlib.Path(self.session).glob("*-cache"):
             target = self.kept / entry.name
-            if not target.exists() and _is_whole(entry):
+            if not target.exists() and _is_complete(entry):
                 os.replace(entry, target)
         shutil.rmtree(self.session, ignore_errors=True)
 
@@ -60,14 +59,13 @@ def open_cache() -> Cache | None:
         else:
             os.link(entry, os.path.join(session, entry.name))
     for other in kept.parent.iterdir():
-        if other != kept and other.name != os.path.basename(session):
-            if other.stat().st_mtime < oldest:
-                shutil.rmtree(other, ignore_errors=True)
+        if other not in (kept, pathlib.Path(session)) and other.stat().st_mtime < oldest:
+            shutil.rmtree(other, ignore_errors=True)
     return Cache(session, kept)
 
 
 def _key() -> str:
-    """Return a digest of what compiled code depends on."""
+    """Return a digest of versions, flags and processor, on which compiled code depends."""
     parts = [metadata.version("jaxlib"), sys.version, platform.machine()]
     parts += [os.environ.get(name, "") for name in _VARIABLES]
     cpuinfo = pathlib.Path("/proc/cpuinfo")
@@ -77,7 +75,7 @@ def _key() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _is_whole(entry: pathlib.Path) -> bool:
+def _is_complete(entry: pathlib.Path) -> bool:
     """Return whether an entry decompresses; JAX uses zstandard where it is installed, else zlib."""
     content = entry.read_bytes()
     try:

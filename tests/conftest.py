@@ -1,4 +1,4 @@
-"""Fixtures that several test modules share: real data where there is some, and a small corpus."""
+"""Settings and fixtures of all tests: real data, a small corpus, commands."""
 
 import gc
 import json
@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 
-# Eight devices on one CPU, for the tests of meshes, and code that compiles in a third of the time:
-# most of it runs for a moment only. It must be set before JAX starts.
+# Set before JAX starts: eight devices on one CPU, for the tests of meshes, and fewer optimizations.
+# Most programs run for a moment only, and compile in a third of the time.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false "
-    # A device that waits for others ends the process by then, and one core may have them all.
+    # Time after which a device that waits for the others ends the process; all may share one core.
     "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
 )
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import compile_cache
 
-# Workers of pytest find the directory in their environment.
+# Workers of pytest-xdist inherit the variable and open no cache.
 CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else compile_cache.open_cache()
 if CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.session
@@ -37,17 +37,17 @@ from cloud_tool_stubs import Laptop
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-# Programs that are traced are many objects that stay, and to look through them takes a sixth of a
-# worker's time.
+# Traced programs are many long-lived objects. Collecting garbage at the default threshold takes a
+# sixth of a worker's time.
 gc.set_threshold(100_000)
 
-# How long an example takes says what else the machine does.
+# No deadline: the time of an example depends on what else the machine does.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
 
-LONG = 1800  # seconds after which what a test waits for will not come, on any machine
+LONG = 1800  # seconds; longer than any wait of a test, on any machine
 
 # Interpreters, separated by colons, of environments with torch and a version of `transformers`.
 PEERS = [python for python in os.environ.get("BERTJAX_PEERS", "").split(":") if python]
@@ -59,25 +59,25 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_sessionfinish() -> None:
-    """Keep what this session has compiled for the next one; the controller alone has a cache."""
+    """Keep compiled programs for the next session; only the controller has a cache."""
     if CACHE:
         CACHE.close()
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
-    """The folder of real data sets that BERTJAX_DATA names; the test is skipped without one."""
+    """Directory of real data sets, from BERTJAX_DATA; without it the test is skipped."""
     path = os.environ.get("BERTJAX_DATA")
     if not path:
-        pytest.skip("needs real data: set BERTJAX_DATA to a folder that holds it")
+        pytest.skip("needs real data: set BERTJAX_DATA to a directory of data sets")
     if not pathlib.Path(path).is_dir():
-        pytest.fail(f"BERTJAX_DATA names {path}, which is no folder")
+        pytest.fail(f"BERTJAX_DATA={path}: not a directory")
     return pathlib.Path(path)
 
 
 @pytest.fixture(scope="session")
 def tokenization_golden() -> dict:
-    """What another implementation of the published algorithm gives; "unassigned" is a set."""
+    """Output of another implementation, see make_tokenization.py; "unassigned" is a set."""
     path = pathlib.Path(__file__).parent / "goldens" / "tokenization.json.xz"
     golden = json.loads(lzma.decompress(path.read_bytes()))
     ranges = golden["unassigned"]
@@ -86,7 +86,7 @@ def tokenization_golden() -> dict:
 
 
 def sample_text(seed: int, documents: int) -> str:
-    """Documents of invented words, some frequent and most not, as in a language."""
+    """Return documents of invented words with the skewed frequencies of a language."""
     draw = np.random.Generator(np.random.Philox(key=seed)).random
     syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
     words = [a + b + c for a in syllables for b in syllables for c in ("", "n", "s")]
@@ -109,7 +109,7 @@ def sample_vocabulary() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A prepared corpus of 8 shards, 400 documents, 128 pieces."""
+    """Prepared corpus of 8 shards, 400 documents, 128 tokens."""
     directory = tmp_path_factory.mktemp("corpus")
     text = directory / "text.txt"
     text.write_text(sample_text(seed=1, documents=400))
@@ -129,30 +129,30 @@ def laptop(tmp_path) -> Laptop:
 
 @pytest.fixture
 def compilations():
-    """The programs that JAX has compiled since the test began, as a list that grows."""
+    """Events of the programs that JAX compiles during the test, a list that grows."""
     import jax
 
-    found: list[str] = []
+    events: list[str] = []
 
     def listen(event: str, *_: object, **__: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
+            events.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    yield found
+    yield events
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.fixture
 def refused(capsys, compilations):
-    """Runs a command and returns the sentence that it is refused with."""
+    """Run a command, check that it is rejected before compilation, and return its error line."""
     from bertjax.cli.main import main
 
     def run(*arguments: object) -> str:
-        capsys.readouterr()  # what earlier commands said
+        capsys.readouterr()  # drop earlier output
         try:
             status = main([str(argument) for argument in arguments])
-        except SystemExit as stop:  # argparse's way
+        except SystemExit as stop:  # by argparse
             status = stop.code
         error = capsys.readouterr().err
         assert status == 2, error
@@ -165,7 +165,7 @@ def refused(capsys, compilations):
 
 
 def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a process of its own, on one device, and returns what it gave."""
+    """Run `bertjax ARGUMENTS` in a process of its own, on one device."""
     return subprocess.run(
         [sys.executable, "-m", "bertjax", *map(str, arguments)],
         capture_output=True,
@@ -177,14 +177,14 @@ def bertjax(*arguments: object, **options: object) -> subprocess.CompletedProces
 
 
 def process_environment(devices: int = 1) -> dict[str, str]:
-    """That of a process with so many devices."""
+    """Return the environment of a process with a number of devices."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
-    # One that finds a small program while another writes it would complain.
-    rest = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1"}
-    return os.environ | {"XLA_FLAGS": flags} | rest
+    # JAX logs an error for a cache entry that another process is writing: cache no small programs.
+    cache = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1"}
+    return os.environ | {"XLA_FLAGS": flags} | cache
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]

@@ -1,7 +1,7 @@
-"""The command line in processes of its own that are spared what they import, seconds each.
+"""Commands in processes of their own, without seconds of imports each.
 
-They are forked from a server that has imported what commands import and has done nothing else. The
-environment, the streams, signals and the end are as for a process that a shell starts.
+The processes are forked from a server that has only imported the modules of commands. Environment,
+streams, signals and exit are like those of a process that a shell starts.
 """
 
 import atexit
@@ -33,10 +33,12 @@ CONTEXT.set_forkserver_preload(
 
 
 class Command:
-    """`bertjax ARGUMENTS`, with as much of `subprocess.Popen` as is used.
+    """Process of `bertjax ARGUMENTS`, with the part of `subprocess.Popen` that tests use.
 
     Args:
+      arguments: arguments of the command.
       begin: called in the process before the command.
+      environment: additional environment variables.
     """
 
     def __init__(
@@ -46,9 +48,9 @@ class Command:
         output = Connection(os.dup(self._output.fileno()), readable=False)
         reader, writer = CONTEXT.Pipe(duplex=False)
         self.stderr = os.fdopen(os.dup(reader.fileno()), errors="replace")
-        given = [str(argument) for argument in arguments]
+        argv = [str(argument) for argument in arguments]
         self._process = CONTEXT.Process(
-            target=_run, args=(given, process_environment() | environment, begin, output, writer)
+            target=_run, args=(argv, process_environment() | environment, begin, output, writer)
         )
         self._process.start()
         for end in (reader, writer, output):
@@ -60,17 +62,17 @@ class Command:
         return self._process.exitcode
 
     def communicate(self, timeout: float = LONG) -> tuple[str, str]:
-        """Standard output, and as much of standard error as nobody has read."""
-        late = threading.Timer(timeout, self.kill)
-        late.start()
-        said = self.stderr.read()
+        """Return standard output and the unread rest of standard error."""
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        error = self.stderr.read()
         self.wait()
-        late.cancel()
+        timer.cancel()
         self._output.seek(0)
-        return self._output.read(), said
+        return self._output.read(), error
 
     def wait_for_step(self, step: int) -> None:
-        """Returns once this very process has logged a step; one before it is not believed."""
+        """Return once this process has logged a step; earlier runs of the workdir do not count."""
         for line in self.stderr:
             logged = re.match(r"step ([\d,]+)/", line)
             if logged and int(logged[1].replace(",", "")) >= step:
@@ -81,42 +83,42 @@ class Command:
 def run(
     *arguments: object, begin: Callable[[], None] | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What `bertjax ARGUMENTS` gave."""
+    """Run `bertjax ARGUMENTS` to its end."""
     command = Command(*arguments, begin=begin, **environment)
-    said = command.communicate()
-    return subprocess.CompletedProcess(arguments, command.poll(), *said)
+    output, error = command.communicate()
+    return subprocess.CompletedProcess(arguments, command.poll(), output, error)
 
 
 def hold(step: int, until: str = "") -> None:
-    """Begins a run that does no more than `step` steps before there is a file `until`.
+    """Stop a run before step `step` until the file `until` exists; for ever by default.
 
-    So what is to happen to a run in its midst finds it there, however late it comes.
+    The test finds the run in progress however long it takes to act on it.
     """
     from bertjax.training.throughput import Profiler
 
-    plain = Profiler.before
+    original = Profiler.before
 
     def before(self: Profiler, done: int, state: object) -> None:
         while done >= step and not (until and os.path.exists(until)):
             time.sleep(0.05)
-        plain(self, done, state)
+        original(self, done, state)
 
     Profiler.before = before  # type: ignore[method-assign]
 
 
-contexts = contextlib.ExitStack()  # until the process ends
+_faults = contextlib.ExitStack()  # open until the process ends
 
 
 def fail_at(fault: str) -> None:
-    """Begin a run in which a fault is injected; see `bertjax.faults`."""
+    """Inject a fault into a run; see `bertjax.faults`."""
     from bertjax.faults import inject_fault
 
-    contexts.enter_context(inject_fault(fault))
+    _faults.enter_context(inject_fault(fault))
 
 
 @atexit.register
 def _kill() -> None:
-    """Ends what a test that failed has left, for which multiprocessing would wait."""
+    """End the processes of failed tests: multiprocessing would wait for them."""
     for process in multiprocessing.active_children():
         process.kill()
 
@@ -138,9 +140,9 @@ def _run(
 
     if begin:
         begin()
-    logging.root.handlers.clear()  # of what was imported
+    logging.root.handlers.clear()  # set by imports
     try:
         sys.exit(main(arguments))
-    finally:  # as Python ends, and multiprocessing does not
+    finally:  # as at the end of Python, which multiprocessing skips
         threading._shutdown()
         atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""Models with random numbers for the tests of formats."""
+"""Models with random parameters."""
 
 from typing import Any
 
@@ -12,17 +12,11 @@ from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
 def shapes_of(config: BertConfig) -> dict[str, Any]:
-    """Return the shapes of the parameters of pre-training and question answering."""
-    ids = np.zeros((1, 8), np.int32)
-    names = (
-        "input_ids",
-        "token_type_ids",
-        "example_ids",
-        "position_ids",
-        "masked_lm_positions",
-        "cls_positions",
-    )
-    batch, init = dict.fromkeys(names, ids), BertWithHeads(config, ("mlm", "nsp")).init
+    """Return the shapes of the parameters of pre-training and of question answering."""
+    names = ["input_ids", "token_type_ids", "example_ids", "position_ids"]
+    names += ["masked_lm_positions", "cls_positions"]
+    batch = dict.fromkeys(names, np.zeros((1, 8), np.int32))
+    init = BertWithHeads(config, ("mlm", "nsp")).init
     variables = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
     return variables["params"] | {"question_answering": _linear(config, 2)}
 
@@ -33,13 +27,11 @@ def _linear(config: BertConfig, size: int) -> dict[str, Any]:
 
 
 def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> NumpyModel:
-    """Return random arrays for the encoder and some heads."""
+    """Return a model with random parameters for the encoder and some heads."""
     random, shapes = np.random.default_rng(0), shapes_of(config)
-    shapes |= {
-        "multiple_choice": _linear(config, 1),
-        "sequence_classification": _linear(config, max(config.num_labels, 1)),
-        "token_classification": _linear(config, max(config.num_labels, 1)),
-    }
+    classes = _linear(config, max(config.num_labels, 1))
+    shapes |= {"sequence_classification": classes, "token_classification": classes}
+    shapes |= {"multiple_choice": _linear(config, 1)}
 
     def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
         mean = float(path[-1].key == "scale")

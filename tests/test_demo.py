@@ -8,7 +8,7 @@ import pytest
 from conftest import LONG, process_environment, sample_text
 from documented_commands import ROOT
 
-SMALLER = {
+REPLACEMENTS = {
     "CLM_STEPS, STEPS = 600, 1600": "CLM_STEPS, STEPS = 10, 120",
     "VOCAB_SIZE = 4096": "VOCAB_SIZE = 200",
     '"builtin"': '"text.txt"',
@@ -20,9 +20,9 @@ SMALLER = {
 @pytest.mark.slow
 def test_demo_runs_every_part(tmp_path) -> None:
     source = (ROOT / "experiments" / "demo" / "__main__.py").read_text()
-    for own, small in SMALLER.items():
-        assert own in source
-        source = source.replace(own, small)
+    for text, replacement in REPLACEMENTS.items():
+        assert text in source
+        source = source.replace(text, replacement)
     (tmp_path / "experiments" / "demo").mkdir(parents=True)
     (tmp_path / "experiments" / "demo" / "__main__.py").write_text(source)
     (tmp_path / "text.txt").write_text(sample_text(seed=1, documents=200))

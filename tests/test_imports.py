@@ -52,13 +52,13 @@ MAX_MODULES = 14  # of a package; `cli` has one module a subcommand
 
 
 def files(*folders: str) -> list[pathlib.Path]:
-    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    assert found
-    return found
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert paths
+    return paths
 
 
 def name(path: pathlib.Path) -> str:
-    """The dotted name of a module or package."""
+    """Return the dotted name of a module or package."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -68,84 +68,81 @@ MODULES = {name(path): path for path in files("bertjax", "data_pipelines")}
 
 @functools.cache
 def imported(path: pathlib.Path, *, at_start: bool = False) -> set[str]:
-    """What the file imports, as dotted names: `a.b` for `import a.b` and `from a import b`.
+    """Return the imports of a file: `a.b` for `import a.b` and `from a import b`.
 
-    With `at_start` only what is imported when the file itself is.
+    Args:
+      path: the file.
+      at_start: leave out imports inside functions and for types only.
     """
-    found: set[str] = set()
-    left: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
-    while left:
-        node = left.pop()
+    names: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while nodes:
+        node = nodes.pop()
         if at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if at_start and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        left += ast.iter_child_nodes(node)
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.module and not node.level, f"{path} imports by a relative name"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def within(imports: Iterable[str], *packages: str) -> set[str]:
-    """The imports that lie in one of the packages."""
-    return {
-        each
-        for each in imports
-        if any(each == package or each.startswith(package + ".") for package in packages)
-    }
+    """Return the imports of the packages or of something in them."""
+    prefixes = tuple(f"{package}." for package in packages)
+    return {name for name in imports if f"{name}.".startswith(prefixes)}
 
 
 def modules_imported(path: pathlib.Path) -> set[str]:
-    """Our own modules that the file imports, itself or something in them."""
-    found = set()
-    for each in within(imported(path), *LAYERS):
-        found.add(each if each in MODULES else each.rpartition(".")[0])
-    return found
+    """Return the modules of this repository that a file imports, or imports from."""
+    names = within(imported(path), *LAYERS)
+    return {name if name in MODULES else name.rpartition(".")[0] for name in names}
 
 
 def package_imports(module: str) -> set[str]:
-    """The modules of its own package that a module imports."""
+    """Return the modules of its own package that a module imports."""
     return within(modules_imported(MODULES[module]), module.partition(".")[0])
 
 
 def layer(module: str) -> int:
     """Return the layer of a module, 0 for the base."""
-    package, _, rest = module.partition(".")
-    name = rest.partition(".")[0]
+    package, name = f"{module}.".split(".")[:2]
     return LAYERS[package].index(name) + 1 if name in LAYERS[package] else 0
 
 
 def forbidden(modules: Iterable[str], *packages: str, at_start: bool = False) -> dict[str, set]:
-    """What of the packages the modules import, by module; those that import none are left out."""
-    found = {
-        each: within(imported(MODULES[each], at_start=at_start), *packages) for each in modules
+    """Return the imports of some packages by module, without the modules that have none."""
+    return {
+        module: names
+        for module in modules
+        if (names := within(imported(MODULES[module], at_start=at_start), *packages))
     }
-    return {module: names for module, names in found.items() if names}
 
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_layers_list_every_package(package: str) -> None:
     folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
-    ground = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
     assert folders == set(LAYERS[package])
-    assert {each for each in ground if f"{package}.{each}" not in ENTRY_POINTS} == BASE[package]
+    assert {name for name in modules if f"{package}.{name}" not in ENTRY_POINTS} == BASE[package]
 
 
 def test_imports_point_down() -> None:
     above = {
         module: higher
         for module in MODULES.keys() - ENTRY_POINTS - {"bertjax"}
-        if (higher := {each for each in package_imports(module) if layer(each) > layer(module)})
+        if (higher := {name for name in package_imports(module) if layer(name) > layer(module)})
     }
     assert not above
 
 
 def test_imports_have_no_cycles() -> None:
     graph = {module: modules_imported(MODULES[module]) - {module} for module in MODULES}
-    list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
+    list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the cycle
 
 
 def test_data_pipelines_import_neither_jax_nor_bertjax() -> None:
@@ -164,7 +161,7 @@ def test_model_and_steps_import_no_tensorflow_and_no_tokenizer() -> None:
 
 def test_only_models_import_flax() -> None:
     models = within(MODULES, "bertjax.model")
-    models |= {each for each in within(MODULES, "bertjax.tasks") if each.endswith(".model")}
+    models |= {name for name in within(MODULES, "bertjax.tasks") if name.endswith(".model")}
     assert not forbidden(MODULES.keys() - models, "flax")
 
 
@@ -195,11 +192,11 @@ def test_configurations_are_plain_dictionaries(path: pathlib.Path) -> None:
 def test_dependencies_are_the_imported_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["beam"], *extras["filters"], *extras["serve"]]
-    names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in asked}
-    found = {each.partition(".")[0] for path in MODULES.values() for each in imported(path)}
-    found -= {"torch", *LAYERS, *sys.stdlib_module_names}  # torch is for files that it alone reads
-    assert {DISTRIBUTIONS.get(name, name) for name in found} == names
+    required = [*project["dependencies"], *extras["beam"], *extras["filters"], *extras["serve"]]
+    distributions = {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in required}
+    packages = {name.partition(".")[0] for path in MODULES.values() for name in imported(path)}
+    packages -= {"torch", *LAYERS, *sys.stdlib_module_names}  # torch reads pickled weights only
+    assert {DISTRIBUTIONS.get(package, package) for package in packages} == distributions
 
 
 def test_files_are_at_most_max_lines_long() -> None:
@@ -227,7 +224,7 @@ def test_package_imports_its_interface_lazily() -> None:
 def test_init_files_hold_a_docstring_only() -> None:
     for module, path in MODULES.items():
         if path.name == "__init__.py" and module != "bertjax":
-            docstring, *rest = ast.parse(path.read_text("utf-8")).body
+            docstring, *statements = ast.parse(path.read_text("utf-8")).body
             assert isinstance(docstring, ast.Expr), module
             assert len(ast.literal_eval(docstring.value).strip().splitlines()) <= 2, module
-            assert not rest, module
+            assert not statements, module

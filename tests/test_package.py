@@ -1,4 +1,4 @@
-"""What is installed: every module, the configurations, and nothing else of a clone."""
+"""The wheel: every module, the configurations, and nothing else of the repository."""
 
 import pathlib
 import shutil
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> pathlib.Path:
-    """A folder with the content of the wheel, which is made of a copy, as it leaves files about."""
+    """Directory with the content of the wheel, built from a copy: the build writes files there."""
     copy, target = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("installed")
     for name in (*PACKAGES, "experiments", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -33,7 +33,7 @@ def installed(tmp_path_factory) -> pathlib.Path:
     return target
 
 
-def test_modules_and_configurations_are_installed_and_nothing_else(installed) -> None:
+def test_wheel_holds_modules_and_configurations_only(installed) -> None:
     modules = {
         str(path.relative_to(ROOT))
         for package in PACKAGES
@@ -41,13 +41,13 @@ def test_modules_and_configurations_are_installed_and_nothing_else(installed) ->
         if path.suffix == ".py" or path.name == "py.typed" or path.parent.name == "templates"
     }
     configurations = {f"bertjax/experiments/{name}.py" for name in builtin_configs()}
-    found = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
-    about = {name for name in found if ".dist-info/" in name}
-    assert found - about == modules | configurations
-    assert any(name.endswith("/LICENSE") for name in about)
+    files = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
+    metadata = {name for name in files if ".dist-info/" in name}
+    assert files - metadata == modules | configurations
+    assert any(name.endswith("/LICENSE") for name in metadata)
 
 
-def test_what_is_installed_finds_its_configurations(installed, tmp_path) -> None:
+def test_installed_package_runs_its_configurations(installed, tmp_path) -> None:
     program = (
         "import sys, bertjax.config.config_file as file; from bertjax.cli.main import main\n"
         "print(file.__file__)\n"

@@ -1,6 +1,6 @@
-"""What is exported opens in `transformers`, with the same numbers.
+"""Exported directories open in `transformers` with the same outputs, and the reverse.
 
-The tests run with every version of `transformers` that BERTJAX_PEERS leads to.
+The tests run with each environment of BERTJAX_PEERS.
 """
 
 import dataclasses
@@ -32,8 +32,7 @@ from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 pytestmark = pytest.mark.skipif(
     not PEERS, reason="needs BERTJAX_PEERS, interpreters with torch and transformers"
 )
-PIECES = 30_522
-CONFIG = BertConfig(PIECES, 2, 128, 2, max_position_embeddings=64)
+CONFIG = BertConfig(30_522, 2, 128, 2, max_position_embeddings=64)
 
 
 @pytest.fixture(scope="module")
@@ -43,60 +42,62 @@ def lines(data_dir) -> list[str]:
 
 
 def outputs(model: NumpyModel, ids: list[int]) -> dict[str, np.ndarray]:
-    """What ours computes on one text, by the names of `transformers`."""
-    row = np.array([ids], np.int32)
-    places = np.arange(row.shape[1], dtype=np.int32)[None]
+    """Return our outputs for one text, by the names of `transformers`."""
+    input_ids = np.array([ids], np.int32)
+    positions = np.arange(len(ids), dtype=np.int32)[None]
     batch = {
-        "input_ids": row,
-        "token_type_ids": 0 * row,
-        "example_ids": 1 + 0 * row,
-        "position_ids": places,
+        "input_ids": input_ids,
+        "token_type_ids": np.zeros_like(input_ids),
+        "example_ids": np.ones_like(input_ids),
+        "position_ids": positions,
     }
     params = model.params
+    if "mlm" in params:
+        batch |= {"masked_lm_positions": positions, "cls_positions": positions[:, :1]}
+        network = BertWithHeads(model.config, tuple({"mlm", "nsp"} & params.keys()))
+        logits = network.apply({"params": params}, batch, deterministic=True)
+        if "nsp" not in params:
+            return {"logits": logits["mlm_logits"]}
+        nsp_logits = logits["nsp_logits"][:, 0]
+        return {"prediction_logits": logits["mlm_logits"], "seq_relationship_logits": nsp_logits}
+
+    def linear(head: str, inputs: np.ndarray) -> np.ndarray:
+        return inputs @ params[head]["kernel"] + params[head]["bias"]
+
     hidden = Encoder(model.config).apply(
         {"params": params["encoder"]}, *batch.values(), deterministic=True
     )
     if "question_answering" in params:
-        logits = (
-            hidden @ params["question_answering"]["kernel"] + params["question_answering"]["bias"]
-        )
+        logits = linear("question_answering", hidden)
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
     if "token_classification" in params:
-        return {
-            "logits": hidden @ params["token_classification"]["kernel"]
-            + params["token_classification"]["bias"]
-        }
+        return {"logits": linear("token_classification", hidden)}
+    pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
     for head in {"sequence_classification", "multiple_choice"} & params.keys():
-        pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
-        return {"logits": pooled @ params[head]["kernel"] + params[head]["bias"]}
-    if "mlm" not in params:
-        pooled = Pooler(model.config).apply({"params": params["pooler"]}, hidden[:, 0])
-        return {"last_hidden_state": hidden, "pooler_output": pooled}
-    batch |= {"masked_lm_positions": places, "cls_positions": places[:, :1]}
-    network = BertWithHeads(model.config, tuple({"mlm", "nsp"} & params.keys()))
-    found = network.apply({"params": params}, batch, deterministic=True)
-    if "nsp" not in params:
-        return {"logits": found["mlm_logits"]}
-    return {
-        "prediction_logits": found["mlm_logits"],
-        "seq_relationship_logits": found["nsp_logits"][:, 0],
-    }
+        return {"logits": linear(head, pooled)}
+    return {"last_hidden_state": hidden, "pooler_output": pooled}
 
 
-def ask(python: str, *questions: tuple) -> list[dict]:
-    """What a peer says of models, each a folder, where `lines.txt` are too, a class, and more."""
+def run_peer(python: str, *cases: tuple) -> list[dict]:
+    """Return what transformers_peer.py writes about each case.
+
+    Args:
+      python: interpreter of an environment with `transformers`.
+      cases: directory with the model and `lines.txt`, class, further arguments.
+    """
     arguments = [pathlib.Path(__file__).with_name("transformers_peer.py")]
-    for folder, kind, *more in questions:
-        arguments += [folder, kind, folder / "lines.txt", folder / "found.json", *more, ","]
+    for folder, class_name, *options in cases:
+        paths = folder / "lines.txt", folder / "description.json"
+        arguments += [folder, class_name, *paths, *options, ","]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([python, *arguments], check=True, env=environment)
-    return [json.loads((folder / "found.json").read_text()) for folder, *_ in questions]
+    return [json.loads((folder / "description.json").read_text()) for folder, *_ in cases]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", PEERS)
 @pytest.mark.parametrize(
-    ("kind", "heads", "vocabulary"),
+    ("class_name", "heads", "vocabulary"),
     [
         ("BertForPreTraining", ("pooler", "mlm", "nsp"), "bert-base-uncased-vocab.txt"),
         ("BertForMaskedLM", ("mlm",), "bert-base-cased-vocab.txt"),
@@ -104,27 +105,27 @@ def ask(python: str, *questions: tuple) -> list[dict]:
         ("AutoModel", ("pooler",), "bert-base-cased-vocab.txt"),
     ],
 )
-def test_an_exported_directory_opens_as_it_is(
-    kind: str, heads: tuple, vocabulary: str, python: str, lines, data_dir, tmp_path
+def test_exported_directory_opens_in_transformers(
+    class_name: str, heads: tuple, vocabulary: str, python: str, lines, data_dir, tmp_path
 ) -> None:
     tokenizer = load_tokenizer(data_dir / "vocab" / vocabulary)
     model = draw_model(CONFIG, tokenizer, *heads)
     huggingface.write(model, tmp_path)
     (tmp_path / "lines.txt").write_text("\n".join(lines), "utf-8")
-    (found,) = ask(python, (tmp_path, kind))
-    assert (found["missing"], found["unexpected"]) == ([], [])
-    assert found["class"] == ("BertModel" if kind == "AutoModel" else kind)
+    (peer,) = run_peer(python, (tmp_path, class_name))
+    assert (peer["missing"], peer["unexpected"]) == ([], [])
+    assert peer["class"] == ("BertModel" if class_name == "AutoModel" else class_name)
     ids = [tokenizer.encode(line) for line in lines]
-    assert found["ids"] == ids
+    assert peer["ids"] == ids
     ours = outputs(model, [tokenizer.cls_id, *ids[0][:20], tokenizer.sep_id])
     for name, values in ours.items():
-        np.testing.assert_allclose(values, found["outputs"][name], atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(values, peer["outputs"][name], atol=2e-5, err_msg=name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", PEERS)
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_so_does_one_with_a_sentencepiece_model(
+def test_exported_sentencepiece_model_opens_in_transformers(
     kind: str, python: str, lines, data_dir, tmp_path
 ) -> None:
     texts = [*lines, *chinese(data_dir)]
@@ -133,8 +134,8 @@ def test_so_does_one_with_a_sentencepiece_model(
     config = dataclasses.replace(CONFIG, vocab_size=4000)
     huggingface.write(draw_model(config, tokenizer, "mlm"), tmp_path)
     (tmp_path / "lines.txt").write_text("\n".join(texts), "utf-8")
-    (found,) = ask(python, (tmp_path, "BertForMaskedLM"))
-    assert found["ids"] == [tokenizer.encode(text) for text in texts]
+    (peer,) = run_peer(python, (tmp_path, "BertForMaskedLM"))
+    assert peer["ids"] == [tokenizer.encode(text) for text in texts]
 
 
 def chinese(data_dir: pathlib.Path) -> list[str]:
@@ -146,7 +147,7 @@ SMALL = BertConfig(128, 2, 64, 2, max_position_embeddings=64)
 SMALL_TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 TEXT = "ba doki lu menos ra ."
 NAMES = ("glad", "odd, or so", "ünzufrieden")
-# Class, labels, problem type, and the one in the written configuration.
+# Class, labels, problem type, problem type in the written config.json.
 CLASSIFIERS = [
     (
         "AutoModelForSequenceClassification",
@@ -171,24 +172,24 @@ CLASSIFIERS = [
 ]
 
 
-def same_model(ours: NumpyModel, theirs: NumpyModel) -> None:
+def assert_same_model(ours: NumpyModel, theirs: NumpyModel) -> None:
     assert (ours.labels, ours.problem_type) == (theirs.labels, theirs.problem_type)
-    for (name, one), (other, two) in zip(
-        named_leaves(ours.params), named_leaves(theirs.params), strict=True
-    ):
-        assert name == other and np.asarray(one).tobytes() == np.asarray(two).tobytes(), name
+    leaves = zip(named_leaves(ours.params), named_leaves(theirs.params), strict=True)
+    for (name, array), (other_name, other) in leaves:
+        assert name == other_name
+        assert np.asarray(array).tobytes() == np.asarray(other).tobytes(), name
 
 
-def same_outputs(model: NumpyModel, found: dict) -> None:
+def assert_same_outputs(model: NumpyModel, peer: dict) -> None:
     ids = SMALL_TOKENIZER.encode(TEXT)
-    assert found["ids"] == [ids]
+    assert peer["ids"] == [ids]
     ours = outputs(model, [SMALL_TOKENIZER.cls_id, *ids, SMALL_TOKENIZER.sep_id])
     for name, values in ours.items():
-        np.testing.assert_allclose(values, found["outputs"][name], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(values, peer["outputs"][name], atol=1e-5, err_msg=name)
 
 
-# Class, fields of their configuration, labels, problem type.
-THEIRS = [
+# Class, configuration fields, labels, problem type.
+TRANSFORMERS_MODELS = [
     ("BertForSequenceClassification", {}, ("LABEL_0", "LABEL_1"), "single_label_classification"),
     ("BertForSequenceClassification", {"num_labels": 1}, (), "regression"),
     (
@@ -214,14 +215,12 @@ THEIRS = [
 ]
 
 
-def ours_of(kind: str, labels: tuple, problem_type: str) -> NumpyModel:
-    head = (
-        "multiple_choice"
-        if "MultipleChoiceQuestion" in kind
-        else "token_classification"
-        if "Token" in kind
-        else "sequence_classification"
-    )
+def draw_classifier(class_name: str, labels: tuple, problem_type: str) -> NumpyModel:
+    head = {
+        "AutoModelForSequenceClassification": "sequence_classification",
+        "AutoModelForMultipleChoice": "multiple_choice",
+        "AutoModelForTokenClassification": "token_classification",
+    }[class_name]
     count = 0 if head == "multiple_choice" else max(1, len(labels))
     config = dataclasses.replace(SMALL, num_labels=count)
     heads = [head] if head == "token_classification" else ["pooler", head]
@@ -230,52 +229,53 @@ def ours_of(kind: str, labels: tuple, problem_type: str) -> NumpyModel:
 
 
 @pytest.fixture(scope="module", params=PEERS)
-def asked(request, tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict]]:
-    """Of each case the folder, and what the peer says of it, all in one process."""
-    questions = {}
-    for number, (kind, labels, problem_type, _) in enumerate(CLASSIFIERS):
+def peers(request, tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict]]:
+    """Directory and peer's description of every case, computed in one process of the peer."""
+    cases = {}
+    for number, (class_name, labels, problem_type, _) in enumerate(CLASSIFIERS):
         folder = tmp_path_factory.mktemp("ours")
-        huggingface.write(ours_of(kind, labels, problem_type), folder)
-        questions[f"ours {number}"] = folder, kind, folder / "theirs"
-    for number, (kind, fields, *_) in enumerate(THEIRS):
+        huggingface.write(draw_classifier(class_name, labels, problem_type), folder)
+        cases[f"ours {number}"] = folder, class_name, folder / "saved"
+    for number, (class_name, fields, *_) in enumerate(TRANSFORMERS_MODELS):
         folder = tmp_path_factory.mktemp("theirs")
         huggingface.write(draw_model(SMALL, SMALL_TOKENIZER), folder)
-        given = json.dumps(huggingface.bert_config_dict(SMALL) | fields)
-        questions[f"theirs {number}"] = folder, kind, folder / "theirs", given
-    for folder, *_ in questions.values():
+        config = json.dumps(huggingface.bert_config_dict(SMALL) | fields)
+        cases[f"theirs {number}"] = folder, class_name, folder / "saved", config
+    for folder, *_ in cases.values():
         (folder / "lines.txt").write_text(TEXT)
-    found = ask(request.param, *questions.values())
-    folders = [folder / "theirs" for folder, *_ in questions.values()]
-    return dict(zip(questions, zip(folders, found, strict=True), strict=True))
+    descriptions = run_peer(request.param, *cases.values())
+    folders = [folder / "saved" for folder, *_ in cases.values()]
+    return dict(zip(cases, zip(folders, descriptions, strict=True), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(CLASSIFIERS)))
-def test_a_classifier_goes_there_and_back_with_its_labels(case: int, asked) -> None:
-    kind, labels, problem_type, problem = CLASSIFIERS[case]
-    model, (theirs, found) = ours_of(kind, labels, problem_type), asked[f"ours {case}"]
-    assert (found["missing"], found["unexpected"]) == ([], [])
-    assert found["class"] == kind.replace("AutoModel", "Bert")
-    assert found["problem_type"] == problem
+def test_exported_classifier_keeps_its_labels_in_transformers(case: int, peers) -> None:
+    class_name, labels, problem_type, written_problem_type = CLASSIFIERS[case]
+    model = draw_classifier(class_name, labels, problem_type)
+    saved, peer = peers[f"ours {case}"]
+    assert (peer["missing"], peer["unexpected"]) == ([], [])
+    assert peer["class"] == class_name.replace("AutoModel", "Bert")
+    assert peer["problem_type"] == written_problem_type
     if model.labeled_head:
         expected = labels or ("LABEL_0",)
-        assert found["labels"] == [*expected]
-        assert found["numbers"] == {label: i for i, label in enumerate(expected)}
-    same_outputs(model, found)
-    same_model(model, read_model(theirs))
+        assert peer["labels"] == [*expected]
+        assert peer["label2id"] == {label: i for i, label in enumerate(expected)}
+    assert_same_outputs(model, peer)
+    assert_same_model(model, read_model(saved))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", range(len(THEIRS)))
-def test_theirs_open_here_and_are_written_as_they_were(case: int, asked, tmp_path) -> None:
-    _, _, labels, problem_type = THEIRS[case]
-    theirs, found = asked[f"theirs {case}"]
-    model = read_model(theirs)
+@pytest.mark.parametrize("case", range(len(TRANSFORMERS_MODELS)))
+def test_transformers_model_is_read_and_written_unchanged(case: int, peers, tmp_path) -> None:
+    _, _, labels, problem_type = TRANSFORMERS_MODELS[case]
+    saved, peer = peers[f"theirs {case}"]
+    model = read_model(saved)
     assert (model.labels, model.problem_type, model.unexpected_keys) == (labels, problem_type, ())
-    same_outputs(model, found)
+    assert_same_outputs(model, peer)
     huggingface.write(model, tmp_path)
-    before, after = (load_file(path / "model.safetensors") for path in (theirs, tmp_path))
+    before, after = (load_file(path / "model.safetensors") for path in (saved, tmp_path))
     assert before.keys() == after.keys()
     for name, array in before.items():
         assert array.tobytes() == after[name].tobytes(), name
-    same_model(model, read_model(tmp_path))
+    assert_same_model(model, read_model(tmp_path))

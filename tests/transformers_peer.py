@@ -1,9 +1,10 @@
-"""What `transformers` makes of an exported directory; runs in an environment of its own.
+"""Open a model directory in `transformers` and write its outputs, labels and token ids as JSON.
 
-PYTHON tests/transformers_peer.py DIRECTORY CLASS LINES OUTPUT [THEIRS [FIELDS]] [, DIRECTORY ...]
+    PYTHON tests/transformers_peer.py DIRECTORY CLASS LINES OUTPUT [SAVED [FIELDS]] [, ...]
 
-It writes the model as its own to THEIRS, if that is given: with FIELDS, a JSON object, a random one
-of their configuration, with the tokenizer of DIRECTORY. A comma begins another model.
+PYTHON is the interpreter of an environment with torch and `transformers`. The model is saved to
+SAVED, if that is given. FIELDS, a JSON object of configuration fields, makes a random model instead
+of that in DIRECTORY. A comma precedes the arguments of the next model.
 """
 
 import itertools
@@ -15,15 +16,17 @@ import transformers
 
 
 def main() -> None:
-    for separates, given in itertools.groupby(sys.argv[1:], ",".__eq__):
-        if not separates:
-            describe(*given)
+    for is_comma, arguments in itertools.groupby(sys.argv[1:], ",".__eq__):
+        if not is_comma:
+            describe(*arguments)
 
 
-def describe(directory: str, kind: str, lines: str, output: str, *theirs: str) -> None:
-    if len(theirs) > 1:
+def describe(
+    directory: str, kind: str, lines: str, output: str, saved: str = "", fields: str = ""
+) -> None:
+    if fields:
         torch.manual_seed(0)
-        config = transformers.BertConfig(**json.loads(theirs[1]))
+        config = transformers.BertConfig(**json.loads(fields))
         model, info = getattr(transformers, kind)(config), {}
     else:
         load = getattr(transformers, kind).from_pretrained
@@ -33,26 +36,26 @@ def describe(directory: str, kind: str, lines: str, output: str, *theirs: str) -
         texts = file.read().split("\n")
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     inputs = torch.tensor([[tokenizer.cls_token_id, *ids[0][:20], tokenizer.sep_token_id]])
-    if "MultipleChoice" in kind:  # as its first and only question
+    if "MultipleChoice" in kind:  # the only choice of one example
         inputs = inputs[None]
     with torch.no_grad():
         out = model.eval()(input_ids=inputs, token_type_ids=torch.zeros_like(inputs))
-    found = {
+    description = {
         "version": transformers.__version__,
         "class": type(model).__name__,
         "missing": sorted(info.get("missing_keys", ())),
         "unexpected": sorted(info.get("unexpected_keys", ())),
         "problem_type": model.config.problem_type,
         "labels": [model.config.id2label[i] for i in range(len(model.config.id2label))],
-        "numbers": model.config.label2id,
+        "label2id": model.config.label2id,
         "ids": ids,
         "outputs": {name: value.numpy().tolist() for name, value in out.items()},
     }
-    if theirs:
-        model.save_pretrained(theirs[0])
-        tokenizer.save_pretrained(theirs[0])
+    if saved:
+        model.save_pretrained(saved)
+        tokenizer.save_pretrained(saved)
     with open(output, "w") as file:
-        json.dump(found, file)
+        json.dump(description, file)
 
 
 if __name__ == "__main__":
