@@ -1,11 +1,11 @@
-"""A bucket server for tests: the part of Cloud Storage's JSON API that our libraries speak.
+"""Bucket server for tests: the part of Cloud Storage's JSON API that our libraries use.
 
-TensorFlow's file system knows no address but the real one, so the server is a proxy as well: it
-takes `CONNECT www.googleapis.com:443`, and answers itself, with a certificate of its own authority.
-Clients thus send what they would send to the real service, through the same code.
+TensorFlow's file system knows only the real address. So the server is a proxy too: it accepts
+`CONNECT www.googleapis.com:443` and answers itself, with a certificate of its own authority.
+Clients send the same requests as to the real service, through the same code.
 
-It is strict: what is absent is 404, a failed precondition 412, a request without the token 401,
-and what is not known here 501; `refused` lists all but the first two.
+Status: 404 for a missing object, 412 for a failed precondition, 401 for a missing token and 501
+for an unknown request. `refused` lists the requests with 401 and 501.
 """
 
 import contextlib
@@ -23,32 +23,32 @@ from typing import NamedTuple
 import trustme
 
 TOKEN = "a-token-for-tests"
-PAGE = 5  # entries of a listing: few, so that clients must ask for more
+PAGE_SIZE = 5  # entries of a listing: few, so that clients request further pages
 _HOSTS = ("www.googleapis.com", "storage.googleapis.com")
 
 
 class Stored(NamedTuple):
-    """An object, which is only ever replaced as a whole."""
+    """An object with the number of its version."""
 
     content: bytes
     generation: int
 
 
-class Failure(Exception):
-    """A status other than success."""
+class StatusError(Exception):
+    """HTTP status other than success."""
 
 
 class Server:
-    """Objects of one bucket in memory; `environment` points a process at it."""
+    """Server of one bucket in memory; `environment` connects a process to it."""
 
     def __init__(self, bucket: str, directory: pathlib.Path) -> None:
         self.bucket = bucket
         self.objects: dict[str, Stored] = {}
-        self.before_write: Callable[[str], None] = lambda name: None  # given an object's name
+        self.before_write: Callable[[str], None] = lambda name: None  # called with an object's name
         self.refused: list[str] = []
-        self.forbidden: set[str] = set()  # names of answers that are 403
+        self.forbidden: set[str] = set()  # methods of the handler that answer 403
         self.clients: set[str] = set()
-        self.uploads: dict[str, dict[str, str]] = {}  # begun: number -> query
+        self.uploads: dict[str, dict[str, str]] = {}  # unfinished: number -> query
         self.lock = threading.RLock()
         self._generations = itertools.count(1)
         authority = trustme.CA()
@@ -72,10 +72,9 @@ class Server:
         self._http.server_close()
 
     def below(self, prefix: str) -> dict[str, bytes]:
-        """Objects below a prefix, without the markers of directories."""
-        found = [name for name in list(self.objects) if name.startswith(prefix)]
-        files = [name for name in found if not name.endswith("/")]
-        return {name.removeprefix(prefix): self.objects[name].content for name in files}
+        """Return the objects below a prefix, without the markers of directories."""
+        names = [n for n in list(self.objects) if n.startswith(prefix) and not n.endswith("/")]
+        return {name.removeprefix(prefix): self.objects[name].content for name in names}
 
     def write(self, name: str, content: bytes) -> Stored:
         self.before_write(name)
@@ -108,7 +107,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
     def _serve(self) -> None:
-        """Answers by method and path."""
+        """Answer by method and path."""
         body = self._body()
         url = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(url.query))
@@ -121,12 +120,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 bucket, *names = map(urllib.parse.unquote, match.groups())
                 try:
                     if bucket != self.store.bucket:
-                        raise Failure(404)
+                        raise StatusError(404)
                     if answer.__name__ in self.store.forbidden:
-                        raise Failure(403)
+                        raise StatusError(403)
                     return answer(self, body, *names)
-                except Failure as failure:
-                    return self._send(failure.args[0])
+                except StatusError as error:
+                    return self._send(error.args[0])
         return self._refuse(501)
 
     def _body(self) -> bytes:
@@ -139,7 +138,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _serve
+    # Names that http.server looks up.
+    do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815
 
     def _refuse(self, status: int) -> None:
         self.store.refused.append(f"{status} {self.command} {self.host}{self.path}")
@@ -157,16 +157,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _find(self, name: str) -> Stored:
         self._check(name, self.query)
         if name not in self.store.objects:
-            raise Failure(404)
+            raise StatusError(404)
         return self.store.objects[name]
 
     def _check(self, name: str, query: dict[str, str]) -> None:
-        """Holds the object to the preconditions; the generation of what is absent is 0."""
+        """Check the preconditions on an object; a missing one has generation 0."""
         generation = self.store.objects.get(name, Stored(b"", 0)).generation
         if int(query.get("ifGenerationMatch", generation)) != generation:
-            raise Failure(412)
+            raise StatusError(412)
         if int(query.get("ifGenerationNotMatch", -1)) == generation:
-            raise Failure(304)
+            raise StatusError(304)
 
     def _write(self, name: str, content: bytes, query: dict[str, str]) -> None:
         with self.store.lock:
@@ -190,28 +190,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         stored = self._find(name)
         content, status = stored.content, 200
         headers = {"x-goog-generation": str(stored.generation)}
-        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            first, last = int(wanted[1]), int(wanted[2] or len(content)) + 1
+        if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(span[1]), int(span[2] or len(content)) + 1
             if first >= len(content):
-                raise Failure(416)
+                raise StatusError(416)
             content, status = content[first:last], 206
-            span = f"{first}-{first + len(content) - 1}/{len(stored.content)}"
-            headers["Content-Range"] = f"bytes {span}"
+            last = first + len(content) - 1
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(stored.content)}"
         self._send(status, content, **headers)
 
     def listing(self, body: bytes) -> None:
         prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
-        entries: dict[str, Stored | None] = {}  # None for what the delimiter cuts off
+        entries: dict[str, Stored | None] = {}  # None for a common prefix
         for name, stored in list(self.store.objects.items()):
             if name.startswith(prefix):
-                head, cut, _ = name[len(prefix) :].partition(delimiter or "\0")
-                entries |= {prefix + head + cut: None} if cut else {name: stored}
-        left = [entry for entry in sorted(entries) if entry > self.query.get("pageToken", "")]
-        page = left[: min(PAGE, int(self.query.get("maxResults", PAGE)))]
+                head, separator, _ = name[len(prefix) :].partition(delimiter or "\0")
+                entries |= {prefix + head + separator: None} if separator else {name: stored}
+        remaining = [entry for entry in sorted(entries) if entry > self.query.get("pageToken", "")]
+        page = remaining[: min(PAGE_SIZE, int(self.query.get("maxResults", PAGE_SIZE)))]
         items = [self._describe(name, stored) for name in page if (stored := entries[name])]
         prefixes = [name for name in page if not entries[name]]
         answer: dict[str, object] = {"items": items, "prefixes": prefixes}
-        self._send(200, answer | ({"nextPageToken": page[-1]} if len(left) > len(page) else {}))
+        self._send(
+            200, answer | ({"nextPageToken": page[-1]} if len(remaining) > len(page) else {})
+        )
 
     def delete(self, body: bytes, name: str) -> None:
         self._find(name)
@@ -231,8 +233,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.store.uploads[number] = self.query
         self._send(200, Location=f"https://{self.host}{self.path}&upload_id={number}")
 
-    def proceed(self, body: bytes) -> None:
-        """Takes the content of an upload, in one part as our clients send it."""
+    def finish_upload(self, body: bytes) -> None:
+        """Store the content of an upload, which our clients send in one part."""
         query = self.store.uploads[self.query["upload_id"]]
         span = f"bytes 0-{len(body) - 1}/{len(body)}"
         if body and self.headers["Content-Range"] != span:
@@ -247,6 +249,6 @@ _ROUTES: list[tuple[str, str, Callable[..., None]]] = [
     ("DELETE", "/storage/v1/b/([^/]+)/o/([^/]+)", _Handler.delete),
     ("POST", "/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)", _Handler.rewrite),
     ("POST", "/upload/storage/v1/b/([^/]+)/o", _Handler.upload),
-    ("PUT", "/upload/storage/v1/b/([^/]+)/o", _Handler.proceed),
+    ("PUT", "/upload/storage/v1/b/([^/]+)/o", _Handler.finish_upload),
     ("GET", "/([^/]+)/(.+)", _Handler.media),
 ]

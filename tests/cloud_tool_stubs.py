@@ -1,4 +1,4 @@
-"""A laptop on which gcloud, xpk, ssh and the like are stubs: they record and answer as told."""
+"""Directory whose gcloud, xpk, ssh and other tools are stubs that record their arguments."""
 
 import os
 import pathlib
@@ -11,18 +11,20 @@ LAUNCH = ROOT / "experiments" / "launch"
 PODS = ROOT / "docs" / "pods.md"
 EXAMPLE = LAUNCH / "example.conf"
 
-POD_VERBS = ["create", "setup", "run", "logs", "status", "watch", "stop", "collect", "delete"]
-VERBS = {
-    "tpu_vm.sh": POD_VERBS,
-    "gke.sh": POD_VERBS,
+POD_SUBCOMMANDS = ["create", "setup", "run", "logs", "status", "watch", "stop", "collect", "delete"]
+SUBCOMMANDS = {
+    "tpu_vm.sh": POD_SUBCOMMANDS,
+    "gke.sh": POD_SUBCOMMANDS,
     "slurm.sh": ["setup", "run", "logs", "status", "stop", "collect"],
 }
-EVERY_VERB = [(script, verb) for script, verbs in VERBS.items() for verb in verbs]
+COMMANDS = [(script, name) for script, names in SUBCOMMANDS.items() for name in names]
 
-# All that a shell, a template, Kubernetes or systemd might take for its own.
-AWKWARD = """a  b'c"d $HOME ${HOME} $(HOME) $$ `id` \\e & ; | * ? # ! ( ) < > ~ { } [ ] %h %% \té"""
+# Characters that a shell, a template, Kubernetes or systemd could expand.
+SPECIAL_CHARACTERS = (
+    """a  b'c"d $HOME ${HOME} $(HOME) $$ `id` \\e & ; | * ? # ! ( ) < > ~ { } [ ] %h %% \té"""
+)
 
-PLAIN = {
+VALUES = {
     "name": "bert-1",
     "project": "my-project",
     "zone": "us-west4-a",
@@ -42,10 +44,10 @@ PLAIN = {
     "partition": "gpu",
     "account": "lab",
 }
-FREE = ["name", "project", "bucket", "config", "config.seed", "image", "directory", "account"]
-STRANGE = PLAIN | {key: f"{PLAIN[key]} {AWKWARD}" for key in FREE}
-TRAIN = ["train", "--config", STRANGE["config"], "--workdir"]
-OVERRIDE = f"--config.seed={STRANGE['config.seed']}"
+FREE_TEXT_KEYS = "name project bucket config config.seed image directory account".split()
+SPECIAL_VALUES = VALUES | {key: f"{VALUES[key]} {SPECIAL_CHARACTERS}" for key in FREE_TEXT_KEYS}
+TRAIN = ["train", "--config", SPECIAL_VALUES["config"], "--workdir"]
+OVERRIDE = f"--config.seed={SPECIAL_VALUES['config.seed']}"
 
 
 def write_values(directory: pathlib.Path, values: dict[str, str]) -> pathlib.Path:
@@ -54,7 +56,7 @@ def write_values(directory: pathlib.Path, values: dict[str, str]) -> pathlib.Pat
     return path
 
 
-# One write a call, so that two commands of a pipe do not mix theirs.
+# One write for each call, so that the records of two commands of a pipe do not mix.
 RECORD = r"""
 printf -v call '%s\037' "${0##*/}" "$@"
 printf '%s\036' "$call" >>"$RECORD"
@@ -63,7 +65,7 @@ printf '%s\036' "$call" >>"$RECORD"
 
 
 def stub(directory: pathlib.Path, name: str, body: str = "") -> None:
-    """An executable that records its name and arguments, and then does what `body` says."""
+    """Write an executable that records its name and arguments and then runs `body`."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / name
     path.write_text(f"#!/bin/bash\n{RECORD}{body}\n")
@@ -71,7 +73,7 @@ def stub(directory: pathlib.Path, name: str, body: str = "") -> None:
 
 
 class Laptop:
-    """A folder to work in, stubs first on its PATH, and what they have recorded."""
+    """Home directory with stubs first on its PATH, and the calls that they record."""
 
     def __init__(self, home: pathlib.Path) -> None:
         self.home, self.bin, self.record = home, home / "bin", home / "record"
@@ -100,16 +102,16 @@ class Laptop:
         return self.run("bash", LAUNCH / script, *arguments)
 
     def recorded(self) -> list[list[str]]:
-        """The commands that stubs were called with since the last look."""
+        """Return the calls of stubs since the last time."""
         text = self.record.read_text() if self.record.exists() else ""
         self.record.unlink(missing_ok=True)
         calls = [call.split("\037")[:-1] for call in text.split("\036")[:-1]]
-        return [call for call in calls if "--porcelain" not in call]  # git's, asked on the way
+        return [call for call in calls if "--porcelain" not in call]  # calls of git in scripts
 
 
-def printed(laptop: Laptop, script: str, verb: str, *arguments: object) -> list[list[str]]:
-    """The commands that a dry run prints, each as a list of words."""
-    done = laptop.launch(script, verb, *arguments, "--dry-run")
+def dry_run(laptop: Laptop, script: str, *arguments: object) -> list[list[str]]:
+    """Return the commands that a dry run prints, each as a list of words."""
+    done = laptop.launch(script, *arguments, "--dry-run")
     assert done.returncode == 0 and not done.stderr, done.stderr
     commands: list[list[str]] = []
     for line in done.stdout.splitlines():
@@ -123,12 +125,12 @@ def printed(laptop: Laptop, script: str, verb: str, *arguments: object) -> list[
 
 
 def doc_commands() -> list[str]:
-    """The commands of docs/pods.md that are meant for a shell."""
+    """Return the shell commands of docs/pods.md."""
     blocks = re.findall(r"```bash\n(.*?)```", PODS.read_text(), re.DOTALL)
     text = "".join(blocks).replace("\\\n", " ")
     return [line.strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
 
 
-def as_kubernetes_expands(word: str) -> str:
-    """A container's command: one $ of two, and $(NAME) for a variable that there is."""
+def expand_as_kubernetes(word: str) -> str:
+    """Return a word of a container's command after expansion: $ for $$, the value for $(NAME)."""
     return re.sub(r"\$\$|\$\(HOME\)", lambda m: "$" if m[0] == "$$" else "expanded", word)

@@ -1,4 +1,4 @@
-"""From a laptop to a pod: the scripts of experiments/launch do what their dry runs print."""
+"""The scripts of experiments/launch: dry runs, quoting, errors, docs/pods.md."""
 
 import pathlib
 import re
@@ -8,21 +8,21 @@ import subprocess
 
 import pytest
 from cloud_tool_stubs import (
-    AWKWARD,
-    EVERY_VERB,
+    COMMANDS,
     EXAMPLE,
     LAUNCH,
     OVERRIDE,
-    PLAIN,
     PODS,
     ROOT,
-    STRANGE,
+    SPECIAL_CHARACTERS,
+    SPECIAL_VALUES,
+    SUBCOMMANDS,
     TRAIN,
-    VERBS,
+    VALUES,
     Laptop,
-    as_kubernetes_expands,
     doc_commands,
-    printed,
+    dry_run,
+    expand_as_kubernetes,
     stub,
     write_values,
 )
@@ -31,51 +31,51 @@ from conftest import LONG
 # Dry runs
 
 
-@pytest.mark.parametrize(("script", "verb"), EVERY_VERB)
-def test_a_dry_run_prints_what_a_real_run_does(laptop, script, verb) -> None:
-    values = write_values(laptop.home, STRANGE)
-    expected = printed(laptop, script, verb, "--file", values)
+@pytest.mark.parametrize(("script", "subcommand"), COMMANDS)
+def test_dry_run_prints_the_commands_of_a_real_run(laptop, script, subcommand) -> None:
+    values = write_values(laptop.home, SPECIAL_VALUES)
+    expected = dry_run(laptop, script, subcommand, "--file", values)
     assert expected and laptop.recorded() == []
-    if (script, verb) == ("tpu_vm.sh", "watch"):
-        return  # it does what the slice's state asks for: see below
-    done = laptop.launch(script, verb, "--file", values)
+    if (script, subcommand) == ("tpu_vm.sh", "watch"):
+        return  # its commands depend on the state of the slice: see test_launch_workers
+    done = laptop.launch(script, subcommand, "--file", values)
     assert done.returncode == 0, done.stderr
     assert sorted(laptop.recorded()) == sorted(expected)
 
 
-@pytest.mark.parametrize(("script", "verb"), EVERY_VERB)
-def test_what_a_dry_run_prints_means_the_same_when_it_is_pasted(laptop, script, verb) -> None:
-    values = write_values(laptop.home, STRANGE)
-    expected = printed(laptop, script, verb, "--file", values)
-    text = laptop.launch(script, verb, "--file", values, "--dry-run").stdout
+@pytest.mark.parametrize(("script", "subcommand"), COMMANDS)
+def test_dry_run_can_be_pasted_into_a_shell(laptop, script, subcommand) -> None:
+    values = write_values(laptop.home, SPECIAL_VALUES)
+    expected = dry_run(laptop, script, subcommand, "--file", values)
+    text = laptop.launch(script, subcommand, "--file", values, "--dry-run").stdout
     assert laptop.run("bash", "-c", text).returncode == 0
     assert sorted(laptop.recorded()) == sorted(expected)
 
 
-def test_a_flag_wins_over_the_file_wherever_it_stands(laptop) -> None:
-    values = write_values(laptop.home, PLAIN)
+def test_flag_overrides_the_values_file_in_any_order(laptop) -> None:
+    values = write_values(laptop.home, VALUES)
     for flags in (["--zone", "b", "--file", values], [f"--file={values}", "--zone=b"]):
-        (command,) = printed(laptop, "tpu_vm.sh", "delete", *flags)
+        (command,) = dry_run(laptop, "tpu_vm.sh", "delete", *flags)
         assert "--zone=b" in command and "--project=my-project" in command
     flag = "--config.seed=4"
-    (command,) = printed(laptop, "tpu_vm.sh", "run", "--file", values, flag)
-    assert command[-1].endswith("--config.seed=3 --config.seed=4")  # bertjax takes the last
+    (command,) = dry_run(laptop, "tpu_vm.sh", "run", "--file", values, flag)
+    assert command[-1].endswith("--config.seed=3 --config.seed=4")  # bertjax uses the last one
 
 
-def test_a_values_file_needs_no_quotes_and_expands_nothing(laptop) -> None:
+def test_values_file_needs_no_quotes_and_expands_nothing(laptop) -> None:
     lines = ["# a comment", "", "\tname =  a b ", "zone=$(touch x)", 'project = "p" # p\r']
     path = laptop.home / "values"
-    path.write_text("\n".join(lines))  # and no line break at its end
-    (command,) = printed(laptop, "tpu_vm.sh", "delete", "--file", path)
+    path.write_text("\n".join(lines))  # without a line break at its end
+    (command,) = dry_run(laptop, "tpu_vm.sh", "delete", "--file", path)
     assert command[5:8] == ["a b", '--project="p" # p', "--zone=$(touch x)"]
     assert not (laptop.home / "x").exists()
 
 
-# Through every shell on the way
+# Quoting
 
 
 def remote_shell(laptop: Laptop, home: pathlib.Path, command: str) -> None:
-    """Runs a line as a worker's login shell does, in its home."""
+    """Run a line as a worker's login shell does, in its home directory."""
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=home,
@@ -88,28 +88,28 @@ def remote_shell(laptop: Laptop, home: pathlib.Path, command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_worker_gets_the_code_and_the_very_values(laptop, tmp_path) -> None:
-    values = write_values(laptop.home, STRANGE)
-    _, (*_, install) = printed(laptop, "tpu_vm.sh", "setup", "--file", values)[-2:]
-    ((*_, run),) = printed(laptop, "tpu_vm.sh", "run", "--file", values)
+def test_tpu_worker_receives_code_and_exact_values(laptop, tmp_path) -> None:
+    values = write_values(laptop.home, SPECIAL_VALUES)
+    _, (*_, install) = dry_run(laptop, "tpu_vm.sh", "setup", "--file", values)[-2:]
+    ((*_, run),) = dry_run(laptop, "tpu_vm.sh", "run", "--file", values)
     archive = tmp_path / "source.tar.gz"
     subprocess.run(["tar", "-czf", archive, "-C", ROOT, "experiments/launch"], check=True)
     worker = Laptop(tmp_path / "worker")
     worker.stub("gcloud", body=f'case "$2" in cat) /bin/cat {archive} ;; esac')
     worker.stub("python3", "systemctl")
     worker.stub("sudo", body='exec "$@"')
-    # systemd's own part: it drops its options and runs the service.
+    # Like systemd, drop the options and run the service.
     worker.stub("systemd-run", body='while [ "$1" != /bin/bash ]; do shift; done; "$@" || true')
     stub(worker.home / ".local" / "bin", "uv")
     stub(worker.home / "bertjax" / ".venv" / "bin", "bertjax", "exit 75")
 
-    # gcloud splits the line at its spaces, and ssh puts it together again.
+    # gcloud splits the line at its spaces, and ssh joins the words again.
     remote_shell(worker, worker.home, install.removeprefix("--command="))
     calls = worker.recorded()
     assert calls[-1][:3] == ["uv", "pip", "install"] and ".[tpu]" in calls[-1]
     remote_shell(worker, worker.home, run.removeprefix("--command="))
 
-    workdir = f"{STRANGE['bucket']}/runs/{STRANGE['name']}"
+    workdir = f"{SPECIAL_VALUES['bucket']}/runs/{SPECIAL_VALUES['name']}"
     calls = worker.recorded()
     assert ["bertjax", *TRAIN, workdir, OVERRIDE] in calls
     copies = [call for call in calls if call[:3] == ["gcloud", "storage", "cp"]]
@@ -117,19 +117,19 @@ def test_a_worker_gets_the_code_and_the_very_values(laptop, tmp_path) -> None:
     assert (worker.home / "bertjax" / "exit_status").read_text() == "75\n"
 
 
-def test_a_pod_of_kubernetes_gets_the_very_values(laptop) -> None:
-    values = write_values(laptop.home, STRANGE)
-    (command,) = printed(laptop, "gke.sh", "run", "--file", values)
+def test_kubernetes_pod_receives_exact_values(laptop) -> None:
+    values = write_values(laptop.home, SPECIAL_VALUES)
+    (command,) = dry_run(laptop, "gke.sh", "run", "--file", values)
     (line,) = [word.removeprefix("--command=") for word in command if "--command=" in word]
     laptop.stub("bertjax", body="exit 75")
-    started = f"({as_kubernetes_expands(line)}) & wait $!"  # as xpk has it started
+    started = f"({expand_as_kubernetes(line)}) & wait $!"  # as xpk starts it
     assert laptop.run("bash", "-c", started).returncode == 75
-    workdir = f"{STRANGE['bucket']}/runs/{STRANGE['name']}"
+    workdir = f"{SPECIAL_VALUES['bucket']}/runs/{SPECIAL_VALUES['name']}"
     assert laptop.recorded() == [["bertjax", *TRAIN, workdir, OVERRIDE]]
 
 
-def test_a_node_of_slurm_gets_the_very_values(laptop, tmp_path) -> None:
-    values = STRANGE | {"directory": str(tmp_path / AWKWARD.replace("/", ""))}
+def test_slurm_node_receives_exact_values(laptop, tmp_path) -> None:
+    values = SPECIAL_VALUES | {"directory": str(tmp_path / SPECIAL_CHARACTERS.replace("/", ""))}
     bertjax = pathlib.Path(values["directory"]) / ".venv" / "bin"
     stub(bertjax, "bertjax", "exit 75")
     (laptop.bin / "mkdir").unlink()
@@ -150,12 +150,12 @@ def test_a_node_of_slurm_gets_the_very_values(laptop, tmp_path) -> None:
     for restart, requeued in (("0", [["scontrol", "requeue", "7"]]), ("30", [])):
         environment = node | {"SLURM_RESTART_COUNT": restart}
         assert subprocess.run(started, cwd=run, env=environment).returncode == 75
-        _, training, *after = laptop.recorded()
+        _, training, *later_calls = laptop.recorded()
         assert training == ["bertjax", *TRAIN, f"runs/{values['name']}", OVERRIDE]
-        assert after == requeued
+        assert later_calls == requeued
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_node_of_slurm_gets_the_very_values(laptop, tmp_path) -> None:
         ("gke.sh run --file FILE --config 'a\nb'", "config: holds a line break"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(laptop, command, message) -> None:
-    values = write_values(laptop.home, PLAIN)
+def test_script_rejects_invalid_arguments_in_one_line(laptop, command, message) -> None:
+    values = write_values(laptop.home, VALUES)
     words = [str(values) if word == "FILE" else word for word in shlex.split(command)]
     done = laptop.launch(*words)
     assert done.returncode == 2 and not done.stdout
@@ -206,28 +206,28 @@ def test_what_cannot_be_is_refused_in_one_sentence(laptop, command, message) -> 
         ("us-west4-a", "values:2: 'us-west4-a' has no '='. Write NAME = VALUE"),
     ],
 )
-def test_a_values_file_that_cannot_be_is_refused(laptop, line, message) -> None:
+def test_script_rejects_an_invalid_values_file(laptop, line, message) -> None:
     (laptop.home / "values").write_text(f"name = n\n{line}\n")
     done = laptop.launch("tpu_vm.sh", "delete", "--file", "values")
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("script", VERBS)
-def test_help_names_every_verb_and_value(laptop, script) -> None:
+@pytest.mark.parametrize("script", SUBCOMMANDS)
+def test_help_names_every_subcommand_and_value(laptop, script) -> None:
     text = laptop.launch(script, "--help").stdout
-    assert text == laptop.launch(script, VERBS[script][0], "--help").stdout
+    assert text == laptop.launch(script, SUBCOMMANDS[script][0], "--help").stdout
     source = (LAUNCH / script).read_text()
     (names,) = re.findall(r"^names='(.*)'$", source, re.MULTILINE)
-    assert all(re.search(rf"\b{word}\b", text) for word in [*VERBS[script], *names.split()])
+    assert all(re.search(rf"\b{word}\b", text) for word in [*SUBCOMMANDS[script], *names.split()])
 
 
-# The guide
+# docs/pods.md
 
 
 @pytest.mark.parametrize(
     "command", [*filter(re.compile("experiments/launch/").match, doc_commands())]
 )
-def test_a_command_of_the_guide_is_accepted(laptop, command) -> None:
+def test_scripts_accept_documented_commands(laptop, command) -> None:
     shutil.copy(EXAMPLE, laptop.home / "pod.conf")
     done = laptop.run("bash", "-c", f"{ROOT}/{command} --dry-run")
     assert done.returncode == 0 and done.stdout, done.stderr
@@ -237,7 +237,7 @@ def test_a_command_of_the_guide_is_accepted(laptop, command) -> None:
     "command",
     [line for line in doc_commands() if re.match(r"(gcloud|ssh-keygen|ssh-add|cp) ", line)],
 )
-def test_what_else_is_typed_reaches_its_tool_word_by_word(laptop, command) -> None:
+def test_other_documented_commands_reach_their_tools_unchanged(laptop, command) -> None:
     laptop.stub("ssh-keygen", "ssh-add")
     done = laptop.run("bash", "-c", f"cd {ROOT} && {command}")
     assert done.returncode == 0, done.stderr
@@ -248,9 +248,9 @@ def test_what_else_is_typed_reaches_its_tool_word_by_word(laptop, command) -> No
         assert laptop.recorded() == [words]
 
 
-def test_the_guide_shows_every_verb_and_the_example() -> None:
+def test_guide_shows_every_subcommand_and_the_example() -> None:
     guide = PODS.read_text()
-    for script, verb in EVERY_VERB:
-        assert re.search(rf"{script} {verb}\b", guide), f"{script} {verb}"
+    for script, subcommand in COMMANDS:
+        assert re.search(rf"{script} {subcommand}\b", guide), f"{script} {subcommand}"
     for line in EXAMPLE.read_text().splitlines():
         assert line.startswith("#") or line in guide

@@ -1,4 +1,4 @@
-"""The tools themselves accept what the launch scripts print."""
+"""The cloud tools accept the commands of the launch scripts."""
 
 import os
 import pathlib
@@ -11,16 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cloud_tool_stubs import (
-    EVERY_VERB,
+    COMMANDS,
     LAUNCH,
     OVERRIDE,
-    PLAIN,
-    STRANGE,
+    SPECIAL_VALUES,
     TRAIN,
+    VALUES,
     Laptop,
-    as_kubernetes_expands,
     doc_commands,
-    printed,
+    dry_run,
+    expand_as_kubernetes,
     write_values,
 )
 from conftest import LONG
@@ -44,7 +44,7 @@ def tool(name: str) -> str:
 
 
 def run_alone(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a tool that shall ask nobody and reach nothing."""
+    """Run a tool without input."""
     return subprocess.run(
         command,
         env=os.environ | variables,
@@ -55,10 +55,10 @@ def run_alone(command: list[str], **variables: str) -> subprocess.CompletedProce
     )
 
 
-def printed_for(laptop: Laptop, program: str) -> list[list[str]]:
-    """The commands of one program that the scripts print or the guide shows, each kind once."""
-    values = write_values(laptop.home, PLAIN)
-    commands = [c for verb in EVERY_VERB for c in printed(laptop, *verb, "--file", values)]
+def commands_of(laptop: Laptop, program: str) -> list[list[str]]:
+    """Return the commands of one program in dry runs and in docs/pods.md, each once."""
+    values = write_values(laptop.home, VALUES)
+    commands = [c for names in COMMANDS for c in dry_run(laptop, *names, "--file", values)]
     commands += [shlex.split(line) for line in doc_commands()]
     for *_, line in [c for c in commands if c[0] == "ssh"]:
         commands += [shlex.split(part) for part in re.split("&&|;", line)]
@@ -68,23 +68,24 @@ def printed_for(laptop: Laptop, program: str) -> list[list[str]]:
 @pytest.mark.slow
 def test_gcloud_accepts_every_command(laptop, tmp_path) -> None:
     tool("gcloud")
-    # Without an account nothing is sent; what its parser refuses ends with status 2 before that.
+    # Without an account gcloud sends nothing and ends with 1; a usage error ends with 2.
     account = {
         "CLOUDSDK_CONFIG": str(tmp_path / "gcloud"),
         "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
     }
 
-    def judge(command: list[str]) -> tuple[int, str]:
+    def run_gcloud(command: list[str]) -> tuple[int, str]:
         done = run_alone(command, **account)
         return done.returncode, done.stderr
 
-    commands = printed_for(laptop, "gcloud")
+    commands = commands_of(laptop, "gcloud")
     with ThreadPoolExecutor(2) as pool:
-        for command, (status, message) in zip(commands, pool.map(judge, commands), strict=True):
+        for command, (status, message) in zip(
+            commands, pool.map(run_gcloud, commands), strict=True
+        ):
             assert status == 1, f"{command}: {message}"
-    assert (
-        judge(["gcloud", "compute", "tpus", "queued-resources", "create", "x", "--spoot"])[0] == 2
-    )
+    misspelled = ["gcloud", "compute", "tpus", "queued-resources", "create", "x", "--spoot"]
+    assert run_gcloud(misspelled)[0] == 2
 
 
 @pytest.mark.slow
@@ -99,18 +100,18 @@ def test_xpk_accepts_every_command(laptop) -> None:
         "for line in sys.stdin.read().split('\\036')[:-1]:\n"
         "    parser.parse_args(line.split('\\037'))\n"
     )
-    good, bad = printed_for(laptop, "xpk"), [["xpk", "workload", "creat"]]
-    for commands, status in ((good, 0), (bad, 2)):
-        given = "".join("\037".join(command[1:]) + "\036" for command in commands)
-        done = subprocess.run([python, "-c", parse], input=given, capture_output=True, text=True)
+    valid, invalid = commands_of(laptop, "xpk"), [["xpk", "workload", "creat"]]
+    for commands, status in ((valid, 0), (invalid, 2)):
+        lines = "".join("\037".join(command[1:]) + "\036" for command in commands)
+        done = subprocess.run([python, "-c", parse], input=lines, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
 
 
 @pytest.mark.slow
-def test_the_manifest_that_xpk_writes_starts_the_training(laptop) -> None:
+def test_manifest_of_xpk_starts_the_training(laptop) -> None:
     xpk, yaml = tool("xpk"), pytest.importorskip("yaml")
-    values = write_values(laptop.home, STRANGE | {"name": "bert-1"})
-    (command,) = printed(laptop, "gke.sh", "run", "--file", values)
+    values = write_values(laptop.home, SPECIAL_VALUES | {"name": "bert-1"})
+    (command,) = dry_run(laptop, "gke.sh", "run", "--file", values)
     manifest = laptop.home / "manifest.yaml"
     command += ["--dry-run", "--skip-validation", f"--output-manifest-file={manifest}"]
     environment = laptop.environment() | {"TELEMETRY_ENABLED": "false"}
@@ -128,22 +129,22 @@ def test_the_manifest_that_xpk_writes_starts_the_training(laptop) -> None:
     laptop.stub("bertjax", body="exit 75")
     laptop.stub("sleep")
     laptop.recorded()
-    done = laptop.run(*[as_kubernetes_expands(word) for word in container["command"]])
+    done = laptop.run(*[expand_as_kubernetes(word) for word in container["command"]])
     assert done.returncode == 75
     (training,) = [call for call in laptop.recorded() if call[0] == "bertjax"]
-    assert training == ["bertjax", *TRAIN, f"{STRANGE['bucket']}/runs/bert-1", OVERRIDE]
+    assert training == ["bertjax", *TRAIN, f"{SPECIAL_VALUES['bucket']}/runs/bert-1", OVERRIDE]
 
 
 @pytest.mark.slow
 def test_slurm_accepts_every_command(laptop, tmp_path) -> None:
     programs = ["sbatch", "squeue", "scancel"]
-    commands = [c for program in programs for c in printed_for(laptop, program) if tool(program)]
+    commands = [c for program in programs for c in commands_of(laptop, program) if tool(program)]
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nGresTypes=gpu\n")
 
-    def judge(command: list[str]) -> str:
-        """What it complains of at once; with nothing to complain of, it looks for a controller."""
-        started = subprocess.Popen(
+    def usage_error(command: list[str]) -> str:
+        """Return the immediate error; without one, Slurm waits for its controller."""
+        process = subprocess.Popen(
             command,
             cwd=LAUNCH,  # ../../experiments/launch is a path there too
             env=os.environ | {"SLURM_CONF": str(conf)},
@@ -151,21 +152,21 @@ def test_slurm_accepts_every_command(laptop, tmp_path) -> None:
             text=True,
         )
         try:
-            return started.communicate(timeout=4)[1]
+            return process.communicate(timeout=4)[1]
         except subprocess.TimeoutExpired:
-            started.kill()
-            return started.communicate()[1]
+            process.kill()
+            return process.communicate()[1]
 
     with ThreadPoolExecutor(8) as pool:
-        for command, message in zip(commands, pool.map(judge, commands), strict=True):
+        for command, message in zip(commands, pool.map(usage_error, commands), strict=True):
             assert not re.search("unrecognized|[Ii]nvalid|Try ", message), f"{command}: {message}"
-    assert "unrecognized" in judge(["sbatch", "--nodez=2", "train.sbatch"])
+    assert "unrecognized" in usage_error(["sbatch", "--nodez=2", "train.sbatch"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["kubectl", "docker"])
 def test_kubectl_and_docker_accept_every_command(laptop, program) -> None:
     tool(program)
-    for command in printed_for(laptop, program):
+    for command in commands_of(laptop, program):
         done = run_alone(command, HOME=str(laptop.home), DOCKER_HOST="unix:///nowhere")
         assert done.returncode and "unknown" not in done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""On a pod: training starts once, says how it ends, and is watched until it is done."""
+"""worker.sh on a TPU VM, and `tpu_vm.sh watch`."""
 
 import shutil
 import signal
@@ -6,14 +6,14 @@ import subprocess
 import time
 
 import pytest
-from cloud_tool_stubs import LAUNCH, PLAIN, Laptop, stub, write_values
+from cloud_tool_stubs import LAUNCH, VALUES, Laptop, stub, write_values
 
-# On a worker
+# worker.sh
 
 
 @pytest.fixture
 def worker(tmp_path) -> Laptop:
-    """A worker that is set up; its training reports how it ends."""
+    """Worker after setup."""
     worker = Laptop(tmp_path / "worker")
     launch = worker.home / "experiments" / "launch"
     launch.mkdir(parents=True)
@@ -29,7 +29,7 @@ def on_worker(worker: Laptop, *arguments: str) -> str:
     return done.stdout
 
 
-def test_training_is_not_started_twice(worker) -> None:
+def test_worker_starts_training_once(worker) -> None:
     (worker.home / "unit").write_text("active")
     assert "is already running" in on_worker(worker, "start", "gs://b/runs/x", "train")
     assert all(call[0] == "systemctl" for call in worker.recorded())
@@ -38,7 +38,7 @@ def test_training_is_not_started_twice(worker) -> None:
     assert worker.recorded()[-1][:2] == ["sudo", "systemd-run"]
 
 
-def test_a_worker_says_what_it_does(worker) -> None:
+def test_worker_reports_its_state(worker) -> None:
     def state() -> str:
         return on_worker(worker, "status").split("\t")[0]
 
@@ -56,7 +56,7 @@ def test_a_worker_says_what_it_does(worker) -> None:
     assert state() == "137"
 
 
-def test_the_signal_before_a_preemption_reaches_the_training(worker) -> None:
+def test_worker_passes_the_preemption_signal_to_training(worker) -> None:
     training = (
         "trap 'sleep 0.2; echo saved; exit 75' TERM\necho ready\nwhile :; do sleep 0.05; done"
     )
@@ -80,11 +80,10 @@ def test_the_signal_before_a_preemption_reaches_the_training(worker) -> None:
     assert copy[:5] == ["gcloud", "storage", "cp", "--quiet", "train.log"]
 
 
-# Until training is done
-
+# watch
 
 WATCHED = r"""
-answer() { # the first line of a file; its last line stays
+answer() { # print and remove the first line of a file; the last line stays
   head -n 1 "$HOME/$1"
   [ "$(wc -l <"$HOME/$1")" -lt 2 ] || sed -i 1d "$HOME/$1"
 }
@@ -102,8 +101,8 @@ esac
 """
 
 
-def deeds(calls: list[list[str]]) -> str:
-    """What was done to the slice and its workers, in a word each."""
+def summarize(calls: list[list[str]]) -> str:
+    """Return a word for each change of the slice and its workers."""
     words = {
         "queued-resources create": "create",
         "queued-resources delete": "delete",
@@ -116,7 +115,7 @@ def deeds(calls: list[list[str]]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("queue", "node", "workers", "does", "status", "says"),
+    ("queue", "node", "workers", "actions", "status", "message"),
     [
         (
             "WAITING_FOR_RESOURCES > WAITING_FOR_RESOURCES > PROVISIONING > ACTIVE",
@@ -163,36 +162,38 @@ def deeds(calls: list[list[str]]) -> str:
         ("ACTIVE", "READY", ["unreachable"] * 8 + ["0"], "delete", 0, "training is done"),
     ],
 )
-def test_watch_does_what_the_slice_needs(laptop, queue, node, workers, does, status, says) -> None:
+def test_watch_follows_the_state_of_the_slice(
+    laptop, queue, node, workers, actions, status, message
+) -> None:
     answers = {"queue": queue.split(" > "), "node": node.split(" > "), "workers": workers}
     for name, lines in answers.items():
         (laptop.home / name).write_text("\n".join(lines) + "\n")
     laptop.stub("gcloud", body=WATCHED)
     laptop.stub("sleep")
-    values = write_values(laptop.home, PLAIN)
+    values = write_values(laptop.home, VALUES)
     done = laptop.launch("tpu_vm.sh", "watch", "--file", values, "--max-restarts", 2)
     assert done.returncode == status, done.stderr
-    assert says in done.stderr
-    assert deeds(laptop.recorded()) == does.strip()
+    assert message in done.stderr
+    assert summarize(laptop.recorded()) == actions.strip()
 
 
-def test_watch_sends_the_code_only_where_the_bucket_has_none(laptop) -> None:
+def test_watch_sends_the_code_to_an_empty_bucket(laptop) -> None:
     for name, line in (("queue", "ACTIVE"), ("node", "READY"), ("workers", "0")):
         (laptop.home / name).write_text(f"{line}\n")
     (laptop.home / "bucket_is_empty").touch()
     laptop.stub("gcloud", body=WATCHED)
-    values = write_values(laptop.home, PLAIN)
+    values = write_values(laptop.home, VALUES)
     assert laptop.launch("tpu_vm.sh", "watch", "--file", values).returncode == 0
-    assert deeds(laptop.recorded()) == "send delete"
+    assert summarize(laptop.recorded()) == "send delete"
 
 
-def test_watch_asks_for_the_slice_until_it_has_been_asked_for(laptop) -> None:
-    queue = "SUSPENDED\n\nACTIVE\n"  # in between there is no request to describe
+def test_watch_repeats_a_failed_request_for_the_slice(laptop) -> None:
+    queue = "SUSPENDED\n\nACTIVE\n"  # no request to describe in between
     for name, lines in (("queue", queue), ("node", "READY\n"), ("workers", "idle\n0\n")):
         (laptop.home / name).write_text(lines)
     (laptop.home / "create_fails").touch()
     laptop.stub("gcloud", body=WATCHED)
     laptop.stub("sleep")
-    values = write_values(laptop.home, PLAIN)
+    values = write_values(laptop.home, VALUES)
     assert laptop.launch("tpu_vm.sh", "watch", "--file", values).returncode == 0
-    assert deeds(laptop.recorded()) == "delete create create install run delete"
+    assert summarize(laptop.recorded()) == "delete create create install run delete"
