@@ -19,7 +19,7 @@ def append_document(writer: ShardWriter, document: Sequence[Sequence[int]]) -> N
 
 
 def make_shard(documents: Documents) -> Shard:
-    """Return a shard whose token i is i, so that a token identifies its position."""
+    """Return a shard whose token i has id i."""
     sentences = np.cumsum([0, *itertools.chain.from_iterable(documents)])
     return Shard(
         tokens=np.arange(sentences[-1], dtype=np.uint32),

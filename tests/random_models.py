@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from bertjax.formats.tensors import NumpyModel
+from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -40,3 +41,12 @@ def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> 
     parts = {part: shapes[part] for part in ("encoder", *heads)}
     params = jax.tree.map_with_path(draw, parts)
     return NumpyModel(config, params, tokenizer)
+
+
+def assert_same_params(params: dict[str, Any], other_params: dict[str, Any]) -> None:
+    """Check that two trees have the same names and the same bits."""
+    for (name, array), (other_name, other) in zip(
+        named_leaves(params), named_leaves(other_params), strict=True
+    ):
+        assert name == other_name
+        assert np.asarray(array).tobytes() == np.asarray(other).tobytes(), name

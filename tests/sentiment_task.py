@@ -1,4 +1,4 @@
-"""Example of a task outside the package: is a text glad or sad?
+"""A task outside the package: predict whether a text is glad or sad.
 
 Its data are JSON lines, {"text": ..., "label": "glad"}.
 """
@@ -31,8 +31,8 @@ LABELS = ("glad", "sad")
 
 
 def sums(logits, batch):
-    slots = logits, batch["moods"], batch["moods_weights"]
-    return {"mood_loss": losses.cross_entropy(*slots), "mood_accuracy": losses.accuracy(*slots)}
+    arrays = logits, batch["moods"], batch["moods_weights"]
+    return {"mood_loss": losses.cross_entropy(*arrays), "mood_accuracy": losses.accuracy(*arrays)}
 
 
 HEAD = heads.register_head(
@@ -84,7 +84,7 @@ def encode(texts, labels, tokenizer, max_seq_length):
     lengths = np.array([len(ids) for ids in ids_of_text])
     ids = np.concatenate(ids_of_text).astype(np.int32)
     targets = {
-        "moods": Target("example", np.array([LABELS.index(each) for each in labels], np.int32))
+        "moods": Target("example", np.array([LABELS.index(label) for label in labels], np.int32))
     }
     return Examples(ids, lengths, lengths, targets)
 

@@ -1,4 +1,4 @@
-"""The paper's ablations: what is compared, and what is said of it."""
+"""experiments/ablations: configurations of all rows, records of runs, results."""
 
 import argparse
 import collections
@@ -23,7 +23,7 @@ SIZES, SHARES = ("2-128", "4-256"), (0.1, 0.5, 1.0)
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_row_is_a_configuration_of_its_own(name) -> None:
+def test_table_rows_have_distinct_valid_configurations(name) -> None:
     table = TABLES[name](SIZES, SHARES)
     runs = [(v.pretraining_name, v.step_fraction, *v.finetuning.items()) for v in table.variants]
     assert len(set(runs)) == len(runs)
@@ -38,9 +38,9 @@ def test_every_row_is_a_configuration_of_its_own(name) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch) -> None:
-    given = []
-    monkeypatch.setattr(ablations, "run_bertjax", lambda *words: given.append(words))
-    monkeypatch.setattr(ablations, "run_once", lambda _, more: given.extend(more))
+    commands = []
+    monkeypatch.setattr(ablations, "run_bertjax", lambda *words: commands.append(words))
+    monkeypatch.setattr(ablations, "run_once", lambda _, sweeps: commands.extend(sweeps))
     args = argparse.Namespace(
         **{"table": name, "output": tmp_path, "corpus": "corpus", "recipe": "modern", "seeds": 1},
         **{"size": "2-128", "sizes": "2-128,4-256", "milestones": "0.5,1", "steps": 10},
@@ -52,15 +52,15 @@ def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch
         model = ablation._pretrain(variant)
         for task in TASKS:
             ablation._fine_tune(variant, model, task)
-    assert len(given) == (1 + len(TASKS)) * len(ablation.table.variants)
-    for command in given:
+    assert len(commands) == (1 + len(TASKS)) * len(ablation.table.variants)
+    for command in commands:
         configuration(command)
-    (of_two_layers,) = {
+    (two_layers,) = {
         configuration(command).model.feature_layers
-        for command in given
+        for command in commands
         if "features=concat_last_four" in " ".join(command) and "4-256" not in " ".join(command)
     }
-    assert of_two_layers == "-2..-1"
+    assert two_layers == "-2..-1"
 
 
 def configuration(command: list[str]) -> Config:
@@ -69,17 +69,16 @@ def configuration(command: list[str]) -> Config:
     return load_config(command[command.index("--config") + 1], fields, registry.data_fields())
 
 
-Trained = dict[str, list[int]]
+Steps = dict[str, list[int]]  # of each run, by the name of its row
 
 
 @pytest.fixture
-def train(monkeypatch) -> Trained:
-    """What stands in for `bertjax train`: the steps of each run by the name of its row.
+def train(monkeypatch) -> Steps:
+    """Stub of `bertjax train` that records steps and writes an eval loss of 6.
 
-    Metrics are written as if the loss of held-out text were 6; a run diverges where the name begins
-    with "local".
+    Runs of the row "local attention init" diverge.
     """
-    steps: Trained = collections.defaultdict(list)
+    steps: Steps = collections.defaultdict(list)
 
     def run(words: list[str]) -> SimpleNamespace:
         command = words[3:]
@@ -87,50 +86,49 @@ def train(monkeypatch) -> Trained:
         row = workdir.parent.parent.name
         steps[row].append(configuration(command).total_steps)
         workdir.mkdir(parents=True, exist_ok=True)
-        found = {"step": 1, "split": "eval", "mlm_loss": 6.0}
-        (workdir / "metrics.jsonl").write_text(json.dumps(found) + "\n")
+        metrics = {"step": 1, "split": "eval", "mlm_loss": 6.0}
+        (workdir / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
         return SimpleNamespace(returncode=EXIT_DIVERGED if row.startswith("local") else 0)
 
     monkeypatch.setattr(commands.subprocess, "run", run)
     return steps
 
 
-def tabulate(monkeypatch, output: pathlib.Path, *rest: str, steps: int = 60) -> str:
-    told = ["--output", str(output), "--corpus", "corpus", "--steps", str(steps), "--size", "2-128"]
-    monkeypatch.setattr("sys.argv", ["recipes", *told, "--config.batch_size=8", *rest])
+def run_recipes(monkeypatch, output: pathlib.Path, *options: str, steps: int = 60) -> str:
+    argv = ["recipes", "--output", str(output), "--corpus", "corpus", "--size", "2-128"]
+    argv += ["--steps", str(steps), "--config.batch_size=8", *options]
+    monkeypatch.setattr("sys.argv", argv)
     recipes.main()
     return (output / "recipes.md").read_text()
 
 
 def test_recipes_commands_have_valid_configurations(train, tmp_path, monkeypatch) -> None:
-    table = tabulate(monkeypatch, tmp_path, "--seeds", "1")
-    steps = {row: sum(each) for row, each in train.items()}
+    table = run_recipes(monkeypatch, tmp_path, "--seeds", "1")
+    steps = {row: sum(run_steps) for row, run_steps in train.items()}
     assert steps.pop("modern-a-third-of-the-steps") == 20
     assert set(steps.values()) == {60} and len(steps) == 2 + len(recipes.CHANGES)
     assert "| modern | - | 6.0000 |" in table
 
 
 def test_recipes_count_diverged_runs_and_continue(train, tmp_path, monkeypatch) -> None:
-    lines = tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines()
-    (num_degenerate,) = [line for line in lines if line.startswith("| local")]
-    assert num_degenerate.startswith(
-        "| local attention init | - | - |"
-    ) and num_degenerate.endswith("| 2 |")
+    lines = run_recipes(monkeypatch, tmp_path, "--seeds", "2").splitlines()
+    (row,) = [line for line in lines if line.startswith("| local")]
+    assert row.startswith("| local attention init | - | - |") and row.endswith("| 2 |")
     assert len(train["modern"]) == 4
-    assert tabulate(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
+    assert run_recipes(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
     assert len(train["local-attention-init"]) == 2
-    refused = SimpleNamespace(returncode=2)
-    monkeypatch.setattr(commands.subprocess, "run", lambda _: refused)
-    with pytest.raises(SystemExit, match="2"):  # of other settings, of which nothing is known
-        tabulate(monkeypatch, tmp_path, "--seeds", "2", "--config.optimizer.learning_rate=1e-5")
+    rejected = SimpleNamespace(returncode=2)
+    monkeypatch.setattr(commands.subprocess, "run", lambda _: rejected)
+    with pytest.raises(SystemExit, match="2"):  # other settings, so the commands run again
+        run_recipes(monkeypatch, tmp_path, "--seeds", "2", "--config.optimizer.learning_rate=1e-5")
 
 
 def test_recipes_repeat_only_changed_commands(train, tmp_path, monkeypatch) -> None:
-    tabulate(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon")
-    tabulate(monkeypatch, tmp_path, "--seeds", "2", "--only", "Muon")
+    run_recipes(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon")
+    run_recipes(monkeypatch, tmp_path, "--seeds", "2", "--only", "Muon")
     assert train["Muon"] == [60, 60]
-    tabulate(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon", steps=80)
-    assert train["Muon"] == [60, 60, 80]  # which bertjax refuses, naming the field
+    run_recipes(monkeypatch, tmp_path, "--seeds", "1", "--only", "Muon", steps=80)
+    assert train["Muon"] == [60, 60, 80]  # a real run rejects the other number of steps
 
 
 def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
@@ -152,11 +150,11 @@ def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
     ],
 )
 def test_ablation_rejects_milestones_between_steps(tmp_path, fields, message) -> None:
-    given = {"table": "steps", "output": tmp_path, "corpus": "c", "recipe": "paper", "seeds": 1}
-    given |= {"size": "2-128", "sizes": "2-128", "milestones": "0.1,0.5,1", "steps": 100}
-    given |= {"task": [], "pretrain": [], "finetune": []}
+    args = {"table": "steps", "output": tmp_path, "corpus": "c", "recipe": "paper", "seeds": 1}
+    args |= {"size": "2-128", "sizes": "2-128", "milestones": "0.1,0.5,1", "steps": 100}
+    args |= {"task": [], "pretrain": [], "finetune": []}
     with pytest.raises(SystemExit, match=message):
-        Ablation(argparse.Namespace(**given | fields))
+        Ablation(argparse.Namespace(**args | fields))
 
 
 def test_tables_share_pretrained_models() -> None:
@@ -177,15 +175,12 @@ def test_findings_refer_to_existing_rows(name) -> None:
 
 
 def test_feature_based_findings_refer_to_existing_rows() -> None:
-    found = feature_based.findings()
-    assert {each.better_row for each in found} | {each.worse_row for each in found} == {
-        0,
-        1,
-        2,
-        3,
-        4,
-        6,
+    compared = {
+        row
+        for finding in feature_based.findings()
+        for row in (finding.better_row, finding.worse_row)
     }
+    assert compared == {0, 1, 2, 3, 4, 6}
     assert feature_based.FEATURE_LAYERS.keys() == {
         *("embeddings", "second_to_last", "last"),
         *("sum_last_four", "concat_last_four", "sum_all"),
@@ -194,8 +189,8 @@ def test_feature_based_findings_refer_to_existing_rows() -> None:
 
 def rows(high: list[float], low: list[float]) -> list[VariantResult]:
     return [
-        VariantResult(name, 9.0, {"qnli accuracy": each}, 0)
-        for name, each in (("a", high), ("b", low))
+        VariantResult(name, 9.0, {"qnli accuracy": scores}, 0)
+        for name, scores in (("a", high), ("b", low))
     ]
 
 
@@ -209,16 +204,19 @@ def rows(high: list[float], low: list[float]) -> list[VariantResult]:
     ],
 )
 def test_describe_finding_compares_with_the_spread_of_seeds(high, low, verdict) -> None:
-    (said,) = describe_finding(Finding("a helps", 0, 1), rows(high, low))
-    assert said == f"a helps: qnli accuracy {verdict}"
+    (sentence,) = describe_finding(Finding("a helps", 0, 1), rows(high, low))
+    assert sentence == f"a helps: qnli accuracy {verdict}"
     assert describe_finding(Finding("a helps", 0, 1, ("squad",)), rows(high, low)) == []
 
 
 def test_write_results_counts_diverged_runs(tmp_path) -> None:
     table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
-    found = [*rows([0.5, 0.75], []), VariantResult("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1)]
-    found[1] = VariantResult("b", 9.0, {"qnli accuracy": [None, None]}, 2)
-    lines = write_results(tmp_path / "x", table, found).splitlines()
+    results = [
+        VariantResult("a", 9.0, {"qnli accuracy": [0.5, 0.75]}, 0),
+        VariantResult("b", 9.0, {"qnli accuracy": [None, None]}, 2),
+        VariantResult("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1),
+    ]
+    lines = write_results(tmp_path / "x", table, results).splitlines()
     assert "| b | 9.00 | - | 2 |" in lines and "| c | 9.00 | 0.5000 | 1 |" in lines
     assert "- a helps: qnli accuracy is missing for one row." in lines
 
@@ -227,7 +225,7 @@ def test_write_results_lists_every_score(tmp_path) -> None:
     table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
     text = write_results(tmp_path / "x", table, rows([0.25, 0.75], [0.5, 0.5]))
     assert "| a | 9.00 | 0.5000 ± 0.3536 | 0 |" in text.splitlines()
-    kept = json.loads((tmp_path / "x.json").read_text())
-    assert kept["rows"][0]["scores"] == {"qnli accuracy": [0.25, 0.75]}
+    content = json.loads((tmp_path / "x.json").read_text())
+    assert content["rows"][0]["scores"] == {"qnli accuracy": [0.25, 0.75]}
     lines = itertools.chain(text.splitlines(), (tmp_path / "x.html").read_text().splitlines())
     assert sum("not reproduced" in line for line in lines) == 2

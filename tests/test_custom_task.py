@@ -1,5 +1,6 @@
 """A task and a head outside the package work everywhere, without edits in the package."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 import sentiment_task
 from conftest import sample_vocabulary
 from processes import Command, hold
-from random_models import draw_model
+from random_models import assert_same_params, draw_model
 from run_outputs import metrics, params_of
 
 import bertjax
@@ -22,7 +23,6 @@ from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
-from bertjax.mesh.sharding import named_leaves
 from bertjax.model import heads
 from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
@@ -35,12 +35,16 @@ from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 GLAD, SAD, OTHER = ["ba", "do"], ["ki", "lu"], ["me", "no", "ra", "si"]
-FILE = """
+CONFIG_FILE = """
 def get_config(data=""):
     return {
-        "task": "sentiment_task:SentimentTask", "max_seq_length": 32, "batch_size": 16, "steps": STEPS, "log_every": 4,
-        "checkpoint_every": 10, "eval_every": 20,
-        "model": {"vocab_size": 128, "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2},
+        "task": "sentiment_task:SentimentTask",
+        "max_seq_length": 32, "batch_size": 16, "steps": 60,
+        "log_every": 4, "checkpoint_every": 10, "eval_every": 20,
+        "model": {
+            "vocab_size": 128, "num_hidden_layers": 1,
+            "hidden_size": 64, "num_attention_heads": 2,
+        },
         "optimizer": {"learning_rate": 3e-3, "warmup": 2},
         "data": {"dir": data, "vocab": f"{data}/vocab.txt"},
     }
@@ -49,7 +53,7 @@ def get_config(data=""):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    """Texts with moods, a vocabulary, and a configuration."""
+    """Directory with texts, their moods, a vocabulary and a configuration."""
     draw, path = random.Random(5), tmp_path_factory.mktemp("moods")
     for split, count in (("train", 300), ("dev", 50)):
         lines = []
@@ -60,7 +64,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
             lines.append(json.dumps({"text": " ".join(text), "label": label}))
         (path / f"{split}.jsonl").write_text("\n".join(lines))
     WordPieceTokenizer(sample_vocabulary(), cased=False).save(path)
-    (path / "moods.py").write_text(FILE.replace("STEPS", "60"))
+    (path / "moods.py").write_text(CONFIG_FILE)
     return path
 
 
@@ -71,8 +75,8 @@ def make_run_config(folder: pathlib.Path, **overrides: object) -> Config:
 
 def train(folder: pathlib.Path, workdir: pathlib.Path, **options: Any) -> Command:
     """Start training in a process of its own, which imports the task from this directory."""
-    given = ["--config", f"{folder}/moods.py:data={folder}", "--workdir", workdir]
-    return Command("train", *given, **options)
+    arguments = "--config", f"{folder}/moods.py:data={folder}", "--workdir", workdir
+    return Command("train", *arguments, **options)
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +88,17 @@ def trained(folder, tmp_path_factory) -> pathlib.Path:
     process.kill()
     process.wait()
     assert max(entry["step"] for entry in metrics(workdir)) < 60
-    _, said = (again := train(folder, workdir)).communicate()
-    assert again.poll() == 0, said
+    resumed = train(folder, workdir)
+    _, error = resumed.communicate()
+    assert resumed.poll() == 0, error
     return workdir
 
 
 @pytest.mark.slow
 def test_custom_task_learns_and_resumes_exactly(folder, trained, tmp_path) -> None:
-    _, said = (whole := train(folder, tmp_path)).communicate()
-    assert whole.poll() == 0, said
+    uninterrupted = train(folder, tmp_path)
+    _, error = uninterrupted.communicate()
+    assert uninterrupted.poll() == 0, error
     assert metrics(trained) == metrics(tmp_path)
     assert params_of(trained) == params_of(tmp_path)
     assert metrics(trained)[-1]["right"] > 0.9
@@ -100,10 +106,10 @@ def test_custom_task_learns_and_resumes_exactly(folder, trained, tmp_path) -> No
 
 @pytest.mark.slow
 def test_custom_task_is_evaluated_and_has_its_report(folder, trained, tmp_path) -> None:
-    found = evaluate(make_run_config(folder), trained)
-    assert found.scores["right"] == metrics(trained)[-1]["right"]
-    about = {"checkpoints": [str(trained)], "config": make_run_config(folder).to_dict()}
-    contents = {"scores": found.scores, "evaluation": about, **found.files}
+    evaluation = evaluate(make_run_config(folder), trained)
+    assert evaluation.scores["right"] == metrics(trained)[-1]["right"]
+    record = {"checkpoints": [str(trained)], "config": make_run_config(folder).to_dict()}
+    contents = {"scores": evaluation.scores, "evaluation": record, **evaluation.files}
     for name, content in contents.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     assert "glad, " in write_report(tmp_path).read_text()
@@ -123,30 +129,27 @@ def test_custom_task_predicts_with_labels_and_calibration(trained) -> None:
 @pytest.mark.slow
 def test_custom_head_is_exported_and_read_back(trained, folder, tmp_path) -> None:
     convert(trained, tmp_path / "hf", "bertjax", "hf")
-    said = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert said["architectures"] == ["BertForMoods"]
+    hf_config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert hf_config["architectures"] == ["BertForMoods"]
     assert "pipeline_tag: text-classification" in (tmp_path / "hf" / "README.md").read_text()
-    own, back = read_model(trained, "bertjax"), read_model(tmp_path / "hf")
-    for (name, ours), (other, theirs) in zip(
-        named_leaves(own.params), named_leaves(back.params), strict=True
-    ):
-        assert name == other and np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+    model, exported = read_model(trained, "bertjax"), read_model(tmp_path / "hf")
+    assert_same_params(model.params, exported.params)
     config = make_run_config(folder, init=tmp_path / "hf")
-    begun = PretrainedModel(config.init)
-    begun.check_compatible(config.model, own.params, sentiment_task.LABELS)
-    assert begun.tokenizer.fingerprint() == own.tokenizer.fingerprint()
+    pretrained = PretrainedModel(config.init)
+    pretrained.check_compatible(config.model, model.params, sentiment_task.LABELS)
+    assert pretrained.tokenizer.fingerprint() == model.tokenizer.fingerprint()
 
 
 @pytest.mark.slow
 def test_preflight_reports_a_custom_task(folder) -> None:
-    verdict = preflight(make_run_config(folder, batch_size=64), Topology("cpu:8"))
-    assert verdict.fits and verdict.evaluation.fits and verdict.prediction.fits
+    report = preflight(make_run_config(folder, batch_size=64), Topology("cpu:8"))
+    assert report.fits and report.evaluation.fits and report.prediction.fits
 
 
 def test_export_rejects_an_unregistered_head(monkeypatch, tmp_path) -> None:
     model = draw_model(BertConfig(40, 2, 64, 1, max_position_embeddings=128), None)
-    strange = {**model.params, "stranger": {"kernel": np.zeros((64, 2), np.float32)}}
-    model = type(model)(model.config, strange, None)
+    params = {**model.params, "stranger": {"kernel": np.zeros((64, 2), np.float32)}}
+    model = type(model)(model.config, params, None)
     with pytest.raises(InputError, match="the head 'stranger' is unknown and would be lost"):
         huggingface.write(model, tmp_path)
 
@@ -154,9 +157,7 @@ def test_export_rejects_an_unregistered_head(monkeypatch, tmp_path) -> None:
 def test_register_head_rejects_a_taken_name() -> None:
     assert heads.register_head(sentiment_task.HEAD) is sentiment_task.HEAD
     with pytest.raises(InputError, match="head 'mlm': the name is taken"):
-        heads.register_head(
-            type(sentiment_task.HEAD)(**{**vars(sentiment_task.HEAD), "name": "mlm"})
-        )
+        heads.register_head(dataclasses.replace(sentiment_task.HEAD, name="mlm"))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import PEERS, sample_vocabulary
-from random_models import draw_model
+from random_models import assert_same_params, draw_model
 from safetensors.numpy import load_file
 
 from bertjax.formats import huggingface
 from bertjax.formats.loading import read_model
 from bertjax.formats.tensors import NumpyModel
-from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Encoder
@@ -174,10 +173,7 @@ CLASSIFIERS = [
 
 def assert_same_model(ours: NumpyModel, theirs: NumpyModel) -> None:
     assert (ours.labels, ours.problem_type) == (theirs.labels, theirs.problem_type)
-    leaves = zip(named_leaves(ours.params), named_leaves(theirs.params), strict=True)
-    for (name, array), (other_name, other) in leaves:
-        assert name == other_name
-        assert np.asarray(array).tobytes() == np.asarray(other).tobytes(), name
+    assert_same_params(ours.params, theirs.params)
 
 
 def assert_same_outputs(model: NumpyModel, peer: dict) -> None:

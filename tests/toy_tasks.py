@@ -109,7 +109,7 @@ def write_lines(path: pathlib.Path, rows: list[dict]) -> None:
 
 
 def arguments(kind: str, folder: pathlib.Path, init: object = "", **overrides: object) -> list[str]:
-    """Return the arguments of a configuration; a model `init` gives shape and vocabulary."""
+    """Return the arguments of a configuration; `init` is a model with its shape and vocabulary."""
     name = (
         kind if kind in ("multiple_choice", "token_classification") else "sequence_classification"
     )
