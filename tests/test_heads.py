@@ -299,7 +299,7 @@ def test_packed_pairs_have_the_logits_of_pairs_alone(params):
 @pytest.mark.slow
 def test_padding_from_128_to_512_changes_nothing():
     config = dataclasses.replace(CONFIG, max_position_embeddings=512)
-    short = recipe.batch("padded", rows=2, length=128, slots=20)
+    short = recipe.batch("padded", batch_size=2, length=128, slots=20)
     params = like_theirs(shapes(BertWithHeads(config, ("mlm", "nsp"))), recipe.weight)
     tokens = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     long = short | {name: np.pad(short[name], ((0, 0), (0, 384))) for name in tokens}

@@ -1,4 +1,4 @@
-"""Language: docstrings open as Google style has it, and retired terms stay retired."""
+"""Docstrings open in Google style; retired terms stay rare."""
 
 import ast
 import pathlib
@@ -17,7 +17,7 @@ DOCUMENTS = [
 ]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 OPENERS = re.compile(r"(What|Whether|How|Of|Where|Which|Those|As|Why|So|That|To)\b")
-# Each was the project's own word for something that the field names otherwise.
+# Former terms of this project for which the field has other words.
 RETIRED = re.compile(
     r"\bpieces?\b|pack_ids|\bheld[- ]?out\b|\btagger\b|\bgo(es)? on\b|\bmend(s|ed)?\b"
     r"|neighbours|optimis|tokenis|initialis",
@@ -27,14 +27,14 @@ MAX_RETIRED_LINES = 20  # SentencePiece's API, names of published data, ordinary
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:
-    odd = []
+    docstrings = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, DOCUMENTED):
                 docstring = ast.get_docstring(node) or ""
                 if OPENERS.match(docstring):
-                    odd.append(f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}")
-    assert not odd, "\n".join(odd)
+                    docstrings.append(f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}")
+    assert not docstrings, "\n".join(docstrings)
 
 
 def test_retired_terms_are_rare() -> None:

@@ -50,7 +50,7 @@ def test_losses_of_200_steps_equal_pytorchs():
             b1=recipe.B1,
             b2=recipe.B2,
             eps=recipe.EPS,
-            max_grad_norm=recipe.CLIP_NORM,
+            max_grad_norm=recipe.MAX_GRAD_NORM,
         )
     )
     step = jax.jit(make_train_step(loss, optimizer, seed_key=jax.random.key(0)))

