@@ -29,9 +29,9 @@ def read(file: str, folder: pathlib.Path) -> Items:
     ]
 
 
-def change(text: str, passage: str, place: int, kind: float) -> str:
+def change(text: str, passage: str, start: int, kind: float) -> str:
     """Return a gold answer with an error that a model could make."""
-    end = place + len(text)
+    end = start + len(text)
     changes = (
         lambda: text,
         lambda: "",
@@ -39,8 +39,8 @@ def change(text: str, passage: str, place: int, kind: float) -> str:
         lambda: f" {text.upper()}。",
         lambda: text[: len(text) // 2],
         lambda: text[: len(text) // 3] + text[2 * len(text) // 3 :],
-        lambda: passage[max(0, place - 9) : end + 30],
-        lambda: passage[max(0, place - 60) : end],
+        lambda: passage[max(0, start - 9) : end + 30],
+        lambda: passage[max(0, start - 60) : end],
         lambda: " - ".join(text),
     )
     return changes[int(kind * len(changes))]()

@@ -69,14 +69,16 @@ def array(name: str, shape: tuple[int, ...], source: Callable[..., np.ndarray]) 
       source: function of name and shape in `transformers` that returns the array there.
     """
     parent, leaf = name.rsplit("/", 1)
-    theirs = NAMES.get(name) or f"{NAMES[parent]}.{'bias' if leaf == 'bias' else 'weight'}"
-    if "{}" in theirs:
-        return np.stack([_one(leaf, theirs.format(i), shape[1:], source) for i in range(shape[0])])
-    return _one(leaf, theirs, shape, source)
+    peer_name = NAMES.get(name) or f"{NAMES[parent]}.{'bias' if leaf == 'bias' else 'weight'}"
+    if "{}" in peer_name:
+        return np.stack(
+            [_one(leaf, peer_name.format(i), shape[1:], source) for i in range(shape[0])]
+        )
+    return _one(leaf, peer_name, shape, source)
 
 
-def _one(leaf: str, theirs: str, shape: tuple[int, ...], source: Callable[..., np.ndarray]):
-    return source(theirs, shape[::-1]).T if leaf == "kernel" else source(theirs, shape)
+def _one(leaf: str, peer_name: str, shape: tuple[int, ...], source: Callable[..., np.ndarray]):
+    return source(peer_name, shape[::-1]).T if leaf == "kernel" else source(peer_name, shape)
 
 
 def batch(name: str, batch_size: int, length: int, slots: int) -> dict[str, np.ndarray]:

@@ -122,14 +122,14 @@ def regression_metrics(pair: Pair) -> list[float]:
 
 def main() -> None:
     warnings.simplefilter("ignore")  # undefined metrics
-    each = np.full((CASES, MAX_CLASSES, 3), math.nan)
+    class_scores = np.full((CASES, MAX_CLASSES, 3), math.nan)
     for case in range(CASES):
         pair, count = draw_classes(case)
-        each[case, :count] = score_each_class(pair, count)
+        class_scores[case, :count] = score_each_class(pair, count)
     np.savez_compressed(
         PATH,
         classes=[single_label_metrics(*draw_classes(case)) for case in range(CASES)],
-        each=each,
+        each=class_scores,
         labels=[multi_label_metrics(draw_labels(case)) for case in range(CASES)],
         numbers=[regression_metrics(draw_numbers(case)) for case in range(CASES)],
     )
