@@ -1,4 +1,4 @@
-"""A compiled program is read as what it does: collectives with their bytes, loops as they run."""
+"""HLO text yields collectives with their bytes, and instruction costs with their counts."""
 
 import functools
 
@@ -8,41 +8,53 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.preflight.hlo import Collective, read_program
+from bertjax.preflight.hlo import (
+    Collective,
+    InstructionCost,
+    find_collectives,
+    instruction_costs,
+    parse_hlo,
+)
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
 
 
-def collectives_of(function, spec, out, shape=(16, 32), dtype=jnp.float32) -> list[Collective]:
-    """Of a function that runs on each device's piece of an array."""
-    mapped = jax.shard_map(function, mesh=MESH, in_specs=spec, out_specs=out, check_vma=False)
-    array = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(MESH, spec))
-    return read_program(jax.jit(mapped).lower(array).compile().as_text())[1]
+def compile_collectives(function, in_spec, out_spec, dtype=jnp.float32) -> list[Collective]:
+    """Return the collectives of a function that is mapped over the shards of an array."""
+    mapped = jax.shard_map(
+        function, mesh=MESH, in_specs=in_spec, out_specs=out_spec, check_vma=False
+    )
+    array = jax.ShapeDtypeStruct((16, 32), dtype, sharding=NamedSharding(MESH, in_spec))
+    return parse_collectives(jax.jit(mapped).lower(array).compile().as_text())
+
+
+def parse_collectives(text: str) -> list[Collective]:
+    return find_collectives(parse_hlo(text))
 
 
 @pytest.mark.parametrize(
     ("axis", "devices"), [("a", 4), ("b", 2), (("a", "b"), 8)], ids=["a", "b", "both"]
 )
-def test_a_sum_over_devices(axis, devices) -> None:
-    sums = functools.partial(jax.lax.psum, axis_name=axis)
-    whole = 16 * 32 * 4
-    found = collectives_of(sums, PartitionSpec(), PartitionSpec())
-    assert found == [Collective("all-reduce", whole, devices, 1)]
-    assert found[0].bytes_sent == 2 * whole * (devices - 1) / devices
+def test_find_collectives_counts_an_all_reduce_by_its_group(axis, devices) -> None:
+    psum = functools.partial(jax.lax.psum, axis_name=axis)
+    size = 16 * 32 * 4
+    collectives = compile_collectives(psum, PartitionSpec(), PartitionSpec())
+    assert collectives == [Collective("all-reduce", size, devices, 1)]
+    assert collectives[0].bytes_sent == 2 * size * (devices - 1) / devices
 
 
-def test_a_gathered_array_counts_whole() -> None:
+def test_find_collectives_counts_the_whole_array_of_an_all_gather() -> None:
     gather = functools.partial(jax.lax.all_gather, axis_name="a", tiled=True)
-    found = collectives_of(gather, PartitionSpec("a"), PartitionSpec())
-    assert found == [Collective("all-gather", 16 * 32 * 4, 4, 1)]
-    assert found[0].bytes_sent == 16 * 32 * 4 * 3 / 4
+    collectives = compile_collectives(gather, PartitionSpec("a"), PartitionSpec())
+    assert collectives == [Collective("all-gather", 16 * 32 * 4, 4, 1)]
+    assert collectives[0].bytes_sent == 16 * 32 * 4 * 3 / 4
 
 
-def test_a_scattered_sum_counts_what_each_device_brings() -> None:
+def test_find_collectives_counts_the_operand_of_a_reduce_scatter() -> None:
     scatter = functools.partial(jax.lax.psum_scatter, axis_name="a", tiled=True)
-    found = collectives_of(scatter, PartitionSpec(), PartitionSpec("a"))
-    assert found == [Collective("reduce-scatter", 16 * 32 * 4, 4, 1)]
-    assert found[0].bytes_sent == 16 * 32 * 4 * 3 / 4
+    collectives = compile_collectives(scatter, PartitionSpec(), PartitionSpec("a"))
+    assert collectives == [Collective("reduce-scatter", 16 * 32 * 4, 4, 1)]
+    assert collectives[0].bytes_sent == 16 * 32 * 4 * 3 / 4
 
 
 TPU_SCATTER = """\
@@ -63,8 +75,8 @@ ENTRY %main.1 (x: bf16[64,128], i: u32[]) -> bf16[16,128] {
 """
 
 
-def test_a_sum_that_a_tpu_scatters_is_no_sum_that_each_device_has_whole() -> None:
-    assert read_program(TPU_SCATTER)[1] == [Collective("reduce-scatter", 64 * 128 * 2, 4, 1)]
+def test_find_collectives_reads_a_tpu_reduce_scatter_fusion_as_one() -> None:
+    assert parse_collectives(TPU_SCATTER) == [Collective("reduce-scatter", 64 * 128 * 2, 4, 1)]
 
 
 CHAINS = """\
@@ -94,31 +106,32 @@ ENTRY %main.1 (x: f32[64]) -> f32[64] {
 """
 
 
-def test_parts_of_a_chain_are_one_sum_and_chains_of_one_channel_are_several() -> None:
+def test_find_collectives_counts_each_chain_once_even_in_a_shared_channel() -> None:
     text = CHAINS.replace("GROUPS", "replica_groups={{0,1,2,3}}")
     for number in "01":
         text = text.replace(f"CHAIN_{number}", f'chain_id="{number}"')
-    assert read_program(text)[1] == [Collective("all-reduce", 64 * 4, 4, 1)] * 2
+    assert parse_collectives(text) == [Collective("all-reduce", 64 * 4, 4, 1)] * 2
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(jnp.int8, 1), (jnp.float16, 2), (jnp.float32, 4)])
-def test_bytes_follow_the_dtype(dtype, size) -> None:
+def test_find_collectives_counts_bytes_by_dtype(dtype, size) -> None:
     gather = functools.partial(jax.lax.all_gather, axis_name="b", tiled=True)
-    (found,) = collectives_of(gather, PartitionSpec("b"), PartitionSpec(), dtype=dtype)
-    assert found.bytes == 16 * 32 * size
+    (collective,) = compile_collectives(gather, PartitionSpec("b"), PartitionSpec(), dtype=dtype)
+    assert collective.bytes == 16 * 32 * size
 
 
-def test_what_a_loop_holds_runs_as_often_as_the_loop() -> None:
+def test_find_collectives_counts_executions_in_a_loop() -> None:
     def loop(x):
         def body(_, x):
             return jax.lax.psum(x, "a") * 0.5
 
         return jax.lax.fori_loop(0, 7, body, x)
 
-    assert [c.runs for c in collectives_of(loop, PartitionSpec(), PartitionSpec())] == [7]
+    collectives = compile_collectives(loop, PartitionSpec(), PartitionSpec())
+    assert [collective.count for collective in collectives] == [7]
 
 
-def test_loops_multiply() -> None:
+def test_find_collectives_multiplies_nested_trip_counts() -> None:
     def inner(_, x):
         return jax.lax.psum(x, "a") * 0.5
 
@@ -128,14 +141,15 @@ def test_loops_multiply() -> None:
     def loops(x):
         return jax.lax.fori_loop(0, 3, outer, x)
 
-    assert [c.runs for c in collectives_of(loops, PartitionSpec(), PartitionSpec())] == [15]
+    collectives = compile_collectives(loops, PartitionSpec(), PartitionSpec())
+    assert [collective.count for collective in collectives] == [15]
 
 
-def test_a_program_of_one_device_exchanges_nothing() -> None:
-    text = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8))).compile().as_text()
-    instructions, collectives = read_program(text)
-    assert not collectives
-    assert instructions and all(each.runs == 1 for each in instructions)
+def test_a_function_on_one_device_has_no_collectives() -> None:
+    module = parse_hlo(jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8))).compile().as_text())
+    assert not find_collectives(module)
+    costs = instruction_costs(module)
+    assert costs and all(cost.count == 1 for cost in costs)
 
 
 SCHEDULED = """\
@@ -168,19 +182,37 @@ ENTRY %main.1 (a: (s32[], f32[8])) -> (s32[], f32[8]) {
 """
 
 
-def test_cycles_are_those_of_what_runs_and_not_of_what_is_fused() -> None:
+def test_instruction_costs_counts_a_fusion_once_without_its_body() -> None:
     cost = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
     name = 'metadata={op_name="jit(f)/while/attention/mul"}, '
     text = SCHEDULED.replace("METADATA", name + cost % 100).replace("COST", cost % 9)
-    instructions, _ = read_program(text)
-    counted = [(i.op_name, i.runs, i.cycles) for i in instructions if i.cycles]
-    assert counted == [("jit(f)/while/attention/mul", 24, 100)]
+    costs = [cost for cost in instruction_costs(parse_hlo(text)) if cost.cycles]
+    assert costs == [InstructionCost("jit(f)/while/attention/mul", 24, 100)]
 
 
-def test_a_kernel_counts_what_it_says_of_itself() -> None:
-    said = 'backend_config={"cost_estimate":{"flops":"70","bytes_accessed":"30"}}'
-    text = SCHEDULED.replace("METADATA", said).replace("COST", "")
-    instructions, _ = read_program(text)
-    assert [(i.runs, i.cycles, i.flops, i.bytes) for i in instructions if i.flops] == [
-        (24, 0, 70, 30)
+def test_instruction_costs_reads_the_cost_estimate_of_a_kernel() -> None:
+    estimate = 'backend_config={"cost_estimate":{"flops":"70","bytes_accessed":"30"}}'
+    text = SCHEDULED.replace("METADATA", estimate).replace("COST", "")
+    costs = [cost for cost in instruction_costs(parse_hlo(text)) if cost.flops]
+    assert costs == [InstructionCost("", 24, 0, 70, 30)]
+
+
+def test_find_collectives_counts_all_arrays_of_a_combined_collective() -> None:
+    groups = "replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
+    text = f"""\
+ENTRY %main (a: bf16[2,96], b: f32[16]) -> bf16[2,768] {{
+  %a = bf16[2,96]{{1,0}} parameter(0)
+  %b = f32[16]{{0}} parameter(1)
+  %g = ((bf16[2,96]{{1,0}}, f32[16]{{0}}), (bf16[2,768]{{1,0}}, /*index=1*/f32[128]{{0}})) \
+all-gather-start(%a, %b), channel_id=1, {groups}
+  %s = ((f32[128]{{0}}, f32[64]{{0}}), (f32[16]{{0}}, f32[8]{{0}})) \
+reduce-scatter-start(%a, %b), channel_id=2, {groups}
+  %r = (f32[5]{{0}}, f32[7]{{0}}) all-reduce-start(%a, %b), channel_id=3, {groups}
+  ROOT %d = bf16[2,768]{{1,0}} bitcast(%a)
+}}
+"""
+    assert parse_collectives(text) == [
+        Collective("all-gather", 2 * 768 * 2 + 128 * 4, 8, 1),
+        Collective("reduce-scatter", (128 + 64) * 4, 8, 1),
+        Collective("all-reduce", (5 + 7) * 4, 8, 1),
     ]

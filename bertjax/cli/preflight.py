@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs: leave accelerators to others
     from bertjax.preflight.analysis import preflight
-    from bertjax.preflight.report import format_report
+    from bertjax.preflight.report import format_report, format_result
     from bertjax.preflight.search import suggested_fixes
     from bertjax.preflight.topology import Topology
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     report = (
         _search_batch_size(config, topology)
         if args.search
-        else preflight(config, topology, runs=args.parallel_runs)
+        else preflight(config, topology, num_runs=args.parallel_runs)
     )
     print(format_report(report), flush=True)
     if args.json:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
             sink.write(report.to_json())
     if not report.train.fits and not args.parallel_runs:
         for change, changed in suggested_fixes(config, topology):
-            print(f"\nwith {change}: {format_report(changed).splitlines()[0]}", flush=True)
+            print(f"\nwith {change}: {format_result(changed)}", flush=True)
 
 
 def _search_batch_size(config: "Config", topology: "Topology") -> "PreflightReport":

@@ -1,36 +1,24 @@
-"""Descriptions of NVIDIA GPUs, by which the compiler can compile without one."""
+"""NVIDIA GPUs as described to XLA's compiler, which has no GPU to query."""
 
 import dataclasses
-import importlib.util
-import os
-from collections.abc import Sequence
-
-import jax
-
-from bertjax.errors import RunError
-
-
-class MissingCompilerError(RunError):
-    """The compiler for the topology is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A kind of GPU, by its data sheet and OpenXLA's target configurations.
+    """A kind of GPU, after NVIDIA's data sheets and OpenXLA's target configurations.
 
     Attributes:
-      device_kind: JAX's name of the device.
-      compute_capability: CUDA compute capability, as a protobuf text.
+      device_kind: `jax.Device.device_kind`.
+      compute_capability: fields of the proto `CudaComputeCapability`, as text.
       core_count: streaming multiprocessors.
-      fpus_per_core: floating-point units of each.
-      threads_per_core: threads of each.
-      shared_memory_per_core: bytes of each.
-      clock_rate_ghz: clock in GHz.
-      memory_bytes: bytes of memory, of which JAX takes a fraction.
-      memory_bandwidth: bytes a second between a GPU and its memory.
+      fpus_per_core, threads_per_core: floating-point units and threads of a multiprocessor.
+      shared_memory_per_core: bytes of a multiprocessor.
+      clock_rate_ghz: clock rate in GHz.
+      memory_bytes: bytes of device memory.
+      memory_bandwidth: bytes per second between a GPU and its memory.
       l2_cache_size: bytes.
-      link_bandwidth: bytes a second that a GPU sends to the others of its host.
-      network_bandwidth: bytes a second that a GPU sends to other hosts, in usual machines.
+      link_bandwidth: bytes per second that a GPU sends to GPUs of its host.
+      network_bandwidth: bytes per second that a GPU sends to other hosts, in usual machines.
     """
 
     device_kind: str
@@ -48,7 +36,7 @@ class Gpu:
 
     @property
     def target_config(self) -> str:
-        """XLA's `GpuTargetConfigProto`, as text."""
+        """XLA's `GpuTargetConfigProto` as text."""
         return f"""
 gpu_device_info {{
   core_count: {self.core_count}
@@ -92,43 +80,3 @@ GPUS = {
     ),
     "l4": Gpu("NVIDIA L4", *_ADA, 23670554624, 3e11, 50331648, 3.2e10, 1.5e9),
 }
-
-_WHEELS = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
-
-
-def memory_fraction() -> float:
-    """Return the fraction of a GPU's memory that JAX allocates, by default 0.75."""
-    return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
-
-
-def compile_only_devices(gpu: Gpu, hosts: int, gpus_per_host: int) -> Sequence[jax.Device]:
-    """Return devices that only the compiler sees.
-
-    Raises:
-      MissingCompilerError: the extra `gpu-preflight` is not installed.
-    """
-    if not has_gpu_compiler():
-        raise MissingCompilerError(
-            f"{gpu.device_kind}: the GPU compiler is not installed. Run "
-            "pip install 'bertjax[gpu-preflight]'."
-        )
-    from jax.experimental import topologies
-
-    return topologies.get_topology_desc(
-        platform="cuda",
-        topology_name=gpu.device_kind,
-        topology=f"1x{hosts}x{gpus_per_host}",
-        target_config=gpu.target_config,
-    ).devices
-
-
-def has_gpu_compiler() -> bool:
-    """Return whether the GPU compiler is installed."""
-    return all(_is_importable(name) for name in _WHEELS)
-
-
-def _is_importable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of the parent package
-        return False

@@ -1,97 +1,81 @@
-"""Bytes that a compiled program moves between a device and its memory, by its text.
+"""Memory traffic of a compiled function, computed from its HLO text.
 
-Each instruction reads its operands and writes its result once; values inside a fusion stay there.
-For a slice of an array, or an update of one, only the slice counts.
+Each instruction reads its operands and writes its result once; values inside a fusion cause no
+traffic. Slices and updates of an array count only the slice.
 """
 
 import collections
-import re
 from collections.abc import Mapping
 
-from bertjax.preflight.hlo import parse_opcode, shape_bytes, split_computations, walk_lines
+from bertjax.preflight.hlo import HloInstruction, HloModule, find_group, shape_bytes
 
-_NO_TRAFFIC_OPS = {
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"),
+_NO_TRAFFIC_OPCODES = {
+    *("", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"),
     *("while", "call", "conditional"),
 }
-_SLICE_OPS = ("dynamic-slice", "slice", "gather")
-_UPDATE_OPS = ("dynamic-update-slice", "scatter")
-_LINE = re.compile(r"(ROOT )?%?([\w.\-]+) = (.*)")
+_SLICE_OPCODES = ("dynamic-slice", "slice", "gather")
+_UPDATE_OPCODES = ("dynamic-update-slice", "scatter")
 
 
-def bytes_accessed(text: str) -> int:
-    """Return the bytes of one run of a program, from its scheduled text."""
-    computations, entry = split_computations(text)
-    types = {
-        match[2]: result
-        for lines in computations.values()
-        for match, result in ((_LINE.match(line), _result_type(line)) for line in lines)
-        if match
+def bytes_accessed(module: HloModule) -> int:
+    """Return the bytes that one call moves between a device and its memory."""
+    shapes = {
+        instruction.name: instruction.shape
+        for instructions in module.computations.values()
+        for instruction in instructions
     }
-    total = 0
-    for line, runs, fused in walk_lines(computations, entry, 1, False):
-        opcode = parse_opcode(line)
-        if fused or not opcode or opcode in _NO_TRAFFIC_OPS or opcode.endswith("-done"):
-            continue
-        total += runs * _instruction_bytes(line, opcode, types, computations)
-    return total
+    return sum(
+        count * _instruction_bytes(instruction, shapes, module)
+        for instruction, count, is_fused in module.executed_instructions()
+        if not is_fused
+        and instruction.opcode not in _NO_TRAFFIC_OPCODES
+        and not instruction.opcode.endswith("-done")
+    )
 
 
 def _instruction_bytes(
-    line: str, opcode: str, types: Mapping[str, str], computations: Mapping[str, list[str]]
+    instruction: HloInstruction, shapes: Mapping[str, str], module: HloModule
 ) -> int:
-    operands, result = [types.get(name, "") for name in _operands(line)], _result_type(line)
-    if opcode in _SLICE_OPS:
-        return 2 * shape_bytes(result)
-    if opcode in _UPDATE_OPS:
-        return 2 * shape_bytes(operands[-1])
-    called = re.search(r"calls=%?([\w.\-]+)", line)
-    if opcode != "fusion" or not called:
-        return shape_bytes(result) + sum(map(shape_bytes, operands))
-    return _fusion_bytes(computations[called[1]], types)
+    operands = [shape_bytes(shapes.get(name, "")) for name in instruction.operands]
+    if instruction.opcode in _SLICE_OPCODES:
+        return 2 * shape_bytes(instruction.shape)
+    if instruction.opcode in _UPDATE_OPCODES:
+        return 2 * operands[-1]
+    called = find_group(r"calls=%?([\w.\-]+)", instruction.text)
+    if instruction.opcode == "fusion" and called:
+        return _fusion_bytes(module.computations[called], shapes)
+    return shape_bytes(instruction.shape) + sum(operands)
 
 
-def _fusion_bytes(lines: list[str], types: Mapping[str, str]) -> int:
-    users: dict[str, list[str]] = collections.defaultdict(list)
-    defined, root = {}, ""
-    for line in lines:
-        match = _LINE.match(line)
-        if match:
-            defined[match[2]] = line
-            root = match[2] if match[1] else root
-            for name in _operands(line):
-                users[name].append(line)
+def _fusion_bytes(computation: list[HloInstruction], shapes: Mapping[str, str]) -> int:
+    users: dict[str, list[HloInstruction]] = collections.defaultdict(list)
+    for instruction in computation:
+        for operand in instruction.operands:
+            users[operand].append(instruction)
+    by_name = {instruction.name: instruction for instruction in computation}
 
-    def read(name: str) -> int:
-        total = 0
-        for line in users[name]:
-            opcode, first = parse_opcode(line), _operands(line)[0] == name
-            if opcode == "bitcast":
-                total += read(_LINE.match(line)[2])  # type: ignore[index]
-            elif first and opcode in _SLICE_OPS:
-                total += shape_bytes(_result_type(line))
-            elif not (first and opcode in _UPDATE_OPS):
-                return shape_bytes(types[name])
-        return min(total, shape_bytes(types[name]))
+    def read_bytes(name: str) -> int:
+        total, whole = 0, shape_bytes(shapes[name])
+        for user in users[name]:
+            is_first = user.operands[0] == name
+            if user.opcode == "bitcast":
+                total += read_bytes(user.name)
+            elif is_first and user.opcode in _SLICE_OPCODES:
+                total += shape_bytes(user.shape)
+            elif not (is_first and user.opcode in _UPDATE_OPCODES):
+                return whole
+        return min(total, whole)
 
-    def written(name: str) -> int:
-        line = defined.get(name, "")
-        opcode = parse_opcode(line)
+    def written_bytes(name: str) -> int:
+        opcode, operands = by_name[name].opcode, by_name[name].operands
         if opcode == "bitcast":
-            return written(_operands(line)[0])
+            return written_bytes(operands[0])
         if opcode == "tuple":
-            return sum(map(written, _operands(line)))
-        update = _operands(line)[1 if opcode == "dynamic-update-slice" else -1 :][:1]
-        return shape_bytes(types[update[0] if opcode in _UPDATE_OPS else name])
+            return sum(map(written_bytes, operands))
+        if opcode in _UPDATE_OPCODES:
+            name = operands[1 if opcode == "dynamic-update-slice" else -1]
+        return shape_bytes(shapes[name])
 
-    parameters = [name for name, line in defined.items() if parse_opcode(line) == "parameter"]
-    return sum(map(read, parameters)) + written(root)
-
-
-def _result_type(line: str) -> str:
-    return line.partition(" = ")[2].partition(f" {parse_opcode(line)}(")[0]
-
-
-def _operands(line: str) -> list[str]:
-    opcode = parse_opcode(line)
-    return re.findall(r"%([\w.\-]+)", line.partition(f" {opcode}(")[2].partition(")")[0])
+    parameters = [i.name for i in computation if i.opcode == "parameter"]
+    (root,) = (i.name for i in computation if i.is_root)
+    return sum(map(read_bytes, parameters)) + written_bytes(root)

@@ -1,35 +1,36 @@
-"""The preflight report, as records, JSON and text.
+"""Report of preflight, as JSON and as text.
 
-It separates known numbers (memory, FLOPs, collectives and their bytes) from estimates (cycles,
-seconds, utilization).
+Figures of the compiler and of arithmetic (memory, operations, bytes of collectives) are separate
+from estimates (cycles, seconds, utilization).
 """
 
 import dataclasses
 import json
+from collections.abc import Iterator
 
 from bertjax.mesh.memory import format_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramReport:
-    """Known and estimated numbers of a program on a topology; bytes are those of a device.
+    """Report on a compiled step function; bytes are per device, figures per call.
 
     Attributes:
-      fits: whether the program and the other arrays in memory fit.
-      per_device_batch_size: sequences of a batch on a device.
-      hbm_bytes: memory of both; by the compiler's message if they do not fit.
-      activation_bytes: temporary buffers of the program; None if it does not fit.
-      collectives: {kind: {"runs", "bytes", "bytes_sent"}} of one run.
-      model_flops: model FLOPs of one run on all devices.
-      compile_seconds: seconds of the compilation.
-      estimated_cycles: cycles of one run without collectives; None without a TPU compiler.
-      custom_kernel_cycles: those of custom kernels, which the compiler does not estimate: by FLOPs
-        or bytes at the chip's peak, whichever is slower.
-      estimated_collective_seconds: seconds of collectives at full bandwidth without overlap.
-      estimated_step_seconds: seconds of cycles and collectives, one after the other.
+      fits: whether the function and the arrays beside it fit in memory.
+      per_device_batch_size: sequences of a batch on each device.
+      hbm_bytes: bytes of the function and the arrays beside it. If they do not fit, the compiler's
+        lower bound.
+      activation_bytes: temporary buffers; None if the function does not fit.
+      collectives: {kind: {"count", "bytes", "bytes_sent"}}.
+      model_flops: operations on all devices.
+      compile_seconds: time of the compilation.
+      estimated_cycles: cycles without collectives; None for devices that are no TPUs.
+      custom_kernel_cycles: cycles charged for custom kernels, included in `estimated_cycles`.
+      estimated_collective_seconds: time of the collectives at full bandwidth.
+      estimated_step_seconds: time of cycles and collectives without overlap.
       estimated_mfu: model FLOP utilization.
       estimated_cycle_shares: {part of the model: share of the cycles}.
-      roofline_seconds: lower bounds of a GPU's step, {"compute", "memory", "links"}.
+      roofline_seconds: {"compute", "memory", "links"}: time of each at the GPU's peak.
     """
 
     fits: bool
@@ -50,23 +51,21 @@ class ProgramReport:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightReport:
-    """The report of a run on a topology; bytes are those of a device.
+    """Report on a run on a topology; bytes are per device.
 
     Attributes:
       topology: name of the topology.
-      fits: whether all programs fit.
-      chips: number of chips.
-      devices: number of JAX devices.
+      fits: whether every step function fits.
+      chips, devices: numbers of chips and of JAX devices.
       hbm_limit_bytes: memory that programs may use.
-      parameter_bytes: parameters, by the sharding rules.
-      optimizer_bytes: optimizer state, by the sharding rules.
-      steps: training steps of the run.
-      remat: whether blocks are rematerialized.
+      parameter_bytes, optimizer_bytes: bytes of the shards.
+      steps: steps of the run.
+      remat: whether activations are recomputed.
       attention: attention implementation, with the reason if it is not the fastest.
-      train: the train step.
-      evaluation: the eval step, with the optimizer state in memory; None if the train step does not
-        fit, or with `train_only`.
-      prediction: the predict step for as many sequences; None likewise and for sweeps.
+      train: train step.
+      evaluation: eval step beside the optimizer state; None without a train step that fits, or if
+        left out.
+      prediction: predict step on a batch of the same size; None likewise and for parallel runs.
     """
 
     topology: str
@@ -83,81 +82,104 @@ class PreflightReport:
     evaluation: ProgramReport | None = None
     prediction: ProgramReport | None = None
 
+    @property
+    def forward_steps(self) -> dict[str, ProgramReport]:
+        """Reports of evaluation and prediction by name, where there are any."""
+        reports = {"evaluation": self.evaluation, "prediction": self.prediction}
+        return {name: report for name, report in reports.items() if report}
+
     def to_json(self) -> str:
         """Return the report as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
 
 def format_report(report: PreflightReport) -> str:
-    """Return the report as text."""
-    train, limit = report.train, report.hbm_limit_bytes
-    lines = [_headline(report), "", "Known, from the compiler and by arithmetic"]
-    lines += [
-        f"  parameters       {format_bytes(report.parameter_bytes)} a device",
-        f"  optimizer        {format_bytes(report.optimizer_bytes)} a device",
-    ]
-    if train.activation_bytes is not None:
-        activations = format_bytes(train.activation_bytes)
-        lines.append(f"  activations      {activations} a device, other buffers included")
-    for kind, numbers in train.collectives.items():
-        text = f"{numbers['runs']:.0f} a step, {numbers['bytes'] / 1e6:,.1f} MB"
-        lines.append(f"  {kind:16} {text}")
-    lines.append(f"  model            {train.model_flops / 1e12:,.1f} TFLOP a step")
-    lines.append(f"  attention        {report.attention}")
-    others = {"evaluation": report.evaluation, "prediction": report.prediction}
-    programs = {name: program for name, program in others.items() if program}
-    for name, program in programs.items():
-        fits = "fits" if program.fits else "does NOT fit"
-        used = _used_of_limit(program.hbm_bytes, limit)
-        size = program.per_device_batch_size
-        lines.append(f"  {name:16} {fits}: {used} a device, {size} sequences on each")
-    seconds = train.compile_seconds + sum(p.compile_seconds for p in programs.values())
-    lines.append(f"  compilation      {seconds:.0f} s")
+    """Return the report as text; its first line states whether the run fits."""
+    train = report.train
+    lines = [format_result(report), "", "Known, from the compiler and by arithmetic"]
+    lines += _known_lines(report)
     if train.roofline_seconds:
-        lines += ["", "Lower bounds of a step, with each resource at its peak and the others free"]
-        lines += [f"  {part:16} {1e3 * s:,.1f} ms" for part, s in train.roofline_seconds.items()]
-    if train.estimated_step_seconds is None or train.estimated_cycles is None:
-        return "\n".join(lines)
-    days = train.estimated_step_seconds * report.steps / 86_400
-    kernel_cycles = train.custom_kernel_cycles or 0
-    collective_seconds = train.estimated_collective_seconds or 0
-    lines += [
-        "",
-        "Estimated, by the compiler's cost model and the bandwidth of the links",
-        f"  cycles           {train.estimated_cycles / 1e6:,.1f} million a step, "
-        f"{kernel_cycles / 1e6:,.1f} of them for custom kernels, at the chip's peaks",
-        f"  collectives      {1e3 * collective_seconds:,.1f} ms a step, without overlap",
-        f"  step             {1e3 * train.estimated_step_seconds:,.1f} ms, model FLOP utilization "
-        f"{train.estimated_mfu:.0%}",
-        f"  {report.steps:,} steps  {days:,.2f} days, {days * 24 * report.chips:,.0f} chip-hours",
-        "  cycle shares     "
-        + ", ".join(f"{part} {share:.0%}" for part, share in train.estimated_cycle_shares.items()),
-    ]
-    for name, program in programs.items():
-        if program.estimated_step_seconds is not None:
-            text = f"{1e3 * program.estimated_step_seconds:,.1f} ms a batch"
-            lines.append(f"  {name:16} {text}, utilization {program.estimated_mfu:.0%}")
+        lines += ["", "Lower bounds of a step, each at the GPU's peak without the others"]
+        lines += [
+            _line(part, f"{1e3 * seconds:,.1f} ms")
+            for part, seconds in train.roofline_seconds.items()
+        ]
+    if train.estimated_step_seconds is not None:
+        lines += ["", "Estimated, by the compiler's cost model and the bandwidth of the links"]
+        lines += _estimate_lines(report, train.estimated_step_seconds)
     return "\n".join(lines)
 
 
-def _headline(report: PreflightReport) -> str:
-    """Return the first line, which says whether the run fits."""
+def format_result(report: PreflightReport) -> str:
+    """Return a line on whether the run fits."""
     train, limit = report.train, report.hbm_limit_bytes
     if not train.fits:
-        used, excess = format_bytes(train.hbm_bytes), format_bytes(train.hbm_bytes - limit)
-        return f"does NOT fit {report.topology}: {used} a device is {excess} too many"
+        excess = format_bytes(train.hbm_bytes - limit)
+        needed = format_bytes(train.hbm_bytes)
+        return f"does NOT fit {report.topology}: {needed} a device exceed its memory by {excess}"
     if report.evaluation and not report.evaluation.fits:
         return (
-            f"does NOT fit {report.topology}: it trains, and runs out of memory at its first "
-            "evaluation. Lower --config.eval_batch_size."
+            f"does NOT fit {report.topology}: the train step fits, the evaluation does not: "
+            "lower --config.eval_batch_size"
         )
     if report.prediction and not report.prediction.fits:
         return (
-            f"does NOT fit {report.topology}: it trains, and runs out of memory when it predicts "
-            f"{report.prediction.per_device_batch_size} sequences a device"
+            f"does NOT fit {report.topology}: the train step fits, a prediction with the same "
+            "batch size does not"
         )
-    return f"fits {report.topology}: {_used_of_limit(train.hbm_bytes, limit)} a device"
+    return f"fits {report.topology}: {_memory(train, limit)}"
 
 
-def _used_of_limit(used: int, limit: int) -> str:
-    return f"{format_bytes(used)} of {format_bytes(limit)} ({used / limit:.0%})"
+def _known_lines(report: PreflightReport) -> Iterator[str]:
+    train = report.train
+    yield _line("parameters", f"{format_bytes(report.parameter_bytes)} a device")
+    yield _line("optimizer", f"{format_bytes(report.optimizer_bytes)} a device")
+    if train.activation_bytes is not None:
+        size = format_bytes(train.activation_bytes)
+        yield _line("activations", f"{size} a device, with other temporary buffers")
+    for kind, sums in train.collectives.items():
+        yield _line(kind, f"{sums['count']:.0f} a step, {sums['bytes'] / 1e6:,.1f} MB")
+    yield _line("model", f"{train.model_flops / 1e12:,.1f} TFLOP a step")
+    yield _line("attention", report.attention)
+    for name, step in report.forward_steps.items():
+        fits = "fits" if step.fits else "does NOT fit"
+        memory = _memory(step, report.hbm_limit_bytes)
+        yield _line(name, f"{fits}: {memory}, {step.per_device_batch_size} sequences on each")
+    steps = [train, *report.forward_steps.values()]
+    yield _line("compilation", f"{sum(step.compile_seconds for step in steps):.0f} s")
+
+
+def _estimate_lines(report: PreflightReport, step_seconds: float) -> Iterator[str]:
+    train = report.train
+    cycles, kernel_cycles = train.estimated_cycles or 0, train.custom_kernel_cycles or 0
+    collective_seconds = train.estimated_collective_seconds or 0
+    days = step_seconds * report.steps / 86_400
+    shares = train.estimated_cycle_shares.items()
+    yield _line(
+        "cycles",
+        f"{cycles / 1e6:,.1f} million a step, with {kernel_cycles / 1e6:,.1f} million for custom "
+        "kernels at the chip's peaks",
+    )
+    yield _line("collectives", f"{1e3 * collective_seconds:,.1f} ms a step, without overlap")
+    yield _line(
+        "step", f"{1e3 * step_seconds:,.1f} ms, model FLOP utilization {train.estimated_mfu:.0%}"
+    )
+    yield _line(
+        f"{report.steps:,} steps", f"{days:,.2f} days, {days * 24 * report.chips:,.0f} chip-hours"
+    )
+    yield _line("share of cycles", ", ".join(f"{part} {share:.0%}" for part, share in shares))
+    for name, step in report.forward_steps.items():
+        if step.estimated_step_seconds is not None:
+            milliseconds = 1e3 * step.estimated_step_seconds
+            yield _line(
+                name, f"{milliseconds:,.1f} ms a batch, utilization {step.estimated_mfu:.0%}"
+            )
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:16} {text}"
+
+
+def _memory(report: ProgramReport, limit: int) -> str:
+    share = report.hbm_bytes / limit
+    return f"{format_bytes(report.hbm_bytes)} of {format_bytes(limit)} ({share:.0%}) a device"

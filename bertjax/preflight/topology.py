@@ -1,4 +1,4 @@
-"""Topologies by name, with the devices that only the compiler sees."""
+"""Topologies: devices by name, for compilation without them."""
 
 import contextlib
 import dataclasses
@@ -10,58 +10,73 @@ from collections.abc import Sequence
 
 import jax
 
+from bertjax.errors import RunError
 from bertjax.mesh.memory import GIB, available_host_memory
-from bertjax.preflight.gpus import (
-    GPUS,
-    Gpu,
-    MissingCompilerError,
-    compile_only_devices,
-    memory_fraction,
-)
+from bertjax.preflight.gpus import GPUS, Gpu
 from data_pipelines.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class Chip:
-    """A kind of TPU chip, by its data sheet.
+class TpuChip:
+    """A kind of TPU chip, after Google's documentation.
 
     Attributes:
-      clock_hz: clock that reaches the peak rate of `flops.PEAK_FLOPS`.
-      hbm_bytes: bytes of a device's memory that a program may use.
-      hbm_bandwidth: bytes a second between a device and its memory.
-      link_bandwidth: bytes a second that a link sends in one direction.
-      min_torus_size: length from which an axis is a torus.
+      clock_hz: clock rate at which the chip reaches its peak of `flops.PEAK_FLOPS`.
+      memory_bytes: bytes of HBM that a program may use.
+      memory_bandwidth: bytes per second between a device and its HBM.
+      link_bandwidth: bytes per second of one link in one direction.
+      min_torus_size: smallest size of an axis whose ends are linked.
     """
 
     clock_hz: float
-    hbm_bytes: int
-    hbm_bandwidth: float
+    memory_bytes: int
+    memory_bandwidth: float
     link_bandwidth: float
     min_torus_size: int
 
 
-CHIPS = {
-    "v4": Chip(1.05e9, round(15.25 * GIB), 6.14e11, 4.5e10, 4),  # of two devices
-    "v5e": Chip(1.5e9, round(15.75 * GIB), 8.19e11, 4.5e10, 16),
-    "v5p": Chip(1.75e9, round(95.74 * GIB), 2.765e12, 9e10, 4),
-    "v6e": Chip(1.75e9, round(31.25 * GIB), 1.64e12, 9e10, 16),
+TPUS = {
+    "v4": TpuChip(1.05e9, round(15.25 * GIB), 6.14e11, 4.5e10, 4),  # of one of two devices
+    "v5e": TpuChip(1.5e9, round(15.75 * GIB), 8.19e11, 4.5e10, 16),
+    "v5p": TpuChip(1.75e9, round(95.74 * GIB), 2.765e12, 9e10, 4),
+    "v6e": TpuChip(1.75e9, round(31.25 * GIB), 1.64e12, 9e10, 16),
 }
+
+_GPU_COMPILER_MODULES = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
+
+
+class MissingCompilerError(RunError):
+    """The compiler for a topology is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices that only the compiler sees, or CPU devices of this machine.
+    """Devices of one kind in a shape.
 
     Attributes:
-      name: TPU chips such as "v5e:4x4", GPUs such as "h200:8", or "h100:2x8" for two hosts, or
-        "cpu:8".
+      name: "v5e:4x4" for TPUs, "h200:8" for GPUs of one host, "h100:2x8" for two hosts with eight
+        GPUs each, "cpu:8" for devices of this machine.
+
+    Raises:
+      InputError: the name has another form.
     """
 
     name: str
 
+    def __post_init__(self) -> None:
+        size = r"[1-9]\d*"
+        shapes = {"cpu": size} | dict.fromkeys(TPUS, rf"{size}(x{size})*")
+        shapes |= dict.fromkeys(GPUS, rf"{size}(x{size})?")
+        if not re.fullmatch(shapes.get(self.kind, "-"), self.name.partition(":")[2]):
+            raise InputError(
+                f"topology={self.name}: unknown. Use one such as v5e:4x4, v6e:8x8, v4:2x2x4, "
+                f"v5p:2x2x4, {', '.join(f'{kind}:8' for kind in GPUS)}, h100:2x8 (two hosts) or "
+                "cpu:8."
+            )
+
     @property
     def kind(self) -> str:
-        """Kind of the devices, such as v5e."""
+        """Kind of the devices, such as "v5e"."""
         return self.name.partition(":")[0]
 
     @property
@@ -75,90 +90,111 @@ class Topology:
         return math.prod(self.shape)
 
     @property
-    def bandwidth(self) -> float:
-        """Bytes a second that a device sends in simultaneous rings along all axes."""
-        if self.gpu is not None:
-            # In a ring through all GPUs, those of a host share the traffic to the next host.
-            hosts, gpus_per_host = self.host_layout
-            if hosts == 1:
-                return self.gpu.link_bandwidth
-            return min(self.gpu.link_bandwidth, gpus_per_host * self.gpu.network_bandwidth)
-        if self.chip is None:
-            return 0.0
-        # On an axis that is no torus, a ring uses the links in both directions.
-        ways = sum(2 if size >= self.chip.min_torus_size else 1 for size in self.shape if size > 1)
-        return ways * self.chip.link_bandwidth
-
-    @property
-    def chip(self) -> Chip | None:
-        """Chip of a TPU topology, None for others."""
-        return CHIPS.get(self.kind)
+    def tpu(self) -> TpuChip | None:
+        """The TPU chip, None for other devices."""
+        return TPUS.get(self.kind)
 
     @property
     def gpu(self) -> Gpu | None:
-        """GPU of a GPU topology, None for others."""
+        """The GPU, None for other devices."""
         return GPUS.get(self.kind)
 
     @property
     def host_layout(self) -> tuple[int, int]:
-        """Numbers of hosts and of GPUs per host."""
+        """Number of hosts and GPUs per host."""
         return (1, *self.shape)[-2:]  # type: ignore[return-value]
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of a device that programs may use; for CPUs a share of the available memory."""
+        """Bytes per device that programs may use."""
         if self.gpu is not None:
-            return int(self.gpu.memory_bytes * memory_fraction())
-        return self.chip.hbm_bytes if self.chip else available_host_memory() // self.chips
+            # The share that JAX allocates by default.
+            share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
+            return int(self.gpu.memory_bytes * share)
+        return self.tpu.memory_bytes if self.tpu else available_host_memory() // self.chips
 
-    def __post_init__(self) -> None:
-        size = r"[1-9]\d*"
-        kinds = {"cpu": size} | dict.fromkeys(CHIPS, rf"{size}(x{size})*")
-        kinds |= dict.fromkeys(GPUS, rf"{size}(x{size})?")
-        if not re.fullmatch(kinds.get(self.kind, "-"), self.name.partition(":")[2]):
-            raise InputError(
-                f"topology={self.name!r}: unknown. Use one such as v5e:4x4, v6e:8x8, "
-                "v4:2x2x4, v5p:2x2x4, "
-                f"{', '.join(f'{kind}:8' for kind in GPUS)}, h100:2x8 (two hosts) or cpu:8."
-            )
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that a device sends in rings along all axes at once; 0 for CPUs."""
+        if self.gpu is not None:
+            # In a ring through all hosts the GPUs of a host share the traffic to the next host.
+            hosts, gpus_per_host = self.host_layout
+            network = gpus_per_host * self.gpu.network_bandwidth
+            return min(self.gpu.link_bandwidth, network) if hosts > 1 else self.gpu.link_bandwidth
+        if self.tpu is None:
+            return 0.0
+        # On an axis without a torus a ring returns over the same links.
+        links = sum(2 if size >= self.tpu.min_torus_size else 1 for size in self.shape if size > 1)
+        return links * self.tpu.link_bandwidth
 
     def devices(self) -> Sequence[jax.Device]:
-        """Return the devices in the order of a mesh.
+        """Return the devices; TPUs and GPUs are known to the compiler alone.
 
         Raises:
           MissingCompilerError: the extra `tpu` or `gpu-preflight` is not installed.
           InputError: the compiler does not know the topology.
         """
         if self.gpu is not None:
-            return compile_only_devices(self.gpu, *self.host_layout)
-        if self.chip is None:
-            return self._cpu_devices()
-        if importlib.util.find_spec("libtpu") is None:
+            return self._gpu_devices(self.gpu)
+        return self._cpu_devices() if self.tpu is None else self._tpu_devices()
+
+    def _gpu_devices(self, gpu: Gpu) -> Sequence[jax.Device]:
+        if not has_gpu_compiler():
             raise MissingCompilerError(
-                f"topology={self.name}: the TPU compiler is not installed. Run "
-                "pip install 'bertjax[tpu]'."
+                f"topology={self.name}: the GPU compiler is not installed. "
+                "Run `pip install 'bertjax[gpu-preflight]'`."
             )
-        # The compiler must neither look for TPUs nor lock out other processes that compile.
+        from jax.experimental import topologies
+
+        hosts, gpus_per_host = self.host_layout
+        return topologies.get_topology_desc(
+            platform="cuda",
+            topology_name=gpu.device_kind,
+            topology=f"1x{hosts}x{gpus_per_host}",
+            target_config=gpu.target_config,
+        ).devices
+
+    def _tpu_devices(self) -> Sequence[jax.Device]:
+        if not _is_importable("libtpu"):
+            raise MissingCompilerError(
+                f"topology={self.name}: the TPU compiler is not installed. "
+                "Run `pip install 'bertjax[tpu]'`."
+            )
+        # The compiler would otherwise search for TPUs and fail beside another process with libtpu.
         os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-        # Silences a warning about the type of this machine, which does not affect topologies.
+        # Avoids a warning; any type works, since topologies do not depend on it.
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
         from jax.experimental import topologies
 
         try:
-            description = topologies.get_topology_desc(platform="tpu", topology_name=self.name)
+            return topologies.get_topology_desc(platform="tpu", topology_name=self.name).devices
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0].partition(": ")[2]
-            raise InputError(f"topology={self.name}: {reason}. Use another shape.") from error
-        return description.devices
+            raise InputError(
+                f"topology={self.name}: the TPU compiler does not know it ({reason}). "
+                "Use the shape of a slice that exists."
+            ) from error
 
     def _cpu_devices(self) -> Sequence[jax.Device]:
-        with contextlib.suppress(RuntimeError):  # JAX may have devices already
+        with contextlib.suppress(RuntimeError):  # the devices may be initialized already
             jax.config.update("jax_num_cpu_devices", self.chips)
         devices = jax.devices("cpu")
         if len(devices) < self.chips:
             raise InputError(
-                f"topology={self.name}: JAX has {len(devices)} CPU devices. Set "
-                f"XLA_FLAGS=--xla_force_host_platform_device_count={self.chips}."
+                f"topology={self.name}: this process has {len(devices)} CPU devices. "
+                f"Set XLA_FLAGS=--xla_force_host_platform_device_count={self.chips}."
             )
         return devices[: self.chips]
+
+
+def has_gpu_compiler() -> bool:
+    """Return whether the extra `gpu-preflight` is installed."""
+    return all(map(_is_importable, _GPU_COMPILER_MODULES))
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False

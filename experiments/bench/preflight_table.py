@@ -19,8 +19,9 @@ import pathlib
 from typing import Any
 
 from bertjax.config.loading import load_config
+from bertjax.mesh.memory import GIB
 from bertjax.preflight.analysis import preflight
-from bertjax.preflight.topology import GIB, Topology
+from bertjax.preflight.topology import Topology
 from bertjax.tasks import registry
 from data_pipelines.paths import atomic_write_text
 

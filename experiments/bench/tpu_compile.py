@@ -66,7 +66,7 @@ def analyze_transformers(topology: str, layers: int, length: int, per_chip: int)
     import transformers
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from bertjax.preflight.hlo import read_program
+    from bertjax.preflight.hlo import find_collectives, instruction_costs, parse_hlo
     from bertjax.preflight.topology import Topology
 
     target = Topology(topology)
@@ -124,12 +124,14 @@ def analyze_transformers(topology: str, layers: int, length: int, per_chip: int)
     )
     memory: Any = compiled.memory_analysis()
     state = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    instructions, collectives = read_program(compiled.as_text() or "")
+    module = parse_hlo(compiled.as_text() or "")
+    bytes_sent = sum(
+        collective.bytes_sent * collective.count for collective in find_collectives(module)
+    )
     return {
-        "cycles": sum(each.runs * each.cycles for each in instructions),
+        "cycles": sum(cost.count * cost.cycles for cost in instruction_costs(module)),
         "charged": 0,
-        "collective_seconds": sum(each.bytes_sent * each.runs for each in collectives)
-        / target.bandwidth,
+        "collective_seconds": bytes_sent / target.bandwidth,
         "bytes": state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
     }
 
