@@ -15,66 +15,23 @@ import pytest
 from processes import Command, hold, run
 from random_models import draw_model
 from run_outputs import answers_of, metrics, params_of
+from toy_squad import TOKENIZER, arguments, configuration, questions
 
 from bertjax.checkpointing.checkpointer import Checkpointer
-from bertjax.cli.config_args import parse_overrides
 from bertjax.cli.main import main
-from bertjax.config.config import Config
-from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
-from bertjax.formats.loading import find_bert_config
 from bertjax.inference.convert import convert
 from bertjax.mesh.device_mesh import AXES
 from bertjax.model.bert_config import BertConfig
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
 from bertjax.reports.writer import write_report
-from bertjax.tasks import registry
 from bertjax.tasks.question_answering.metrics import score_files
 from bertjax.tasks.question_answering.task import QuestionAnsweringTask
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
 from bertjax.workdir.run_record import CALIBRATION_FILE
-from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-
-SQUAD = pathlib.Path(__file__).parent.parent / "experiments" / "squad.py"
-LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-NAMES = ["anna", "bob", "carl", "dora"]
-PLACES = ["rome", "oslo", "paris", "delhi"]
-TOKENIZER = WordPieceTokenizer(
-    [
-        *SPECIAL_TOKENS,
-        *LETTERS,
-        *(f"##{s}" for s in LETTERS),
-        *NAMES,
-        *PLACES,
-        *"?.",
-        "lives",
-        "in",
-    ],
-    cased=False,
-)
-
-
-def questions(version: int, count: int) -> dict:
-    """Return questions where a person lives; every third of version 2 has no answer."""
-    paragraphs = []
-    for i in range(count):
-        residents = [(NAMES[(i + j) % 4], PLACES[(i // 4 + j) % 4]) for j in range(2)]
-        passage = " ".join(f"{name.title()} lives in {place.title()}." for name, place in residents)
-        name, place = residents[0]
-        qa: dict = {"id": str(i), "question": f"Where lives {name}?", "answers": []}
-        if version == 2:
-            qa["is_impossible"] = i % 3 == 0
-        if qa.get("is_impossible"):
-            qa["question"] = "Where lives x?"
-        else:
-            text = place.title()
-            qa["answers"] = [{"text": text, "answer_start": passage.index(text)}]
-        paragraphs.append({"context": passage, "qas": [qa]})
-    return {"data": [{"title": "people", "paragraphs": paragraphs}]}
 
 
 @pytest.fixture(scope="module")
@@ -91,26 +48,6 @@ def folder(tmp_path_factory) -> pathlib.Path:
     (path / "model").mkdir()
     huggingface.write(draw_model(config, TOKENIZER, "pooler"), path / "model")
     return path
-
-
-def arguments(folder: pathlib.Path, version: int, **overrides: object) -> list[str]:
-    fields = {
-        "max_seq_length": 32,
-        "data.doc_stride": 8,
-        "data.max_query_length": 8,
-        "model.dtype": "float32",
-    }
-    fields |= {"batch_size": 8, "steps": 150, "eval_every": 150, "checkpoint_every": 150}
-    fields |= {"optimizer.learning_rate": 1e-3, "model.hidden_dropout_prob": 0.0}
-    fields |= {"model.attention_probs_dropout_prob": 0.0}
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
-    spec = f"{SQUAD}:version={version},init={folder / 'model'},data={folder}"
-    return ["--config", spec, *(f"--config.{name}={value}" for name, value in fields.items())]
-
-
-def configuration(folder: pathlib.Path, version: int, **overrides: object) -> Config:
-    _, spec, *flags = arguments(folder, version, **overrides)
-    return load_config(spec, parse_overrides(flags), registry.data_fields(), find_bert_config)
 
 
 @pytest.fixture(scope="module", params=[1, 2])

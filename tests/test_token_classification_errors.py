@@ -155,7 +155,7 @@ def test_train_rejects_invalid_data(case: str, models, tmp_path, refused) -> Non
         (
             "sequence_classification",
             GOOD,
-            "sequence_classification has no token_classification, only encoder",
+            "sequence_classification has no token classification head, only encoder",
         ),
         (
             "token_classification",
