@@ -184,6 +184,20 @@ def process_environment(devices: int = 1) -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": flags} | cache
 
 
+def run_python(program: str, *arguments: str) -> str:
+    """Return the output of a program that compiles as for a user, with all optimizations."""
+    environment = process_environment() | {"JAX_PLATFORMS": "cpu"}
+    del environment["XLA_FLAGS"], environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]
+    process = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("localhost", 0))

@@ -4,10 +4,9 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
-from conftest import process_environment
+from conftest import run_python
 
 from bertjax.mesh.memory import GIB
 from bertjax.preflight import topology
@@ -20,21 +19,6 @@ needs_gpu_compiler = pytest.mark.skipif(
     not has_gpu_compiler(),
     reason="needs the GPU compiler: pip install 'bertjax[gpu-preflight]'",
 )
-
-
-def run_program(program: str, *arguments: str) -> str:
-    """Return the output of a program with the compiler options of a user, not those of tests."""
-    environment = process_environment() | {"JAX_PLATFORMS": "cpu"}
-    del environment["XLA_FLAGS"], environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]
-    process = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
 
 
 KERNELS = """
@@ -71,7 +55,7 @@ def test_attention_kernels_use_tensor_cores_and_spill_no_registers(kind, arch, t
     import nvidia.cuda_nvcc
 
     assembler = pathlib.Path(*nvidia.cuda_nvcc.__path__) / "bin" / "ptxas"
-    run_program(KERNELS, kind, str(tmp_path))
+    run_python(KERNELS, kind, str(tmp_path))
     kernels = []
     for file in sorted(tmp_path.rglob("*.ptx")):
         text = file.read_text()
@@ -116,7 +100,7 @@ def write_and_parse_hlo(text):
 analysis.parse_hlo = write_and_parse_hlo
 assert main({arguments!r}) == 0
 """
-    text = run_program(program)
+    text = run_python(program)
     assert text.startswith("fits h200:8") and "of 105.75 GiB" in text
     report = json.loads((tmp_path / "report.json").read_text())
     train = report["train"]
@@ -135,7 +119,7 @@ assert main({arguments!r}) == 0
 @needs_gpu_compiler
 def test_format_report_states_by_how_much_a_run_exceeds_a_gpu(monkeypatch) -> None:
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.001")  # 22.6 MiB of an L4
-    text = run_program(
+    text = run_python(
         f"""
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology

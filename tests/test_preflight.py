@@ -4,14 +4,12 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
 import pytest
-from conftest import process_environment
+from conftest import run_python
 
 from bertjax.config.config import Config
 from bertjax.config.loading import load_config
@@ -228,17 +226,6 @@ def test_largest_batch_is_none_if_one_sequence_does_not_fit(monkeypatch) -> None
     assert largest_batch(make_config(batch_size=32), Topology("v5e:2x4"), remat=True) is None
 
 
-def run_program(program: str) -> str:
-    """Return the output of a process with the TPU compiler, whose JAX devices are its own."""
-    environment = process_environment() | {"JAX_PLATFORMS": "cpu"}
-    del environment["XLA_FLAGS"], environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
 @pytest.mark.slow
 @needs_tpu_compiler
 def test_preflight_compiles_for_a_tpu_slice(tmp_path) -> None:
@@ -247,7 +234,7 @@ def test_preflight_compiles_for_a_tpu_slice(tmp_path) -> None:
         *("--config.batch_size=512", "--config.model.scan_layers=True"),
         *("--config.model.vocab_size=1024", "--json", str(tmp_path / "report.json")),
     ]
-    run_program(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
+    run_python(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
     report = json.loads((tmp_path / "report.json").read_text())
     train = report["train"]
     assert report["fits"] and report["chips"] == 16
@@ -266,7 +253,7 @@ def test_preflight_compiles_for_a_tpu_slice(tmp_path) -> None:
 @needs_tpu_compiler
 def test_preflight_compiles_for_sixty_four_chips() -> None:
     report = json.loads(
-        run_program(
+        run_python(
             f"""
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
@@ -293,7 +280,7 @@ def test_preflight_prints_a_fix_that_fits(tmp_path) -> None:
         *("--config.batch_size=64", "--config.model.scan_layers=True"),
         *("--config.model.vocab_size=1024", "--json", str(tmp_path / "report.json")),
     ]
-    text = run_program(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
+    text = run_python(f"from bertjax.cli.main import main; assert main({arguments!r}) == 0")
     report = json.loads((tmp_path / "report.json").read_text())
     assert not report["fits"] and report["train"]["hbm_bytes"] > report["hbm_limit_bytes"]
     assert text.startswith("does NOT fit v5e:2x2")

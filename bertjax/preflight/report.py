@@ -18,9 +18,9 @@ class ProgramReport:
     Attributes:
       fits: whether the function and the arrays beside it fit in memory.
       per_device_batch_size: sequences of a batch on each device.
-      hbm_bytes: bytes of the function and the arrays beside it. If they do not fit, the compiler's
-        lower bound.
-      activation_bytes: temporary buffers; None if the function does not fit.
+      hbm_bytes: bytes of the function and the arrays beside it. If the compiler runs out of memory,
+        the bytes that its error names.
+      activation_bytes: temporary buffers; None if the compiler runs out of memory.
       collectives: {kind: {"count", "bytes", "bytes_sent"}}.
       model_flops: operations on all devices.
       compile_seconds: time of the compilation.
@@ -119,13 +119,13 @@ def format_result(report: PreflightReport) -> str:
         return f"does NOT fit {report.topology}: {needed} a device exceed its memory by {excess}"
     if report.evaluation and not report.evaluation.fits:
         return (
-            f"does NOT fit {report.topology}: the train step fits, the evaluation does not: "
-            "lower --config.eval_batch_size"
+            f"does NOT fit {report.topology}: the train step fits, the evaluation does not. "
+            "Lower --config.eval_batch_size."
         )
     if report.prediction and not report.prediction.fits:
         return (
             f"does NOT fit {report.topology}: the train step fits, a prediction with the same "
-            "batch size does not"
+            "batch size does not."
         )
     return f"fits {report.topology}: {_memory(train, limit)}"
 
