@@ -44,7 +44,8 @@ VALUES = {
     "partition": "gpu",
     "account": "lab",
 }
-FREE_TEXT_KEYS = "name project bucket config config.seed image directory account".split()
+FREE_TEXT_KEYS = ["name", "project", "bucket", "config", "config.seed"]
+FREE_TEXT_KEYS += ["image", "directory", "account"]
 SPECIAL_VALUES = VALUES | {key: f"{VALUES[key]} {SPECIAL_CHARACTERS}" for key in FREE_TEXT_KEYS}
 TRAIN = ["train", "--config", SPECIAL_VALUES["config"], "--workdir"]
 OVERRIDE = f"--config.seed={SPECIAL_VALUES['config.seed']}"
