@@ -1,4 +1,4 @@
-"""What stands between an encoder and a head: a BiLSTM, layers as features."""
+"""BiLSTM and layer features between encoder and head."""
 
 import functools
 from typing import Any

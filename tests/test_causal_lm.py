@@ -37,7 +37,7 @@ def test_every_piece_but_the_last_of_a_segment_tells_the_next(corpus) -> None:
 
 
 def test_no_piece_is_hidden(corpus) -> None:
-    """What is read is the text itself: [MASK] stands nowhere."""
+    """The input is the text itself, without [MASK]."""
     data = PretrainingData(corpus, options())
     for step in range(10):
         assert (data.batch(step)["input_ids"] != data.tokenizer.mask_id).all()

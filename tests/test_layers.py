@@ -21,7 +21,7 @@ def draw(*shape: int, seed: int = 0) -> jax.Array:
 
 
 def assert_same_gradients(function, formula, *inputs) -> None:
-    """Of a weighted sum of the outputs, to every input."""
+    """Check outputs, and gradients of a weighted sum of the outputs to every input."""
     out = formula(*inputs)
     np.testing.assert_allclose(function(*inputs), out, rtol=1e-5, atol=1e-5)
     weights = draw(*out.shape, seed=9)

@@ -1,4 +1,4 @@
-"""`bertjax export`: what is written runs where only JAX is, at all sizes, and is the same model."""
+"""`bertjax export --to stablehlo`: the program runs with JAX alone, at all sizes."""
 
 import json
 import pathlib
@@ -17,65 +17,68 @@ import bertjax
 from bertjax.cli.main import main
 from bertjax.model.bert import BertWithHeads
 
-# What somebody runs who has JAX and the two files.
+# A program of a user who has JAX and the two files.
 PROGRAM = """
 import json, sys
 import jax, numpy
 from jax import export
-about = json.load(open("model.stablehlo.json"))
+signature = json.load(open("model.stablehlo.json"))
 model = export.deserialize(open("model.stablehlo", "rb").read())
-given = numpy.load("inputs.npz")
-found = {}
-for size in {name.partition("/")[0] for name in given}:
-    outputs = model.call(*(given[f"{size}/{each['name']}"] for each in about["inputs"]))
-    assert list(outputs) == [each["name"] for each in about["outputs"]], outputs
-    found |= {f"{size}/{name}": array for name, array in outputs.items()}
-numpy.savez("outputs.npz", **found)
+inputs = numpy.load("inputs.npz")
+arrays = {}
+for size in {name.partition("/")[0] for name in inputs}:
+    outputs = model.call(*(inputs[f"{size}/{spec['name']}"] for spec in signature["inputs"]))
+    assert list(outputs) == [spec["name"] for spec in signature["outputs"]], outputs
+    arrays |= {f"{size}/{name}": array for name, array in outputs.items()}
+numpy.savez("outputs.npz", **arrays)
 roots = {name.partition(".")[0] for name in sys.modules}
 assert not roots & {"bertjax", "data_pipelines", "flax", "tensorflow"}, roots
 """
 SIZES = [(1, 5), (3, 17), (8, 32)]
+TOKEN_OUTPUTS = ("last_hidden_state", "question_answering_logits", "token_classification_logits")
 
 
-def batches(asks: bool) -> dict[str, dict[str, np.ndarray]]:
-    """Of each size texts of some lengths, every other one a pair."""
+def draw_batches(with_masks: bool) -> dict[str, dict[str, np.ndarray]]:
+    """Return a batch for each of SIZES; every other text is a pair."""
     draw = np.random.default_rng(0)
-    found = {}
-    for rows, length in SIZES:
-        lengths = draw.integers(3, length + 1, rows)
+    batches = {}
+    for batch_size, length in SIZES:
+        lengths = draw.integers(3, length + 1, batch_size)
         lengths[0] = length
         attention_mask = np.arange(length) < lengths[:, None]
-        ids = draw.integers(5, 128, (rows, length))
-        types = np.arange(length) >= np.where(np.arange(rows) % 2, lengths // 2, length)[:, None]
+        ids = draw.integers(5, 128, (batch_size, length))
+        ends = np.where(np.arange(batch_size) % 2, lengths // 2, length)
+        types = np.arange(length) >= ends[:, None]
         batch = {
             "input_ids": ids * attention_mask,
             "token_type_ids": types & attention_mask,
             "attention_mask": attention_mask,
         }
-        if asks:
-            batch["masked_lm_positions"] = draw.integers(0, lengths[:, None], (rows, rows))
-        found[f"{rows}x{length}"] = {n: each.astype(np.int32) for n, each in batch.items()}
-    return found
+        if with_masks:
+            shape = batch_size, batch_size
+            batch["masked_lm_positions"] = draw.integers(0, lengths[:, None], shape)
+        batches[f"{batch_size}x{length}"] = {n: a.astype(np.int32) for n, a in batch.items()}
+    return batches
 
 
-def ours(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> dict[str, np.ndarray]:
-    """What the model itself computes."""
+def apply_model(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> dict[str, np.ndarray]:
+    """Return the outputs of the model before its export."""
     length = batch["input_ids"].shape[1]
-    own = {"input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"]}
-    own |= {
+    inputs = {"input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"]}
+    inputs |= {
         "example_ids": batch["attention_mask"],
         "position_ids": batch["attention_mask"] * np.arange(length),
     }
-    own = {name: each.astype(np.int32) for name, each in own.items()}
+    inputs = {name: array.astype(np.int32) for name, array in inputs.items()}
     heads = tuple(head for head in heads if head != "pooler")
     if not heads:
-        return {"last_hidden_state": model.apply(model.params, own)}
-    own["cls_positions"] = np.zeros((len(batch["attention_mask"]), 1), np.int32)
-    own["masked_lm_positions"] = batch.get("masked_lm_positions", own["cls_positions"])
-    found: Any = BertWithHeads(model.config, heads).apply(
-        {"params": model.params}, own, deterministic=True
+        return {"last_hidden_state": model.apply(model.params, inputs)}
+    inputs["cls_positions"] = np.zeros((len(batch["attention_mask"]), 1), np.int32)
+    inputs["masked_lm_positions"] = batch.get("masked_lm_positions", inputs["cls_positions"])
+    outputs: Any = BertWithHeads(model.config, heads).apply(
+        {"params": model.params}, inputs, deterministic=True
     )
-    return found
+    return outputs
 
 
 @pytest.mark.slow
@@ -84,36 +87,35 @@ def test_program_runs_with_jax_alone(method, tmp_path) -> None:
     source = write_model(tmp_path / "source", method)
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]
     assert main([*map(str, command), "--output", str(tmp_path / "model.stablehlo")]) == 0
-    given = batches(method == "fill_mask")
-    arrays = {f"{size}/{name}": a for size, batch in given.items() for name, a in batch.items()}
+    batches = draw_batches(method == "fill_mask")
+    arrays = {f"{size}/{name}": a for size, batch in batches.items() for name, a in batch.items()}
     np.savez(tmp_path / "inputs.npz", **arrays)
     run(sys.executable, PROGRAM, tmp_path)
-    found, model = np.load(tmp_path / "outputs.npz"), bertjax.load(source)
-    for size, batch in given.items():
-        for name, wanted in ours(model, HEADS[method], batch).items():
-            got, there = found[f"{size}/{name}"], batch["attention_mask"] > 0
-            wanted = np.asarray(wanted)
-            if name in (
-                "last_hidden_state",
-                "question_answering_logits",
-                "token_classification_logits",
-            ):  # padding is nobody's
-                got, wanted = got[there], wanted[there]
-            np.testing.assert_allclose(got, wanted.reshape(got.shape), atol=1e-5, rtol=1e-5)
-    about = json.loads((tmp_path / "model.stablehlo.json").read_text())
-    assert about["labels"] == list(model.labels) and about["max_position_embeddings"] == 32
-    assert about["platforms"] == ["cpu", "cuda", "rocm", "tpu"]
+    outputs, model = np.load(tmp_path / "outputs.npz"), bertjax.load(source)
+    for size, batch in batches.items():
+        for name, expected in apply_model(model, HEADS[method], batch).items():
+            output, expected = outputs[f"{size}/{name}"], np.asarray(expected)
+            if name in TOKEN_OUTPUTS:  # padding may differ
+                real = batch["attention_mask"] > 0
+                output, expected = output[real], expected[real]
+            np.testing.assert_allclose(output, expected.reshape(output.shape), atol=1e-5, rtol=1e-5)
+    signature = json.loads((tmp_path / "model.stablehlo.json").read_text())
+    assert signature["labels"] == list(model.labels)
+    assert signature["max_position_embeddings"] == 32
+    assert signature["platforms"] == ["cpu", "cuda", "rocm", "tpu"]
 
 
-def example(word: str) -> str:
-    """The program of the documents that has a word in it."""
+def documented_program(word: str) -> str:
+    """Return the program of docs/serving.md that contains a word."""
     page = (ROOT / "docs" / "serving.md").read_text()
-    (found,) = [text for kind, text in code_blocks(page) if kind == "python" and word in text]
-    return found
+    (program,) = [
+        block for language, block in code_blocks(page) if language == "python" and word in block
+    ]
+    return program
 
 
 def run(python: str, program: str, folder: pathlib.Path) -> str:
-    """What a program prints in a process that knows nothing of this clone."""
+    """Return the output of a program in a process that cannot import this repository."""
     done = subprocess.run(
         [python, "-I", "-c", program],
         env=process_environment(),
@@ -130,12 +132,12 @@ def test_documented_example_runs(tmp_path, capsys) -> None:
     source = write_model(tmp_path / "source", "classify")
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]
     assert main([*map(str, command), "--output", str(tmp_path / "moods.stablehlo")]) == 0
-    told = capsys.readouterr().out
-    assert "input_ids [b, t], token_type_ids [b, t], mask [b, t]\n" in told
-    assert "outputs: sequence_classification_logits [b, 3]" in told
+    summary = capsys.readouterr().out
+    assert "input_ids [b, t], token_type_ids [b, t], mask [b, t]\n" in summary
+    assert "outputs: sequence_classification_logits [b, 3]" in summary
     labels = bertjax.load(source).labels
-    said = run(sys.executable, example("jax"), tmp_path).split()
-    assert said and {*said} <= {*labels}
+    answers = run(sys.executable, documented_program("jax"), tmp_path).split()
+    assert answers and {*answers} <= {*labels}
 
 
 WITH_ONNX = [
@@ -152,21 +154,21 @@ WITH_ONNX = [
 @pytest.mark.parametrize("method", ["fill_mask", "answer", "classify", "tag", "encode"])
 def test_onnx_by_way_of_hf_matches_pytorch(method, tmp_path) -> None:
     write_model(tmp_path / "exported-moods", method)
-    printed = run(WITH_ONNX[0], example("onnxruntime"), tmp_path)
-    found = [float(line) for line in printed.splitlines() if re.fullmatch(r"[\d.e+-]+", line)]
-    assert len(found) == 2 and max(found) < 1e-4, printed
+    output = run(WITH_ONNX[0], documented_program("onnxruntime"), tmp_path)
+    differences = [float(line) for line in output.splitlines() if re.fullmatch(r"[\d.e+-]+", line)]
+    assert len(differences) == 2 and max(differences) < 1e-4, output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["--output", "."], ".: is a directory. Name a file in it"),
         (["--output", "no/file"], "no/file: no is not a directory"),
         (["--output", "file"], "runs/none: does not exist"),
     ],
 )
-def test_export_rejects_invalid_arguments(refused, tmp_path, monkeypatch, arguments, complaint):
+def test_export_rejects_invalid_arguments(refused, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     command = ["export", "--checkpoint", "runs/none", "--to", "stablehlo"]
-    assert complaint in refused(*command, *arguments)
+    assert message in refused(*command, *arguments)
     assert not [*tmp_path.iterdir()]
