@@ -297,14 +297,14 @@ def test_run_config_is_the_same_for_every_source(folder) -> None:
 
 @pytest.mark.slow
 def test_train_propagates_an_exception_of_the_callback(folder, tmp_path) -> None:
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop(line: dict[str, Any]) -> None:
-        raise Enough
+        raise EnoughError
 
     spec, overrides = spec_of(folder)
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         bertjax.train(spec, tmp_path, overrides, stop)
 
 

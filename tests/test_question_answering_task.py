@@ -340,7 +340,7 @@ def test_killed_run_resumes_identically(folder, tmp_path) -> None:
         ),
         (1, {"data__train_file": "none.json"}, "none.json: no such file. Set data.dir"),
         (1, {"data__doc_stride": 100}, "doc_stride=100: windows would skip tokens"),
-        (1, {"init": ""}, "data.vocab is empty and init is too. Name a model"),
+        (1, {"init": ""}, "data.vocab='', init='': no vocabulary. Name a model"),
         (1, {"init": "/nowhere"}, "/nowhere: does not exist. Give"),
         (1, {"model.vocab_size": 40}, "model.vocab_size=40: the vocabulary of"),
         (1, {"data__eval_file": "bare.json"}, "1 questions have no gold answer, '0' first"),

@@ -133,8 +133,8 @@ class Model:
         first, second = _as_texts(texts), None if pairs is None else _as_texts(pairs)
         if not first or (second is not None and len(first) != len(second)):
             raise InputError(
-                f"{len(first)} texts and {len(second or ())} pairs: no batch. Give some texts, and a "
-                "pair for each or none."
+                f"{len(first)} texts and {len(second or ())} pairs: no batch. Give some texts, and "
+                "a pair for each or none."
             )
         limit = self.config.max_position_embeddings
         dataset = SequenceClassificationDataset("", [], first, second)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from bertjax.inference.predictor import Predictor
-from bertjax.serving.requests import Limits, PredictRequest, RequestRejected
+from bertjax.serving.requests import Limits, PredictRequest, RequestRejectedError
 from data_pipelines.errors import InputError
 
 _log = logging.getLogger("bertjax")
@@ -41,14 +41,14 @@ class RequestBatcher:
         """Return the future answers to a request; it may fail with an InputError or any exception.
 
         Raises:
-          RequestRejected: too many inputs are queued.
+          RequestRejectedError: too many inputs are queued.
         """
         pending = _PendingRequest(request, Future())
         pending.future.set_running_or_notify_cancel()  # so that nobody cancels it from here on
         with self._changed:
             num_queued = sum(len(other.request.inputs) for other in self._queue)
             if num_queued + len(request.inputs) > self._limits.max_queued_inputs:
-                raise RequestRejected(
+                raise RequestRejectedError(
                     503, f"{num_queued} inputs are queued already. Send this request later."
                 )
             self._queue.append(pending)

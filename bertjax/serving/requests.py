@@ -40,7 +40,7 @@ class Limits:
     max_connections: int = 1024
 
 
-class RequestRejected(Exception):
+class RequestRejectedError(Exception):
     """Request that is not answered; the message says why in one line.
 
     Attributes:
@@ -72,7 +72,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """Return the body of a request.
 
     Raises:
-      RequestRejected: the body is too large or too slow.
+      RequestRejectedError: the body is too large or too slow.
     """
     body = bytearray()
     try:
@@ -80,13 +80,13 @@ async def read_body(request: Request, limits: Limits) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > limits.max_body_bytes:
-                    raise RequestRejected(
+                    raise RequestRejectedError(
                         413,
                         f"the request has more than {limits.max_body_bytes:,} bytes. Send fewer or "
                         "shorter inputs.",
                     )
     except TimeoutError:
-        raise RequestRejected(
+        raise RequestRejectedError(
             408,
             f"the request did not arrive within {limits.timeout_seconds:g} s. Send it again.",
         ) from None

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from bertjax.inference.predictor import Predictor
 from bertjax.serving.batching import RequestBatcher
 from bertjax.serving.page import render_page
-from bertjax.serving.requests import Limits, RequestRejected, parse_request, read_body
+from bertjax.serving.requests import Limits, RequestRejectedError, parse_request, read_body
 from bertjax.serving.warmup import compile_ahead
 from data_pipelines.errors import InputError
 
@@ -134,7 +134,7 @@ def make_app(predictor: Predictor, batches: RequestBatcher, limits: Limits) -> S
             answers = await asyncio.wrap_future(batches.submit(predict_request))
         except InputError as error:
             return _error_response(400, str(error))
-        except RequestRejected as refusal:
+        except RequestRejectedError as refusal:
             return _error_response(refusal.status, str(refusal))
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it

@@ -41,8 +41,8 @@ def load_task_tokenizer(config: Config) -> Tokenizer:
         tokenizer = find_tokenizer(config.init)
     else:
         raise InputError(
-            "data.vocab is empty and init is too. Name a model with init=DIR, or data.vocab=FILE to "
-            "initialize at random."
+            "data.vocab='', init='': no vocabulary. Name a model with init=DIR, or data.vocab=FILE "
+            "to initialize at random."
         )
     check_vocabulary(config.data["vocab"] or config.init, tokenizer, config.model.vocab_size)
     return tokenizer
@@ -61,7 +61,9 @@ def find_files(config: Config, split: str, default_name: str) -> list[tuple[str,
     """
     data = config.data
     if not data["dir"] and not data[f"{split}_file"]:
-        raise InputError("data.dir is empty. Name the directory that holds the task's files.")
+        raise InputError(
+            "data.dir='': no directory. Name the directory that holds the task's files."
+        )
     name = data[f"{split}_file"] or default_name
     # Joining does not recognize a remote path as absolute.
     path = epath.Path(name) if is_remote(name) else epath.Path(data["dir"]) / name
@@ -97,7 +99,9 @@ def find_tables(
     if split == "eval" and data["train_file"] and not data["dir"]:
         return []
     if not data["dir"]:
-        raise InputError("data.dir is empty. Name the directory that holds the task's files.")
+        raise InputError(
+            "data.dir='': no directory. Name the directory that holds the task's files."
+        )
     directory = epath.Path(data["dir"])
     if not directory.is_dir():
         raise InputError(f"data.dir={directory}: no directory. Name the one with the files.")

@@ -158,7 +158,7 @@ class MultipleChoiceTask(FinetuningTask):
     pipeline_classes = (MultipleChoicePipeline,)
     DATA_FIELDS: ClassVar[Mapping[str, Field]] = COMMON_DATA_FIELDS | {
         "max_choice_length": field(
-            128, "the most pieces of an answer with its question; the longer text loses them first"
+            128, "tokens of a context with one choice; the longer text loses tokens first"
         )
     }
     primary_metrics = ("accuracy",)

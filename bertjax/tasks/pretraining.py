@@ -131,7 +131,9 @@ class PretrainingTask(Task):
         self._directory = config.data["dir"]
         self._num_processes, self._process_id = num_processes, process_id
         if not self._directory:
-            raise InputError("data.dir is empty. Name a directory that `bertjax prepare` wrote.")
+            raise InputError(
+                "data.dir='': no corpus. Name a directory that `bertjax prepare` wrote."
+            )
         self._corpora = open_corpora(self._directory, "train")
         self.tokenizer = next(iter(self._corpora.values())).tokenizer
         check_vocabulary(self._directory, self.tokenizer, config.model.vocab_size)
