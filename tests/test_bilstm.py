@@ -1,4 +1,4 @@
-"""BiLSTM and layer features between encoder and head."""
+"""Layers between an encoder and its heads: BiLSTM and layer mix."""
 
 import functools
 from typing import Any
@@ -33,7 +33,7 @@ def apply(params: Any, x: np.ndarray, example_ids: Any) -> np.ndarray:
 
 
 def one_way(params: Any, x: np.ndarray) -> np.ndarray:
-    """One direction of a layer on one sequence [T, n], in float64 and as books write it."""
+    """Compute one direction of a layer for a sequence [T, n], in float64, as in textbooks."""
     w, u, b = (np.asarray(params[n], np.float64) for n in ("kernel", "recurrent", "bias"))
     h = c = np.zeros(UNITS)
     outputs = []
@@ -54,32 +54,32 @@ def transcription(params: Any, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def test_it_computes_what_its_equations_say(params) -> None:
+def test_bilstm_equals_its_equations(params) -> None:
     x = draw(2, 7, WIDTH)
-    found = apply(params, x, np.ones((2, 7)))
+    outputs = apply(params, x, np.ones((2, 7)))
     expected = np.stack([transcription(params, each) for each in x])
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_examples_of_a_row_are_as_if_alone(params) -> None:
+def test_bilstm_separates_packed_examples(params) -> None:
     x = draw(1, 9, WIDTH)
-    found = apply(params, x, [[1, 1, 1, 2, 2, 2, 2, 0, 0]])
+    outputs = apply(params, x, [[1, 1, 1, 2, 2, 2, 2, 0, 0]])
     for part in (slice(0, 3), slice(3, 7)):
         alone = apply(params, x[:, part], np.ones((1, part.stop - part.start)))
-        np.testing.assert_allclose(found[:, part], alone, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(outputs[:, part], alone, rtol=1e-5, atol=1e-6)
 
 
-def test_in_bfloat16_it_keeps_its_dtype_and_about_its_values(params) -> None:
+def test_bilstm_in_bfloat16_is_close_to_float32(params) -> None:
     x = draw(1, 6, WIDTH)
     exact = apply(params, x, np.ones((1, 6)))
-    found = BiLSTM(UNITS).apply(
+    outputs = BiLSTM(UNITS).apply(
         {"params": params}, jnp.asarray(x, jnp.bfloat16), jnp.ones((1, 6), jnp.int32)
     )
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(found, np.float32), exact, atol=0.03)
+    assert outputs.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(outputs, np.float32), exact, atol=0.03)
 
 
-def test_several_layers_become_one_beside_the_other_or_their_mean() -> None:
+def test_layer_mix_concatenates_or_averages() -> None:
     layers = draw(3, 2, 4, WIDTH)
     beside = LayerMix("concat").apply({}, layers)
     assert beside.shape == (2, 4, 3 * WIDTH)
@@ -87,13 +87,13 @@ def test_several_layers_become_one_beside_the_other_or_their_mean() -> None:
     begun = LayerMix("sum").init(jax.random.key(0), layers)
     np.testing.assert_allclose(LayerMix("sum").apply(begun, layers), layers.mean(0), rtol=1e-5)
     weights = {"weights": jnp.array([0.0, -99.0, -99.0]), "factor": jnp.float32(2)}
-    found = LayerMix("sum").apply({"params": weights}, layers)
-    np.testing.assert_allclose(found, 2 * layers[0], rtol=1e-5)
+    outputs = LayerMix("sum").apply({"params": weights}, layers)
+    np.testing.assert_allclose(outputs, 2 * layers[0], rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["", "-2", "1..-1"])
-def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
+def test_feature_layers_freeze_the_encoder(spec) -> None:
     config = BertConfig(
         32, 2, 8, 2, max_position_embeddings=16, num_labels=3, feature_layers=spec, bilstm=4
     )
@@ -106,8 +106,8 @@ def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
 
     def loss(params: Any) -> Any:
         rngs = {"dropout": jax.random.key(1)}
-        found = network.apply({"params": params}, batch, deterministic=False, rngs=rngs)
-        return jnp.sum(jnp.square(found["token_classification_logits"]))
+        outputs = network.apply({"params": params}, batch, deterministic=False, rngs=rngs)
+        return jnp.sum(jnp.square(outputs["token_classification_logits"]))
 
     gradient = jax.jit(jax.grad(loss))(params)
     learns = {
@@ -117,13 +117,13 @@ def test_an_encoder_whose_layers_are_features_has_no_gradient(spec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "complaint"),
+    ("spec", "message"),
     [
         ("last", "feature_layers='last': not a layer or a range"),
         ("-1..-2", "feature_layers='-1..-2': ends below its first layer"),
         ("3", "layer 3: not in a model of 2 layers"),
     ],
 )
-def test_layers_that_are_none_are_refused(spec: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_bert_config_rejects_invalid_feature_layers(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         BertConfig(num_hidden_layers=2, feature_layers=spec)

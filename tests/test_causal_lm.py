@@ -1,4 +1,4 @@
-"""Left-to-right language models: each piece tells the next, and sees none that follows."""
+"""Causal language models: data, objective, training and generation."""
 
 import math
 
@@ -22,7 +22,7 @@ def options(**fields: object) -> PretrainingOptions:
     return PretrainingOptions(32, 16, objective="clm", **fields)  # type: ignore[arg-type]
 
 
-def test_every_piece_but_the_last_of_a_segment_tells_the_next(corpus) -> None:
+def test_clm_batch_predicts_each_next_token(corpus) -> None:
     batch = PretrainingData(corpus, options()).batch(0)
     assert batch["masked_lm_weights"].shape == (16, 32) and not batch["next_sentence_weights"].any()
     for row in range(16):
@@ -36,14 +36,13 @@ def test_every_piece_but_the_last_of_a_segment_tells_the_next(corpus) -> None:
         assert filled[: len(expected)].all()
 
 
-def test_no_piece_is_hidden(corpus) -> None:
-    """The input is the text itself, without [MASK]."""
+def test_clm_batch_has_no_mask_tokens(corpus) -> None:
     data = PretrainingData(corpus, options())
     for step in range(10):
         assert (data.batch(step)["input_ids"] != data.tokenizer.mask_id).all()
 
 
-def test_the_last_positions_are_those_of_each_example() -> None:
+def test_last_positions_are_those_of_each_example() -> None:
     example_ids = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0] * 6], np.int32)
     assert last_positions(example_ids, 3).tolist() == [[1, 4, 0], [5, 0, 0], [0, 0, 0]]
 
@@ -60,26 +59,26 @@ def test_the_last_positions_are_those_of_each_example() -> None:
         ({"full_sentences": True}, "full_sentences=True: needs objective=mlm and packing=True"),
     ],
 )
-def test_what_is_of_masks_is_refused(fields, message) -> None:
+def test_options_reject_masking_for_clm(fields, message) -> None:
     with pytest.raises(InputError, match=message):
         options(**fields)
 
 
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
-def test_the_model_must_look_as_the_objective_does(corpus, objective) -> None:
+def test_objective_rejects_a_mismatch_of_causal(corpus, objective) -> None:
     fields = CAUSAL | {"data__objective": objective, "model__causal": objective == "mlm"}
     with pytest.raises(InputError, match=f"data.objective={objective}: model.causal="):
         PretrainingObjective(make_run_config(corpus, **fields))
 
 
-def test_a_model_says_whether_it_continues_texts_or_fills_masks(corpus) -> None:
+def test_description_distinguishes_clm_from_mlm(corpus) -> None:
     find_pipeline = PretrainingTask.pipeline_class
     assert find_pipeline(make_run_config(corpus)).description == "fills [MASK]s"
     assert find_pipeline(make_run_config(corpus, **CAUSAL)).description == "continues texts"
 
 
 @pytest.mark.slow
-def test_it_is_trained_opened_and_goes_on_with_a_line(corpus, tmp_path) -> None:
+def test_clm_trains_generates_and_initializes_an_mlm(corpus, tmp_path) -> None:
     config = make_run_config(corpus, **CAUSAL, steps=60, eval_every=60)
     make_trainer(config, tmp_path / "run").train()
     first, *_, last = [m["mlm_loss"] for m in metrics(tmp_path / "run") if m["split"] == "train"]
@@ -92,7 +91,7 @@ def test_it_is_trained_opened_and_goes_on_with_a_line(corpus, tmp_path) -> None:
     (alone,) = answers_of(tmp_path / "run", lines[1:2])
     assert alone == answers[1]
 
-    # What it has learned of words serves where it goes on with masks, and sees both sides.
+    # A masked LM initialized from it starts with a lower loss.
     masks = make_run_config(corpus, steps=2, log_every=1, init=str(tmp_path / "run"))
     make_trainer(masks, tmp_path / "masks").train()
     assert metrics(tmp_path / "masks")[0]["mlm_loss"] < math.log(masks.model.vocab_size) - 0.3

@@ -1,4 +1,4 @@
-"""Operations are those of the matrix products that the compiler sees; peaks are the makers'."""
+"""FLOPs equal the matrix products of the traced program; peaks are those of data sheets."""
 
 import re
 
@@ -27,7 +27,7 @@ ROWS, LENGTH, SLOTS, PAIRS = 3, 40, 7, 2
 
 
 def products(jaxpr) -> int:
-    """Twice the multiplications of every matrix product in a program, loops included."""
+    """Return twice the multiplications of all matrix products in a program, loops included."""
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -43,9 +43,9 @@ def products(jaxpr) -> int:
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
-@pytest.mark.parametrize("length", [LENGTH, 2 * SLOTS - 1])  # of which slots are few, or not
-def test_operations_are_those_of_the_program(next_sentence, length, monkeypatch):
-    # A row at a time, weights are computed twice, which counts as no work of the model.
+@pytest.mark.parametrize("length", [LENGTH, 2 * SLOTS - 1])  # heads read few positions, or many
+def test_forward_flops_equal_the_program(next_sentence, length, monkeypatch):
+    # CPU attention computes weights twice, which are no model FLOPs.
     monkeypatch.setattr(cpu_attention, "unsupported_reason", lambda query: "counted")
     model = BertWithHeads(CONFIG, ("mlm", "nsp") if next_sentence else ("mlm",))
     tokens, slots, pairs = (np.zeros((ROWS, n), np.int32) for n in (length, SLOTS, PAIRS))
@@ -64,14 +64,14 @@ def test_operations_are_those_of_the_program(next_sentence, length, monkeypatch)
     assert counted == 3 * forward_flops(CONFIG, ROWS, length, SLOTS, pairs, positions)
 
 
-def test_a_large_model_comes_near_six_operations_a_parameter_and_piece():
+def test_forward_flops_are_near_six_per_parameter_and_token():
     large = BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16)
     kernels = 24 * 12 * 1024**2
-    per_piece = 3 * forward_flops(large, 1, 128, 20) / 128
-    assert 6 * kernels < per_piece < 1.08 * 6 * kernels
+    per_token = 3 * forward_flops(large, 1, 128, 20) / 128
+    assert 6 * kernels < per_token < 1.08 * 6 * kernels
 
 
-def test_operations_grow_with_rows_and_with_the_square_of_a_long_row():
+def test_forward_flops_scale_with_batch_and_squared_length():
     assert forward_flops(CONFIG, 8, 64, 9, 1) == 8 * forward_flops(CONFIG, 1, 64, 9, 1)
     one, two = (forward_flops(CONFIG, 1, length, 0) for length in (10**6, 2 * 10**6))
     assert 3.99 < two / one < 4
@@ -94,16 +94,16 @@ def test_operations_grow_with_rows_and_with_the_square_of_a_long_row():
         ("NVIDIA H200", 989),
     ],
 )
-def test_peaks_of_known_devices(kind, tera):
+def test_peak_flops_of_known_devices(kind, tera):
     assert peak_flops(kind) == tera * 1e12
 
 
 @pytest.mark.parametrize("kind", ["cpu", "", "NVIDIA GeForce GTX 1080", "TPU"])
-def test_no_peak_is_made_up_for_an_unknown_device(kind):
+def test_peak_flops_is_none_for_unknown_devices(kind):
     assert peak_flops(kind) is None
 
 
-def test_no_entry_is_hidden_by_one_before_it():
+def test_peak_flops_entries_are_reachable():
     kinds = [kind for kind, _ in PEAK_FLOPS]
     hidden = [b for i, b in enumerate(kinds) for a in kinds[:i] if re.match(re.escape(a), b)]
     assert not hidden

@@ -1,6 +1,6 @@
-"""The pre-training model: its size, and its numbers against an independent implementation.
+"""The pre-training model against golden values of `transformers` in float64.
 
-The goldens are what `transformers` computes in float64; goldens/make_pretraining.py made them.
+goldens/make_pretraining.py writes them.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ BATCH = recipe.check_batch()
 
 
 def shapes(model: BertWithHeads) -> Any:
-    """The tree of parameters, nothing computed."""
+    """Return the shapes of the parameters without computing them."""
     init = functools.partial(model.init, batch=BATCH, deterministic=True)
     return jax.eval_shape(init, jax.random.key(0))["params"]
 
 
 def like_theirs(tree: Any, source: Any) -> Any:
-    """A tree like `tree`, each leaf put together from what source(their name, shape) gives."""
+    """Return a tree like `tree` with leaves from source(name in transformers, shape)."""
 
     def leaf(path: Any, leaf: Any) -> np.ndarray:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -75,7 +75,7 @@ gradient = jax.jit(jax.grad(loss), static_argnames="config")
 # Equal to the reference
 
 
-def test_the_checked_batch_has_padding_both_types_and_empty_slots():
+def test_golden_batch_covers_padding_types_and_empty_slots():
     assert (BATCH["example_ids"] == 0).any(axis=1).sum() >= 3
     assert (BATCH["token_type_ids"] == 1).any(axis=1).all()
     assert 0 < (BATCH["masked_lm_weights"] == 0).sum() < BATCH["masked_lm_weights"].size / 2
@@ -83,7 +83,7 @@ def test_the_checked_batch_has_padding_both_types_and_empty_slots():
 
 
 @pytest.mark.slow
-def test_hidden_states_of_every_layer(golden, params):
+def test_encoder_layers_equal_golden(golden, params):
     names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     chosen = range(CONFIG.num_hidden_layers + 1)
     apply = functools.partial(Encoder(CONFIG).apply, deterministic=True, layers=chosen)
@@ -93,12 +93,12 @@ def test_hidden_states_of_every_layer(golden, params):
 
 
 @pytest.mark.parametrize("name", ["mlm_logits", "nsp_logits"])
-def test_logits(golden, params, name):
+def test_logits_equal_golden(golden, params, name):
     assert np.abs(golden[name]).max() > 0.5
     np.testing.assert_allclose(logits(params, BATCH)[name], golden[name], atol=1e-5)
 
 
-def test_nothing_is_lost_with_what_the_last_block_does_not_compute(params, monkeypatch):
+def test_logits_do_not_depend_on_the_last_block_positions(params, monkeypatch):
     batch = {
         name: np.tile(BATCH[name], (1, 3))
         for name in ("input_ids", "token_type_ids", "position_ids")
@@ -125,9 +125,7 @@ def test_nothing_is_lost_with_what_the_last_block_does_not_compute(params, monke
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), at_positions, everywhere)
 
 
-def test_a_head_that_reads_cls_has_its_vectors_and_a_pooled_one_beside_it_pooled_ones(
-    params, monkeypatch
-):
+def test_heads_of_cls_positions_get_raw_or_pooled_vectors(params, monkeypatch):
     class Raw(nn.Module):
         @nn.compact
         def __call__(self, x, batch, word):
@@ -155,7 +153,7 @@ def test_a_head_that_reads_cls_has_its_vectors_and_a_pooled_one_beside_it_pooled
 
 
 @pytest.mark.slow
-def test_no_mesh_changes_what_is_dropped_behind_the_last_attention(params):
+def test_dropout_at_head_positions_does_not_depend_on_the_mesh(params):
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
     batch = {name: np.tile(array, (4, 4)) for name, array in BATCH.items() if "_ids" in name}
     batch["position_ids"] = np.tile(BATCH["position_ids"], (4, 4))
@@ -181,13 +179,13 @@ def test_no_mesh_changes_what_is_dropped_behind_the_last_attention(params):
 
 
 @pytest.mark.parametrize("hidden_act", recipe.ACTIVATIONS)
-def test_the_loss_with_each_activation(golden, params, hidden_act):
+def test_loss_with_each_activation_equals_golden(golden, params, hidden_act):
     config = dataclasses.replace(CONFIG, hidden_act=hidden_act)
     np.testing.assert_allclose(loss(params, config), golden[f"loss/{hidden_act}"], rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_the_gradient_of_every_parameter(golden, params):
+def test_gradient_of_every_parameter_equals_golden(golden, params):
     gradients = gradient(params)
     theirs = like_theirs(params, lambda name, shape: golden[f"gradient/{name}"])
 
@@ -203,7 +201,7 @@ def test_the_gradient_of_every_parameter(golden, params):
 
 HEADLESS = {"pooler", "encoder"}
 SIZES = [
-    # pieces, layers, hidden, heads, encoder + pooler, with both heads
+    # vocabulary, layers, hidden, heads, encoder + pooler, with both heads
     ("base uncased", 30522, 12, 768, 12, 109_482_240, 110_106_428),
     ("large uncased", 30522, 24, 1024, 16, 335_141_888, 336_226_108),
     ("base cased", 28996, 12, 768, 12, 108_310_272, 108_932_934),
@@ -221,7 +219,7 @@ def size(tree: Any) -> int:
 
 
 @pytest.mark.parametrize(("name", "tokens", "layers", "hidden", "heads", "body", "whole"), SIZES)
-def test_published_sizes(name, tokens, layers, hidden, heads, body, whole):
+def test_param_counts_equal_published_models(name, tokens, layers, hidden, heads, body, whole):
     tree = shapes(BertWithHeads(BertConfig(tokens, layers, hidden, heads), ("mlm", "nsp")))
     assert size({part: tree[part] for part in HEADLESS}) == body
     if whole:
@@ -230,7 +228,7 @@ def test_published_sizes(name, tokens, layers, hidden, heads, body, whole):
 
 @pytest.mark.parametrize("hidden", [128, 256, 512, 768])
 @pytest.mark.parametrize("layers", [2, 4, 6, 8, 10, 12])
-def test_the_24_miniatures(layers, hidden):
+def test_param_counts_equal_the_24_miniatures(layers, hidden):
     embeddings = (30522 + 512 + 2 + 2) * hidden
     block = 12 * hidden**2 + 13 * hidden
     pooler = hidden**2 + hidden
@@ -240,7 +238,7 @@ def test_the_24_miniatures(layers, hidden):
     assert size(tree) == embeddings + layers * block + pooler + heads
 
 
-def test_the_heads_of_the_tree():
+def test_head_param_tree():
     assert {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(MODEL))
@@ -258,7 +256,7 @@ def test_the_heads_of_the_tree():
     }
 
 
-def test_without_next_sentences_there_is_neither_pooler_nor_nsp_head(params):
+def test_model_without_nsp_has_no_pooler(params):
     model = BertWithHeads(CONFIG, ("mlm",))
     assert set(shapes(model)) == {"encoder", "mlm"}
     batch = {name: array for name, array in BATCH.items() if name != "cls_positions"}
@@ -272,7 +270,7 @@ def test_without_next_sentences_there_is_neither_pooler_nor_nsp_head(params):
 
 
 def packed(batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-    """The rows of `batch`, all real pieces, one behind the other in a single row of `length`."""
+    """Return the examples of `batch` packed into a single sequence of `length`."""
     rows = len(batch["input_ids"])
     lengths = (batch["example_ids"] > 0).sum(axis=1)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
@@ -288,7 +286,7 @@ def packed(batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
     return out
 
 
-def test_packed_pairs_have_the_logits_of_pairs_alone(params):
+def test_logits_of_packed_pairs_equal_pairs_alone(params):
     together = logits(params, packed(BATCH, length=100))
     alone = logits(params, BATCH)
     for name in alone:
@@ -297,7 +295,7 @@ def test_packed_pairs_have_the_logits_of_pairs_alone(params):
 
 
 @pytest.mark.slow
-def test_padding_from_128_to_512_changes_nothing():
+def test_logits_do_not_depend_on_padding():
     config = dataclasses.replace(CONFIG, max_position_embeddings=512)
     short = recipe.batch("padded", batch_size=2, length=128, slots=20)
     params = like_theirs(shapes(BertWithHeads(config, ("mlm", "nsp"))), recipe.weight)
@@ -307,7 +305,7 @@ def test_padding_from_128_to_512_changes_nothing():
         np.testing.assert_allclose(logits(params, long, config)[name], expected, atol=1e-5)
 
 
-def test_bfloat16_gives_nearly_the_same_logits_in_float32(params):
+def test_logits_in_bfloat16_are_close_to_float32(params):
     half = logits(params, BATCH, dataclasses.replace(CONFIG, dtype="bfloat16"))
     for name, full in logits(params, BATCH).items():
         assert half[name].dtype == jnp.float32
@@ -315,14 +313,14 @@ def test_bfloat16_gives_nearly_the_same_logits_in_float32(params):
 
 
 @pytest.mark.slow
-def test_bfloat16_gradients_point_the_same_way(params):
+def test_gradients_in_bfloat16_are_close_to_float32(params):
     half = gradient(params, dataclasses.replace(CONFIG, dtype="bfloat16", scan_layers=True))
     flat = [jax.flatten_util.ravel_pytree(tree)[0] for tree in (half, gradient(params))]
     cosine = jnp.vdot(*flat) / (jnp.linalg.norm(flat[0]) * jnp.linalg.norm(flat[1]))
     assert cosine > 0.999
 
 
-def test_only_the_masked_positions_meet_the_vocabulary(params):
+def test_vocab_logits_are_computed_only_at_masked_positions(params):
     program = logits.lower(params, BATCH).as_text()
     rows, length = BATCH["input_ids"].shape
     assert f"{BATCH['masked_lm_positions'].size}x{CONFIG.vocab_size}xf32" in program

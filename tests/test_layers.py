@@ -1,4 +1,4 @@
-"""Each layer is its formula, and its written-out gradient the one that differentiation gives."""
+"""Layers equal their formulas, and their explicit gradients the derived ones."""
 
 import math
 
@@ -21,7 +21,7 @@ def draw(*shape: int, seed: int = 0) -> jax.Array:
 
 
 def assert_same_gradients(function, formula, *inputs) -> None:
-    """Check outputs, and gradients of a weighted sum of the outputs to every input."""
+    """Check the outputs, and the gradients of a weighted sum of them to every input."""
     out = formula(*inputs)
     np.testing.assert_allclose(function(*inputs), out, rtol=1e-5, atol=1e-5)
     weights = draw(*out.shape, seed=9)
@@ -32,13 +32,13 @@ def assert_same_gradients(function, formula, *inputs) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_gelu_is_x_times_the_normal_distribution_function() -> None:
+def test_gelu_equals_its_formula() -> None:
     x = np.linspace(-9, 9, 1001, dtype=np.float32)
     expected = [float(v) * 0.5 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
     np.testing.assert_allclose(gelu(x), expected, atol=1e-6)
 
 
-def test_the_gradient_of_gelu() -> None:
+def test_gelu_gradient_equals_derived() -> None:
     assert_same_gradients(gelu, lambda x: 0.5 * x * (1 + jax.lax.erf(x / math.sqrt(2))), draw(999))
 
 
@@ -48,7 +48,7 @@ def test_gelu_keeps_the_dtype() -> None:
 
 
 @pytest.mark.slow
-def test_normalize_is_its_formula_and_so_is_its_gradient() -> None:
+def test_layer_norm_and_gradient_equal_formula() -> None:
     def formula(x, scale, bias):
         deviation = x - x.mean(-1, keepdims=True)
         return deviation / jnp.sqrt(x.var(-1, keepdims=True) + 1e-3) * scale + bias
@@ -57,7 +57,7 @@ def test_normalize_is_its_formula_and_so_is_its_gradient() -> None:
     assert_same_gradients(lambda *xs: layer_norm(*xs, 1e-3), formula, *inputs)
 
 
-def test_statistics_of_bfloat16_are_taken_in_float32() -> None:
+def test_layer_norm_computes_bfloat16_statistics_in_float32() -> None:
     x = (30 + draw(4, 512)).astype(jnp.bfloat16)  # a mean of three digits would lose most of them
     out = layer_norm(x, jnp.ones(512), jnp.zeros(512), 1e-12)
     assert out.dtype == jnp.float32
@@ -68,12 +68,12 @@ def test_statistics_of_bfloat16_are_taken_in_float32() -> None:
 
 @pytest.mark.parametrize("tpu", [False, True])
 @pytest.mark.parametrize("shape", [(7, 16), (2, 7, 16)])
-def test_the_gradient_of_a_bias_is_a_sum_on_any_device(shape, tpu: bool, monkeypatch) -> None:
+def test_add_bias_gradient_is_a_sum_on_any_device(shape, tpu: bool, monkeypatch) -> None:
     monkeypatch.setattr(layers, "tpu_kind", lambda: "TPU v5 lite" if tpu else "")
     assert_same_gradients(add_bias, lambda x, bias: x + bias, draw(*shape), draw(16, seed=1))
 
 
-def test_a_bias_of_bfloat16_gets_the_sum_of_float32(monkeypatch) -> None:
+def test_add_bias_sums_bfloat16_gradients_in_float32(monkeypatch) -> None:
     monkeypatch.setattr(layers, "tpu_kind", lambda: "TPU v5 lite")
     gradient = (1 + draw(4096, 8)).astype(jnp.bfloat16)
     _, back = jax.vjp(add_bias, jnp.zeros_like(gradient), jnp.zeros(8, jnp.bfloat16))
@@ -82,7 +82,7 @@ def test_a_bias_of_bfloat16_gets_the_sum_of_float32(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_bfloat16_are_near_those_of_float32() -> None:
+def test_layer_norm_gradient_in_bfloat16_is_close_to_float32() -> None:
     inputs = draw(8, 32), draw(32, seed=1), draw(32, seed=2)
 
     def loss(x, scale, bias):
@@ -96,7 +96,7 @@ def test_gradients_of_bfloat16_are_near_those_of_float32() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_gradient_of_a_frequent_piece_does_not_stand_still(dtype: str) -> None:
+def test_embedding_lookup_gradient_counts_frequent_tokens(dtype: str) -> None:
     table, ids = jnp.ones((3, 4), dtype), jnp.full((4096,), 1)
     gradient = jax.grad(lambda table: embedding_lookup(table, ids).astype(jnp.float32).sum())(table)
     assert gradient.dtype == dtype

@@ -22,7 +22,7 @@ def draw(seed: int = 0):
     return logits, targets, weights
 
 
-def test_cross_entropy_is_its_formula():
+def test_cross_entropy_equals_its_formula():
     logits, targets, weights = draw()
     exact = logits.astype(np.float64)
     probabilities = np.exp(exact) / np.exp(exact).sum(-1, keepdims=True)
@@ -32,25 +32,25 @@ def test_cross_entropy_is_its_formula():
     assert weight == weights.sum()
 
 
-def test_its_gradient_is_probability_minus_one_hot():
+def test_cross_entropy_gradient_is_probability_minus_one_hot():
     logits, targets, weights = draw()
     gradient = jax.grad(lambda logits: cross_entropy(logits, targets, weights)[0])(logits)
     expected = jax.nn.softmax(logits) - jax.nn.one_hot(targets, CLASSES)
     np.testing.assert_allclose(gradient, expected * weights[..., None], atol=1e-6)
 
 
-def test_equal_logits_cost_the_logarithm_of_the_classes():
+def test_cross_entropy_of_equal_logits_is_log_classes():
     zeros, targets = np.zeros((2, 3, CLASSES), np.float32), np.zeros((2, 3), np.int32)
     total, weight = cross_entropy(zeros, targets, np.ones((2, 3), np.float32))
     np.testing.assert_allclose(total / weight, np.log(CLASSES), rtol=1e-6)
 
 
-def test_a_target_that_shares_the_largest_logit_counts():
+def test_accuracy_counts_ties():
     logits = np.array([[[3, 3, 1]] * 3], np.float32)
     assert accuracy(logits, np.array([[0, 1, 2]]), np.ones((1, 3), np.float32)) == (2, 3)
 
 
-def test_huge_logits_stay_finite():
+def test_cross_entropy_of_huge_logits_is_finite():
     logits = np.array([[[1e4, -1e4]], [[-1e4, 1e4]]], np.float32)
     total, _ = cross_entropy(logits, np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
     np.testing.assert_allclose(total, 2e4)
@@ -58,22 +58,22 @@ def test_huge_logits_stay_finite():
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32 - 1))
-def test_accuracy_counts_what_an_argmax_would(seed):
+def test_accuracy_equals_argmax(seed):
     logits, targets, weights = draw(seed)
     expected = ((logits.argmax(-1) == targets) * weights).sum()
     assert accuracy(logits, targets, weights) == (expected, weights.sum())
 
 
-def test_the_score_of_the_target_is_the_same_on_a_tpu(monkeypatch) -> None:
-    """There it is a choice and a sum, elsewhere a gather."""
+def test_losses_are_the_same_on_a_tpu(monkeypatch) -> None:
+    """On a TPU the target's logit is selected by a sum, elsewhere by a gather."""
     logits, targets, weights = draw()
 
     def both(logits):
         return losses.cross_entropy(logits, targets, weights)[0]
 
     def computed():
-        found = losses.cross_entropy(logits, targets, weights)
-        return *found, losses.accuracy(logits, targets, weights)[0], jax.grad(both)(logits)
+        sums = losses.cross_entropy(logits, targets, weights)
+        return *sums, losses.accuracy(logits, targets, weights)[0], jax.grad(both)(logits)
 
     gathered = computed()
     monkeypatch.setattr(losses, "tpu_kind", lambda: "TPU v5 lite")
@@ -83,21 +83,21 @@ def test_the_score_of_the_target_is_the_same_on_a_tpu(monkeypatch) -> None:
     assert np.isnan(losses.cross_entropy(logits, targets, np.ones_like(weights))[0])
 
 
-def test_a_model_gone_to_nan_is_never_right():
+def test_accuracy_of_nan_is_zero():
     logits, targets, weights = draw()
     assert accuracy(np.full_like(logits, np.nan), targets, weights)[0] == 0
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4]))
-def test_sums_add_up_over_parts(seed, cut):
+def test_sums_add_up_over_parts_of_a_batch(seed, cut):
     whole = draw(seed)
     for function in (cross_entropy, accuracy):
         parts = [function(*(x[part] for x in whole)) for part in (slice(cut), slice(cut, None))]
         np.testing.assert_allclose(np.sum(parts, axis=0), function(*whole), rtol=1e-5)
 
 
-def test_empty_slots_count_for_nothing():
+def test_sums_ignore_empty_slots():
     logits, targets, weights = draw()
     empty = weights == 0
     other = np.where(empty[..., None], 7, logits), np.where(empty, 3, targets)
@@ -105,13 +105,13 @@ def test_empty_slots_count_for_nothing():
     assert accuracy(logits, targets, weights) == accuracy(*other, weights)
 
 
-def test_a_batch_without_weight_sums_to_zero():
+def test_sums_without_weight_are_zero():
     logits, targets, _ = draw()
     none = np.zeros((ROWS, SLOTS), np.float32)
     assert cross_entropy(logits, targets, none) == accuracy(logits, targets, none) == (0, 0)
 
 
-def test_bfloat16_logits_are_summed_in_float32():
+def test_cross_entropy_sums_bfloat16_in_float32():
     logits, targets, weights = draw()
     half = jnp.asarray(logits, jnp.bfloat16)
     total, _ = cross_entropy(half, targets, weights)
@@ -122,7 +122,7 @@ def test_bfloat16_logits_are_summed_in_float32():
 
 
 @pytest.mark.slow
-def test_pretraining_reports_the_heads_that_there_are():
+def test_head_sums_follow_the_logits():
     logits, targets, weights = draw()
     batch = {"masked_lm_ids": targets, "masked_lm_weights": weights}
     sums = head_sums({"mlm_logits": logits}, batch)
@@ -172,7 +172,7 @@ def draw_labels(problem_type, seed=0, classes=CLASSES):
     st.sampled_from(["single_label_classification", "multi_label_classification", "regression"]),
     st.integers(0, 2**32 - 1),
 )
-def test_what_a_classifier_minimises_follows_from_its_targets(problem_type, seed):
+def test_sequence_classification_loss_follows_its_labels(problem_type, seed):
     logits, batch = draw_labels(problem_type, seed)
     targets, weights = batch["labels"], batch["labels_weights"].astype(np.float64)
     exact = logits.astype(np.float64)
@@ -183,20 +183,20 @@ def test_what_a_classifier_minimises_follows_from_its_targets(problem_type, seed
         each = -np.mean(targets * np.log(chances) + (1 - targets) * np.log(1 - chances), -1)
     else:
         each = (exact[..., 0] - targets) ** 2
-    found = classification_sums(logits, batch)
+    sums = classification_sums(logits, batch)
     np.testing.assert_allclose(
-        found["sequence_classification_loss"], [(each * weights).sum(), weights.sum()], 1e-5
+        sums["sequence_classification_loss"], [(each * weights).sum(), weights.sum()], 1e-5
     )
-    assert ("accuracy" in found) == (problem_type == "single_label_classification")
+    assert ("accuracy" in sums) == (problem_type == "single_label_classification")
     if problem_type == "single_label_classification":
         right = ((logits.argmax(-1) == targets) * weights).sum(), weights.sum()
-        np.testing.assert_allclose(found["accuracy"], right, 1e-6)
+        np.testing.assert_allclose(sums["accuracy"], right, 1e-6)
 
 
 @pytest.mark.parametrize(
     "problem_type", ["single_label_classification", "multi_label_classification", "regression"]
 )
-def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(problem_type):
+def test_sequence_classification_sums_ignore_empty_slots_and_add_up(problem_type):
     logits, batch = draw_labels(problem_type)
     empty = batch["labels_weights"] == 0
     whole = classification_sums(logits, batch)
@@ -214,7 +214,7 @@ def test_of_a_classifier_too_empty_slots_count_for_nothing_and_parts_add_up(prob
 @pytest.mark.parametrize(
     "problem_type", ["single_label_classification", "multi_label_classification", "regression"]
 )
-def test_huge_logits_of_a_classifier_have_finite_gradients(problem_type):
+def test_sequence_classification_of_huge_logits_has_finite_gradients(problem_type):
     logits, batch = draw_labels(problem_type)
     for scale in (0, 1e4, -1e4):
         total, gradient = with_gradient(
@@ -259,17 +259,17 @@ def expected_choices(logits, batch):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1))
-def test_the_answers_of_a_question_are_the_classes_to_choose_from(seed):
+def test_multiple_choice_sums_equal_softmax_over_choices(seed):
     logits, batch = draw_choices(seed)
-    found, expected = choice_sums(logits, batch), expected_choices(logits, batch)
-    assert found.keys() == expected.keys()
+    sums, expected = choice_sums(logits, batch), expected_choices(logits, batch)
+    assert sums.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(sums[name], value, rtol=1e-5, atol=1e-6)
     free = batch["group_ids"] == 0
-    assert choice_sums(np.where(free[..., None], 1e9, logits), batch) == found
+    assert choice_sums(np.where(free[..., None], 1e9, logits), batch) == sums
 
 
-def test_equal_answers_cost_the_logarithm_of_their_number():
+def test_multiple_choice_loss_of_equal_scores_is_log_choices():
     batch = {
         "group_ids": np.array([[1, 1, 2, 2, 2, 0]]),
         "choice_labels": np.array([[0, 1, 1, 0, 0, 0]]),
@@ -279,7 +279,7 @@ def test_equal_answers_cost_the_logarithm_of_their_number():
     np.testing.assert_allclose([loss, weight], [np.log(2) + np.log(3), 2], rtol=1e-6)
 
 
-def test_huge_scores_of_answers_have_finite_gradients():
+def test_multiple_choice_of_huge_scores_has_finite_gradients():
     logits, batch = draw_choices()
     for scale in (0, 1e4, -1e30):
         total, gradient = with_gradient(losses.multiple_choice_sums, "multiple_choice_loss", batch)(
@@ -289,7 +289,7 @@ def test_huge_scores_of_answers_have_finite_gradients():
         assert not np.asarray(gradient)[batch["group_ids"] == 0].any()
 
 
-def test_a_batch_without_questions_sums_to_zero():
+def test_multiple_choice_sums_without_questions_are_zero():
     logits, batch = draw_choices()
     none = {name: np.zeros_like(array) for name, array in batch.items()}
     assert choice_sums(logits, none) == {"multiple_choice_loss": (0, 0), "accuracy": (0, 0)}

@@ -1,4 +1,4 @@
-"""The encoder: its shape, its first weights, and what must not change what it computes."""
+"""The encoder: its configuration, initial parameters and invariances."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ LENGTH = 16
 
 
 def inputs(length: int = LENGTH, rows: int = 2) -> tuple[np.ndarray, ...]:
-    """Token ids, type ids, pack ids and positions of full rows."""
+    """Return input_ids, token_type_ids, example_ids and position_ids of full sequences."""
     random = np.random.default_rng(0)
     input_ids = random.integers(5, CONFIG.vocab_size, (rows, length)).astype(np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
@@ -40,7 +40,7 @@ def inputs(length: int = LENGTH, rows: int = 2) -> tuple[np.ndarray, ...]:
 
 
 def draw_key(seed: int) -> jax.Array:
-    """A key of the generator that compiles fastest."""
+    """Return a key of the generator that compiles fastest."""
     return jax.random.key(seed, impl="rbg")
 
 
@@ -61,7 +61,7 @@ def program(config: BertConfig, deterministic: bool) -> Any:
 
 
 def encode(config: BertConfig, *arrays: np.ndarray, key: jax.Array | None = None) -> np.ndarray:
-    """The vectors of `config` with the parameters of CONFIG: settings do not change the tree."""
+    """Return the vectors of `config` with the parameters of CONFIG."""
     rngs = None if key is None else {"dropout": key}
     hidden = program(config, key is None)(params(), *arrays, rngs=rngs)
     return np.asarray(hidden.astype(jnp.float32))
@@ -75,7 +75,7 @@ def with_(**fields: Any) -> BertConfig:
 
 
 @pytest.mark.slow
-def test_the_tree_of_parameters():
+def test_encoder_param_tree():
     leaves = jax.tree_util.tree_leaves_with_path(params()["params"])
     shapes = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves
@@ -107,14 +107,14 @@ def test_the_tree_of_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"scan_layers": True, "remat": True}, {"dtype": "bfloat16"}])
-def test_how_it_is_computed_does_not_change_the_first_parameters(fields):
+def test_encoder_init_does_not_depend_on_how_it_is_computed(fields):
     other = params(with_(**fields))
     jax.tree.map(np.testing.assert_array_equal, params(), other)
     assert {leaf.dtype for leaf in jax.tree.leaves(other)} == {jnp.dtype("float32")}
 
 
 @pytest.mark.slow
-def test_kernels_and_embeddings_start_normal_cut_at_two_deviations_and_the_rest_at_0_and_1():
+def test_encoder_init_is_a_cut_normal_zeros_and_ones():
     config = with_(vocab_size=2000, hidden_size=256)
     # The deviation of a standard normal cut at two deviations; tf.truncated_normal has it too.
     tail = 2 * math.exp(-2) / math.sqrt(2 * math.pi)
@@ -129,13 +129,13 @@ def test_kernels_and_embeddings_start_normal_cut_at_two_deviations_and_the_rest_
             assert abs(leaf.std() / (0.02 * cut) - 1) < 5 / math.sqrt(2 * leaf.size)
 
 
-def test_layers_start_different():
+def test_encoder_init_differs_between_layers():
     kernels = params()["params"]["blocks"]["attention"]["query"]["kernel"]
     assert len({np.asarray(kernel).tobytes() for kernel in kernels}) == CONFIG.num_hidden_layers
 
 
 @pytest.mark.parametrize(
-    ("fields", "complaint"),
+    ("fields", "message"),
     [
         ({"num_attention_heads": 5}, "num_attention_heads=5: does not divide hidden_size=32"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
@@ -153,13 +153,13 @@ def test_layers_start_different():
         ({"dtype": "float16"}, "dtype='float16': unknown. Use float32 or bfloat16"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(fields, complaint):
+def test_bert_config_rejects_invalid_fields(fields, message):
     with pytest.raises(ValueError) as error:
         with_(**fields)
-    assert str(error.value).startswith(complaint) and "\n" not in str(error.value)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
-def test_the_feed_forward_is_four_times_as_wide_unless_told():
+def test_feed_forward_size_defaults_to_four_times_hidden_size():
     assert BertConfig().feed_forward_size == 3072
     assert CONFIG.feed_forward_size == 96
 
@@ -167,13 +167,13 @@ def test_the_feed_forward_is_four_times_as_wide_unless_told():
 # Invariance
 
 
-def test_scanned_layers_equal_unrolled_ones():
+def test_encoder_scanned_equals_unrolled():
     looped = encode(with_(scan_layers=True), *inputs())
     np.testing.assert_allclose(looped, encode(CONFIG, *inputs()), atol=1e-5)
 
 
 @pytest.mark.slow
-def test_gradients_are_the_same_scanned_and_rematerialised():
+def test_encoder_gradients_do_not_depend_on_scan_and_remat():
     def total(params, config):
         hidden = Encoder(config).apply(
             params, *inputs(), deterministic=False, rngs={"dropout": draw_key(5)}
@@ -188,7 +188,7 @@ def test_gradients_are_the_same_scanned_and_rematerialised():
 
 
 @pytest.mark.slow
-def test_a_packed_pair_equals_the_same_pair_alone():
+def test_encoder_of_packed_pairs_equals_pairs_alone():
     input_ids, token_type_ids, example_ids, positions = inputs()
     first, second = np.s_[:1, :9], np.s_[:1, 9:]
     example_ids, positions = example_ids.copy(), positions.copy()
@@ -201,66 +201,66 @@ def test_a_packed_pair_equals_the_same_pair_alone():
         np.testing.assert_allclose(together[part], alone, atol=1e-5)
 
 
-def test_padding_changes_nothing():
+def test_encoder_ignores_padding():
     padded = [np.pad(array, ((0, 0), (0, 20))) for array in inputs()]
     hidden = encode(CONFIG, *padded)
     assert np.isfinite(hidden).all()
     np.testing.assert_allclose(hidden[:, :LENGTH], encode(CONFIG, *inputs()), atol=1e-5)
 
 
-def test_rows_do_not_see_each_other():
+def test_encoder_separates_sequences():
     alone = encode(CONFIG, *(array[1:] for array in inputs()))
     np.testing.assert_allclose(encode(CONFIG, *inputs())[1:], alone, atol=1e-6)
 
 
-def changed_at(place: int) -> tuple[np.ndarray, ...]:
-    input_ids, *rest = inputs()
+def changed_at(position: int) -> tuple[np.ndarray, ...]:
+    input_ids, *others = inputs()
     input_ids = input_ids.copy()
-    input_ids[:, place] = 5 + (input_ids[:, place] + 1) % 100
-    return input_ids, *rest
+    input_ids[:, position] = 5 + (input_ids[:, position] + 1) % 100
+    return input_ids, *others
 
 
-def test_a_causal_model_does_not_see_the_future():
+def test_causal_encoder_does_not_attend_to_later_tokens():
     config = with_(causal=True)
     before, after = encode(config, *inputs()), encode(config, *changed_at(10))
     np.testing.assert_allclose(before[:, :10], after[:, :10], atol=1e-6)
     assert (np.abs(before - after).max(-1)[:, 10:] > 1e-3).all()
 
 
-def test_a_bidirectional_model_sees_all_of_its_pair():
+def test_bidirectional_encoder_attends_to_the_whole_pair():
     before, after = encode(CONFIG, *inputs()), encode(CONFIG, *changed_at(10))
     assert (np.abs(before - after).max(-1) > 1e-6).all()
 
 
-def test_every_input_counts():
+def test_encoder_depends_on_every_input():
     base = encode(CONFIG, *inputs())
-    for which in range(4):
+    for i in range(4):
         arrays = list(inputs())
-        arrays[which] = np.roll(arrays[which] if which != 2 else arrays[3] // 4, 3, axis=1)
+        arrays[i] = np.roll(arrays[i] if i != 2 else arrays[3] // 4, 3, axis=1)
         assert np.abs(encode(CONFIG, *arrays) - base).max() > 1e-3
 
 
-def test_bfloat16_is_close():
+def test_encoder_in_bfloat16_is_close_to_float32():
     half, full = encode(with_(dtype="bfloat16"), *inputs()), encode(CONFIG, *inputs())
     assert 0 < np.abs(half - full).max() < 0.1
     raw = jax.eval_shape(program(with_(dtype="bfloat16"), True), params(), *inputs())
     assert raw.dtype == jnp.dtype("bfloat16")
 
 
-def test_a_piece_that_is_not_in_the_vocabulary_gives_no_number():
-    input_ids, *rest = inputs()
-    assert np.isnan(encode(CONFIG, np.full_like(input_ids, CONFIG.vocab_size), *rest)).all()
+def test_encoder_returns_nan_for_unknown_token_ids():
+    input_ids, *others = inputs()
+    assert np.isnan(encode(CONFIG, np.full_like(input_ids, CONFIG.vocab_size), *others)).all()
 
 
 # Dropout
 
 
 @pytest.mark.slow
-def test_dropout_follows_its_key_and_differs_between_layers():
+def test_encoder_dropout_depends_on_key_and_layer():
     config = with_(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
-    one, same, other = (encode(config, *inputs(), key=draw_key(k)) for k in (1, 1, 2))
-    np.testing.assert_array_equal(one, same)
-    assert np.abs(one - other).max() > 1e-3
+    first, same, other = (encode(config, *inputs(), key=draw_key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first, same)
+    assert np.abs(first - other).max() > 1e-3
     np.testing.assert_array_equal(encode(config, *inputs()), encode(CONFIG, *inputs()))
 
 
@@ -268,12 +268,12 @@ def test_dropout_follows_its_key_and_differs_between_layers():
 @pytest.mark.parametrize(
     "fields", [{"hidden_dropout_prob": 0.5}, {"attention_probs_dropout_prob": 0.5}]
 )
-def test_each_rate_drops_something(fields):
+def test_encoder_applies_each_dropout_rate(fields):
     dropped = encode(with_(**fields), *inputs(), key=draw_key(0))
     assert np.abs(dropped - encode(CONFIG, *inputs())).max() > 1e-3
 
 
-def test_dropout_without_a_key_is_an_error():
+def test_encoder_rejects_dropout_without_a_key():
     with pytest.raises(Exception, match="dropout"):
         Encoder(with_(hidden_dropout_prob=0.1)).apply(params(), *inputs(), deterministic=False)
 
@@ -287,19 +287,19 @@ def layers_of(layers: Sequence[int], scan_layers: bool = False) -> jax.stages.Wr
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_layers_begin_with_the_embeddings_and_end_with_the_last(scan_layers):
-    found = layers_of(range(CONFIG.num_hidden_layers + 1), scan_layers)(params(), *inputs())
-    assert found.shape == (CONFIG.num_hidden_layers + 1, 2, LENGTH, CONFIG.hidden_size)
-    np.testing.assert_allclose(found[-1], encode(CONFIG, *inputs()), atol=1e-6)
-    np.testing.assert_allclose(found[0].mean(-1), 0, atol=1e-5)
-    np.testing.assert_allclose(found[0].std(-1), 1, rtol=1e-3)
+def test_encoder_layers_are_numbered_from_the_embeddings(scan_layers):
+    hidden = layers_of(range(CONFIG.num_hidden_layers + 1), scan_layers)(params(), *inputs())
+    assert hidden.shape == (CONFIG.num_hidden_layers + 1, 2, LENGTH, CONFIG.hidden_size)
+    np.testing.assert_allclose(hidden[-1], encode(CONFIG, *inputs()), atol=1e-6)
+    np.testing.assert_allclose(hidden[0].mean(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(hidden[0].std(-1), 1, rtol=1e-3)
     some = layers_of((-2, 0, -3, 1), scan_layers)(params(), *inputs())
-    np.testing.assert_allclose(some, np.asarray(found)[[1, 0, 0, 1]], atol=1e-6)
+    np.testing.assert_allclose(some, np.asarray(hidden)[[1, 0, 0, 1]], atol=1e-6)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("layers", [(0,), (1,), (-1,), (0, -2)])
-def test_nothing_is_computed_above_the_topmost_layer(layers, scan_layers):
+def test_encoder_computes_no_block_above_the_topmost_layer(layers, scan_layers):
     top = max(hidden_state_indices(layers, CONFIG.num_hidden_layers))
     program = str(jax.make_jaxpr(layers_of(layers, scan_layers))(params(), *inputs()))
     loops = re.findall(r" length=(\d+)\s+num_carry=1", program)  # attention's carry nothing
@@ -309,7 +309,7 @@ def test_nothing_is_computed_above_the_topmost_layer(layers, scan_layers):
 @pytest.mark.parametrize(
     "fields", [{}, {"scan_layers": True}, {"remat": True}, {"num_hidden_layers": 1}]
 )
-def test_vectors_at_some_positions_and_their_gradients_are_those_among_all(fields) -> None:
+def test_encode_at_positions_and_gradients_equal_encoding_all(fields) -> None:
     config, positions = with_(**fields), np.array([[0, 3, 3], [15, 7, 0]], np.int32)
     tree = {**params()["params"], "blocks": first_blocks(config.num_hidden_layers)}
     weights = np.random.default_rng(1).normal(size=(2, 3, config.hidden_size))
@@ -327,7 +327,7 @@ def test_vectors_at_some_positions_and_their_gradients_are_those_among_all(field
     jax.tree.map(assert_close, run(tree, True), run(tree, False))
 
 
-def test_what_is_asked_for_twice_is_dropped_from_twice() -> None:
+def test_encode_at_positions_drops_repeated_positions_independently() -> None:
     positions = np.array([[3, 3], [5, 5]], np.int32)
     encoder = Encoder(with_(hidden_dropout_prob=0.5))
     apply = functools.partial(encoder.apply, output_positions=positions, method=encode_at_positions)
@@ -363,6 +363,6 @@ def test_num_last_block_positions_is_all_where_heads_read_many(
 
 
 @pytest.mark.parametrize("layer", [3, -4])
-def test_a_layer_that_the_model_has_not_is_refused(layer):
+def test_hidden_state_indices_rejects_missing_layers(layer):
     with pytest.raises(ValueError, match=f"layer {layer}: not in a model of 2 layers. Use 0"):
         hidden_state_indices([1, layer], CONFIG.num_hidden_layers)
