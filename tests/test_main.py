@@ -184,7 +184,7 @@ def test_commands_lead_from_text_to_filled_masks(tmp_path) -> None:
         run("predict", "--checkpoint", "run", "--input", "-", "--output", "-", input="ba [MASK] .")
     )
     assert len(answer["masks"]) == 1
-    question = ["--checkpoint", "run", "--question", "ba?", "--context", "ba do"]
+    question = ["--checkpoint", "run", "--field", "question=ba?", "--field", "context=ba do"]
     error = bertjax("predict", *question, cwd=tmp_path).stderr
     assert "This model fills [MASK]s" in error and error.endswith("[MASK].'\n")
     assert run("report", "run").strip().endswith(".html")
