@@ -398,7 +398,7 @@ def test_run_is_initialized_from_another_run(corpus, tmp_path, whole) -> None:
 
 @pytest.mark.slow
 def test_init_of_another_shape_is_rejected(corpus, tmp_path, whole) -> None:
-    with pytest.raises(ValueError, match="give it the model"):
+    with pytest.raises(ValueError, match="Configure the model"):
         make_trainer(make_run_config(corpus, init=whole, model__hidden_size=32), tmp_path)
     assert not (tmp_path / "run.json").exists()
 
