@@ -22,8 +22,10 @@ def inputs(
 
 def example_ids(rows: int, length: int = LENGTH) -> np.ndarray:
     """Return example_ids: pairs of uneven lengths, then padding; different in every sequence."""
-    places = np.arange(length)
-    return np.stack([(places // (9 + 7 * row) + 1) * (places < length - 8) for row in range(rows)])
+    positions = np.arange(length)
+    return np.stack(
+        [(positions // (9 + 7 * row) + 1) * (positions < length - 8) for row in range(rows)]
+    )
 
 
 def run(attend, arrays, ids, **options):

@@ -22,8 +22,8 @@ def draw(*shape: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def params() -> Any:
-    x, packs = jnp.zeros((1, 4, WIDTH)), jnp.ones((1, 4), jnp.int32)
-    return BiLSTM(UNITS).init(jax.random.key(0), x, packs)["params"]
+    x, example_ids = jnp.zeros((1, 4, WIDTH)), jnp.ones((1, 4), jnp.int32)
+    return BiLSTM(UNITS).init(jax.random.key(0), x, example_ids)["params"]
 
 
 def apply(params: Any, x: np.ndarray, example_ids: Any) -> np.ndarray:
@@ -57,7 +57,7 @@ def transcription(params: Any, x: np.ndarray) -> np.ndarray:
 def test_bilstm_equals_its_equations(params) -> None:
     x = draw(2, 7, WIDTH)
     outputs = apply(params, x, np.ones((2, 7)))
-    expected = np.stack([transcription(params, each) for each in x])
+    expected = np.stack([transcription(params, sequence) for sequence in x])
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -26,9 +26,11 @@ def test_clm_batch_predicts_each_next_token(corpus) -> None:
     batch = PretrainingData(corpus, options()).batch(0)
     assert batch["masked_lm_weights"].shape == (16, 32) and not batch["next_sentence_weights"].any()
     for row in range(16):
-        ids, packs = batch["input_ids"][row], batch["example_ids"][row]
+        ids, example_ids = batch["input_ids"][row], batch["example_ids"][row]
         expected = [
-            (at, ids[at + 1]) for at in range(31) if packs[at] and packs[at] == packs[at + 1]
+            (i, ids[i + 1])
+            for i in range(31)
+            if example_ids[i] and example_ids[i] == example_ids[i + 1]
         ]
         filled = batch["masked_lm_weights"][row] > 0
         columns, targets = batch["masked_lm_positions"][row], batch["masked_lm_ids"][row]

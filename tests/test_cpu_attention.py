@@ -78,8 +78,8 @@ def test_attention_of_padding_and_huge_scores_has_finite_gradients() -> None:
 
 def test_attention_keeps_only_the_dropout_mask_for_backward() -> None:
     *qkv, _ = inputs(2)
-    ids, rest = jnp.asarray(example_ids(2)), options(False, 0.1)
-    _, pull = jax.vjp(lambda *qkv: attention(*qkv, ids, **rest), *qkv)
+    ids, attention_options = jnp.asarray(example_ids(2)), options(False, 0.1)
+    _, pull = jax.vjp(lambda *qkv: attention(*qkv, ids, **attention_options), *qkv)
     wide = [leaf for leaf in jax.tree.leaves(pull) if leaf.size >= 2 * HEADS * LENGTH**2]
     assert [leaf.dtype for leaf in wide] == [jnp.bool]
 

@@ -34,8 +34,8 @@ def test_dropout_is_independent_between_elements(axis, step):
 
 def test_dropout_is_independent_between_keys():
     x = jnp.ones((512, 256))
-    one, other = (np.asarray(dropout(x, 0.5, jax.random.key(seed))) for seed in (0, 1))
-    assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(x.size)
+    first, other = (np.asarray(dropout(x, 0.5, jax.random.key(seed))) for seed in (0, 1))
+    assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(x.size)
 
 
 @pytest.mark.parametrize("axes", [("rows",), (None, "rows"), (None, None, "rows")])
@@ -61,9 +61,9 @@ def test_dropout_takes_any_shape(shape):
 
 def test_dropout_follows_its_key():
     x = jnp.ones((8, 8))
-    one, same, other = (dropout(x, 0.5, jax.random.key(seed)) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one, same)
-    assert (np.asarray(one) != np.asarray(other)).any()
+    first, same, other = (dropout(x, 0.5, jax.random.key(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, same)
+    assert (np.asarray(first) != np.asarray(other)).any()
     assert dropout(x, 0.5, None) is x
     assert dropout(x, 0.0, jax.random.key(0)) is x
 

@@ -73,8 +73,8 @@ def test_forward_flops_are_near_six_per_parameter_and_token():
 
 def test_forward_flops_scale_with_batch_and_squared_length():
     assert forward_flops(CONFIG, 8, 64, 9, 1) == 8 * forward_flops(CONFIG, 1, 64, 9, 1)
-    one, two = (forward_flops(CONFIG, 1, length, 0) for length in (10**6, 2 * 10**6))
-    assert 3.99 < two / one < 4
+    single, double = (forward_flops(CONFIG, 1, length, 0) for length in (10**6, 2 * 10**6))
+    assert 3.99 < double / single < 4
 
 
 @pytest.mark.parametrize(

@@ -140,13 +140,15 @@ def test_heads_of_cls_positions_get_raw_or_pooled_vectors(params, monkeypatch):
     )
     monkeypatch.setitem(heads.HEADS, "raw", raw)
     apply = functools.partial(BertWithHeads(CONFIG, ("raw", "nsp")).apply, deterministic=True)
-    found = jax.jit(apply)({"params": params}, BATCH)
+    outputs = jax.jit(apply)({"params": params}, BATCH)
     names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     encode = jax.jit(functools.partial(Encoder(CONFIG).apply, deterministic=True))
     hidden = encode({"params": params["encoder"]}, *(BATCH[name] for name in names))
     vectors = gather(hidden, BATCH["cls_positions"])
-    np.testing.assert_allclose(found["raw_logits"], vectors, atol=1e-5)
-    np.testing.assert_allclose(found["nsp_logits"], logits(params, BATCH)["nsp_logits"], atol=1e-5)
+    np.testing.assert_allclose(outputs["raw_logits"], vectors, atol=1e-5)
+    np.testing.assert_allclose(
+        outputs["nsp_logits"], logits(params, BATCH)["nsp_logits"], atol=1e-5
+    )
     apply = functools.partial(BertWithHeads(CONFIG, ("raw",)).apply, deterministic=True)
     alone = jax.jit(apply)({"params": params}, BATCH)
     np.testing.assert_allclose(alone["raw_logits"], vectors, atol=1e-5)

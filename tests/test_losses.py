@@ -177,15 +177,15 @@ def test_sequence_classification_loss_follows_its_labels(problem_type, seed):
     targets, weights = batch["labels"], batch["labels_weights"].astype(np.float64)
     exact = logits.astype(np.float64)
     if problem_type == "single_label_classification":
-        each = -np.take_along_axis(log_softmax(logits), targets[..., None], -1)[..., 0]
+        loss = -np.take_along_axis(log_softmax(logits), targets[..., None], -1)[..., 0]
     elif problem_type == "multi_label_classification":
         chances = 1 / (1 + np.exp(-exact))
-        each = -np.mean(targets * np.log(chances) + (1 - targets) * np.log(1 - chances), -1)
+        loss = -np.mean(targets * np.log(chances) + (1 - targets) * np.log(1 - chances), -1)
     else:
-        each = (exact[..., 0] - targets) ** 2
+        loss = (exact[..., 0] - targets) ** 2
     sums = classification_sums(logits, batch)
     np.testing.assert_allclose(
-        sums["sequence_classification_loss"], [(each * weights).sum(), weights.sum()], 1e-5
+        sums["sequence_classification_loss"], [(loss * weights).sum(), weights.sum()], 1e-5
     )
     assert ("accuracy" in sums) == (problem_type == "single_label_classification")
     if problem_type == "single_label_classification":
@@ -234,9 +234,9 @@ def draw_choices(seed=0, rows=ROWS, slots=12):
         start, group = 0, 0
         while (count := int(random.integers(2, 6))) <= slots - start and random.random() < 0.9:
             group += 1
-            own = row, slice(start, start + count)
-            batch["group_ids"][own] = group
-            batch["choice_labels_weights"][own] = random.choice([0, 1, 1, 0.5])
+            slots_of_group = row, slice(start, start + count)
+            batch["group_ids"][slots_of_group] = group
+            batch["choice_labels_weights"][slots_of_group] = random.choice([0, 1, 1, 0.5])
             batch["choice_labels"][row, start + random.integers(count)] = 1
             start += count
     logits = random.normal(0, 3, (rows, slots, 1)).astype(np.float32)
@@ -247,10 +247,10 @@ def expected_choices(logits, batch):
     loss = right = weight = 0.0
     for row, group_ids in enumerate(batch["group_ids"]):
         for group in range(1, group_ids.max() + 1):
-            own = np.flatnonzero(group_ids == group)
-            scores = logits[row, own, 0]
-            gold = batch["choice_labels"][row, own].argmax()
-            known = float(batch["choice_labels_weights"][row, own[0]])
+            members = np.flatnonzero(group_ids == group)
+            scores = logits[row, members, 0]
+            gold = batch["choice_labels"][row, members].argmax()
+            known = float(batch["choice_labels_weights"][row, members[0]])
             loss -= known * log_softmax(scores)[gold]
             right += known * (scores.argmax() == gold)
             weight += known

@@ -1,9 +1,8 @@
 """Attention as kernels for NVIDIA GPUs, which never write the weights [T, T] of a head to memory.
 
 They compute the same as `plain`, block by block with a running softmax (Dao et al. 2022). The
-backward pass recomputes the weights and the bits of dropout. One kernel computes the gradient of
-the queries, another the gradients of keys and values. Each sum is computed by one program in one
-order, so that results are deterministic.
+backward pass recomputes weights and dropout bits. One kernel computes the gradient of queries,
+another those of keys and values. One program computes each sum, so results are deterministic.
 
 Two words of dropout serve eight keys, an eighth of the sequence apart. A block of keys is
 therefore eight short blocks, one in each eighth, or four where eight need too many registers.
@@ -177,22 +176,18 @@ class _Kernels:
           num_sum_outputs: outputs of the shape of `sums`.
         """
         seeds, sequences, heads, example_ids = shared
-        array_spec = pl.BlockSpec(
-            (None, self.length, self.head_size), lambda i, sequence, head: (sequence, 0, head)
-        )
-        sum_spec = pl.BlockSpec(
-            (None, None, self.length), lambda i, sequence, head: (sequence, head, 0)
-        )
+        array_spec = pl.BlockSpec((None, self.length, self.head_size), lambda i, b, n: (b, 0, n))
+        sum_spec = pl.BlockSpec((None, None, self.length), lambda i, b, n: (b, n, 0))
         array_shape = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
         shape = (len(sequences), len(heads), self.length)
         return pl.pallas_call(
             body,
             grid=(blocks, len(sequences), len(heads)),
             in_specs=[
-                pl.BlockSpec((2,), lambda i, sequence, head: (0,)),
-                pl.BlockSpec((1,), lambda i, sequence, head: (sequence,)),
-                pl.BlockSpec((1,), lambda i, sequence, head: (head,)),
-                pl.BlockSpec((None, self.length), lambda i, sequence, head: (sequence, 0)),
+                pl.BlockSpec((2,), lambda i, b, n: (0,)),
+                pl.BlockSpec((1,), lambda i, b, n: (b,)),
+                pl.BlockSpec((1,), lambda i, b, n: (n,)),
+                pl.BlockSpec((None, self.length), lambda i, b, n: (b, 0)),
                 *[array_spec] * len(arrays),
                 *[sum_spec] * len(sums),
             ],
@@ -363,12 +358,12 @@ class _Kernels:
 
 @dataclasses.dataclass(frozen=True)
 class _Positions:
-    """Consecutive positions of a sequence.
+    """`count` consecutive positions of a sequence from `start`.
 
     Attributes:
       start: first position.
       count: number of positions.
-      indices: their indices in the sequence.
+      indices: all positions.
       valid: True where the sequence has such a position; None for all.
     """
 
