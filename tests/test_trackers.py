@@ -103,7 +103,7 @@ def test_wandb_run_is_that_of_the_workdir(monkeypatch, tmp_path) -> None:
 
 def test_wandb_needs_a_key(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", Wandb(has_key=False))
-    with pytest.raises(InputError, match="no API key. Run `wandb login`"):
+    with pytest.raises(InputError, match=r"no API key\. Run `wandb login`"):
         make_tracker("wandb", Config(), tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     make_tracker("wandb", Config(), tmp_path)
