@@ -95,7 +95,7 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
 
 # Options that make a program of `experiments` small.
 EXTRA_OPTIONS = {
-    "bench.prepare": "--rounds 1 --workers 2",
+    "bench.prepare": "--rounds 1",
     "bench.python_speed": "--model tiny",
     "bench.serve_speed": "--rounds 1 --requests 12 --clients 4",
     "bench.tpu_compile": "--topology v5e:2x2 --layers 1 --batch 2",
