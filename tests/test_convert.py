@@ -430,7 +430,7 @@ def test_convert_overwrites_nothing(tmp_path) -> None:
 def test_find_format_rejects_other_paths(tmp_path) -> None:
     with pytest.raises(ValueError, match="nowhere: does not exist"):
         find_format(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="not a model. Give a directory with"):
+    with pytest.raises(ValueError, match=r"not a model. Give a directory with"):
         find_format(tmp_path)
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ValueError, match="the run has no checkpoint yet"):
