@@ -1,4 +1,4 @@
-"""Parallel map over worker processes with results in order, and batches of items for it."""
+"""Parallel map over worker processes with results in order, and groups of items for it."""
 
 import contextlib
 import multiprocessing
@@ -44,17 +44,19 @@ def ordered_map(
     items: Iterable[Item],
     workers: int | None,
 ) -> Iterator[Result]:
-    """Yield the results of a function of each item, in order; at most 2 items per worker wait.
+    """Yield the results of a function of each item, in order.
 
-    Each worker process has a thread here and a pipe of its own, so a killed worker blocks no other.
-    (The workers of `ProcessPoolExecutor` share one result pipe. If one is killed while it writes,
-    the executor waits forever.)
+    At most 2 items per worker are read ahead of the result that is yielded.
+
+    A thread of this process serves each worker process through a pipe of its own, so a killed
+    worker blocks no other. (The workers of `ProcessPoolExecutor` share one result pipe. If one is
+    killed while it writes, the executor waits forever.)
 
     Args:
-      make_function: called once in each process to make the function; must be picklable.
+      make_function: called once in each process, returns the function; must be picklable.
       items: the items.
       workers: number of processes; 0 and 1 mean this process, None means one for each core. With
-        more than one, a script needs the usual `if __name__ == "__main__"`.
+        more than one, a script needs `if __name__ == "__main__"`, as processes are spawned.
 
     Raises:
       ChildProcessError: a process was killed, for example for lack of memory.
@@ -65,17 +67,17 @@ def ordered_map(
         return
     thread = threading.local()
 
-    def start() -> None:
+    def start_worker() -> None:
         thread.worker = _Worker(make_function)
 
-    def compute(item: Item) -> _Outcome:
+    def compute_in_worker(item: Item) -> _Outcome:
         return thread.worker(item)
 
-    pool = ThreadPoolExecutor(workers, initializer=start)
+    pool = ThreadPoolExecutor(workers, initializer=start_worker)
     try:
         pending: deque[Future[_Outcome]] = deque()
         for item in items:
-            pending.append(pool.submit(compute, item))
+            pending.append(pool.submit(compute_in_worker, item))
             if len(pending) > 2 * workers:
                 yield _wait_for_result(pending.popleft())
         while pending:
@@ -85,7 +87,7 @@ def ordered_map(
 
 
 class _Worker:
-    """A process that computes one item at a time and ends when this object is deleted."""
+    """A worker process; calling it computes one item. It ends when this object is deleted."""
 
     def __init__(self, make_function: Callable[[], Callable]) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -94,7 +96,7 @@ class _Worker:
             target=_worker_loop, args=(child_pipe, make_function), daemon=True
         )
         self._process.start()
-        child_pipe.close()  # so that the pipe ends when the process does
+        child_pipe.close()  # so that `recv` raises EOFError when the process ends
 
     def __call__(self, item: object) -> _Outcome:
         try:

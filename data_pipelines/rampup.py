@@ -11,7 +11,8 @@ class BatchSizeRampup:
 
     Args:
       batch_size: sequences of a full batch.
-      rampup: a power of 2 that divides `batch_size`; 1 for a constant batch size.
+      rampup: ratio of the full batch size to the first, a power of 2 that divides `batch_size`; 1
+        for a constant batch size.
       steps: steps of the run; not used for a constant batch size.
 
     Attributes:
@@ -21,7 +22,9 @@ class BatchSizeRampup:
     def __init__(self, batch_size: int, rampup: int = 1, steps: int = 1) -> None:
         self.batch_sizes = tuple((batch_size << i) // rampup for i in range(rampup.bit_length()))
         count = len(self.batch_sizes)
-        self._first_steps = [-(-steps * i // count) for i in range(count)]  # of each batch size
+        self._first_steps = [
+            -(-steps * i // count) for i in range(count)
+        ]  # one for each batch size
 
     def batch_size_at(self, step: int) -> int:
         """Return the batch size of `step`, counted from 0."""

@@ -124,7 +124,7 @@ def test_resolve_keeps_steps(steps: int) -> None:
 )
 def test_resolve_converts_durations_of_all_units(duration: int | str, steps: int) -> None:
     config = parse(steps=200, batch_size=10, log_every=duration, optimizer={"warmup": 0})
-    assert config.resolve(sequences_per_epoch=500).log_every == steps
+    assert config.resolve(examples_per_epoch=500).log_every == steps
 
 
 INTERVALS = ["log_every", "checkpoint_every", "eval_every", "keep_period"]
@@ -190,7 +190,7 @@ def test_resolve_keeps_a_keep_period_of_zero_percent() -> None:
 )
 def test_resolve_rejects_invalid_durations(raw: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse(**raw).resolve(sequences_per_epoch=100)
+        parse(**raw).resolve(examples_per_epoch=100)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_commands_parse(line: DocumentedCommand, monkeypatch) -> None:
     overrides = args.parse_extra_args(extra)
     if getattr(args, "config", None):
         config = load_config(args.config, overrides, registry.data_fields(), lambda _: BertConfig())
-        config.resolve(sequences_per_epoch=10**6)
+        config.resolve(examples_per_epoch=10**6)
     if "topology" in args:
         Topology(args.topology)
 

@@ -16,8 +16,8 @@ from data_pipelines.finetuning.examples import Examples
 from data_pipelines.finetuning.multiple_choice import (
     MultipleChoiceDataset,
     MultipleChoiceQuestion,
+    dataset_from_rows,
     encode_questions,
-    from_rows,
     group_by_question,
 )
 from data_pipelines.finetuning.packed_examples import (
@@ -40,7 +40,7 @@ SWAG = {"sent1": "One went.", "sent2": "She", "ending0": "sat.", "ending1": "ran
 
 def read(*rows: dict, labeled: bool = True) -> MultipleChoiceDataset:
     table = [TableRow(f"t.csv:{i}", values) for i, values in enumerate(rows, 2)]
-    return from_rows("t.csv", table, labeled)
+    return dataset_from_rows("t.csv", table, labeled)
 
 
 def test_from_rows_reads_swag() -> None:
@@ -283,7 +283,7 @@ def test_digest_depends_on_the_groups() -> None:
 )
 def test_from_rows_reads_all_questions_of_published_files(file: str, count: int, data_dir) -> None:
     path = data_dir / "multiple_choice" / file
-    data = from_rows(str(path), read_table(path), True)
+    data = dataset_from_rows(str(path), read_table(path), True)
     assert len(data.questions) == count
     assert {len(question.choices) for question in data.questions} == {4}
     assert {question.label for question in data.questions} <= {0, 1, 2, 3}
@@ -292,6 +292,6 @@ def test_from_rows_reads_all_questions_of_published_files(file: str, count: int,
 def test_from_rows_reads_swag_as_json_lines(data_dir: pathlib.Path) -> None:
     path = data_dir / "multiple_choice" / "swag_sample" / "sample.jsonl"
     first = json.loads(path.read_text().splitlines()[0])
-    question = from_rows("it", read_table(path), True).questions[0]
+    question = dataset_from_rows("it", read_table(path), True).questions[0]
     assert question.context == first["sent1"]
     assert question.choices[0] == f"{first['sent2']} {first['ending0']}"

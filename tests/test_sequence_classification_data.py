@@ -13,7 +13,7 @@ from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     TableColumns,
     class_weights,
-    from_rows,
+    dataset_from_rows,
     label_names,
     label_text,
     make_target,
@@ -30,7 +30,7 @@ def read(
     rows: list[dict], columns: TableColumns = CLASS, labeled: bool = True
 ) -> SequenceClassificationDataset:
     table = [TableRow(f"t.csv:{i}", values) for i, values in enumerate(rows, 2)]
-    return from_rows("t.csv", table, columns, labeled)
+    return dataset_from_rows("t.csv", table, columns, labeled)
 
 
 def labeled(*labels: object, columns: TableColumns = CLASS) -> SequenceClassificationDataset:
@@ -183,7 +183,7 @@ def test_from_rows_reads_all_examples_of_published_files(
     file: str, text: str, label: str, count: int, classes: int, data_dir
 ) -> None:
     rows = read_table(data_dir / "classification" / file)
-    data = from_rows(file, rows, TableColumns((text,), label=label), True)
+    data = dataset_from_rows(file, rows, TableColumns((text,), label=label), True)
     names = label_names(data)
     assert (len(data), len(names)) == (count, classes) and list(names) == sorted(names)
     train, dev = data.train_eval_split(0.1)

@@ -22,16 +22,18 @@ EXAMPLE = "bertjax config pretraining --output mine.py"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="configuration to print (list all)")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="configuration to print (lists all configurations)"
+    )
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="new file to copy it to (print it)",
+        help="copy the configuration to this new file (prints it)",
     )
     parser.add_argument(
         "--fields",
         action="store_true",
-        help="print every field with its type, default and description instead",
+        help="print the fields of all tasks, with type, default and description",
     )
 
 
@@ -56,28 +58,28 @@ def run(args: argparse.Namespace) -> None:
     if not args.output:
         print(text, end="")
         return
-    target = epath.Path(args.output)
-    if target.suffix != ".py":
-        raise InputError(f"--output={target}: not a Python file. Name one that ends in .py.")
-    if target.is_file():
-        raise InputError(f"--output={target}: exists. Name another file, or remove it.")
-    with open_output(args.output) as sink:
-        sink.write(text)
-    print(f"{target}: use it by --config {target}.")
+    output = epath.Path(args.output)
+    if output.suffix != ".py":
+        raise InputError(f"--output={output}: not a Python file. Name one that ends in .py.")
+    if output.is_file():
+        raise InputError(f"--output={output}: exists. Name another file, or remove it.")
+    with open_output(args.output) as file:
+        file.write(text)
+    print(f"{output}: use it by --config {output}.")
 
 
 def _first_line(file: epath.Path) -> str:
     return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
 
-_HEAD = """\
+_PAGE_INTRODUCTION = """\
 # Every field of a configuration
 
 `--config.FIELD=VALUE` sets a field, for example `--config.seed=1` or
 `--config.optimizer.warmup=5%`. Other fields have the value of the configuration file, or else the
 default below. A duration is a number of steps or a text: "200 steps", "3 epochs", "5000 examples"
-or "10%" of the run. A percentage of an interval is at least {min_interval} steps. `steps`,
-`checkpoint_every` and `eval_every` may also be a time, "30 minutes" or "2 hours".
+or "10%" of the run. An interval in percent is at least {min_interval} steps. `steps`, `eval_every`,
+`checkpoint_every` and `keep_period` may also be a time, "30 minutes" or "2 hours".
 `bertjax config --fields` prints this page.
 """
 
@@ -89,7 +91,7 @@ def fields_page() -> str:
 
     hints = typing.get_type_hints(Config)
     tables = [
-        _HEAD.format(min_interval=MIN_INTERVAL_STEPS),
+        _PAGE_INTRODUCTION.format(min_interval=MIN_INTERVAL_STEPS),
         _table("The run", "", _dataclass_fields(Config)),
     ]
     for name, section in hints.items():
@@ -118,15 +120,16 @@ def _table(title: str, prefix: str, fields: Mapping[str, "Field"]) -> str:
     lines = [f"## {title}", "", "| field | type | default | description |", "|---|---|---|---|"]
     for name, field in fields.items():
         default = json.dumps(field.default) if isinstance(field.default, str) else field.default
-        kind, description = _type_name(field), field.metadata["description"].replace("|", r"\|")
-        lines.append(f"| `{prefix}{name}` | {kind} | `{default}` | {description} |")
+        description = field.metadata["description"].replace("|", r"\|")
+        lines.append(f"| `{prefix}{name}` | {_type_name(field)} | `{default}` | {description} |")
     return "\n".join([*lines, ""])
 
 
 def _type_name(field: "Field") -> str:
     from bertjax.config.durations import Duration
 
-    kind = field.type or type(field.default)  # fields of a task have the type of their default
-    kinds = typing.get_args(kind) or (kind,)
-    names = ["None" if kind is type(None) else kind.__name__ for kind in kinds]
-    return "duration" if kind == Duration else " or ".join(names)
+    field_type = field.type or type(field.default)  # `data` fields have the type of their default
+    if field_type == Duration:
+        return "duration"
+    types = typing.get_args(field_type) or (field_type,)
+    return " or ".join("None" if t is type(None) else t.__name__ for t in types)

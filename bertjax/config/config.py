@@ -76,7 +76,9 @@ class Config:
         "learning rate schedule end by the clock",
     )
     batch_size: int = field(
-        256, "global batch size: sequences of a step, over all processes, devices and microbatches"
+        256,
+        "global batch size of a step, over all processes, devices and microbatches; sequences in "
+        "pre-training, examples in fine-tuning",
     )
     batch_size_rampup: int = field(
         1,
@@ -237,11 +239,12 @@ class Config:
         values.append(self.optimizer.decay_steps)
         return any(isinstance(value, str) and "epoch" in value for value in values)
 
-    def resolve(self, sequences_per_epoch: int | None = None) -> "Config":
+    def resolve(self, examples_per_epoch: int | None = None) -> "Config":
         """Return the configuration with every duration, except times, as a number of steps.
 
         Args:
-          sequences_per_epoch: sequences of one pass over the training data; None if unknown.
+          examples_per_epoch: examples of a pass over the training data (sequences in pre-training);
+            None if unknown.
 
         Raises:
           InputError: a duration is invalid, or too short.
@@ -250,7 +253,7 @@ class Config:
         mean_batch_size = Fraction(sum(sizes), len(sizes))
 
         def to_steps(name: str, value: Duration, total: int | None, minimum: int) -> int:
-            steps = durations.to_steps(name, value, mean_batch_size, sequences_per_epoch, total)
+            steps = durations.to_steps(name, value, mean_batch_size, examples_per_epoch, total)
             if steps < minimum:
                 raise InputError(f"{name}={value!r}: is {steps} steps. Use at least {minimum}.")
             return steps

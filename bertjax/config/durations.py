@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from data_pipelines.errors import InputError
 
-# A number of steps, or text: "200 steps", "3 epochs", "5000 examples", "10%" of the run. The run
-# itself, evaluations and checkpoints may also have a time: "30 minutes", "2 hours".
+# A number of steps, or text: "200 steps", "3 epochs", "5000 examples", "10%" of the run. `steps`,
+# `eval_every`, `checkpoint_every` and `keep_period` may also be a time: "30 minutes", "2 hours".
 Duration = int | str
 
 SECONDS_PER_UNIT = {"second": 1, "minute": 60, "hour": 3600}
@@ -44,17 +44,17 @@ def to_steps(
     name: str,
     value: Duration,
     batch_size: Fraction,
-    sequences_per_epoch: int | None,
-    total: int | None,
+    examples_per_epoch: int | None,
+    total_steps: int | None,
 ) -> int:
-    """Return a duration in steps.
+    """Convert a duration to steps.
 
     Args:
       name: the field, for errors.
       value: the duration.
-      batch_size: examples a step, on average.
-      sequences_per_epoch: examples of a pass over the data; None if unknown.
-      total: steps of the run; None for the run itself, or with a time budget.
+      batch_size: mean number of examples of a step (sequences in pre-training).
+      examples_per_epoch: examples of a pass over the data; None if unknown.
+      total_steps: steps of the run; None for the run itself, or with a time budget.
 
     Raises:
       InputError: the duration is not a number of steps.
@@ -68,25 +68,25 @@ def to_steps(
     if unit == "step":
         return int(number)
     if unit == "example":
-        return _round_up(number, 1, batch_size)
+        return _multiply_and_round_up(number, 1, batch_size)
     if unit == "epoch":
-        if sequences_per_epoch is None:
+        if examples_per_epoch is None:
             raise InputError(f"{name}={value!r}: the length of an epoch is unknown. Set data.dir.")
-        return _round_up(number, sequences_per_epoch, batch_size)
-    if total is None:
+        return _multiply_and_round_up(number, examples_per_epoch, batch_size)
+    if total_steps is None:
         raise InputError(
             f"{name}={value!r}: the number of steps of the run is unknown. Use steps or epochs."
         )
-    return _round_up(number, total, 100)
+    return _multiply_and_round_up(number, total_steps, 100)
 
 
-def _round_up(number: float, numerator: int, denominator: Fraction | int) -> int:
-    """Return number * numerator / denominator, rounded up, in exact decimals: 7% of 100 is 7."""
+def _multiply_and_round_up(number: float, numerator: int, denominator: Fraction | int) -> int:
+    """Return number * numerator / denominator, rounded up; exact in decimals: 7% of 100 is 7."""
     return math.ceil(Fraction(repr(number)) * numerator / denominator)
 
 
 def fraction_of_budget(name: str, value: Duration, budget_seconds: float) -> float:
-    """Return a duration as a fraction of a time budget.
+    """Convert a duration to a fraction of a time budget.
 
     Raises:
       InputError: the duration is not 0, a percentage or a time.

@@ -42,8 +42,8 @@ from data_pipelines.fields import Field, field
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.multiple_choice import (
     MultipleChoiceDataset,
+    dataset_from_rows,
     encode_questions,
-    from_rows,
     group_by_question,
 )
 from data_pipelines.finetuning.packed_examples import PackedShape
@@ -110,7 +110,7 @@ class MultipleChoicePipeline(Pipeline["MultipleChoiceEvalSet"]):
         self, inputs: Sequence[PredictInput]
     ) -> tuple[Iterator[HostBatch], "MultipleChoiceEvalSet"]:
         """Return packed batches of context and choice pairs."""
-        data = from_rows("input", map(_to_table_row, inputs), False)
+        data = dataset_from_rows("input", map(_to_table_row, inputs), False)
         eval_set = MultipleChoiceEvalSet(
             "input", data, self.tokenizer, self.config, self.objective.sequence_shape
         )
@@ -283,9 +283,9 @@ def read_sets(config: Config, split: str) -> list[tuple[str, MultipleChoiceDatas
     source = config.data["dir"]
     if source.startswith(TFDS):
         part = config.data[f"{split}_file"] or TFDS_SPLITS[split]
-        return [(split, from_rows(source, read_tfds_table(source, part), True))]
+        return [(split, dataset_from_rows(source, read_tfds_table(source, part), True))]
     return [
-        (name, from_rows(str(path), read_table(path), True))
+        (name, dataset_from_rows(str(path), read_table(path), True))
         for name, path in find_tables(config, split)
     ]
 

@@ -1,7 +1,7 @@
 """Contract of a pipeline: from requests to batches, and from the model's outputs to answers.
 
 A predictor is a model with the pipeline of its task. Serving, the command line and the Python
-interface know nothing else about a task. The names are those of `transformers` pipelines.
+interface use nothing else of a task. The names are those of `transformers` pipelines.
 """
 
 import abc
@@ -18,9 +18,9 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.table import parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
-_MAX_BARS = 20  # scores of one chart
+_MAX_BARS = 20  # of a chart
 
-HostBatch = dict[str, np.ndarray]  # one process's sequences of a global batch
+HostBatch = dict[str, np.ndarray]  # the sequences of a global batch that one process feeds
 Content = str | Mapping[str, Any]
 Outputs = Mapping[str, np.ndarray]
 RunFunction = Callable[[Iterable[HostBatch]], Iterator[Outputs]]
@@ -64,15 +64,15 @@ class Pipeline(abc.ABC, Generic[Context]):
     It needs no training data. `Context` is what `postprocess` needs besides the outputs.
 
     Class attributes:
-      method: name of the method of `bertjax.Model`.
+      method: name of the method of `bertjax.Model` that predicts, such as "fill_mask".
       description: verb phrase that completes "this model ...".
-      max_batch_inputs: largest number of inputs that are predicted together.
+      max_batch_inputs: largest number of inputs of one call of `preprocess`.
 
     Args:
       objective: objective of the model's task.
       tokenizer: tokenizer of the model.
       labels: names of its classes in the order of their ids; empty if it has none.
-      calibration: numbers that an evaluation calibrated, such as a threshold.
+      calibration: values that an evaluation chose, such as a threshold, by name.
     """
 
     method: ClassVar[str] = "predict"
@@ -101,11 +101,11 @@ class Pipeline(abc.ABC, Generic[Context]):
 
     @staticmethod
     def parse_arguments(*args: Any, **kwargs: Any) -> Any:
-        """Return the arguments of the method of `bertjax.Model` as inputs for its `predict`.
+        """Convert the arguments of `method` to one input or several, for `bertjax.Model.predict`.
 
-        A pipeline overrides signature and documentation, which become those of the method.
+        An override gives the method of `bertjax.Model` its signature and its docstring.
         """
-        (inputs,) = (*args, *kwargs.values())
+        (inputs,) = (*args, *kwargs.values())  # the only argument, whatever its name
         return inputs
 
     @staticmethod
@@ -145,7 +145,7 @@ class Pipeline(abc.ABC, Generic[Context]):
 
         Args:
           context: second result of `preprocess`.
-          outputs: for each batch what the objective's `apply` returns.
+          outputs: outputs of the objective's `apply`, batch by batch.
           return_all_scores: add the scores of all labels or choices.
         """
 
@@ -163,9 +163,10 @@ class Pipeline(abc.ABC, Generic[Context]):
         return self.postprocess(context, run(batches), return_all_scores)
 
     def sample_input(self, text: str = "Some text.", word: str = "text") -> Content:
-        """Return a valid input of about the length of `text`, whose other parts are `word`.
+        """Return a valid input in which `text` is the long part and `word` stands for the others.
 
-        The defaults are an example for people. Compilation ahead of requests passes long texts.
+        With the defaults it is an example for help texts and the web page. The server passes texts
+        of several lengths to compile before the first request.
         """
         return text
 
@@ -182,14 +183,14 @@ class Pipeline(abc.ABC, Generic[Context]):
         ]
 
     def display(self, content: Content, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the blocks that show an answer on the web page; none shows it as JSON.
+        """Return the blocks that show an answer on the web page; an empty list shows JSON.
 
         Args:
           content: the input.
           answer: its answer with all scores.
 
         Returns:
-          Results of `text_block` and `bar_block`.
+          Blocks made by `text_block` and `bar_block`.
         """
         return []
 
@@ -212,7 +213,7 @@ def pair_arguments(**columns: Any) -> list[dict[str, Any]]:
     (first, count), (second, other_count) = ((n, len(values)) for n, values in lists.items())
     if count != other_count:
         raise InputError(
-            f"{count} inputs of {first} and {other_count} of {second}: give as many of each."
+            f"{first}, {second}: {count} and {other_count} inputs. Give as many of each."
         )
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
@@ -224,8 +225,8 @@ def text_block(
 
     Args:
       text: the paragraph.
-      spans: ascending marked parts: first and last character, label or "".
-      muted: show it as a remark.
+      spans: marked parts, ascending: start, end (exclusive) and label, which may be "".
+      muted: show the paragraph as a remark.
     """
     return {"type": "text", "text": text, "spans": [*spans], "muted": muted}
 

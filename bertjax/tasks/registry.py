@@ -1,4 +1,4 @@
-"""Tasks by name. A new task is one new file or folder, and one line here.
+"""Registry of tasks by name. A new task is one new file or folder, and one line in `TASKS`.
 
 A task outside this package needs no line. A configuration names it as `MODULE:CLASS`, such as
 `task="my_package.sentiment:SentimentTask"`.
@@ -39,7 +39,7 @@ def find_task(name: str) -> type[Task]:
             task = getattr(importlib.import_module(module_name), class_name, None)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the module exists and imports a module that does not
+                raise  # the task's module exists; a module that it imports is missing
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise InputError(
             f"task={name!r}: unknown task. Use {', '.join(sorted(TASKS))}, or MODULE:CLASS with a "
@@ -60,7 +60,7 @@ def pipeline_classes() -> Iterator[type[Pipeline[Any]]]:
 
 
 def infer_config(model: NumpyModel) -> Config:
-    """Return a configuration for a model of another format.
+    """Return a configuration for a model that was not trained by bertjax, chosen by its heads.
 
     Raises:
       InputError: no task has a model with these heads.
@@ -77,7 +77,7 @@ def infer_config(model: NumpyModel) -> Config:
 
 
 def data_fields() -> Mapping[str, Mapping[str, Any]]:
-    """Return, for each task name, the defaults of its `data` fields; import a task when asked."""
+    """Return task name -> defaults of its `data` fields; a lookup imports the task's module."""
     return _DataFields()
 
 

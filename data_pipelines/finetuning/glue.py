@@ -14,7 +14,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     TableColumns,
-    from_rows,
+    dataset_from_rows,
 )
 from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
 
@@ -270,7 +270,7 @@ def _to_dataset(
         problem_type=task.problem_type,
         eval_set_column=eval_set_column,
     )
-    data = from_rows(name, rows, table_columns, labeled, max_bad_fraction)
+    data = dataset_from_rows(name, rows, table_columns, labeled, max_bad_fraction)
     if data.values and task.label_aliases:
         values = [task.label_aliases.get(value, value) for value in data.values]
         data = dataclasses.replace(data, values=values)

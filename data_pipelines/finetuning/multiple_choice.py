@@ -60,7 +60,7 @@ class EncodedQuestions(NamedTuple):
     num_truncated: int
 
 
-def from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> MultipleChoiceDataset:
+def dataset_from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> MultipleChoiceDataset:
     """Return the questions of a table, in one of two layouts.
 
     - SWAG: `sent1`, `sent2` (the start of every choice, may be empty), `ending0`, `ending1`, ...

@@ -147,7 +147,7 @@ class SequenceClassificationDataset:
         return self.select(splits[0]), self.select(splits[1])
 
 
-def from_rows(
+def dataset_from_rows(
     name: str,
     rows: Iterable[TableRow],
     columns: TableColumns,

@@ -1,4 +1,4 @@
-"""Sentences of tagged words: CoNLL columns, or tables such as JSON lines."""
+"""Read sentences of tagged words from CoNLL files or from tables such as JSON lines."""
 
 import dataclasses
 import logging
@@ -50,7 +50,7 @@ class TaggedSentence:
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassificationDataset:
-    """A data set with BIO tags; `scheme` is the original scheme."""
+    """A data set with BIO tags; `scheme` is the tag scheme of the file before conversion."""
 
     name: str
     sentences: Sequence[TaggedSentence]
@@ -82,14 +82,14 @@ def read_tagged_file(path: epath.PathLike, fix_tags: bool = False) -> TokenClass
     """
     path = check_file(path)
     if file_format(path) in LIST_SUFFIXES:
-        sentences = from_rows(read_table(path))
+        sentences = sentences_from_rows(read_table(path))
     else:
         sentences = list(parse_conll(str(path), read_lines(path)))
     return make_tagged_dataset(str(path), sentences, fix_tags)
 
 
 def is_conll(path: epath.PathLike) -> bool:
-    """Return whether a file's suffix is that of a format with one word per line."""
+    """Return whether a file's suffix is that of CoNLL files, which have one word per line."""
     return file_format(epath.Path(path)) in _CONLL_SUFFIXES
 
 
@@ -139,24 +139,25 @@ def make_tagged_dataset(
 
 
 def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
-    """Yield the sentences of lines with columns.
+    """Yield the sentences of a CoNLL file, whose lines have columns.
 
-    Between tabs a word may be empty. A line that begins with # and has another number of columns,
-    or no tag, is a comment. If all lines have one column, words have no tags.
+    If tabs separate the columns, a word may be empty. A line that begins with # is a comment if it
+    has more or fewer columns than the first line, or does not end in a tag. If all lines have one
+    column, words have no tags.
 
     Raises:
-      InputError: a line has another number of columns than the first one, or no tag.
+      InputError: a line has more or fewer columns than the first one, or no tag.
     """
     words: list[_Word] = []  # of the current sentence
     has_tabs: bool | None = None
-    num_columns, first = 0, 0
-    document, has_sentence = 0, False
+    num_columns, first_line = 0, 0
+    document, document_has_sentences = 0, False
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith(_DOCSTART):
             if words:
                 yield _make_sentence(name, words, document)
-                words, has_sentence = [], True
-            document += has_sentence and line.startswith(_DOCSTART)
+                words, document_has_sentences = [], True
+            document += document_has_sentences and line.startswith(_DOCSTART)
             continue
         split_at_tabs = "\t" in line.strip() if has_tabs is None else has_tabs
         if split_at_tabs:
@@ -166,11 +167,11 @@ def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
         if line.startswith("#") and not _is_word(columns, num_columns):
             continue
         if not num_columns:
-            has_tabs, num_columns, first = split_at_tabs, len(columns), number
+            has_tabs, num_columns, first_line = split_at_tabs, len(columns), number
         if len(columns) != num_columns:
             raise InputError(
-                f"{name}:{number}: {len(columns)} columns, line {first} has {num_columns}. Write "
-                "the same columns on every line, the word first and its tag last."
+                f"{name}:{number}: {len(columns)} columns, line {first_line} has {num_columns}. "
+                "Write the same columns on every line, the word first and its tag last."
             )
         if not columns[-1]:
             raise InputError(
@@ -182,7 +183,7 @@ def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
 
 
 class _Word(NamedTuple):
-    """A line number and the columns of the line."""
+    """A word of a CoNLL file: line number and columns, the word first and its tag last."""
 
     line: int
     columns: list[str]
@@ -193,7 +194,7 @@ def _is_word(columns: Sequence[str], num_columns: int) -> bool:
 
     Args:
       columns: the columns of the line.
-      num_columns: columns of the lines before, 0 for the first line.
+      num_columns: columns of earlier lines; 0 for the first line.
     """
     if num_columns:
         return len(columns) == num_columns and (num_columns == 1 or _is_tag(columns[-1]))
@@ -214,11 +215,11 @@ def _make_sentence(name: str, words: Sequence[_Word], document: int) -> TaggedSe
     return TaggedSentence([word.columns[0] for word in words], tags, locations, document)
 
 
-def from_rows(rows: Iterable[TableRow]) -> list[TaggedSentence]:
-    """Return the sentences of a table, one per row; column "document" names its document.
+def sentences_from_rows(rows: Iterable[TableRow]) -> list[TaggedSentence]:
+    """Return the sentences of a table, one per row; the column "document" names their documents.
 
     Raises:
-      InputError: a row has no words, or another number of tags.
+      InputError: a row has no words, or more or fewer tags than words.
     """
     sentences: list[TaggedSentence] = []
     document, previous_name = 0, None
@@ -246,7 +247,7 @@ def from_rows(rows: Iterable[TableRow]) -> list[TaggedSentence]:
 
 
 def _read_strings(row: TableRow, names: Sequence[str]) -> list[str] | None:
-    """Return the list of strings in the first of the columns that exists."""
+    """Return the list of strings in the first column of `names` that exists; None without one."""
     name = next((name for name in names if row.values.get(name) is not None), None)
     if name is None:
         return None

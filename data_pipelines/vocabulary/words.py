@@ -1,8 +1,7 @@
-"""Basic tokenization: the words of a text as in the first step of BERT's tokenizer.
+"""Basic tokenization: the words of a text, the first step of BERT's tokenizer.
 
-The code uses Python's `unicodedata` and tables filled on demand, so that every character is treated
-as in google-research/bert. Normalizers of compiled libraries have their own Unicode tables, often
-older.
+Characters are classified by Python's `unicodedata`, as in google-research/bert, and the classes are
+cached in tables. Compiled tokenizers have their own, often older, Unicode tables.
 """
 
 import dataclasses
@@ -60,9 +59,9 @@ _MARKS_AND_PUNCTUATION = _CharacterTable(_drop_marks_and_split_punctuation)
 def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     """Split a text into words and punctuation characters (BERT's BasicTokenizer).
 
-    NUL, U+FFFD and the categories Cc and Cf are dropped, except tab, newline and return, which are
-    spaces. CJK characters and punctuation characters are words of their own. No other normalization
-    takes place.
+    NUL, U+FFFD and the categories Cc and Cf are dropped, except tab, newline and carriage return,
+    which become spaces. CJK characters and punctuation characters are words of their own. There is
+    no other normalization.
 
     google-research/bert lower-cases and decomposes each word; processing the whole text at once is
     equivalent, since neither depends on characters beyond a space.
@@ -72,7 +71,7 @@ def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
       cased: False lower-cases the text.
       strip_accents: decompose (NFD) and drop category Mn.
     """
-    if text.isascii() and text.isalnum():  # fast path for most parts of a text
+    if text.isascii() and text.isalnum():  # fast path: most parts of `split_for_caching`
         return [text if cased else text.lower()]
     text = text.translate(_CLEAN)
     if not cased:
@@ -82,14 +81,14 @@ def basic_tokenize(text: str, *, cased: bool, strip_accents: bool) -> list[str]:
     return text.translate(_PUNCTUATION).split()
 
 
-# A word or punctuation character of ASCII text, and a run of characters without white space.
+# The words of `basic_tokenize` in printable ASCII text.
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 _NONSPACE = re.compile(r"[^ \t\n\r]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WordWithOffsets:
-    """A word, and the start and end offset in the text of each of its characters."""
+    """A word with the start and end offsets in the text of each character of the word."""
 
     word: str
     starts: Sequence[int]
@@ -101,8 +100,8 @@ def basic_tokenize_with_offsets(
 ) -> Iterator[WordWithOffsets]:
     """Yield the words of `basic_tokenize` with their offsets in the text.
 
-    Dropped characters belong to no word character. A combining mark belongs to its base character,
-    so that no accent is cut off.
+    The offsets of a character exclude dropped control characters, and include the combining marks
+    that follow, so that no accent is cut off.
     """
     for match in _NONSPACE.finditer(text):
         offset, part = match.start(), match[0]
@@ -117,8 +116,8 @@ def basic_tokenize_with_offsets(
 def _words_with_offsets(
     text: str, offset: int, *, cased: bool, strip_accents: bool
 ) -> Iterator[WordWithOffsets]:
-    """Yield the words of a part of a text that starts at `offset`."""
-    # Each resulting character, with the index of the character that it came from.
+    """Yield the words of `text`, a part of a longer text that starts there at `offset`."""
+    # Pairs of a character and the index in `text` of the character that it came from.
     chars = [(new, index) for index, char in enumerate(text) for new in _CLEAN[ord(char)] or ""]
 
     def convert(converter: Callable[[str], str | None]) -> list[tuple[str, int]]:
@@ -126,7 +125,8 @@ def _words_with_offsets(
 
     if not cased:
         lowered = "".join(char for char, _ in chars).lower()
-        # The lower case of a final sigma depends on the adjacent characters, others do not.
+        # The string is lower-cased as a whole, since the lower case of "Σ" depends on the adjacent
+        # characters. The number of characters, and so their indices, do not depend on them.
         indices = [index for _, index in convert(str.lower)]
         chars = list(zip(lowered, indices, strict=True))
     if strip_accents:
@@ -150,24 +150,24 @@ def _end_with_marks(text: str, index: int) -> int:
     return index
 
 
-# Characters that are always words of their own, and end a word for `str.lower` as a space does.
-# (`str.lower` identifies a final sigma by the following characters. It skips a full stop and an
-# apostrophe, which Unicode calls case-ignorable.)
-_SEPARATE = tuple((sign, f" {sign} ") for sign in ',;()"-')
+# Punctuation that a space may surround without a change of the words. The full stop and the
+# apostrophe are missing: `str.lower` skips them (Unicode calls them case-ignorable) when it decides
+# whether a sigma is the last letter of a word, and does not skip a space.
+_SEPARABLE_PUNCTUATION = tuple((char, f" {char} ") for char in ',;()"-')
 
 
 def split_for_caching(text: str, *, cased: bool) -> list[str]:
-    r"""Split a text into parts, some of them empty, whose `basic_tokenize` concatenates to its own.
+    r"""Split a text into parts that can be tokenized independently; some parts are empty.
 
-    Parts repeat far more often than sentences, so results for parts can be cached; finer parts make
-    fewer different ones.
+    The text has the words of its parts (`basic_tokenize`), in order. Parts repeat far more often
+    than sentences, so it pays to cache their tokens. Without punctuation fewer parts differ.
 
     The text is split at ASCII white space. `str.split()` would also split at control characters,
     which google-research/bert drops: `a\x0bb` is the word `ab`.
     """
     if not cased and "Σ" not in text:  # its lower case depends on the adjacent characters
         text = text.lower()
-    for sign, separated in _SEPARATE:
-        text = text.replace(sign, separated)
+    for char, separated in _SEPARABLE_PUNCTUATION:
+        text = text.replace(char, separated)
     text = text.replace(". ", " . ").replace("\n", " ").replace("\t", " ").replace("\r", " ")
     return text.split(" ")

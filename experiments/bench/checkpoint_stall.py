@@ -1,11 +1,11 @@
-"""Time that training waits for a checkpoint, and would wait without asynchronous writing.
+"""Measure how long a checkpoint delays training, with asynchronous and with blocking saves.
 
     python -m experiments.bench.checkpoint_stall [--megabytes 500] [--directory DIR]
 
-A loop of steps, each of which changes the whole state (parameters and two moments), saves it now
-and then. The loop waits while `save` copies the state. On a CPU the next step shares the cores with
-the write, so its extra time counts too. The first copies of a process also wait until the operating
-system has cleared memory for them.
+Each step changes the whole train state (parameters and two moments). After some steps the state is
+saved. An asynchronous save blocks only while it copies the state. On a CPU the next step shares the
+cores with the background write, so the extra time of that step counts too. The first save of a
+process is slower, because the operating system has to clear the pages of the copy.
 """
 
 import argparse
@@ -22,17 +22,17 @@ from bertjax.mesh.device_mesh import make_mesh
 from bertjax.steps.train_step import TrainState
 
 NUM_ARRAYS = 24
-MEASURES = (
-    "save returns after",
-    "the next step takes longer by",
-    "both together",
-    "the write ends after",
-    "if training waited for the write",
+MEASUREMENTS = (
+    "asynchronous save: call",
+    "asynchronous save: next step slower by",
+    "asynchronous save: delay of training",
+    "asynchronous save: until written",
+    "blocking save",
 )
 
 
 def make_state(megabytes: float) -> TrainState:
-    """Return a state of that size."""
+    """Return a train state of `megabytes` MB."""
     shape = (1000, round(megabytes * 1e6 / 3 / 4 / 1000 / NUM_ARRAYS))
     params, mean, variance = (
         {f"layer{i}": jnp.full(shape, value, jnp.float32) for i in range(NUM_ARRAYS)}
@@ -43,13 +43,15 @@ def make_state(megabytes: float) -> TrainState:
 
 @jax.jit(donate_argnums=0)
 def update(state: TrainState) -> TrainState:
-    """Return a state that differs everywhere."""
-    new = jax.tree.map(lambda leaf: leaf * 0.999 + 0.001, (state.params, state.opt_state))
-    return TrainState(state.step + 1, new[0], new[1], state.window)
+    """Return the next state, with every parameter and moment changed."""
+    params, opt_state = jax.tree.map(
+        lambda leaf: leaf * 0.999 + 0.001, (state.params, state.opt_state)
+    )
+    return TrainState(state.step + 1, params, opt_state, state.window)
 
 
 def timed_update(state: TrainState) -> tuple[TrainState, float]:
-    """Return the next state and the seconds that it took."""
+    """Return the next state and the seconds of its computation."""
     began = time.perf_counter()
     state = jax.block_until_ready(update(state))
     return state, time.perf_counter() - began
@@ -58,31 +60,42 @@ def timed_update(state: TrainState) -> tuple[TrainState, float]:
 def measure_round(
     state: TrainState, checkpointer: Checkpointer
 ) -> tuple[TrainState, tuple[float, ...]]:
-    """Save twice, asynchronously and waiting, and return the seconds of `MEASURES`."""
-    usual = []
+    """Save asynchronously and blocking; return the state and the seconds of `MEASUREMENTS`."""
+    usual_seconds = []
     for _ in range(7):
         state, seconds = timed_update(state)
-        usual.append(seconds)
+        usual_seconds.append(seconds)
     began = time.perf_counter()
-    checkpointer.save(state, lambda path: None)
-    saved = time.perf_counter() - began
+    checkpointer.save(state, _write_no_metadata)
+    call_seconds = time.perf_counter() - began
     state, seconds = timed_update(state)
-    longer = seconds - statistics.median(usual)
+    slowdown = seconds - statistics.median(usual_seconds)
     checkpointer.wait_until_finished()
-    written = time.perf_counter() - began
+    written_seconds = time.perf_counter() - began
     began = time.perf_counter()
-    checkpointer.save(state, lambda path: None)
+    checkpointer.save(state, _write_no_metadata)
     checkpointer.wait_until_finished()
-    return state, (saved, longer, saved + longer, written, time.perf_counter() - began)
+    blocking_seconds = time.perf_counter() - began
+    delay = call_seconds + slowdown
+    return state, (call_seconds, slowdown, delay, written_seconds, blocking_seconds)
+
+
+def _write_no_metadata(path: epath.Path) -> None:
+    pass
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--megabytes", type=float, default=500)
-    parser.add_argument("--directory", default=None, help="where to write; a temporary directory")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=float, default=500, help="size of the state (500)")
+    parser.add_argument(
+        "--directory",
+        default=None,
+        help="parent of the temporary directory of the checkpoints (the system's)",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="rounds after the first (7)")
     args = parser.parse_args()
-    make_mesh(1, 1, 1)  # sets how the allocator treats freed memory
+    # Called for its side effect: on CPUs freed memory stays with the process, as in training.
+    make_mesh(1, 1, 1)
     state = make_state(args.megabytes)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e6
     rounds = []
@@ -91,9 +104,9 @@ def main() -> None:
         for _ in range(args.rounds + 1):
             state, seconds = measure_round(state, checkpointer)
             rounds.append(seconds)
-    print(f"checkpoint of {size:.0f} MB, medians; the first of the process in brackets")
-    for name, first, *rest in zip(MEASURES, *rounds, strict=True):
-        print(f"  {name:36}{statistics.median(rest):6.2f} s ({first:.2f} s)")
+    print(f"checkpoint of {size:.0f} MB, medians of {args.rounds} rounds (the first round)")
+    for name, first, *rest in zip(MEASUREMENTS, *rounds, strict=True):
+        print(f"  {name:40}{statistics.median(rest):6.2f} s ({first:.2f} s)")
 
 
 if __name__ == "__main__":

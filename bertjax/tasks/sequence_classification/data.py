@@ -13,7 +13,7 @@ from data_pipelines.finetuning.glue import find_glue_task, read_glue, read_glue_
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     TableColumns,
-    from_rows,
+    dataset_from_rows,
     split_column_names,
 )
 from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_table
@@ -168,7 +168,7 @@ def _read(
     columns = dataclasses.replace(columns_from_config(config), eval_set_column=eval_set_column)
     name = f"{source} {tfds_split}".strip()
     _check_columns(name, rows, columns)
-    return from_rows(name, rows, columns, True, max_bad_fraction)
+    return dataset_from_rows(name, rows, columns, True, max_bad_fraction)
 
 
 def _check_columns(source: str, rows: Sequence[TableRow], columns: TableColumns) -> None:

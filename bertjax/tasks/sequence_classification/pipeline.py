@@ -27,7 +27,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     TableColumns,
-    from_rows,
+    dataset_from_rows,
 )
 from data_pipelines.finetuning.table import TableRow
 
@@ -86,7 +86,7 @@ class SequenceClassificationPipeline(Pipeline[TextsContext]):
         is_published = not any(self.config.data[name] for name in ("dir", "train_file"))
         if is_published and any(_PAIR_KEY in row.values for row in rows):
             columns = dataclasses.replace(columns, text_pair=(_PAIR_KEY,))
-        eval_set = self._encode(from_rows("input", rows, columns, False))
+        eval_set = self._encode(dataset_from_rows("input", rows, columns, False))
         names = (*columns.text, *columns.text_pair)
         context = TextsContext(
             [{name: row.values[name] for name in names} for row in rows], eval_set

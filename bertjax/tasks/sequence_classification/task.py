@@ -40,7 +40,7 @@ from data_pipelines.finetuning.sequence_classification import (
 )
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 
-_PAIR_FORMAT = "{} ‖ {}"  # in reports
+_PAIR_FORMAT = "{} ‖ {}"  # of a text and its pair in reports
 
 
 class SequenceClassificationTask(FinetuningTask):
@@ -59,7 +59,7 @@ class SequenceClassificationTask(FinetuningTask):
         "spearman",
         "micro_f1",
         "subset_accuracy",
-        "majority_accuracy",  # read by `is_degenerate`
+        "majority_accuracy",  # accuracy of the most frequent class; `is_degenerate` reads it
     )
 
     def __init__(self, config: Config, num_processes: int = 1, process_id: int = 0) -> None:
@@ -73,7 +73,7 @@ class SequenceClassificationTask(FinetuningTask):
             self.primary_metrics = tuple(dict.fromkeys((*glue_metrics, *self.primary_metrics)))
         sets = read_sets(config, "eval")
         warn_of_coverage_loss(self.tokenizer, {name: data.all_texts for name, data in sets})
-        self._sets = [
+        self._eval_sets = [
             SequenceClassificationEvalSet(
                 name,
                 data,
@@ -98,19 +98,19 @@ class SequenceClassificationTask(FinetuningTask):
                 return find_glue_task(glue).labels
             # A random split may leave all examples of a rare label in the eval split.
             eval_sets = read_sets(config, "eval") if splits_training_file(config) else []
-            return label_names(self._train, *(data for _, data in eval_sets))
+            return label_names(self._train_data, *(data for _, data in eval_sets))
 
         return resolve_labels(config, bool(glue) or has_training_table(config), train_labels)
 
     @functools.cached_property
-    def _train(self) -> SequenceClassificationDataset:
+    def _train_data(self) -> SequenceClassificationDataset:
         ((_, data),) = read_sets(self.config, "train")
         return data
 
     @functools.cached_property
     def examples(self) -> Examples:
         """Encoded training examples."""
-        data, problem_type = self._train, self.objective.problem_type
+        data, problem_type = self._train_data, self.objective.problem_type
         warn_of_coverage_loss(self.tokenizer, {"train": data.all_texts})
         encoded = encode_dataset("train", data, self.tokenizer, self.config)
         target = make_target(data, self.labels, problem_type)
@@ -127,10 +127,10 @@ class SequenceClassificationTask(FinetuningTask):
 
     def eval_sets(self) -> Sequence[EvalSet]:
         """Return the eval sets."""
-        return self._sets
+        return self._eval_sets
 
     def format_sequence(self, batch: HostBatch, index: int) -> str:
-        """Return a line for each example, with its label first."""
+        """Return the examples of a sequence as lines, each with its label first."""
         labels = [self._format_label(value) for value in batch["labels"][index]]
         return format_examples(batch, index, self.tokenizer, labels)
 
@@ -154,7 +154,7 @@ class SequenceClassificationTask(FinetuningTask):
 
     @staticmethod
     def config_for_model(model: NumpyModel) -> Mapping[str, Any] | None:
-        """Return configuration fields for a model with this head."""
+        """Return configuration fields for a model with this head; None for other models."""
         if "sequence_classification" not in model.params:
             return None
         return {

@@ -23,9 +23,9 @@ from data_pipelines.finetuning.table import TableRow
 from data_pipelines.finetuning.tag_schemes import entities, labels_to_tags
 from data_pipelines.finetuning.token_classification import (
     TaggedSentence,
-    from_rows,
     is_conll,
     parse_conll,
+    sentences_from_rows,
 )
 
 _IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -148,7 +148,7 @@ class TokenClassificationPipeline(Pipeline[WordsContext]):
 
 def _parse_input(location: str, content: Content) -> ParsedWords:
     if not isinstance(content, str) and "text" not in content:
-        (sentence,) = from_rows([TableRow(location, dict(content))])
+        (sentence,) = sentences_from_rows([TableRow(location, dict(content))])
         return ParsedWords(None, dataclasses.replace(sentence, tags=None), [])
     text = content if isinstance(content, str) else content["text"]
     if not isinstance(text, str) or not text.strip():

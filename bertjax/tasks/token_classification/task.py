@@ -33,10 +33,10 @@ from data_pipelines.finetuning.table import read_tfds_table
 from data_pipelines.finetuning.token_classification import (
     TAGGED_SUFFIXES,
     TokenClassificationDataset,
-    from_rows,
     label_names,
     make_tagged_dataset,
     read_tagged_file,
+    sentences_from_rows,
 )
 from data_pipelines.finetuning.word_alignment import WordExamples
 from data_pipelines.text.tfds import TFDS
@@ -147,7 +147,7 @@ def read_sets(config: Config, split: str) -> list[tuple[str, TokenClassification
     source, fix_tags = config.data["dir"], config.data["fix_tags"]
     if source.startswith(TFDS):
         tfds_split = config.data[f"{split}_file"] or TFDS_SPLITS[split]
-        rows = from_rows(read_tfds_table(source, tfds_split))
+        rows = sentences_from_rows(read_tfds_table(source, tfds_split))
         return [(split, make_tagged_dataset(f"{source} {tfds_split}", rows, fix_tags))]
     return [
         (name, read_tagged_file(path, fix_tags))
