@@ -9,10 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from data_pipelines.vocabulary import wordpiece
+from data_pipelines.vocabulary.basic_tokenization import basic_tokenize
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-from data_pipelines.vocabulary.words import basic_tokenize
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = (

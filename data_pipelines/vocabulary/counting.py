@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.parallel import group_by_size, ordered_map
-from data_pipelines.vocabulary.words import basic_tokenize, split_for_caching
+from data_pipelines.vocabulary.basic_tokenization import basic_tokenize, split_for_caching
 
 log = logging.getLogger(__name__)
 

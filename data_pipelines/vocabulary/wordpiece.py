@@ -23,16 +23,16 @@ from tokenizers import models, pre_tokenizers
 
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text
+from data_pipelines.vocabulary.basic_tokenization import (
+    basic_tokenize,
+    basic_tokenize_with_offsets,
+    split_for_caching,
+)
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
     SPECIAL_TOKENS_MAP,
     digest,
     special_token_ids,
-)
-from data_pipelines.vocabulary.words import (
-    basic_tokenize,
-    basic_tokenize_with_offsets,
-    split_for_caching,
 )
 
 VOCAB_FILE = "vocab.txt"

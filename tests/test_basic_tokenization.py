@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.vocabulary.words import basic_tokenize, split_for_caching
+from data_pipelines.vocabulary.basic_tokenization import basic_tokenize, split_for_caching
 
 
 def words_of(text: str, *, cased: bool, strip_accents: bool | None = None) -> list[str]:
