@@ -81,7 +81,6 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"models/multilingual", "models/base"),
     (r"SQUAD_1", "runs/squad"),
     (r"--data dev-v", "--data squad/dev-v"),
-    (r"--data test\.csv", "--data banking77/test.csv"),
     (r"train-v(\d\.\d)\.first\d+", r"train-v\1"),
     (r"downloads/bert-base-uncased models/base", "downloads/bert-base-uncased models/own"),
     (r"runs/bert-large-1", "runs/base-1"),

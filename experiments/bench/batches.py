@@ -8,6 +8,7 @@ opened: pairing, packing, masking, arrays. The seconds to step 1,000,000 include
 
 import argparse
 import itertools
+import sys
 import time
 from collections.abc import Iterable
 
@@ -52,6 +53,8 @@ def measure_corpus(corpus: str, options: PretrainingOptions, seconds: float) -> 
 
     data = PretrainingData(corpus, options)
     steps = range(1, data.sequences_per_epoch // options.batch_size)
+    if len(steps) < 2:
+        sys.exit(f"{corpus}: too few sequences for batches of {options.batch_size}. Add text.")
     figures = measure(map(data.batch, steps), seconds)
 
     dataset = iter(PretrainingData(corpus, options).dataset().as_numpy_iterator())

@@ -9,6 +9,7 @@ peak of all processes for a quarter of the text and for all of it.
 """
 
 import itertools
+import json
 import multiprocessing
 import pathlib
 import sys
@@ -92,8 +93,9 @@ def main() -> None:
         for number in range(args.rounds):
             ours = measure_cost(prepare_command(whole, f"corpus-{number}"))
             rounds.append({BERTJAX: ours, PLAIN: measure_cost(plain)})
-        megabytes = whole.stat().st_size / 1e6
-        print("\n".join(comparison_table("", "MB", megabytes, rounds)), flush=True)
+        manifest = json.loads((directory / "corpus-0" / "manifest.json").read_text())
+        tokens = manifest["totals"]["tokens"]
+        print("\n".join(comparison_table("", "tokens", tokens, rounds)), flush=True)
 
         peaks = [
             peak_memory(prepare_command(text, f"memory-{text.stem}")) for text in (quarter, whole)
