@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import pathlib
 import re
 from fractions import Fraction
@@ -135,7 +134,7 @@ def test_resolve_rounds_percentages_up_to_the_shortest_interval(
     steps: int, percent: int, name: str
 ) -> None:
     config = parse(steps=steps, optimizer={"warmup": 0}, **{name: f"{percent}%"}).resolve()
-    assert getattr(config, name) == max(MIN_INTERVAL_STEPS, math.ceil(percent / 100 * steps)) >= 10
+    assert getattr(config, name) == max(MIN_INTERVAL_STEPS, -(-percent * steps // 100)) >= 10
 
 
 @pytest.mark.parametrize("name", INTERVALS)

@@ -55,7 +55,7 @@ class Chart(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Whether the chart uses the width of the page."""
+        """True if the chart uses the width of the page."""
         return self.layout == WIDE
 
 

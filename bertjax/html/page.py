@@ -42,7 +42,7 @@ class Section(NamedTuple):
 
     @property
     def has_content(self) -> bool:
-        """Whether there is something to show under the heading."""
+        """True if the heading has content."""
         return bool(
             self.charts or self.matrix or (self.table and self.table.rows) or self.paragraphs
         )
