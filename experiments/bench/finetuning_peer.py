@@ -10,7 +10,8 @@ in the same steps with the same learning rates, weight decay, clipping and dropo
 the same CPU cores; each draws its own head and dropout masks. The peer pads a step to its longest
 example, or with --pad-to to at least that length. With --group-by-length a step passes in groups of
 similar length, whose gradients are accumulated. Padding takes part in the peer's softmax over
-answer positions, so only --group-by-length 1 gives the losses of bertjax there. bertjax evaluates both, once, at the end.
+answer positions, so only --group-by-length 1 gives the losses of bertjax there. bertjax evaluates
+both, once, at the end.
 
 Seeds count from the configuration's. DIR gets a JSON file for each seed of each program. What is
 there is not repeated, so a series can be extended, also by other ways to pad. Times are of whole
