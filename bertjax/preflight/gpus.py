@@ -1,6 +1,7 @@
-"""NVIDIA GPUs as described to XLA's compiler, which has no GPU to query."""
+"""Descriptions of NVIDIA GPUs, with which XLA compiles for a GPU that is not attached."""
 
 import dataclasses
+import functools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,15 +11,16 @@ class Gpu:
     Attributes:
       device_kind: `jax.Device.device_kind`.
       compute_capability: fields of the proto `CudaComputeCapability`, as text.
-      core_count: streaming multiprocessors.
-      fpus_per_core, threads_per_core: floating-point units and threads of a multiprocessor.
-      shared_memory_per_core: bytes of a multiprocessor.
+      core_count: number of streaming multiprocessors (SMs), which XLA calls cores.
+      fpus_per_core: float32 units of an SM.
+      threads_per_core: maximal number of resident threads of an SM.
+      shared_memory_per_core: bytes of shared memory of an SM.
       clock_rate_ghz: clock rate in GHz.
       memory_bytes: bytes of device memory.
       memory_bandwidth: bytes per second between a GPU and its memory.
-      l2_cache_size: bytes.
-      link_bandwidth: bytes per second that a GPU sends to GPUs of its host.
-      network_bandwidth: bytes per second that a GPU sends to other hosts, in usual machines.
+      l2_cache_size: bytes of L2 cache.
+      link_bandwidth: bytes per second that a GPU sends to the other GPUs of its host.
+      network_bandwidth: bytes per second that a GPU sends to other hosts, in common machines.
     """
 
     device_kind: str
@@ -65,18 +67,53 @@ device_description_str: "{self.device_kind}"
 """
 
 
-_HOPPER = "major: 9 feature_extension: ACCELERATED_FEATURES", 132, 128, 2048, 233472, 1.98
-_AMPERE = "major: 8", 108, 64, 2048, 167936, 1.41
-_ADA = "major: 8 minor: 9", 58, 128, 1536, 102400, 2.04
+_HOPPER = functools.partial(
+    Gpu,
+    compute_capability="major: 9 feature_extension: ACCELERATED_FEATURES",
+    core_count=132,
+    fpus_per_core=128,
+    threads_per_core=2048,
+    shared_memory_per_core=233472,
+    clock_rate_ghz=1.98,
+    l2_cache_size=52428800,
+    link_bandwidth=4.5e11,
+    network_bandwidth=5e10,
+)
+_A100 = functools.partial(
+    Gpu,
+    compute_capability="major: 8",
+    core_count=108,
+    fpus_per_core=64,
+    threads_per_core=2048,
+    shared_memory_per_core=167936,
+    clock_rate_ghz=1.41,
+    l2_cache_size=41943040,
+    link_bandwidth=3e11,
+    network_bandwidth=2.5e10,
+)
+_L4 = functools.partial(
+    Gpu,
+    compute_capability="major: 8 minor: 9",
+    core_count=58,
+    fpus_per_core=128,
+    threads_per_core=1536,
+    shared_memory_per_core=102400,
+    clock_rate_ghz=2.04,
+    l2_cache_size=50331648,
+    link_bandwidth=3.2e10,
+    network_bandwidth=1.5e9,
+)
 
 GPUS = {
-    "h200": Gpu("NVIDIA H200", *_HOPPER, 151397597184, 4.8e12, 52428800, 4.5e11, 5e10),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", *_HOPPER, 84942979072, 3.35232e12, 52428800, 4.5e11, 5e10),
-    "a100-80gb": Gpu(
-        "NVIDIA A100-SXM4-80GB", *_AMPERE, 85100068864, 2.03904e12, 41943040, 3e11, 2.5e10
+    "h200": _HOPPER(device_kind="NVIDIA H200", memory_bytes=151397597184, memory_bandwidth=4.8e12),
+    "h100": _HOPPER(
+        device_kind="NVIDIA H100 80GB HBM3", memory_bytes=84942979072, memory_bandwidth=3.35232e12
     ),
-    "a100-40gb": Gpu(
-        "NVIDIA A100-SXM4-40GB", *_AMPERE, 42331013120, 1.5552e12, 41943040, 3e11, 2.5e10
+    "a100-80gb": _A100(
+        device_kind="NVIDIA A100-SXM4-80GB", memory_bytes=85100068864, memory_bandwidth=2.03904e12
     ),
-    "l4": Gpu("NVIDIA L4", *_ADA, 23670554624, 3e11, 50331648, 3.2e10, 1.5e9),
+    "a100-40gb": _A100(
+        device_kind="NVIDIA A100-SXM4-40GB", memory_bytes=42331013120, memory_bandwidth=1.5552e12
+    ),
+    "l4": _L4(device_kind="NVIDIA L4", memory_bytes=23670554624, memory_bandwidth=3e11),
 }
