@@ -114,13 +114,13 @@ class Head:
     Attributes:
       name: name of its parameters; its output is `NAME_logits`.
       module: function of a BertConfig and a name to a Flax module. The module is called with
-        vectors, the batch and the word embeddings [V, H]. The vectors are those of all tokens
-        [B, T, H], of `positions_key` [B, N, H], or pooled [B, K, H].
+        hidden states, the batch and the word embeddings [V, H]. The hidden states are those of all
+        tokens [B, T, H] or of `positions_key` [B, N, H], or pooled [B, K, H].
       sums: function of logits and batch to `NAME_loss` and its metrics as (sum, weight).
-      pooled: True for pooled vectors of `cls_positions`, the last tokens in a causal encoder.
+      pooled: True for pooled hidden states of `cls_positions`, the last tokens in a causal encoder.
       module_names: for each of its modules the path here, in Hugging Face and in TF1, and the kind,
         as in `bertjax.formats.parameter_names`.
-      architecture: class of `transformers`; that of the last of several heads counts.
+      architecture: class of `transformers`; a model with several heads has that of the last head.
       pipeline_tag: Hugging Face's task on a model card.
       auto_class: class that a model card shows.
       cost_name: name in the cost table and in messages.

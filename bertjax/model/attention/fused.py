@@ -1,4 +1,4 @@
-"""The part that the CPU, TPU and GPU implementations share: dropout seeds and the mesh."""
+"""Fused attention on a mesh: dropout seeds and sharding, shared by the CPU, TPU and GPU kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +21,14 @@ def fused_attention(
     dropout_key: Array | None = None,
     **options: Any,
 ) -> Array:
-    """Compute `bertjax.model.attention.dispatch.attention` by a kernel on each device's share.
+    """Compute `bertjax.model.attention.dispatch.attention` with a kernel on each shard.
 
     Args:
-      make_kernel: from the query's shape [B, T, N, D], the threshold of dropout, `causal` and
-        `options` a function of `(seeds, sequences, heads, example_ids)`, query, key and value. The
-        arrays are [B, T, N * D], `sequences` and `heads` are indices in the whole batch and model.
+      make_kernel: called as `make_kernel(query.shape, drop_threshold, causal, **options)`, with the
+        threshold of `dropout.byte_threshold`. Returns a function
+        `kernel((seeds, sequences, heads, example_ids), query, key, value)`. It takes and returns
+        arrays [b, T, n * D] of a shard; `sequences` [b] and `heads` [n] are indices in the whole
+        batch and model.
       query: [B, T, N, D].
       key: [B, T, N, D].
       value: [B, T, N, D].
