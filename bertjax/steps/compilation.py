@@ -10,14 +10,16 @@ from bertjax.mesh.memory import program_bytes
 
 
 def compiler_options(device: jax.Device) -> dict[str, str | bool]:
-    """Return XLA's options for a kind of device; empty for CPUs and GPUs."""
+    """Return XLA's compiler options for a device; empty for CPUs and GPUs."""
     options: dict[str, str | bool] = {}
     if device.platform == "tpu":
-        # By default XLA sums gradients in a ring, slice by slice, while it computes them. That runs
-        # at half the speed of the whole matrix product and copies its inputs to another layout.
+        # By default XLA turns a matrix product and the sum of its result over devices into a
+        # windowed einsum (collective matmul): slices of the product, each passed on in a ring. For
+        # gradients that has half the speed of the whole product, and copies its inputs to another
+        # layout.
         options["xla_jf_spmd_threshold_for_windowed_einsum_mib"] = "1000000"
-        # By default XLA sums all gradients at the end, when no computation is left to overlap with.
-        # Smaller groups are summed one by one while the backward pass continues.
+        # By default XLA combines the sums of all gradients into one at the end, when no computation
+        # is left to overlap with. Smaller groups are summed while the backward pass continues.
         options["xla_jf_crs_combiner_threshold_in_bytes"] = "2000000"
         options["xla_enable_async_all_reduce"] = True
         options["xla_tpu_enable_async_collective_fusion_fuse_all_reduce"] = True
@@ -56,7 +58,7 @@ class Compiler:
         """
         jitted = jax.jit(
             function,
-            in_shardings=tuple(map(tree_shardings_of, arguments)),
+            in_shardings=tuple(map(shardings_of, arguments)),
             out_shardings=out_shardings,
             donate_argnums=0 if donate else (),
         )
@@ -67,6 +69,6 @@ class Compiler:
         return compiled
 
 
-def tree_shardings_of(shapes: Any) -> Any:
+def shardings_of(shapes: Any) -> Any:
     """Return the sharding of each leaf of a tree of `jax.ShapeDtypeStruct`."""
     return jax.tree.map(lambda leaf: leaf.sharding, shapes)

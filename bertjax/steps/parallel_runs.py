@@ -21,7 +21,7 @@ from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.mesh.device_mesh import AXES
 from bertjax.mesh.feed import Batch
 from bertjax.mesh.sharding import with_shardings
-from bertjax.steps.compilation import Compiler, tree_shardings_of
+from bertjax.steps.compilation import Compiler, shardings_of
 from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective
 from bertjax.steps.optimizer import stop_frozen_gradients, with_learning_rate
@@ -122,7 +122,7 @@ class ParallelStepFunctions:
 
     def init(self, init_params: Any = None) -> TrainState:
         """Return the states before the first step; see `StepFunctions.init`."""
-        out_shardings = tree_shardings_of(self.state_shapes)
+        out_shardings = shardings_of(self.state_shapes)
         init = self._compile_once(
             "init", lambda: jax.jit(self._init_runs, out_shardings=out_shardings)
         )
@@ -191,7 +191,7 @@ class ParallelStepFunctions:
             self.state_shapes,
             with_shardings(batches, self.batch_sharding),
             self._constants,
-            out_shardings=(tree_shardings_of(self.state_shapes), self.batch_sharding),
+            out_shardings=(shardings_of(self.state_shapes), self.batch_sharding),
             donate=True,
         )
 

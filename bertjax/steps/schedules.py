@@ -23,11 +23,11 @@ def make_schedule(
 ) -> optax.Schedule:
     """Return a function from the number of updates, int32 [], to a learning rate, float32 [].
 
-    With a time budget the argument and the durations are fractions of it, float32 [].
+    With a time budget the argument, float32 [], and the durations are fractions of the budget.
 
-    rate(0) is 0 with a warm-up, as in google-research/bert: the first update only fills the
-    moments. rate(warmup) is the peak. rate(total), which no update uses, is 0, except for "wsd"
-    without a cool-down.
+    With a warm-up the rate at 0 is 0, as in google-research/bert: the first update only fills the
+    moments. The rate at `warmup` is the peak, except for "bert_linear". The rate at `total`, which
+    no update uses, is 0, except for "wsd" without a cool-down.
 
     Args:
       name: one of `bertjax.config.optimizer_config.SCHEDULES`.
@@ -40,24 +40,24 @@ def make_schedule(
     # Subtract integers, not floats: optax's joined linear schedules compute 1 - 0.999999 in
     # float32, which makes the first and last rates of a long run wrong by some percent.
     def remaining(step: jax.Array, duration: float) -> jax.Array:
-        """Return the fraction of the last `duration` that is left, at most 1."""
+        """Return the fraction of the last `duration` that is left, from 1 down to 0."""
         duration = duration if duration > 0 else 1
         return jnp.clip(total - step, 0, duration) / duration
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step)
-        rising = step / (warmup or 1)
+        warmup_factor = step / (warmup or 1)
         if name == "linear":
-            falling = remaining(step, total - warmup)
+            decay_factor = remaining(step, total - warmup)
         elif name == "bert_linear":
-            falling = remaining(step, total)
+            decay_factor = remaining(step, total)  # the decay counts from 0, not from `warmup`
         elif name == "one_cycle":
-            rising, falling = _half_cosine(rising), _half_cosine(remaining(step, total - warmup))
-        else:
-            # 1 - sqrt(1 - x), in a form without cancellation near 0.
+            warmup_factor = _half_cosine(warmup_factor)
+            decay_factor = _half_cosine(remaining(step, total - warmup))
+        else:  # "wsd", with the decay 1 - sqrt(1 - left) in a form without cancellation near 0
             left = remaining(step, cooldown)
-            falling = left / (1 + jnp.sqrt(1 - left)) if cooldown else jnp.ones(())
-        return peak * jnp.where(step < warmup, rising, falling)
+            decay_factor = left / (1 + jnp.sqrt(1 - left)) if cooldown else jnp.ones(())
+        return peak * jnp.where(step < warmup, warmup_factor, decay_factor)
 
     return schedule
 

@@ -28,7 +28,7 @@ from bertjax.mesh.sharding import (
 from bertjax.model.cpu_layout import CpuLayout
 from bertjax.model.losses import Sums
 from bertjax.steps.batch_sizes import accumulation_steps
-from bertjax.steps.compilation import Compiler, tree_shardings_of
+from bertjax.steps.compilation import Compiler, shardings_of
 from bertjax.steps.initial_state import StateInitializer
 from bertjax.steps.objective import Objective
 from bertjax.steps.optimizer import stop_frozen_gradients, with_learning_rate
@@ -92,12 +92,12 @@ class StepFunctions:
         def init(init_params: Any) -> TrainState:
             return self._initializer.from_seed(seed, init_params)
 
-        out_shardings = tree_shardings_of(self.state_shapes)
+        out_shardings = shardings_of(self.state_shapes)
         return jax.jit(init, out_shardings=out_shardings, donate_argnums=0)(init_params or {})
 
     def constants(self) -> Any:
         """Return the arrays that are not trained, on the devices."""
-        return jax.device_put(self._objective.constants(), tree_shardings_of(self._constants))
+        return jax.device_put(self._objective.constants(), shardings_of(self._constants))
 
     def with_progress(self, constants: Any, progress: float) -> Any:
         """Return the constants of a train step at `progress` in [0, 1] of a time budget."""
@@ -151,7 +151,7 @@ class StepFunctions:
             self.state_shapes,
             with_shardings(objective.batch_shapes(batch_size), self.batch_sharding),
             constants,
-            out_shardings=(tree_shardings_of(self.state_shapes), None),
+            out_shardings=(shardings_of(self.state_shapes), None),
             donate=True,
         )
 
