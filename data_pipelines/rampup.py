@@ -4,7 +4,7 @@ import bisect
 
 
 class BatchSizeRampup:
-    """The batch size, in sequences, of each step of a run.
+    """The batch size of each step of a run, in sequences; in fine-tuning in examples.
 
     The first batch size is `batch_size / rampup`. It doubles until it is `batch_size`. Every batch
     size lasts for the same number of steps, give or take one.
@@ -22,9 +22,8 @@ class BatchSizeRampup:
     def __init__(self, batch_size: int, rampup: int = 1, steps: int = 1) -> None:
         self.batch_sizes = tuple((batch_size << i) // rampup for i in range(rampup.bit_length()))
         count = len(self.batch_sizes)
-        self._first_steps = [
-            -(-steps * i // count) for i in range(count)
-        ]  # one for each batch size
+        # First step of each batch size.
+        self._first_steps = [-(-steps * i // count) for i in range(count)]
 
     def batch_size_at(self, step: int) -> int:
         """Return the batch size of `step`, counted from 0."""
