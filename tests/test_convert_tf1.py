@@ -1,0 +1,107 @@
+"""Checkpoints of google-research/bert (TF1): reading, and what cannot be written."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from model_files import HIDDEN, LAYERS, TOKENIZER, VOCAB_SIZE, draw, write_hf
+
+from bertjax.formats.loading import read_model
+from bertjax.inference.convert import convert
+
+
+def original_variables() -> dict[str, tuple[int, ...]]:
+    """Return the variables of the original code's BertModel with both heads, and their shapes."""
+    names: dict[str, tuple[int, ...]] = {
+        "bert/embeddings/word_embeddings": (VOCAB_SIZE, HIDDEN),
+        "bert/embeddings/token_type_embeddings": (2, HIDDEN),
+        "bert/embeddings/position_embeddings": (32, HIDDEN),
+        "bert/pooler/dense/kernel": (HIDDEN, HIDDEN),
+        "bert/pooler/dense/bias": (HIDDEN,),
+        "cls/predictions/output_bias": (VOCAB_SIZE,),
+        "cls/predictions/transform/dense/kernel": (HIDDEN, HIDDEN),
+        "cls/predictions/transform/dense/bias": (HIDDEN,),
+        "cls/seq_relationship/output_weights": (2, HIDDEN),
+        "cls/seq_relationship/output_bias": (2,),
+    }
+    norms = ["bert/embeddings", "cls/predictions/transform"]
+    for layer in range(LAYERS):
+        block = f"bert/encoder/layer_{layer}"
+        linear = {f"attention/self/{part}": (HIDDEN, HIDDEN) for part in ("query", "key", "value")}
+        linear |= {"attention/output/dense": (HIDDEN, HIDDEN)}
+        linear |= {"intermediate/dense": (HIDDEN, 4 * HIDDEN), "output/dense": (4 * HIDDEN, HIDDEN)}
+        for name, shape in linear.items():
+            names |= {f"{block}/{name}/kernel": shape, f"{block}/{name}/bias": shape[1:]}
+        norms += [f"{block}/attention/output", f"{block}/output"]
+    for norm in norms:
+        names |= {f"{norm}/LayerNorm/gamma": (HIDDEN,), f"{norm}/LayerNorm/beta": (HIDDEN,)}
+    return names
+
+
+def write_tf1(path: pathlib.Path, variables: dict[str, np.ndarray], name: str) -> pathlib.Path:
+    path.mkdir()
+    names = list(variables)
+    arrays = [variables[each] for each in names]
+    import tensorflow as tf  # seconds, which only the few tests of this format need
+
+    tf.raw_ops.SaveV2(
+        prefix=str(path / name),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=arrays,
+    )
+    config = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+    config |= {"num_attention_heads": 1, "intermediate_size": 4 * HIDDEN, "hidden_act": "gelu"}
+    config |= {"max_position_embeddings": 32, "type_vocab_size": 2}
+    (path / "bert_config.json").write_text(json.dumps(config))
+    (path / "vocab.txt").write_text("\n".join(TOKENIZER.tokens) + "\n")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert_model.ckpt", "model.ckpt-1000"])
+def test_tf1_checkpoint_with_optimizer_is_read(name: str, tmp_path) -> None:
+    random = np.random.default_rng(1)
+    variables = {
+        each: random.standard_normal(shape).astype(np.float32)
+        for each, shape in original_variables().items()
+    }
+    slots = {f"{n}/{slot}": a + 1 for n, a in variables.items() for slot in ("adam_m", "adam_v")}
+    path = write_tf1(
+        tmp_path / "tf1", variables | slots | {"global_step": np.array(1000, np.int64)}, name
+    )
+    model = read_model(path)
+    assert model.unexpected_keys == () and model.config.hidden_act == "gelu"
+    assert model.tokenizer is not None and not model.tokenizer.cased
+    written = model.named_arrays("tf1")
+    assert written.keys() == variables.keys()
+    for each, array in variables.items():
+        np.testing.assert_array_equal(written[each], array)
+
+
+def test_tf1_classifier_has_default_labels(tmp_path) -> None:
+    variables = {each: np.ones(shape, np.float32) for each, shape in original_variables().items()}
+    weights = np.arange(3 * HIDDEN, dtype=np.float32).reshape(3, HIDDEN)
+    classifier = {"output_weights": weights, "output_bias": np.ones(3, np.float32)}
+    path = write_tf1(tmp_path / "tf1", variables | classifier, "model.ckpt-7")
+    model = read_model(path)
+    assert model.unexpected_keys == () and model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    np.testing.assert_array_equal(model.params["sequence_classification"]["kernel"], weights.T)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05: the TF1 format supports 1e-12 only"),
+        ({"is_decoder": True}, "causal"),
+    ],
+    ids=str,
+)
+def test_tf1_write_rejects_what_it_would_compute_differently(
+    changed: dict, complaint: str, tmp_path
+) -> None:
+    path = write_hf(draw(), tmp_path / "hf", **changed)
+    with pytest.raises(ValueError, match=complaint):
+        convert(path, tmp_path / "tf1", "hf", "tf1")
+    assert not list(tmp_path.glob("tf1*"))

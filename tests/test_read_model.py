@@ -1,0 +1,144 @@
+"""Reading of models: variants of the Hugging Face format, and what is rejected."""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from model_files import CONFIG, TOKENIZER, assert_same, draw, write_hf
+from random_models import draw_model
+
+from bertjax.checkpointing.integrity import MANIFEST_FILE
+from bertjax.formats.loading import find_format, read_model
+from data_pipelines.errors import InputError
+from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
+
+
+def rename(path: pathlib.Path, change) -> None:
+    """Replace each (name, array) of a directory's tensors by `change(name, array)`."""
+    file = path / "model.safetensors"
+    found = safetensors.numpy.load(file.read_bytes())
+    file.write_bytes(safetensors.numpy.save(dict(change(n, a) for n, a in found.items())))
+
+
+def test_read_accepts_older_names_and_missing_prefixes(tmp_path) -> None:
+    path = write_hf(draw("pooler", "mlm", "nsp"), tmp_path / "hf")
+
+    def old(name: str, array: np.ndarray):
+        for new, before in ((".weight", ".gamma"), (".bias", ".beta")):
+            name = name.replace(f"LayerNorm{new}", f"LayerNorm{before}")
+        return name.removeprefix("bert."), array
+
+    rename(path, old)
+    assert_same(read_model(path), draw("pooler", "mlm", "nsp"))
+
+
+def test_read_drops_tied_decoder_and_position_ids(tmp_path) -> None:
+    model = draw("mlm")
+    path = write_hf(model, tmp_path / "hf")
+    extra = {
+        "cls.predictions.decoder.weight": model.params["encoder"]["embeddings"]["word"],
+        "cls.predictions.decoder.bias": model.params["mlm"]["bias"],
+        "bert.embeddings.position_ids": np.arange(32)[None],
+    }
+    found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    (path / "model.safetensors").write_bytes(safetensors.numpy.save(found | extra))
+    assert_same(read_model(path), model)
+    extra["cls.predictions.decoder.weight"] = extra["cls.predictions.decoder.weight"] + 1
+    (path / "model.safetensors").write_bytes(safetensors.numpy.save(found | extra))
+    with pytest.raises(ValueError, match="MLM decoder is not tied"):
+        read_model(path)
+
+
+def test_read_joins_sharded_weights(tmp_path) -> None:
+    path = write_hf(draw("pooler"), tmp_path / "hf")
+    found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    (path / "model.safetensors").unlink()
+    files = {name: f"model-{i % 2 + 1:05d}-of-00002.safetensors" for i, name in enumerate(found)}
+    for file in set(files.values()):
+        part = {name: found[name] for name in found if files[name] == file}
+        (path / file).write_bytes(safetensors.numpy.save(part))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert_same(read_model(path), draw("pooler"))
+    (path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"00002-of-00002.* cannot be read"):
+        read_model(path)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")])
+def test_read_converts_half_precision(dtype, name: str, tmp_path) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    found = safetensors.numpy.load((path / "model.safetensors").read_bytes())
+    header, content = {}, b""
+    for each, array in found.items():
+        ends = [len(content), len(content) + 2 * array.size]
+        header[each] = {"dtype": name, "shape": array.shape, "data_offsets": ends}
+        content += array.astype(dtype).tobytes()
+    head = json.dumps(header).encode()
+    file = len(head).to_bytes(8, "little") + head + content
+    (path / "model.safetensors").write_bytes(file)
+    word = read_model(path).params["encoder"]["embeddings"]["word"]
+    assert word.dtype == np.float32
+    before = draw().params["encoder"]["embeddings"]["word"]
+    np.testing.assert_array_equal(word, before.astype(dtype).astype(np.float32))
+
+
+def test_read_warns_of_an_incomplete_vocabulary(tmp_path, caplog) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    read_model(path)
+    assert "Check that it is complete" in caplog.text  # 31 tokens of 40
+    caplog.clear()
+    config = dataclasses.replace(CONFIG, vocab_size=32)
+    read_model(write_hf(draw_model(config, TOKENIZER), tmp_path / "rounded"))
+    assert not caplog.text
+
+
+def test_find_format_names_the_best_model_of_a_sweep(tmp_path) -> None:
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / MANIFEST_FILE).touch()
+    with pytest.raises(InputError, match=f"holds a sweep. Name its best model, {tmp_path}/best"):
+        find_format(tmp_path)
+
+
+def test_read_rejects_multi_output_regression(tmp_path) -> None:
+    config = dataclasses.replace(CONFIG, num_labels=3)
+    model = draw_model(config, TOKENIZER, "pooler", "sequence_classification")
+    path = write_hf(model, tmp_path / "hf", problem_type="regression")
+    with pytest.raises(InputError, match="regression has 3 outputs"):
+        read_model(path)
+
+
+def test_read_rejects_quantized_weights(tmp_path) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    rename(path, lambda name, array: (name, array.astype(np.int8)))
+    with pytest.raises(ValueError, match=r"has dtype I8, which is not supported"):
+        read_model(path)
+
+
+def test_read_rejects_a_vocabulary_larger_than_the_model(tmp_path) -> None:
+    letters = [f"##{chr(code)}" for code in range(ord("a"), ord("z") + 1)]
+    large = WordPieceTokenizer([*TOKENIZER.tokens, *letters], cased=False)
+    with pytest.raises(ValueError, match="57 tokens and the model 40"):
+        read_model(write_hf(draw(tokenizer=large), tmp_path / "hf"))
+
+
+def test_find_format_rejects_other_paths(tmp_path) -> None:
+    with pytest.raises(ValueError, match="nowhere: does not exist"):
+        find_format(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"not a model. Give a directory with"):
+        find_format(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="the run has no checkpoint yet"):
+        find_format(tmp_path)
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="torch is installed here")
+def test_read_names_the_fix_for_torch_weights(tmp_path) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="needs torch, which is not installed"):
+        read_model(path)
