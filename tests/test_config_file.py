@@ -1,0 +1,135 @@
+"""Configuration files: options, their types, built-in files and errors."""
+
+import re
+
+import pytest
+from config_loading import FIELDS, PRETRAIN, load, write
+
+from bertjax.config.config_file import builtin_configs, run_config_file
+from bertjax.config.loading import load_config
+from data_pipelines.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("modle=base", r"modle=base: is not an option of .*pretraining\.py\. Did you mean model"),
+        ("smok", "Did you mean smoke"),
+        ("model=huge", "model='huge': unknown"),
+        ("model=6-100", "model='6-100': unknown"),
+        ("phase=3", "phase=3: unknown"),
+        ("phase=one", "phase=one: the value has the wrong type. Use int"),
+        ("smoke=perhaps", "smoke=perhaps: the value has the wrong type. Use true or false"),
+        ("recipe=cake", "recipe='cake': unknown"),
+        ("recipe=modern,phase=2", "recipe=modern: has no phase=2"),
+        ("data", "data: has no value. Write data=VALUE"),
+        ("phase", "phase: has no value"),
+        ("model=base,model=tiny", "model=tiny: model is set twice"),
+    ],
+)
+def test_run_config_file_rejects_invalid_options(arg: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(arg)
+
+
+KINDS = 'whole=1, part=0.5, name="none", flag=False'
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ("", {}),
+        (":", {}),
+        (":flag", {"flag": True}),
+        (":flag=true", {"flag": True}),
+        (":flag=False", {"flag": False}),
+        (":whole=-3,part=2", {"whole": -3, "part": 2.0}),
+        (":part=1e-3,", {"part": 1e-3}),
+        (":name=7", {"name": "7"}),
+        (":name=", {"name": ""}),
+        (":name=a=b,flag", {"name": "a=b", "flag": True}),
+        (":name=gs://bucket/a:b", {"name": "gs://bucket/a:b"}),
+    ],
+)
+def test_run_config_file_converts_options_to_the_types_of_defaults(
+    options: str, values: dict, tmp_path
+) -> None:
+    path = write(tmp_path, KINDS, '{"data": {"options": repr([whole, part, name, flag])}}')
+    config = load_config(f"{path}{options}", {}, {"pretraining": {"dir": "", "options": ""}})
+    expected = {"whole": 1, "part": 0.5, "name": "none", "flag": False} | values
+    assert config.data["options"] == repr(list(expected.values()))
+
+
+@pytest.mark.parametrize("signature", ["arg", 'arg=""', 'arg: str = ""', "model", "*a", "**o"])
+@pytest.mark.parametrize("options", ["", ":smoke"])
+def test_run_config_file_rejects_parameters_without_typed_defaults(
+    signature: str, options: str, tmp_path
+) -> None:
+    path = write(tmp_path, signature)
+    fix = 'Give each option one, as in get_config(model="base", phase=1, smoke'
+    with pytest.raises(InputError, match=re.escape(fix)):
+        load_config(f"{path}{options}", {}, FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("x = 1\n", "", "has no get_config. Add"),
+        ("def get_config(:\n", "", r"configuration\.py:1: is not Python \("),
+        ("def get_config():\n    raise ValueError('no, thanks')\n", "", "^no, thanks$"),
+        ("def get_config():\n    return {}\n", ":smoke", "smoke: is not an option .* Remove it"),
+    ],
+)
+def test_run_config_file_rejects_files_without_get_config(
+    text: str, options: str, message: str, tmp_path
+) -> None:
+    (tmp_path / "configuration.py").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_config(f"{tmp_path}/configuration.py{options}", {}, FIELDS)
+
+
+def test_run_config_file_keeps_the_traceback_of_other_errors(tmp_path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        load_config(str(write(tmp_path, "", "1 / 0")), {}, FIELDS)
+
+
+def test_load_config_rejects_a_missing_file(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.py: no such file\. Name one"):
+        load_config("nowhere.py:x", {}, FIELDS)
+    with pytest.raises(InputError, match=r": a directory\. Name a file"):
+        load_config(str(tmp_path), {}, FIELDS)
+
+
+def test_run_config_file_finds_builtin_configurations_by_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pretraining").mkdir()
+    (tmp_path / "squad.py").write_text("def get_config(): return {}")
+    assert {"pretraining", "squad", "glue"} <= builtin_configs().keys()
+    for name, file in builtin_configs().items():
+        assert run_config_file(name) == run_config_file(str(file))
+    assert run_config_file("pretraining:model=tiny,smoke") == run_config_file(
+        f"{PRETRAIN}:model=tiny,smoke"
+    )
+    assert run_config_file("squad.py") == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("pretrainign:smoke", "--config=pretrainign: there is no such configuration. Did you mean "
+         "pretraining?"),
+        ("pretraining:smok", "smok: is not an option of pretraining. Did you mean smoke?"),
+        ("experiments/squad.py:smoke", "experiments/squad.py: there is no such file. Name one "
+         "that exists, or write squad for the built-in configuration"),
+        ("text.txt", "text.txt: is not a Python file"),
+        ("text", "text: is not a Python file"),
+    ],
+)  # fmt: skip
+def test_run_config_file_rejects_an_unknown_name(
+    spec: str, message: str, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("text", "text.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=re.escape(message)):
+        run_config_file(spec)
