@@ -1,7 +1,5 @@
 """Checkpoints: saved in the background, restored bit-identical, verified by digests."""
 
-import json
-import math
 import pathlib
 import shutil
 import threading
@@ -9,14 +7,21 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from checkpoint_states import (
+    arrays_of,
+    equal,
+    flip_bit,
+    make_state,
+    state_target,
+    truncate,
+    write_metadata,
+)
 
 from bertjax.checkpointing.checkpointer import Checkpointer, CheckpointError
 from bertjax.checkpointing.integrity import delete_checkpoint, find_damage
-from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
+from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import check_params, load_params
-from bertjax.checkpointing.retention import write_scores
 from bertjax.faults import InjectedFaultError, inject_fault
 from bertjax.mesh import distributed
 from bertjax.mesh.device_mesh import make_mesh
@@ -25,23 +30,9 @@ from bertjax.steps.train_step import TrainState
 from data_pipelines.errors import InputError
 
 
-def make_state(step: int) -> TrainState:
-    draw = np.random.Generator(np.random.Philox(key=step))
-    params = {
-        "encoder": {"embeddings": {"word": jnp.asarray(draw.normal(size=(16, 8)), jnp.float32)}},
-        "bias": jnp.asarray(draw.normal(size=5), jnp.float32),
-    }
-    window = {"loss": (jnp.float32(step), jnp.float32(1))}
-    return TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params), window)
-
-
-def write_metadata(path) -> None:
-    (path / "vocab.txt").write_text("[PAD]\n")
-
-
 @pytest.fixture
 def target():
-    return sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), make_state(0))
+    return state_target()
 
 
 @pytest.fixture
@@ -51,15 +42,6 @@ def checkpoints(tmp_path: pathlib.Path) -> Checkpointer:
         checkpoints.save(make_state(step), write_metadata)
     checkpoints.wait_until_finished()
     return checkpoints
-
-
-def equal(a: TrainState, b: TrainState) -> bool:
-    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
-
-
-def arrays_of(path: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(f for f in pathlib.Path(path).rglob("*") if f.is_file() and f.parent.name == "d")
 
 
 def test_restore_returns_the_newest_state_bit_identical(checkpoints, target) -> None:
@@ -107,43 +89,15 @@ def test_save_waits_for_the_save_before(checkpoints) -> None:
     assert checkpoints.all_steps() == [30, 40]
 
 
-def test_retention_keeps_the_newest_and_multiples_of_keep_period(tmp_path) -> None:
-    checkpoints = Checkpointer(tmp_path, max_to_keep=2, keep_period=20)
-    for step in range(5, 51, 5):
-        checkpoints.save(make_state(step), write_metadata)
-    checkpoints.wait_until_finished()
-    assert checkpoints.all_steps() == [20, 40, 45, 50]
-
-
-def test_retention_keeps_the_first_checkpoint_after_each_multiple(tmp_path) -> None:
-    checkpoints = Checkpointer(tmp_path, 1, keep_period=1.0, progress_at=lambda step: step / 10)
-    for step in range(4, 45, 4):
-        checkpoints.save(make_state(step), write_metadata)
-    checkpoints.wait_until_finished()
-    assert checkpoints.all_steps() == [12, 20, 32, 40, 44]
-
-
-def _truncate(path: pathlib.Path) -> None:
-    largest = max(arrays_of(path), key=lambda file: file.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[:-1])
-
-
 def _empty(path: pathlib.Path) -> None:
     for file in arrays_of(path):
         file.write_bytes(b"")
 
 
-def _flip(path: pathlib.Path) -> None:
-    largest = max(arrays_of(path), key=lambda file: file.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-
-
 DAMAGES = {
-    "truncated": (_truncate, "bytes instead of"),
+    "truncated": (truncate, "bytes instead of"),
     "emptied": (_empty, "has 0 bytes"),
-    "one bit flipped": (_flip, "has changed"),
+    "one bit flipped": (flip_bit, "has changed"),
     "arrays missing": (lambda path: shutil.rmtree(path / "params"), "is missing"),
     "vocabulary missing": (lambda path: (path / "vocab.txt").unlink(), "vocab.txt is missing"),
     "list emptied": (lambda path: (path / "files.json").write_text(""), "cannot be read"),
@@ -159,103 +113,6 @@ def test_restore_logs_a_damaged_checkpoint_and_uses_the_one_before(
     assert symptom in find_damage(checkpoints.path(20))
     assert equal(checkpoints.restore(target), make_state(10))
     assert "00000020 is damaged" in caplog.text and symptom in caplog.text
-
-
-def evaluate(checkpoints: Checkpointer, step: int, scores: dict[str, float]) -> None:
-    """Save as a run does after an evaluation; without scores a checkpoint is due anyway."""
-
-    def write_metadata(path) -> None:
-        (path / "config.json").write_text(json.dumps({"best_metric": checkpoints.best_metric}))
-        if scores:
-            write_scores(path, scores)
-
-    if not scores or checkpoints.is_best(step, scores):
-        checkpoints.save(make_state(step), write_metadata)
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "best"),
-    [
-        ("accuracy", [0.5, 0.7, 0.9, 0.8, 0.6], 3),
-        ("accuracy", [0.9, 0.9, 0.1, math.inf, math.nan], 1),  # the first of equals
-        ("dev/loss", [0.5, 0.7, 0.2, 0.8, 0.6], 3),
-        ("mlm_perplexity", [math.nan, 9, 8, 7, 6], 5),
-        ("mse", [math.inf, 3, -math.inf, 4, 5], 2),
-    ],
-)
-def test_retention_keeps_the_best_for_use_and_the_newest_to_resume(
-    name: str, values: list[float], best: int, tmp_path, target
-) -> None:
-    for step, value in enumerate(values, 1):
-        # A new object for each evaluation: its state is in the files.
-        evaluate(
-            checkpoints := Checkpointer(tmp_path / "checkpoints", 1, 0, name), step, {name: value}
-        )
-        checkpoints.wait_until_finished()
-    evaluate(checkpoints, 6, {})
-    checkpoints.wait_until_finished()
-    assert checkpoints.all_steps() == [best, 6]
-    assert (
-        find_checkpoint(tmp_path) == find_unverified_checkpoint(tmp_path) == checkpoints.path(best)
-    )
-    assert equal(checkpoints.restore(target), make_state(6))
-
-
-def test_find_checkpoint_returns_the_newest_without_best_metric(tmp_path) -> None:
-    checkpoints = Checkpointer(tmp_path / "checkpoints", max_to_keep=2)
-    for step in (1, 2):
-        checkpoints.save(
-            make_state(step), lambda path, step=step: write_scores(path, {"f1": -step})
-        )
-    assert not checkpoints.is_best(3, {"f1": 100.0})
-    checkpoints.wait_until_finished()
-    assert find_checkpoint(tmp_path) == checkpoints.path(2)
-
-
-@pytest.fixture
-def with_best(tmp_path) -> Checkpointer:
-    """Checkpoints of steps 1 and 2; the first is the best."""
-    checkpoints = Checkpointer(tmp_path / "checkpoints", best_metric="f1")
-    evaluate(checkpoints, 1, {"f1": 0.5})
-    evaluate(checkpoints, 2, {})
-    checkpoints.wait_until_finished()
-    return checkpoints
-
-
-def test_find_checkpoint_logs_a_damaged_best_and_returns_the_newest(with_best, caplog) -> None:
-    assert find_checkpoint(with_best.directory.parent) == with_best.path(1)
-    _flip(pathlib.Path(with_best.path(1)))
-    assert find_checkpoint(with_best.directory.parent) == with_best.path(2)
-    assert "00000001 is damaged" in caplog.text
-
-
-def test_is_best_compares_with_earlier_steps_only(with_best) -> None:
-    """Later ones are damaged if a run resumes from an earlier one."""
-    evaluate(with_best, 9, {"f1": 0.9})
-    assert with_best.is_best(5, {"f1": 0.6})
-    assert not with_best.is_best(5, {"f1": 0.5})
-
-
-def test_is_best_waits_for_a_save_in_progress(with_best) -> None:
-    go = threading.Event()
-    with_best.save(make_state(3), lambda path: go.wait() and write_scores(path, {"f1": 0.7}))
-    threading.Timer(0.2, go.set).start()
-    assert not with_best.is_best(4, {"f1": 0.6})
-
-
-def test_is_best_returns_what_process_0_decides(with_best, monkeypatch) -> None:
-    for answer in (0, 1):
-        monkeypatch.setattr(
-            distributed, "broadcast_from_process_0", lambda make, size, answer=answer: (answer,)
-        )
-        assert with_best.is_best(5, {"f1": 0.1}) == bool(answer)
-
-
-def test_is_best_rejects_an_unknown_score_and_lists_the_scores(with_best) -> None:
-    with pytest.raises(
-        InputError, match=r"best_metric='f1': is not a score .* one of loss, exact\."
-    ):
-        with_best.is_best(3, {"loss": 1.0, "exact": 0.5})
 
 
 def test_restore_ignores_an_unfinished_checkpoint(checkpoints, target) -> None:
@@ -326,16 +183,6 @@ def test_interrupted_deletion_is_completed(checkpoints) -> None:
     assert {path.name for path in checkpoints.directory.iterdir()} == {"00000020"}
 
 
-def test_retention_ignores_a_later_damaged_checkpoint(tmp_path, target) -> None:
-    checkpoints = Checkpointer(tmp_path, max_to_keep=1, keep_period=10)
-    for step in (10, 20, 15):
-        checkpoints.save(make_state(step), write_metadata)
-        checkpoints.wait_until_finished()
-        if step == 20:
-            _truncate(pathlib.Path(checkpoints.path(20)))
-    assert equal(checkpoints.restore(target), make_state(15))
-
-
 def _with_window(target: TrainState, *names: str) -> TrainState:
     return target._replace(window=dict.fromkeys(names, target.window["loss"]))
 
@@ -352,7 +199,7 @@ def test_restore_returns_sums_since_the_last_log_by_name(tmp_path, target) -> No
 
 def test_restore_raises_if_no_checkpoint_is_intact(checkpoints, target) -> None:
     for step in (10, 20):
-        _truncate(pathlib.Path(checkpoints.path(step)))
+        truncate(pathlib.Path(checkpoints.path(step)))
     with pytest.raises(CheckpointError, match=r"checkpoints: no checkpoint is intact\. Restore"):
         checkpoints.restore(target)
 
@@ -399,7 +246,7 @@ def test_load_params_reads_parameters_alone(checkpoints, target) -> None:
 def test_find_checkpoint_takes_a_workdir_or_a_checkpoint(checkpoints) -> None:
     assert find_checkpoint(checkpoints.directory.parent) == checkpoints.path(20)
     assert find_checkpoint(checkpoints.path(10)) == checkpoints.path(10)
-    _truncate(pathlib.Path(checkpoints.path(20)))
+    truncate(pathlib.Path(checkpoints.path(20)))
     assert find_checkpoint(checkpoints.directory.parent) == checkpoints.path(10)
     with pytest.raises(CheckpointError, match="is damaged"):
         find_checkpoint(checkpoints.path(20))
