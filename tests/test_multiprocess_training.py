@@ -1,0 +1,305 @@
+"""Several processes: same losses, own shards only, and none outlives the others."""
+
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import pytest
+from conftest import LONG, free_port, process_environment
+from processes import Command
+
+from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.checkpointing.lookup import find_checkpoint
+from bertjax.checkpointing.parameters import load_params
+from bertjax.config.loading import read_config
+from bertjax.errors import CHILD_ENV
+from bertjax.mesh.device_mesh import make_mesh
+from bertjax.mesh.sharding import sharded_shapes
+from bertjax.steps.step_functions import StepFunctions
+from bertjax.tasks import registry
+from bertjax.workdir import lock
+
+PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
+STEPS = 30
+TIMES = ("sequences_per_second", "tokens_per_second", "mfu", "input_wait_fraction")
+
+
+# Restore a run's state on a mesh over all processes and save it elsewhere.
+COPY = """
+import dataclasses, pathlib, sys
+from bertjax.tasks import registry
+from bertjax.steps import step_functions
+from bertjax.mesh import distributed
+from bertjax.checkpointing.checkpointer import Checkpointer
+from bertjax.config.loading import read_config
+number, port, run, copy = sys.argv[1:]
+cluster = distributed.Cluster(f"localhost:{port}", 4, int(number))
+distributed.initialize_distributed(cluster, handles_preemption=False)
+config = read_config(pathlib.Path(run, "config.json"), registry.data_fields())
+config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=2))
+target = step_functions.StepFunctions(config, registry.make_objective(config)).state_shapes
+assert len(target.params["nsp"]["kernel"].sharding.device_set) == 8
+state = Checkpointer(f"{run}/checkpoints").restore(target)
+copies = Checkpointer(copy)
+copies.save(state, lambda path: None)
+copies.wait_until_finished()
+"""
+
+
+# A configuration whose steps take four seconds after step 14, so that a run does not end before a
+# test interferes.
+SLOW = f"""
+import runpy, time
+from bertjax.training.throughput import Profiler
+get_config = runpy.run_path({str(PRETRAIN)!r})["get_config"]
+plain = Profiler.before
+
+def before(self, step, state):
+    time.sleep(4 if step >= 14 else 0)
+    plain(self, step, state)
+
+Profiler.before = before
+"""
+
+
+def become_child(opened: pathlib.Path, several: bool) -> None:
+    """Make the process a child of `run_in_child` and log the shards it opens."""
+
+    def log(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).endswith(".tokens"):
+            with opened.open("a") as file:
+                print(os.path.basename(str(arguments[0])), file=file)
+
+    sys.addaudithook(log)
+    lock.VISIBILITY_TIMEOUT_SECONDS = 1
+    if several:
+        os.environ[CHILD_ENV] = str(os.getppid())
+
+
+class Program:
+    """Processes that train together, four simulated devices in all."""
+
+    def __init__(
+        self,
+        corpus: pathlib.Path,
+        workdir: pathlib.Path,
+        processes: int,
+        *,
+        supervised: bool = False,  # each with a parent process, as from a shell
+        last_arguments: Sequence[str] = (),  # further arguments of the last process
+        checkpoint_every: int | str = 12,
+        slow: bool = False,
+    ) -> None:
+        fields = {"model.vocab_size": 128, "model.num_hidden_layers": 1, "model.dtype": "float32"}
+        fields |= {"steps": STEPS, "checkpoint_every": checkpoint_every}
+        fields |= {"log_every": 2, "eval_every": 12, "best_metric": "loss"}
+        file = PRETRAIN
+        if slow:
+            file = workdir.with_name(f"{workdir.name}.py")
+            file.write_text(SLOW)
+        line = ["train", "--workdir", str(workdir), "--config", f"{file}:smoke,data={corpus}"]
+        line += [f"--config.{name}={value}" for name, value in fields.items()]
+        flags = process_environment(4 // processes) | {"JAX_PLATFORMS": "cpu"}
+        coordinator_address = f"localhost:{free_port()}"
+        self.processes: list[Command | subprocess.Popen[str]] = []
+        for process_id in range(processes):
+            arguments = list(line)
+            if processes > 1:
+                arguments += ["--coordinator-address", coordinator_address]
+                arguments += ["--num-processes", str(processes), "--process-id", str(process_id)]
+            if process_id == processes - 1:
+                arguments += last_arguments
+            if supervised:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "bertjax", *arguments],
+                    env=flags,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            else:
+                opened = workdir.with_name(f"{workdir.name}.opened.{process_id}")
+                begin = functools.partial(become_child, opened, processes > 1)
+                process = Command(*arguments, begin=begin, **flags)
+            self.processes.append(process)
+        self.stderr = [""] * processes
+
+    def wait(self, seconds: float = LONG) -> list[int | None]:
+        """Return the exit statuses, within a number of seconds."""
+        return [self.wait_for(process_id, seconds) for process_id in range(len(self.processes))]
+
+    def wait_for(self, process_id: int, seconds: float = LONG) -> int | None:
+        """Return the exit status of a process, which is killed if it runs longer."""
+        late = threading.Timer(seconds, self.processes[process_id].kill)
+        late.start()
+        self.stderr[process_id] += self.processes[process_id].communicate()[1]
+        late.cancel()
+        return self.processes[process_id].poll()
+
+    def wait_for_step(self, step: int) -> None:
+        for line in self.processes[0].stderr:
+            logged = re.match(r"step ([\d,]+)/", line)
+            if logged and int(logged[1]) >= step:
+                return
+        pytest.fail(f"no step {step}")
+
+    def sentence(self, process_id: int) -> str:
+        return self.stderr[process_id].splitlines()[-1]
+
+
+def metrics(workdir: pathlib.Path) -> list[dict]:
+    entries = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries]
+
+
+def assert_same_params(ours: pathlib.Path, theirs: pathlib.Path) -> None:
+    for a, b in zip(params_of(ours), params_of(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_close(ours: pathlib.Path, theirs: pathlib.Path, tolerance: float) -> None:
+    """Assert that two runs logged the same steps with the same numbers."""
+    for a, b in zip(metrics(ours), metrics(theirs), strict=True):
+        assert a.keys() == b.keys() and a["split"] == b["split"]
+        for name in a.keys() - {"split"}:
+            assert a[name] == pytest.approx(b[name], rel=tolerance), (a["step"], name)
+
+
+def params_of(workdir: pathlib.Path) -> list[np.ndarray]:
+    config = read_config(find_checkpoint(workdir) / "config.json", registry.data_fields())
+    shapes = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
+    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
+    return jax.tree.map(np.asarray, jax.tree.leaves(load_params(find_checkpoint(workdir), target)))
+
+
+def state_of(checkpoints: pathlib.Path, run: pathlib.Path) -> list[np.ndarray]:
+    """Return all arrays of the newest checkpoint, on one device; `run` has the configuration."""
+    config = read_config(run / "config.json", registry.data_fields())
+    objective = registry.make_objective(config)
+    target = StepFunctions(config, objective, jax.devices()[:1]).state_shapes
+    state = Checkpointer(checkpoints).restore(target)
+    return jax.tree.map(np.asarray, jax.tree.leaves(state))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one_process(corpus, runs) -> pathlib.Path:
+    """A run of one process, without interruption."""
+    program = Program(corpus, runs / "one", 1)
+    assert program.wait() == [0], program.sentence(0)
+    return runs / "one"
+
+
+@pytest.fixture(scope="module")
+def two(corpus, runs) -> pathlib.Path:
+    """A run of two processes, without interruption."""
+    program = Program(corpus, runs / "two", 2)
+    assert program.wait() == [0, 0], program.sentence(0)
+    return runs / "two"
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one(one_process, two) -> None:
+    assert_close(two, one_process, 1e-6)
+
+
+@pytest.mark.slow
+def test_process_opens_only_its_own_shards(one_process, two) -> None:
+    def opened(workdir: pathlib.Path, process_id: int) -> set[str]:
+        names = (workdir.parent / f"{workdir.name}.opened.{process_id}").read_text().split()
+        return {name for name in names if "train" in name}
+
+    first, second = opened(two, 0), opened(two, 1)
+    assert len(first) == len(second) == 4
+    assert not first & second
+    assert first | second == opened(one_process, 0)
+
+
+@pytest.mark.slow
+def test_loss_of_a_process_ends_the_others_and_the_same_command_resumes(corpus, runs, two) -> None:
+    program = Program(corpus, runs / "killed", 2, supervised=True, slow=True)
+    program.wait_for_step(14)
+    while not Checkpointer(
+        runs / "killed" / "checkpoints"
+    ).all_steps():  # written in the background
+        time.sleep(0.05)
+    program.processes[1].kill()
+    assert program.wait_for(0) == 75
+    assert program.sentence(0).startswith("bertjax: ")
+    assert "Run the same command in all processes" in program.sentence(0)
+    again = Program(corpus, runs / "killed", 2, checkpoint_every="0.02 minutes")
+    assert again.wait() == [0, 0], again.sentence(0)
+    assert "resuming from step 12" in again.stderr[1]
+    assert metrics(runs / "killed") == metrics(two)
+    assert_same_params(runs / "killed", two)
+
+
+@pytest.mark.slow
+def test_stop_signal_to_one_process_stops_all_and_another_number_resumes(
+    corpus, runs, one_process
+) -> None:
+    program = Program(corpus, runs / "stopped", 4, slow=True)
+    program.wait_for_step(14)
+    program.processes[2].terminate()
+    assert program.wait() == [75] * 4
+    (step,) = {re.search(r"stopped at step (\d+)", program.sentence(i))[1] for i in range(4)}
+    assert Checkpointer(runs / "stopped" / "checkpoints").all_steps()[-1] == int(step)
+    again = Program(corpus, runs / "stopped", 1)
+    assert again.wait() == [0], again.sentence(0)
+    assert f"resuming from step {step}" in again.stderr[0]
+    assert_close(runs / "stopped", one_process, 1e-6)
+
+
+@pytest.mark.slow
+def test_checkpoint_of_one_process_is_bit_identical_on_four(one_process, tmp_path) -> None:
+    port = free_port()
+    environment = process_environment(2) | {"JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", COPY, str(number), str(port), one_process, tmp_path / "copy"],
+            env=environment,
+        )
+        for number in range(4)
+    ]
+    assert [process.wait(LONG) for process in processes] == [0] * 4
+    ours, theirs = (
+        state_of(tmp_path / "copy", one_process),
+        state_of(one_process / "checkpoints", one_process),
+    )
+    assert len(ours) > 3 * 20  # parameters and two moments of each
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_process_with_an_error_ends_at_once_with_its_own_status(corpus, runs) -> None:
+    program = Program(
+        corpus, runs / "wrong", 2, supervised=True, last_arguments=["--config.data.dir=nowhere"]
+    )
+    assert program.wait_for(1) == 2
+    assert "nowhere" in program.sentence(1)
+    assert program.wait_for(0) == 75
+    assert "another process was lost" in program.sentence(0)
+
+
+@pytest.mark.slow
+def test_processes_without_a_common_workdir_fail_before_compilation(corpus, runs) -> None:
+    program = Program(corpus, runs / "mine", 2, last_arguments=["--workdir", str(runs / "yours")])
+    assert program.wait() == [2, 2]
+    for process_id in range(2):
+        assert "process 1 does not see what process 0 wrote" in program.sentence(process_id)
+        assert "compiling" not in program.stderr[process_id]
+    assert not (runs / "mine" / "lock.json").exists()
