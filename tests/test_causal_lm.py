@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from pretraining_runs import losses, make_run_config, metrics
 from run_outputs import answers_of
-from test_train import losses, make_run_config, metrics
 
 from bertjax.inference.convert import convert
 from bertjax.model.bert import last_positions

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from etils import epath
-from test_train import losses, make_run_config, metrics
+from pretraining_runs import losses, make_run_config, metrics
 
 from bertjax.config.loading import load_config
 from bertjax.tasks import registry

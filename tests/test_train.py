@@ -1,10 +1,9 @@
-"""Tests of the training loop: interruptions and meshes change no result."""
+"""Training runs: logs, evaluation, predictions; interruptions and meshes change no result."""
 
 import dataclasses
 import functools
 import json
 import pathlib
-import signal
 import time
 
 import jax
@@ -12,20 +11,16 @@ import numpy as np
 import pytest
 from etils import epath
 from jax.sharding import NamedSharding
+from pretraining_runs import LOSSES, losses, make_run_config, metrics, params_of, stop_at
 from run_outputs import answers_of, events
 
-import bertjax.training.trainer as train_module
-from bertjax.checkpointing.checkpointer import CheckpointError
 from bertjax.checkpointing.lookup import find_checkpoint
-from bertjax.checkpointing.parameters import load_params
-from bertjax.config.config import Config
-from bertjax.config.loading import load_config
 from bertjax.inference.convert import convert
 from bertjax.inference.predictor import Predictor
 from bertjax.mesh import distributed
 from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
 from bertjax.mesh.feed import to_global
-from bertjax.mesh.sharding import sharded_shapes, tree_shardings
+from bertjax.mesh.sharding import tree_shardings
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.steps.train_step import means, sums_and_gradient
 from bertjax.tasks import registry
@@ -34,36 +29,8 @@ from bertjax.training.cadence import Cadence
 from bertjax.training.evaluator import evaluate
 from bertjax.training.initialization import PretrainedModel
 from bertjax.training.setup import make_trainer
-from bertjax.training.throughput import Profiler
-from bertjax.training.trainer import DivergedError, StoppedError
-from data_pipelines.errors import InputError
+from bertjax.training.trainer import StoppedError
 from data_pipelines.pretraining import corpus_sequences
-
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
-LOSSES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
-
-
-def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
-    fields = {"model.vocab_size": 128, "mesh.data": 8, "steps": 12, "log_every": 3}
-    fields |= {"checkpoint_every": 4, "eval_every": 6, "data.workers": 1}
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
-    texts = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
-
-
-def metrics(workdir: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(workdir: pathlib.Path) -> list[tuple]:
-    return [(m["step"], m["split"], *(m.get(name) for name in LOSSES)) for m in metrics(workdir)]
-
-
-def params_of(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
-    shapes = jax.eval_shape(registry.make_objective(config).init_params, jax.random.key(0))
-    target = sharded_shapes(make_mesh(1, 1, 1, jax.devices()[:1]), shapes)
-    params = load_params(find_checkpoint(workdir), target)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
 
 
 @pytest.fixture(scope="module")
@@ -184,70 +151,6 @@ def test_best_checkpoint_is_kept_and_used_whatever_the_interruptions(
     assert json.loads((tmp_path / "copy" / "scores.json").read_text())["peak"] == 0
 
 
-@pytest.mark.slow
-def test_unknown_best_metric_is_rejected_at_the_first_evaluation(corpus, tmp_path) -> None:
-    with pytest.raises(
-        InputError, match=r"best_metric='f1': is not a score .* Use one of loss, .*"
-    ):
-        make_trainer(make_run_config(corpus, best_metric="f1", steps=3), tmp_path).train()
-    assert (tmp_path / "checkpoints" / "00000003" / "scores.json").exists()
-    make_trainer(make_run_config(corpus, best_metric="loss", steps=3), tmp_path).train()
-
-
-def test_best_metric_needs_an_eval_split(corpus, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(registry.find_task("pretraining"), "eval_sets", lambda task: [])
-    with pytest.raises(InputError, match=r"best_metric='loss': .* has no eval split"):
-        make_trainer(make_run_config(corpus, best_metric="loss"), tmp_path)
-    assert not (tmp_path / "run.json").exists()
-
-
-def stop_at(step: int, monkeypatch) -> None:
-    """Let a stop signal arrive during a step."""
-    plain = Profiler.before
-
-    def before(self, current: int, state: object) -> None:
-        plain(self, current, state)
-        if current == step:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(Profiler, "before", before)
-
-
-@pytest.mark.slow
-def test_signal_during_the_last_save_does_not_end_it(corpus, tmp_path, monkeypatch) -> None:
-    trainer = make_trainer(make_run_config(corpus, steps=2), tmp_path)
-    wait_until_finished, signals = trainer.checkpointer.wait_until_finished, []
-
-    def wait() -> None:
-        if not signals:
-            signals.append(signal.raise_signal(signal.SIGTERM))
-        wait_until_finished()
-
-    monkeypatch.setattr(trainer.checkpointer, "wait_until_finished", wait)
-    trainer.train()
-    assert signals and trainer.checkpointer.all_steps() == [2]
-
-
-@pytest.mark.slow
-def test_failed_save_ends_the_run_at_the_next_step(corpus, tmp_path, monkeypatch) -> None:
-    steps = []
-
-    def before(self, step: int, state: object) -> None:
-        steps.append(step)
-        trainer.checkpointer.close()  # waits for the save and ignores its error
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(train_module.Profiler, "before", before)
-    trainer = make_trainer(make_run_config(corpus), tmp_path)
-    monkeypatch.setattr(train_module, "write_checkpoint_metadata", fail)
-    with pytest.raises(CheckpointError, match=r"checkpoint of step 4 .*No space left on device"):
-        trainer.train()
-    assert max(steps) < 7  # and not when the next one is due
-    assert not list((tmp_path / "checkpoints").iterdir())
-
-
 def test_cadence_in_seconds_asks_process_0_when_metrics_are_logged(corpus, monkeypatch) -> None:
     answers = iter([0, 1, 0])
     cadence = Cadence(make_run_config(corpus, checkpoint_every="30 minutes"), "checkpoint_every")
@@ -340,25 +243,6 @@ def test_complete_run_is_left_alone(corpus, whole) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
     make_trainer(make_run_config(corpus), whole).train()
     assert (whole / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_nan_loss_ends_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_path) -> None:
-    config = make_run_config(
-        corpus, optimizer__learning_rate=1e30, optimizer__warmup=6, optimizer__max_grad_norm=1e30
-    )
-    with pytest.raises(DivergedError, match=r"at step .*: lower optimizer\.learning_rate"):
-        make_trainer(config, tmp_path).train()
-    for leaf in params_of(tmp_path, config) if (tmp_path / "checkpoints").exists() else []:
-        assert np.isfinite(leaf).all()
-
-
-def test_workdir_of_a_sweep_is_rejected(corpus, tmp_path) -> None:
-    (tmp_path / "parallel_runs").mkdir()
-    with pytest.raises(
-        InputError, match=r"holds a sweep\. Use another --workdir, or resume it with"
-    ):
-        make_trainer(make_run_config(corpus), tmp_path)
 
 
 @pytest.mark.slow
