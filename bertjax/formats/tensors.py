@@ -61,7 +61,7 @@ class NumpyModel:
         """Return the arrays by their names in the format "hf" or "tf1".
 
         Raises:
-          InputError: a head is unknown to the table of names, and would be lost.
+          InputError: a head is unknown and would be lost, or two heads have the same name.
         """
         check_modules_known(self.params, "the model")
         for name in LAYER_MIX_FIELDS:
@@ -70,12 +70,16 @@ class NumpyModel:
                 raise InputError(
                     f"model.{name}={value!r}: no other format has it. Keep the model in bertjax's."
                 )
-        return {
-            mapping.name(format_name): mapping.convert_layout(
-                _get(self.params, mapping), format_name
-            )
-            for mapping in parameter_mappings(self.config.num_hidden_layers, self.params)
-        }
+        arrays: dict[str, np.ndarray] = {}
+        for mapping in parameter_mappings(self.config.num_hidden_layers, self.params):
+            name = mapping.name(format_name)
+            if name in arrays:
+                raise InputError(
+                    f"{format_name} name {name!r}: two heads have it. Give one another name in "
+                    "its `module_names`."
+                )
+            arrays[name] = mapping.convert_layout(_get(self.params, mapping), format_name)
+        return arrays
 
 
 def params_from_arrays(

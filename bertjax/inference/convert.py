@@ -37,6 +37,7 @@ def convert(
         raise InputError(f"{target}: exists and is not empty. Name a new directory.")
     if format_name == "bertjax":
         source = find_checkpoint(source)
+    registry.register_heads(source if format_name == "bertjax" else None)
     model = read_model(source, format_name)
     draft = epath.Path(f"{target}.partial")
     if draft.exists():

@@ -11,7 +11,7 @@ from jax import Array, export
 
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import HEADS
+from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
 from bertjax.training.initialization import PretrainedModel
 from bertjax.version import __version__
@@ -112,6 +112,7 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
 
 
 def _load_function(pretrained: PretrainedModel) -> _ExportedFunction:
+    check_modules_known(pretrained.parts, pretrained.path)
     params = pretrained.load_all(make_mesh(1, 1, 1, jax.devices()[:1]))
     if not any(part in HEADS for part in pretrained.parts):
         encoder = Encoder(pretrained.model)

@@ -4,9 +4,13 @@ A task outside this package needs no line. A configuration names it as `MODULE:C
 `task="my_package.sentiment:SentimentTask"`.
 """
 
+import contextlib
 import importlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from etils import epath
 
 from bertjax.config.config import Config
 from bertjax.formats.tensors import NumpyModel
@@ -46,6 +50,23 @@ def find_task(name: str) -> type[Task]:
             "subclass of bertjax.tasks.task.Task and its module on PYTHONPATH."
         )
     return task
+
+
+def register_heads(checkpoint: epath.Path | None = None) -> None:
+    """Import the tasks whose heads a model may have, since a task's module registers its heads.
+
+    Args:
+      checkpoint: a checkpoint of bertjax, whose task is imported; None for a published model, which
+        may have the heads of any task in `TASKS`.
+    """
+    names = TASKS if checkpoint is None else [_read_task_name(checkpoint)]
+    for name in names:
+        with contextlib.suppress(InputError):  # without its task a checkpoint is still an encoder
+            find_task(name)
+
+
+def _read_task_name(checkpoint: epath.Path) -> str:
+    return json.loads((checkpoint / "config.json").read_text())["task"]
 
 
 def make_objective(config: Config, batch_size_multiple: int = 1) -> Objective:

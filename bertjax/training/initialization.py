@@ -80,11 +80,13 @@ class PretrainedModel:
         self.tokenizer: Tokenizer | None
         if format_name == "bertjax":
             self.path = find_checkpoint(path, step)
+            registry.register_heads(self.path)
             self.model = read_model_config(self.path / "config.json")
             self.tokenizer, self.labels = load_tokenizer(self.path), read_labels(self.path)
             self.calibration = read_calibration(self.path)
             self._shapes = read_param_shapes(self.path)
         else:
+            registry.register_heads()
             self.path = epath.Path(path)
             self._published = read_model(path, format_name)
             self.model, self.tokenizer = self._published.config, self._published.tokenizer
