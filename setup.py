@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: configurations, of a clone's `experiments`, are installed too."""
+"""Install the configurations of `experiments`, which pyproject.toml cannot express."""
 
 import setuptools
 

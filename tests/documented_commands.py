@@ -38,7 +38,7 @@ RUNNERS = [
     (
         MINUTES,
         23,
-        r"python -m experiments\.bench\.(\w+ --peer-python|preflight_table|sweep_speed) .*"
+        r"python -m experiments\.bench\.([\w.]+ --peer-python|preflight_table|sweep_speed) .*"
         r"|python -m experiments\.ablations\b.*|bertjax submit .*"
         r"|bertjax preflight .*--(search|topology (?!cpu)).*",
     ),
@@ -95,14 +95,14 @@ REPLACEMENTS: list[tuple[str, str | Callable[[re.Match], str]]] = [
 # Options that make a program of `experiments` small.
 EXTRA_OPTIONS = {
     "bench.prepare": "--rounds 1",
-    "bench.python_speed": "--model tiny",
-    "bench.serve_speed": "--rounds 1 --requests 12 --clients 4",
+    "bench.inference.python": "--model tiny",
+    "bench.inference.serve": "--rounds 1 --requests 12 --clients 4",
     "bench.tpu_compile": "--topology v5e:2x2 --layers 1 --batch 2",
     "bench.preflight_table": "--models tiny --topologies h100:1 --workers 1",
     "bench.cpu_step": "--steps 1",
     "bench.sweep_speed": "--seeds 1",
-    "bench.squad_speed": "--rounds 1 --questions 4",
-    "bench.predict_speed": "--rounds 1 --batch-sizes 1 16",
+    "bench.inference.squad": "--rounds 1 --questions 4",
+    "bench.inference.predict": "--rounds 1 --batch-sizes 1 16",
 }
 
 

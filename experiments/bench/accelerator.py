@@ -25,7 +25,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from experiments.bench import torch_peer
 from experiments.bench.harness import (
     BERTJAX,
     child_environment,
@@ -33,7 +32,8 @@ from experiments.bench.harness import (
     serve_measurements,
     take_turns,
 )
-from experiments.bench.pretraining_batch import make_batch
+from experiments.bench.peers import torch_peer
+from experiments.bench.peers.pretraining_batch import make_batch
 
 STEPS = 10  # dispatched before waiting, as in training
 MODEL_SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}  # layers, hidden size, heads

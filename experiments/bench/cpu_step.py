@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from experiments.bench import torch_peer
 from experiments.bench.harness import (
     BERTJAX,
     comparison_table,
@@ -23,7 +22,8 @@ from experiments.bench.harness import (
     serve_measurements,
     take_turns,
 )
-from experiments.bench.pretraining_batch import VOCAB_SIZE, make_batch
+from experiments.bench.peers import torch_peer
+from experiments.bench.peers.pretraining_batch import VOCAB_SIZE, make_batch
 
 BATCH_SIZE, LENGTH, NUM_PREDICTIONS = 32, 128, 20
 SIZE = (4, 256, 4)  # layers, hidden size, heads

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.bench import torch_finetuning
 from experiments.bench.harness import BERTJAX, Cost, limit_cores, make_parser, measure_cost
-from experiments.bench.torch_peer import TrainingInterval, peer_recipe
+from experiments.bench.peers import torch_finetuning
+from experiments.bench.peers.torch_peer import TrainingInterval, peer_recipe
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config

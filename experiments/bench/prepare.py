@@ -26,7 +26,7 @@ from experiments.bench.harness import (
     measure_cost,
     peak_memory,
 )
-from experiments.bench.plain_tokenizer import PlainTokenizer
+from experiments.bench.peers.plain_tokenizer import PlainTokenizer
 
 PLAIN = "plain Python"
 _peer: PlainTokenizer

@@ -1,6 +1,7 @@
 """Features, evaluation and decoding of SQuAD, compared with `transformers` on the same CPU.
 
-    python -m experiments.bench.squad_speed --peer-python PYTHON --init MODEL --data dev-v1.1.json
+    python -m experiments.bench.inference.squad --peer-python PYTHON --init MODEL \
+      --data dev-v1.1.json
 
 Features: from the questions of the file to windows with character offsets, compared with the slow
 and the fast tokenizer of `transformers`, used as in its examples. Evaluation: from windows to
@@ -100,7 +101,7 @@ def make_bertjax_evaluation(init: str, data: str) -> Callable[[], object]:
     from bertjax.tasks import registry
     from bertjax.training.evaluator import make_evaluator
 
-    spec = f"{pathlib.Path(__file__).parents[1] / 'squad.py'}:version=1,init={init}"
+    spec = f"{pathlib.Path(__file__).parents[2] / 'squad.py'}:version=1,init={init}"
     overrides = {
         "data.eval_file": data,
         "model.dtype": "float32",

@@ -1,6 +1,6 @@
 """Throughput and latency of a served model, with one client and with many.
 
-    python -m experiments.bench.serve_speed --checkpoint runs/banking --input texts.txt
+    python -m experiments.bench.inference.serve --checkpoint runs/banking --input texts.txt
 
 `bertjax serve` runs in its own process. Each line of the file, a text or a JSON object, is sent as
 one request, by one client and then by many, each of which waits for its answer before it sends the

@@ -1,6 +1,6 @@
 """Embeddings of texts, compared with sentence-transformers on the same cores.
 
-    python -m experiments.bench.embed_speed --peer-python PYTHON --checkpoint MODEL \
+    python -m experiments.bench.inference.embed --peer-python PYTHON --checkpoint MODEL \
       --input lines.txt [--lines N] [--rounds N]
 
 MODEL is a directory of sentence-transformers. bertjax writes the embeddings of all lines to a file

@@ -1,6 +1,6 @@
 """Fine-tuning under PyTorch: the peer's side of `finetuning_peer`, in its own interpreter.
 
-    PYTHON experiments/bench/torch_finetuning.py DIR MODEL CORES PAD_TO GROUP_BY_LENGTH
+    PYTHON experiments/bench/peers/torch_finetuning.py DIR MODEL CORES PAD_TO GROUP_BY_LENGTH
 
 Trains on DIR/train.npz after DIR/recipe.json; writes intervals.json, and logits.npz of eval.npz.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.bench.torch_peer import TrainingInterval, make_torch_optimizer
+from experiments.bench.peers.torch_peer import TrainingInterval, make_torch_optimizer
 
 Arrays = Mapping[str, np.ndarray]
 # Head -> name of its targets in a batch, and class of `transformers`.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.bench.pretraining_batch import VOCAB_SIZE, to_transformers
+from experiments.bench.peers.pretraining_batch import VOCAB_SIZE, to_transformers
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config

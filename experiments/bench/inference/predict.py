@@ -2,7 +2,7 @@
 
     bertjax train --workdir runs/banking --config.model.dtype=float32 --config \
       sequence_classification:init=MODEL,data=banking77,train_file=train.csv,eval_file=test.csv,label=category
-    python -m experiments.bench.predict_speed --peer-python PYTHON --checkpoint runs/banking \
+    python -m experiments.bench.inference.predict --peer-python PYTHON --checkpoint runs/banking \
       --data banking77/test.csv
 
 bertjax runs `bertjax predict` on the file. The peer is `pipeline("text-classification")` of the

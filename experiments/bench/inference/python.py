@@ -1,7 +1,7 @@
 """Latency of one text and throughput of many with a model loaded in Python.
 
-    python -m experiments.bench.python_speed --vocab bert-base-uncased-vocab.txt
-    python -m experiments.bench.python_speed --checkpoint runs/banking --input texts.txt
+    python -m experiments.bench.inference.python --vocab bert-base-uncased-vocab.txt
+    python -m experiments.bench.inference.python --checkpoint runs/banking --input texts.txt
 
 The first form initializes a BERT-Base (or `--model`) at random, loads it by `bertjax.load` and
 fills the mask of texts of several lengths. It prints the time of the first call, which compiles,
