@@ -45,7 +45,7 @@ HEAD = heads.register_head(
         architecture="BertForMoods",
         pipeline_tag="text-classification",
         auto_class="AutoModelForSequenceClassification",
-        cost_name="mood head",
+        display_name="mood head",
         metric_titles={
             "mood_loss": ("Loss of moods", None),
             "mood_accuracy": ("Accuracy of moods", 0.0),

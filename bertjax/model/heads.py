@@ -123,7 +123,7 @@ class Head:
       architecture: class of `transformers`; a model with several heads has that of the last head.
       pipeline_tag: Hugging Face's task on a model card.
       auto_class: class that a model card shows.
-      cost_name: name in the cost table and in messages.
+      display_name: name in the cost table and in messages.
       metric_titles: metric -> its title and a value that its axis always shows.
       positions_key: batch array of the positions [B, N] that it reads; "" for all, or if `pooled`.
       input_dropout: True if dropout precedes it, as in fine-tuning.
@@ -138,7 +138,7 @@ class Head:
     architecture: str
     pipeline_tag: str
     auto_class: str
-    cost_name: str
+    display_name: str
     metric_titles: Mapping[str, tuple[str, float | None]]
     positions_key: str = ""
     input_dropout: bool = False
@@ -176,7 +176,7 @@ for _head in (
         architecture="BertForMaskedLM",
         pipeline_tag="fill-mask",
         auto_class="AutoModelForMaskedLM",
-        cost_name="MLM head",
+        display_name="MLM head",
         metric_titles={
             "mlm_loss": ("MLM loss", None),
             "mlm_accuracy": ("MLM accuracy", 0.0),
@@ -193,7 +193,7 @@ for _head in (
         architecture="BertForPreTraining",
         pipeline_tag="fill-mask",
         auto_class="AutoModelForMaskedLM",
-        cost_name="NSP head",
+        display_name="NSP head",
         metric_titles={"nsp_loss": ("NSP loss", None), "nsp_accuracy": ("NSP accuracy", None)},
     ),
     Head(
@@ -205,7 +205,7 @@ for _head in (
         architecture="BertForQuestionAnswering",
         pipeline_tag="question-answering",
         auto_class="AutoModelForQuestionAnswering",
-        cost_name="question answering head",
+        display_name="question answering head",
         metric_titles={},
     ),
     Head(
@@ -217,7 +217,7 @@ for _head in (
         architecture="BertForSequenceClassification",
         pipeline_tag="text-classification",
         auto_class="AutoModelForSequenceClassification",
-        cost_name="sequence classification head",
+        display_name="sequence classification head",
         metric_titles={
             "sequence_classification_loss": ("Loss", None),
             "accuracy": ("Accuracy", None),
@@ -234,7 +234,7 @@ for _head in (
         architecture="BertForMultipleChoice",
         pipeline_tag="multiple-choice",
         auto_class="AutoModelForMultipleChoice",
-        cost_name="multiple choice head",
+        display_name="multiple choice head",
         metric_titles={"multiple_choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
         input_dropout=True,
     ),
@@ -247,7 +247,7 @@ for _head in (
         architecture="BertForTokenClassification",
         pipeline_tag="token-classification",
         auto_class="AutoModelForTokenClassification",
-        cost_name="token classification head",
+        display_name="token classification head",
         metric_titles={
             "token_classification_loss": ("Loss", None),
             "accuracy": ("Accuracy of words", None),

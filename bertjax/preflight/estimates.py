@@ -96,5 +96,5 @@ def estimate_gpu(
 
 
 def _part_of_op(op_name: str) -> str:
-    heads = ((f"/{head.name}/", head.cost_name) for head in HEADS.values())
+    heads = ((f"/{head.name}/", head.display_name) for head in HEADS.values())
     return next((part for scope, part in (*SCOPE_TO_PART, *heads) if scope in op_name), "other")

@@ -173,8 +173,8 @@ class PretrainedModel:
         for name in params:
             if name in HEADS and name not in self._shapes:
                 raise InputError(
-                    f"{self.path} has no {HEADS[name].cost_name}, only {', '.join(self._shapes)}. "
-                    "Train it with init, or compute embeddings with `bertjax embed`."
+                    f"{self.path} has no {HEADS[name].display_name}, only {', '.join(self._shapes)}"
+                    ". Train it with init, or compute embeddings with `bertjax embed`."
                 )
         check_params(self.path, params, self._shapes)
 
