@@ -30,7 +30,7 @@ class BatchSizeRampup:
         return self.batch_sizes[bisect.bisect(self._first_steps, step) - 1]
 
     def sequences_before(self, step: int) -> int:
-        """Return the number of sequences in the first `step` steps."""
+        """Return the number of sequences, in fine-tuning of examples, in the first `step` steps."""
         ends = [*self._first_steps[1:], step]
         return sum(
             size * max(min(step, end) - first, 0)

@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     if args.corpus:
-        given = [
+        run_flags = [
             f"--{name.replace('_', '-')}"
             for name in args.run_options
             if getattr(args, name) is not None
         ]
-        if args.overrides or given:
-            argument = given[0] if given else "--config.*"
+        if args.overrides or run_flags:
+            argument = run_flags[0] if run_flags else "--config.*"
             raise InputError(f"{argument}: belongs to a run, not to --corpus. Leave it out.")
         from bertjax.reports.corpus import describe_corpus
 

@@ -60,9 +60,10 @@ def read(path: epath.Path) -> NumpyModel:
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
-    """Write a directory that google-research/bert opens; it ignores label names.
+    """Write a model directory of google-research/bert, which ignores label names.
 
-    The approximate GELU is written as `gelu_new`, which only its successors know.
+    `hidden_act=gelu_tanh` is written as `gelu_new`, its name in `transformers`, which
+    google-research/bert rejects.
 
     Raises:
       InputError: the tokenizer is not WordPiece, or google-research/bert would compute something

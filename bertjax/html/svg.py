@@ -111,8 +111,8 @@ def to_svg(axes: "Axes", tooltips: Sequence[str] = ()) -> str:
         if element.tag == "text":  # the font is that of the page; no text is rotated
             element.attrib.pop("transform", None)
             element.set("style", _FONT.sub("", element.get("style", "")))
-        elif element.tag != "title":
-            element.text = None  # line breaks between elements
+        elif element.tag != "title":  # a tooltip that this loop has added
+            element.text = None  # without the line breaks between elements
         if element.tag == "use" and (tooltip := next(texts, None)) is not None:
             ElementTree.SubElement(element, "title").text = tooltip
     # Without metadata and without a style sheet that would apply to the whole page.

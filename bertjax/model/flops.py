@@ -41,19 +41,20 @@ def forward_flops(
     """Return the operations of the matrix products in a forward pass of the pre-training model.
 
     A multiplication and an addition count as two. Everything that the shapes make the hardware
-    compute counts, including padding, empty slots and masked attention scores.
+    compute counts, including padding, unused predictions and masked attention scores.
 
     Args:
       config: shape of the encoder.
       num_sequences: sequences of the batch.
       max_seq_length: tokens of a sequence.
-      max_predictions_per_seq: masked LM slots of a sequence; 0 without that head.
+      max_predictions_per_seq: masked LM predictions of a sequence; 0 without that head.
       examples_per_seq: pooled vectors of a sequence, with two logits each; 0 without that head.
       last_block_positions: result of `bertjax.model.head_positions.num_last_block_positions`; None
         for all positions.
     """
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    before = 3 * hidden**2  # operations of a block before attention, and after it, per position
+    # Multiply-adds of a block before and after attention, per position; doubled at the end.
+    before = 3 * hidden**2
     after = hidden**2 + 2 * hidden * config.feed_forward_size
     block = max_seq_length * (before + after) + 2 * max_seq_length**2 * hidden
     skipped = 0 if last_block_positions is None else max_seq_length - last_block_positions

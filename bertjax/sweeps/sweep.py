@@ -43,7 +43,7 @@ def sweep(
 
     Args:
       trials: the runs.
-      base_config: configuration with the mesh that a run would have alone.
+      base_config: configuration whose mesh the checkpoint of the best run gets.
       workdir: directory of the sweep.
       runs_per_device: parallel runs of a device.
 
@@ -109,7 +109,7 @@ def _sweep(
 
 
 def _load_task(config: Config) -> Task:
-    """Return the data of runs of one shape."""
+    """Return the task of the runs of one shape, with its data."""
     task = registry.find_task(config.task)(config)
     if not task.eval_sets():
         raise InputError(
@@ -122,7 +122,7 @@ def _load_task(config: Config) -> Task:
 def _make_step_functions(
     group: Sequence[Trial], task: Task, num_parallel: int
 ) -> tuple[ParallelStepFunctions, int]:
-    """Return the step functions of runs of one shape, and a batch size that fits all of them."""
+    """Return the step functions of runs of one shape, and the largest of their batch sizes."""
     first = group[0].config
     config = dataclasses.replace(task.config, init=first.init).resolve(task.examples_per_epoch)
     prepared = [prepare_task(task, resolve_like(trial.config, config)) for trial in group]
@@ -148,10 +148,12 @@ def _record(
         }
         for trial, run_scores in zip(trials, scores, strict=True)
     }
-    merits = [comparable_score(primary_metric, run_scores) for run_scores in scores]
-    best = int(np.argmax(merits))
-    earlier = [_comparable_score(primary_metric, run["scores"]) for run in state.results.values()]
-    if merits[best] > max(earlier, default=-math.inf):
+    comparable = [comparable_score(primary_metric, run_scores) for run_scores in scores]
+    best = int(np.argmax(comparable))
+    earlier = [
+        _comparable_recorded_score(primary_metric, run["scores"]) for run in state.results.values()
+    ]
+    if comparable[best] > max(earlier, default=-math.inf):
         path = state.workdir / BEST_DIR
         write_run(trainer, best, trials[best], scores[best], base_config, path)
     state.record(trainer.workdir, trials, trainer.task, results)
@@ -164,7 +166,8 @@ def _has_failed(task: Task, scores: Mapping[str, float]) -> bool:
     return not math.isfinite(scores.get("loss", math.nan)) or task.is_degenerate(scores)
 
 
-def _comparable_score(name: str, scores: Mapping[str, float | None]) -> float:
+def _comparable_recorded_score(name: str, scores: Mapping[str, float | None]) -> float:
+    """Return `comparable_score` of recorded scores; None stands for one that is not finite."""
     finite = {key: value for key, value in scores.items() if value is not None}
     return comparable_score(name, finite)
 
@@ -183,8 +186,9 @@ def summarize(
     trials: Sequence[Trial], results: Mapping[str, Mapping[str, Any]], primary_metric: str
 ) -> dict[str, Any]:
     """Return the content of `sweep.json`; means are over the runs that did not fail."""
-    merits = {
-        name: _comparable_score(primary_metric, run["scores"]) for name, run in results.items()
+    comparable = {
+        name: _comparable_recorded_score(primary_metric, run["scores"])
+        for name, run in results.items()
     }
     points = []
     for label in dict.fromkeys(trial.label for trial in trials):
@@ -201,8 +205,8 @@ def summarize(
                 "max": max(scores, default=None),
             }
         )
-    best = max(merits, key=lambda name: merits[name])
-    if merits[best] == -math.inf:
+    best = max(comparable, key=lambda name: comparable[name])
+    if comparable[best] == -math.inf:
         raise RunError(f"no run has a finite {primary_metric}: lower optimizer.learning_rate.")
     all_runs = [
         {"name": trial.name, "point": trial.label, "seed": trial.config.seed, **results[trial.name]}

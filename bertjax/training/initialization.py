@@ -33,14 +33,14 @@ from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 INIT_RECORD_FILE = "init.json"  # in a workdir: the model that its run was initialized from
 _log = logging.getLogger("bertjax")
 
-# Fields that change what the same arrays compute, and that no array shows.
+# Fields that change what the same parameters compute, and that no parameter's shape reveals.
 _ARCHITECTURE_FIELDS = ("num_attention_heads", "hidden_act", "layer_norm_eps", "causal")
 _INIT_ONLY_FIELDS = ("num_labels", "initializer_range", "attention_init")
 _UNPUBLISHED_FIELDS = ("dtype", "scan_layers", "remat")  # published models do not record them
 
 
 def check_architecture(path: epath.Path, saved: BertConfig, model: BertConfig) -> None:
-    """Check that a configuration computes the parameters at `path` as the saved one does.
+    """Check that the parameters at `path` mean the same in a configuration as in the saved one.
 
     Raises:
       InputError: a field differs.
@@ -122,7 +122,8 @@ class PretrainedModel:
     def check_compatible(self, model: BertConfig, shapes: Any, labels: Sequence[str]) -> None:
         """Check that a model of another configuration can be initialized from this one.
 
-        Fields that may differ are logged. Heads with other labels are left out. A masked language
+        Fields that may differ are logged. Heads that have other labels or read other layers are
+        removed from this model, so that `load_init_params` does not load them. A masked language
         model may be initialized from a causal one.
 
         Args:

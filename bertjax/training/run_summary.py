@@ -77,7 +77,7 @@ def config_warnings(config: Config, task: Task) -> Iterator[str]:
             f"{steps:,}, at {final:.0%} of the peak: --config.optimizer.decay_steps=0 ends both "
             "at once."
         )
-    epochs = config.rampup.sequences_before(steps) / task.examples_per_epoch
+    epochs = _num_epochs(config, task, steps)
     if epochs > _MAX_EPOCHS:
         yield (
             f"{epochs:,.0f} epochs are many, and the model will overfit: use fewer --config.steps, "
@@ -123,11 +123,20 @@ def _model(config: Config, task: Task, step_functions: AnyStepFunctions, num_run
 
 
 def _epochs(config: Config, task: Task) -> str:
-    steps, examples = config.total_steps, task.examples_per_epoch
+    steps = config.total_steps
     if steps is None:
-        return f"; an epoch is {math.ceil(examples / config.batch_size):,} steps"
-    epochs = config.rampup.sequences_before(steps) / examples
+        steps_per_epoch = math.ceil(task.examples_per_epoch / config.batch_size)
+        return f"; an epoch is {steps_per_epoch:,} steps"
+    epochs = _num_epochs(config, task, steps)
     return f"; the run has {epochs:,.{0 if epochs >= 10 else 2}f} epochs"
+
+
+def _num_epochs(config: Config, task: Task, steps: int) -> float:
+    """Return the number of epochs in the first `steps` steps.
+
+    Batch sizes and epochs both count examples in fine-tuning, sequences in pre-training.
+    """
+    return config.rampup.sequences_before(steps) / task.examples_per_epoch
 
 
 def _batch(config: Config, task: Task, step_functions: AnyStepFunctions, num_runs: int) -> str:
@@ -137,6 +146,7 @@ def _batch(config: Config, task: Task, step_functions: AnyStepFunctions, num_run
         text = f"{config.batch_size:,} examples in {text}"
     if config.batch_size_rampup > 1:
         text += f", {config.rampup.batch_sizes[0]:,} at first"
+    # The batch of a parallel run is on one device.
     shards = num_batch_shards(step_functions.mesh) if num_runs == 1 else 1
     if shards * config.gradient_accumulation_steps > 1:
         microbatch = batch_size // shards // config.gradient_accumulation_steps
@@ -148,7 +158,7 @@ def _schedule(config: Config) -> str:
     optimizer = config.optimizer_config()
     text = f"{optimizer.name} at {optimizer.learning_rate:g}, {optimizer.schedule}"
     warmup, cooldown = optimizer.warmup_steps, optimizer.cooldown_steps
-    if config.budget_seconds is not None:
+    if config.budget_seconds is not None:  # durations are fractions of the time budget
         fractions = {"warm-up": warmup, "cool-down": cooldown}
         parts = [f"{name} {n:.0%} of the time" for name, n in fractions.items() if n]
         return ", ".join([text, *parts])

@@ -1,7 +1,7 @@
 """Trackers: receivers of the metrics of a run, such as Weights & Biases or a user's function.
 
-A tracker is validated on every process before the run starts. It is opened with the first line, on
-the process that writes.
+A tracker is validated on every process before the run starts. The process that writes metrics opens
+it when the first metrics are logged.
 """
 
 import importlib
@@ -39,7 +39,7 @@ class CallbackTracker:
     """Passes each line of metrics.jsonl to a function.
 
     Args:
-      open_callback: returns the function; called with the first line.
+      open_callback: takes no argument and returns the function; called at the first `log`.
     """
 
     def __init__(self, open_callback: Callable[[], MetricsCallback]) -> None:

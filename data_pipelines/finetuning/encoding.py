@@ -54,9 +54,9 @@ def encode_texts(
       InputError: "head_tail" or "windows" for pairs, or `max_seq_length` is too small.
     """
     check_truncation(truncation, data.text_pairs is not None)
-    num_special = 2 if data.text_pairs is None else 3
-    room = max_seq_length - num_special
-    if room < num_special - 1:
+    num_texts = 1 if data.text_pairs is None else 2  # of an example
+    room = max_seq_length - (num_texts + 1)  # [CLS], and [SEP] after each text
+    if room < num_texts:
         raise InputError(f"max_seq_length={max_seq_length}: no room for text. Raise it.")
     rows: list[list[int]] = []
     prefix_lengths: list[int] = []

@@ -42,7 +42,7 @@ class TableRow(NamedTuple):
         """Return the text of one column, or of several columns joined by spaces.
 
         Raises:
-          InputError: a column is missing, empty or not text.
+          InputError: a column is missing, empty, or neither text nor a number.
         """
         parts = []
         for column in columns:
@@ -61,8 +61,8 @@ class TableRow(NamedTuple):
         return " ".join(parts)
 
     def first_blank_column(self, columns: Sequence[str]) -> str:
-        """Return the first of the existing columns without text, or ""."""
-        values = ((column, self.values.get(column, "-")) for column in columns)
+        """Return the first column that exists and is blank, None or NaN; "" if there is none."""
+        values = ((column, self.values[column]) for column in columns if column in self.values)
         stripped = ((name, v.strip() if isinstance(v, str) else v) for name, v in values)
         return next((name for name, v in stripped if v in (None, "") or v != v), "")  # v != v: NaN
 
@@ -124,7 +124,10 @@ def read_table(
 
 
 def is_table(path: epath.PathLike) -> bool:
-    """Return whether a file's suffix is that of a table other than JSON lines."""
+    """Return whether inputs in a file are rows for `read_table`.
+
+    Inputs in `.txt` and JSON lines, which `read_table` also knows, are read line by line.
+    """
     return file_format(epath.Path(path)) in (".csv", ".tsv", *arrow_tables.SUFFIXES)
 
 
@@ -139,7 +142,9 @@ def file_format(path: epath.Path) -> str:
 def read_tfds_table(
     source: str, split: str, class_id_columns: Collection[str] = ()
 ) -> list[TableRow]:
-    """Read a split of a TensorFlow Datasets builder, with class names; None for unlabeled rows.
+    """Read a split of a TensorFlow Datasets builder.
+
+    Class ids become class names, those of unlabeled rows None.
 
     Args:
       source: `tfds:NAME/CONFIG`.

@@ -1,7 +1,7 @@
 """Mixtures of corpora: the corpus of each training sequence.
 
-Proportions are exact. Each `BLOCK` consecutive sequences of a stream have a fixed number from each
-corpus: its proportion, rounded to whole sequences, at least one. Each block has its own order.
+Each block of `BLOCK` consecutive sequences of a stream has the same number from each corpus: its
+proportion, rounded to whole sequences, at least one. Each block has its own order.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ def mixture_proportions(
       sizes: sequences of one pass over each corpus [C].
       sampling_alpha: a corpus with natural proportion p gets p^sampling_alpha, normalized. 1 is
         natural, 0 is uniform; BERT's multilingual models used 0.7.
-      mixture_weights: C numbers joined by "+", which replace the sizes.
+      mixture_weights: C numbers joined by "+", the unnormalized proportions; with them, sizes and
+        `sampling_alpha` have no effect.
 
     Raises:
       InputError: a value is out of range, or the number of weights is not C.
@@ -35,20 +36,20 @@ def mixture_proportions(
         )
     if len(sizes) > BLOCK // 4:
         raise InputError(f"{len(sizes)} corpora: too many. Merge them to {BLOCK // 4} or fewer.")
-    powers = (np.asarray(sizes, np.float64) / sum(sizes)) ** sampling_alpha
+    weights = (np.asarray(sizes, np.float64) / sum(sizes)) ** sampling_alpha
     if mixture_weights:
         prefix = f"mixture_weights={mixture_weights}"
         try:
-            powers = np.array([float(weight) for weight in mixture_weights.split("+")])
+            weights = np.array([float(weight) for weight in mixture_weights.split("+")])
         except ValueError:
             raise InputError(f"{prefix}: not numbers. Write them as 3+1.") from None
-        if len(powers) != len(sizes):
+        if len(weights) != len(sizes):
             raise InputError(
-                f"{prefix}: {len(powers)} weights for {len(sizes)} corpora. Give one per corpus."
+                f"{prefix}: {len(weights)} weights for {len(sizes)} corpora. Give one per corpus."
             )
-        if not (np.isfinite(powers).all() and (powers > 0).all()):
+        if not (np.isfinite(weights).all() and (weights > 0).all()):
             raise InputError(f"{prefix}: not all positive and finite. Give positive numbers.")
-    return powers / powers.sum()
+    return weights / weights.sum()
 
 
 class Mixture:
@@ -67,7 +68,8 @@ class Mixture:
         exact = proportions * BLOCK
         counts = np.maximum(1, np.floor(exact)).astype(np.int64)
         while (missing := BLOCK - counts.sum()) != 0:
-            # Largest remainders first; the largest corpora compensate counts raised to 1.
+            # Add where a count is furthest below its exact value. If counts raised to 1 made the
+            # sum too large, subtract where a count above 1 is furthest above its exact value.
             gaps = exact - counts
             index = (
                 np.argmax(gaps) if missing > 0 else np.argmax(np.where(counts > 1, -gaps, -BLOCK))

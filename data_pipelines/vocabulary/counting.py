@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 MAX_WORDS = 1_000_000  # different words counted before the rarest are dropped
 _BATCH_CHARS = 1 << 24  # characters counted together
-_GOLDEN = 0.6180339887498949
-# Scripts without spaces are split at punctuation. A punctuation character stays with the following
-# text, so that only the first part of a line appears to start a word.
+_GOLDEN = 0.6180339887498949  # its multiples modulo 1 are evenly spaced in [0, 1)
+# Text between two spaces is split at punctuation, for scripts without spaces. A punctuation
+# character stays with the following text, so that only the first part appears to start a word.
 _PART = re.compile(r".[^、。，．！？；：…「」『』（）《》〈〉【】“”‘’।॥؟۔،؛៖។၊။]*", re.DOTALL)  # noqa: RUF001 (punctuation of other scripts)
 
 Splitter = Callable[[str], Iterable[str]]
@@ -85,7 +85,7 @@ def count_words(
         if len(words) > max_words:
             log.info("counted %d different words", len(words))
             words, is_truncated = _most_common(words, max_words // 2), True
-    if is_truncated:  # so that the end of the text has the same weight as the beginning
+    if is_truncated:  # rare words counted since the last truncation are dropped like earlier ones
         words = _most_common(words, max_words // 2)
     if not words:
         raise InputError("the text has no words. Use a text with words to train a vocabulary.")
@@ -93,6 +93,7 @@ def count_words(
 
 
 def _return_argument(function: Callable) -> Callable:
+    """Return `function`; with its argument bound, the `make_function` of `ordered_map`."""
     return function
 
 
@@ -115,7 +116,7 @@ def _most_common(words: Counter[str], max_words: int) -> Counter[str]:
 
 
 def reweight_counts(counts: Sequence[Counter[str]], sampling_alpha: float) -> Counter[str]:
-    """Merge the counts of several corpora, each with p^sampling_alpha of the words instead of p.
+    """Merge the counts of several corpora, with p^sampling_alpha (normalized) as their proportions.
 
     Args:
       counts: word counts of each corpus.

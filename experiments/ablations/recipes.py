@@ -4,9 +4,10 @@
       [--size SIZE] [--seeds N] [--only NAME ...] [--config.FIELD=VALUE ...]
 
 Every row is `bertjax train` with the same number of steps, for each seed, printed before it runs.
-The same command resumes after an interruption. A run that diverges counts as failed. "CLM first"
-spends a fraction of the steps on CLM and initializes the MLM run from it. The last rows are
-`recipe=modern`, which combines the useful changes, with all steps and with a third of them.
+The same command resumes after an interruption. The column "degenerate" counts the runs that
+diverged. "CLM first" spends a fraction of the steps on CLM and initializes the MLM run from it. The
+last rows are `recipe=modern`, which combines the useful changes, CLM first included, with all steps
+and with a third of them.
 DIR/recipes.json, .md and .html have the MLM loss on the eval split, always with 15% masked in
 80/10/10, and the CPU minutes of a run, with start and compilation; after an interruption only those
 since.
@@ -40,7 +41,10 @@ LOSS, MINUTES = "mlm loss", "CPU minutes"
 
 
 def training_stages(name: str, steps: int) -> dict[str, tuple[str, int]]:
-    """Return objective and steps of a row's runs, each initialized from the one before."""
+    """Return objective and steps of a row's runs, each initialized from the one before.
+
+    The fields of a row may override the objective, as those of "no NSP" do.
+    """
     if name not in (CLM_FIRST, MODERN, MODERN_THIRD):
         return {"mlm": ("mlm_nsp", steps)}
     clm_steps = round(CLM_FRACTION * steps)
@@ -87,7 +91,7 @@ def main() -> None:
     parser.add_argument("--size", default="mini")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--only", nargs="+", default=[], help="rows to run, by a word of their names"
+        "--only", nargs="+", default=[], help="rows to run, by a part of their names"
     )
     args, extra_flags = parser.parse_known_args()
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, MODERN: {}, MODERN_THIRD: {}}

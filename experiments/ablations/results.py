@@ -26,7 +26,7 @@ class VariantResult:
       name: name of the variant.
       perplexity: MLM perplexity on the eval split at the variant's step; None if not applicable.
       scores: scores of each seed.
-      num_degenerate: number of runs that learned nothing; their scores count too.
+      num_degenerate: number of runs that diverged or learned nothing; only the former lack scores.
     """
 
     name: str
@@ -103,7 +103,7 @@ def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[Varia
         _markdown_row(header),
         _markdown_row(["---"] + ["---:"] * (len(header) - 1)),
     ]
-    notes = ["", "Findings of the paper:", "", *(f"- {line}" for line in findings)]
+    notes = ["", "Findings:", "", *(f"- {line}" for line in findings)]
     text = "\n".join([*lines, *map(_markdown_row, cells), *notes, ""])
     stem.with_suffix(".md").write_text(text)
     sections = [
@@ -111,7 +111,7 @@ def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[Varia
             "Scores, mean and standard deviation over the seeds",
             table=ScoreTable(header, cells),
         ),
-        Section("Findings of the paper", paragraphs=findings),
+        Section("Findings", paragraphs=findings),
         Section(
             "Every run",
             "A dot for each run and a line at their mean; numbers are those of the rows above.",

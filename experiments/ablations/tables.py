@@ -40,13 +40,13 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A finding of the paper about two rows.
+    """A claim that one row is better than another, such as a finding of the paper.
 
     Attributes:
-      claim: the finding in words.
+      claim: the claim in words.
       better_row: index of the better row.
       worse_row: index of the worse row.
-      tasks: tasks whose scores show it; empty for all.
+      tasks: first words of the names of the compared scores, mostly tasks; empty for all scores.
       lower_is_better: whether a lower score is better.
     """
 
@@ -64,7 +64,7 @@ class AblationTable:
     Attributes:
       caption: title, with the paper's table.
       variants: the rows.
-      findings: the paper's findings.
+      findings: the claims to check.
     """
 
     caption: str
