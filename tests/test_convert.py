@@ -61,7 +61,7 @@ def test_parameter_mappings_cover_every_parameter() -> None:
     ("head", "problem_type", "labels"),
     [
         ("sequence_classification", "single_label_classification", ("pos", "neg", "odd")),
-        ("sequence_classification", "labels", ("pos", "neg", "odd")),
+        ("sequence_classification", "multi_label_classification", ("pos", "neg", "odd")),
         ("sequence_classification", "regression", ()),
         ("token_classification", "single_label_classification", ("O", "B-x", "I-x")),
         ("multiple_choice", "single_label_classification", ()),

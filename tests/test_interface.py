@@ -168,7 +168,7 @@ def test_method_of_another_task_is_rejected_with_the_right_one(models, method, o
         (
             "answer",
             (["a", "b"], ["c"]),
-            "^2 inputs of question and 1 of context: give",
+            "^question, context: 2 and 1 inputs",
         ),
         ("answer", ("ba?", " "), "^input 0: the passage is empty"),
         ("classify", (["ba", " "],), "^input 1: column 'text' is empty"),
@@ -177,7 +177,7 @@ def test_method_of_another_task_is_rejected_with_the_right_one(models, method, o
         ("choose", ("ba", ["do"]), "^input 0: a question needs two choices and has 1"),
         ("choose", ("ba", "do"), "^choices='do': a text is no list of choices"),
         ("choose", (["ba", "ki"], ["do", "lu"]), "^choices='do': a text is no list"),
-        ("choose", (["ba"], [["do", "ki"]] * 2), "^1 inputs of context and 2 of choices"),
+        ("choose", (["ba"], [["do", "ki"]] * 2), "^context, choices: 1 and 2 inputs"),
         ("encode", ([1],), "^input 0: 1 is no text"),
         ("encode", ("ba", (7,)), "^layer 7: not in a model of 2 layers"),
         ("encode", ("ba", (-1,), "sum"), "^pooling=sum: unknown value. Use mean, cls, max"),

@@ -133,7 +133,7 @@ def test_documented_example_runs(tmp_path, capsys) -> None:
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]
     assert main([*map(str, command), "--output", str(tmp_path / "moods.stablehlo")]) == 0
     summary = capsys.readouterr().out
-    assert "input_ids [b, t], token_type_ids [b, t], mask [b, t]\n" in summary
+    assert "input_ids [b, t], token_type_ids [b, t], attention_mask [b, t]\n" in summary
     assert "outputs: sequence_classification_logits [b, 3]" in summary
     labels = bertjax.load(source).labels
     answers = run(sys.executable, documented_program("jax"), tmp_path).split()
