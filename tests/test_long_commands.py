@@ -11,7 +11,7 @@ from documented_commands import MINUTES
 from data_pipelines.finetuning.glue import GLUE
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.skipif(
     not (PEERS and importlib.util.find_spec("libtpu")),
     reason="needs the extra `tpu` and an environment of .ci/peers in BERTJAX_PEERS",

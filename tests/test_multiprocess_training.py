@@ -228,7 +228,7 @@ def test_process_opens_only_its_own_shards(one_process, two) -> None:
     assert first | second == opened(one_process, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_loss_of_a_process_ends_the_others_and_the_same_command_resumes(corpus, runs, two) -> None:
     program = Program(corpus, runs / "killed", 2, supervised=True, slow=True)
     program.wait_for_step(14)
@@ -247,7 +247,7 @@ def test_loss_of_a_process_ends_the_others_and_the_same_command_resumes(corpus, 
     assert_same_params(runs / "killed", two)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_stop_signal_to_one_process_stops_all_and_another_number_resumes(
     corpus, runs, one_process
 ) -> None:
@@ -263,7 +263,7 @@ def test_stop_signal_to_one_process_stops_all_and_another_number_resumes(
     assert_close(runs / "stopped", one_process, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_checkpoint_of_one_process_is_bit_identical_on_four(one_process, tmp_path) -> None:
     port = free_port()
     environment = process_environment(2) | {"JAX_PLATFORMS": "cpu"}
