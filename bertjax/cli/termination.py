@@ -46,7 +46,11 @@ def handle_signals() -> Iterator[threading.Event]:
     # JAX handles SIGTERM in multi-process runs. An ignored signal, as under nohup, stays ignored.
     handled = [signal.SIGINT] if CHILD_ENV in os.environ else [signal.SIGINT, signal.SIGTERM]
     default = signal.SIG_DFL, signal.default_int_handler
-    before = {each: signal.getsignal(each) for each in handled if signal.getsignal(each) in default}
+    before = {
+        number: signal.getsignal(number)
+        for number in handled
+        if signal.getsignal(number) in default
+    }
     if threading.current_thread() is not threading.main_thread():
         before = {}
     if not before:

@@ -67,7 +67,7 @@ class Model:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dir__(self) -> Iterable[str]:
-        return [*super().__dir__(), *(each.method for each in registry.pipeline_classes())]
+        return [*super().__dir__(), *(pipeline.method for pipeline in registry.pipeline_classes())]
 
     def predict(self, inputs: Any, return_all_scores: bool = False) -> Any:
         """Return the answer to an input of the model's task, or a list of answers.
@@ -196,11 +196,11 @@ class Model:
     def _make_method(self, pipeline: type[Pipeline[Any]]) -> Callable[..., Any]:
         @functools.wraps(pipeline.parse_arguments)
         def method(*args: Any, return_all_scores: bool = False, **kwargs: Any) -> Any:
-            own = self._predictor.pipeline
-            if own.method != pipeline.method:
+            trained = self._predictor.pipeline
+            if trained.method != pipeline.method:
                 raise InputError(
-                    f"{self.path}: the model {own.description}. Call {own.method}, or encode for "
-                    f"embeddings, or load a model that {pipeline.description}."
+                    f"{self.path}: the model {trained.description}. Call {trained.method}, or "
+                    f"encode for embeddings, or load a model that {pipeline.description}."
                 )
             return self.predict(pipeline.parse_arguments(*args, **kwargs), return_all_scores)
 

@@ -107,9 +107,9 @@ class WorkdirLock:
             "id": uuid.uuid4().hex,
             "heartbeats": 0,
         }
-        found = _read(self._path)
-        if found is not None:
-            self._wait_until_stale(found)
+        content = _read(self._path)
+        if content is not None:
+            self._wait_until_stale(content)
         try:
             _create(self._path, json.dumps(self._holder))
         except FileExistsError:
@@ -119,9 +119,9 @@ class WorkdirLock:
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
-    def _wait_until_stale(self, found: str) -> None:
+    def _wait_until_stale(self, content: str) -> None:
         """Return when the holder is known to be dead; raise InputError when it is alive."""
-        holder = _parse(found)
+        holder = _parse(content)
         if holder.get("machine") == _machine_id():
             if _process_start_time(holder["pid"]) == holder["started"]:
                 self._raise_in_use(holder)
@@ -136,7 +136,7 @@ class WorkdirLock:
                 current = _read(self._path)
                 if current is None:  # released
                     return
-                if current != found:
+                if current != content:
                     self._raise_in_use(_parse(current))
         self._path.unlink(missing_ok=True)
 
@@ -175,9 +175,9 @@ class WorkdirLock:
 
     def _is_held(self) -> bool:
         """Return whether the lock file is that of this process."""
-        found = _parse(_read(self._path) or "")
+        holder = _parse(_read(self._path) or "")
         # The answer to a heartbeat may have been lost, so their number does not count.
-        return found | {"heartbeats": 0} == self._holder | {"heartbeats": 0}
+        return holder | {"heartbeats": 0} == self._holder | {"heartbeats": 0}
 
 
 def _read(path: epath.Path) -> str | None:

@@ -61,7 +61,7 @@ def measure_corpus(corpus: str, options: PretrainingOptions, seconds: float) -> 
     next(dataset)  # TensorFlow's start-up is not measured
     with_tf = measure(itertools.islice(dataset, len(steps)), seconds)
     return {
-        "shards": f"{sum(len(each.shard_infos) for each in data.corpora.values()):,}",
+        "shards": f"{sum(len(part.shard_infos) for part in data.corpora.values()):,}",
         "streams": f"{data.num_streams}",
         "tokens a sequence": f"{options.max_seq_length}",
         "sequences/s": f"{figures['rate']:,.0f}",

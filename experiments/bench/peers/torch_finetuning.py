@@ -172,8 +172,8 @@ class Peer:
             if self.head == "token_classification":
                 logits = logits.flatten(0, 1)
             elif self.head == "multiple_choice":
-                each = logits[:, 0].split(batch.sizes)
-                logits = torch.nn.utils.rnn.pad_sequence(each, True, -torch.inf)
+                scores = logits[:, 0].split(batch.sizes)
+                logits = torch.nn.utils.rnn.pad_sequence(scores, True, -torch.inf)
                 targets = torch.stack([labels.argmax() for labels in targets.split(batch.sizes)])
             losses = functional.cross_entropy(logits, targets, reduction="none")
         return losses @ batch.weights.to(losses.dtype)
