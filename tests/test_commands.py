@@ -36,6 +36,7 @@ def errors(sandbox) -> list[str]:
     return run_commands(sandbox, commands_for())
 
 
+@pytest.mark.minutes
 def test_commands_run_as_printed(errors) -> None:
     assert not errors, "\n\n".join(errors)
 

@@ -17,7 +17,7 @@ REPLACEMENTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_demo_runs_every_part(tmp_path) -> None:
     source = (ROOT / "experiments" / "demo" / "__main__.py").read_text()
     for text, replacement in REPLACEMENTS.items():

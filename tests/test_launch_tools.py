@@ -65,7 +65,7 @@ def commands_of(laptop: Laptop, program: str) -> list[list[str]]:
     return [list(c) for c in sorted({tuple(c) for c in commands if c[0] == program})]
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_gcloud_accepts_every_command(laptop, tmp_path) -> None:
     tool("gcloud")
     # Without an account gcloud sends nothing and ends with 1; a usage error ends with 2.

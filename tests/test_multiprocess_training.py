@@ -284,7 +284,7 @@ def test_checkpoint_of_one_process_is_bit_identical_on_four(one_process, tmp_pat
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_process_with_an_error_ends_at_once_with_its_own_status(corpus, runs) -> None:
     program = Program(
         corpus, runs / "wrong", 2, supervised=True, last_arguments=["--config.data.dir=nowhere"]

@@ -160,7 +160,7 @@ def test_preflight_rejects_a_mesh_of_other_size() -> None:
         preflight(make_config(**{"mesh.data": 4}), EIGHT_CPUS)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_suggested_fixes_need_less_memory_each(monkeypatch) -> None:
     monkeypatch.setattr("bertjax.preflight.topology.available_host_memory", lambda: 8 * 2**20)
     config = make_config(batch_size=64)
@@ -249,7 +249,7 @@ def test_preflight_compiles_for_a_tpu_slice(tmp_path) -> None:
     assert sum(train["estimated_cycle_shares"].values()) == pytest.approx(1)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @needs_tpu_compiler
 def test_preflight_compiles_for_sixty_four_chips() -> None:
     report = json.loads(
@@ -271,7 +271,7 @@ print(preflight(config, Topology("v6e:8x8"), train_only=True).to_json())
     assert 0 < report["train"]["estimated_mfu"] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @needs_tpu_compiler
 def test_preflight_prints_a_fix_that_fits(tmp_path) -> None:
     arguments = [

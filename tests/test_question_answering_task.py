@@ -289,7 +289,7 @@ def test_losses_are_equal_on_every_mesh(folder, tmp_path) -> None:
     assert len(losses[0]) == 5 and losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_killed_run_resumes_identically(folder, tmp_path) -> None:
     given = arguments(folder, 2, steps=120, checkpoint_every=10, eval_every=20, log_every=5)
     given += [

@@ -336,7 +336,7 @@ def test_sweep_rejects_a_time_budget(folder, tmp_path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_sweep_that_is_killed_twice_has_the_same_result(folder, tmp_path) -> None:
     fields = {**QUICK, "steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 2}
     command = ["sweep", *toy_tasks.arguments("single_label", folder, **fields)]

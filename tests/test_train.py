@@ -123,7 +123,7 @@ def peak_at_six(whole, monkeypatch) -> None:
     monkeypatch.setattr(setup, "make_evaluator", make)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_best_checkpoint_is_kept_and_used_whatever_the_interruptions(
     corpus, tmp_path, peak_at_six, monkeypatch
 ) -> None:
@@ -193,7 +193,7 @@ def test_resumed_run_is_bit_identical_with_every_schedule(
     assert losses(again) == losses(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_run_that_is_stopped_four_times_is_bit_identical(
     corpus, tmp_path, whole, monkeypatch
 ) -> None:
