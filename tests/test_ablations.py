@@ -90,7 +90,7 @@ def train(monkeypatch) -> Steps:
         (workdir / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
         return SimpleNamespace(returncode=EXIT_DIVERGED if row.startswith("local") else 0)
 
-    monkeypatch.setattr(commands.subprocess, "run", run)
+    monkeypatch.setattr(commands, "subprocess", SimpleNamespace(run=run))
     return steps
 
 
@@ -118,7 +118,7 @@ def test_recipes_count_diverged_runs_and_continue(train, tmp_path, monkeypatch) 
     assert run_recipes(monkeypatch, tmp_path, "--seeds", "2").splitlines() == lines
     assert len(train["local-attention-init"]) == 2
     rejected = SimpleNamespace(returncode=2)
-    monkeypatch.setattr(commands.subprocess, "run", lambda _: rejected)
+    monkeypatch.setattr(commands, "subprocess", SimpleNamespace(run=lambda _: rejected))
     with pytest.raises(SystemExit, match="2"):  # other settings, so the commands run again
         run_recipes(monkeypatch, tmp_path, "--seeds", "2", "--config.optimizer.learning_rate=1e-5")
 
@@ -132,7 +132,8 @@ def test_recipes_repeat_only_changed_commands(train, tmp_path, monkeypatch) -> N
 
 
 def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(commands.subprocess, "run", lambda _: SimpleNamespace(returncode=75))
+    stub = SimpleNamespace(run=lambda _: SimpleNamespace(returncode=75))
+    monkeypatch.setattr(commands, "subprocess", stub)
     with pytest.raises(SystemExit) as stop:
         commands.run_once(tmp_path / "record.json", [["train"]])
     assert stop.value.code == 75 and not (tmp_path / "record.json").exists()
