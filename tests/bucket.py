@@ -139,7 +139,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return b"".join(parts)
 
     # Names that http.server looks up.
-    do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815
+    do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 (names of http.server)
 
     def _refuse(self, status: int) -> None:
         self.store.refused.append(f"{status} {self.command} {self.host}{self.path}")

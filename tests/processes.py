@@ -44,7 +44,7 @@ class Command:
     def __init__(
         self, *arguments: object, begin: Callable[[], None] | None = None, **environment: str
     ) -> None:
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
         output = Connection(os.dup(self._output.fileno()), readable=False)
         reader, writer = CONTEXT.Pipe(duplex=False)
         self.stderr = os.fdopen(os.dup(reader.fileno()), errors="replace")

@@ -88,7 +88,7 @@ def test_import_loads_neither_jax_nor_numpy() -> None:
 
 def test_module_has_no_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="'bertjax' has no attribute 'lod'"):
-        bertjax.lod  # noqa: B018
+        bertjax.lod  # noqa: B018 (raises)
 
 
 @pytest.mark.parametrize("method", ARGUMENTS)

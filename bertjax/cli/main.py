@@ -110,7 +110,7 @@ def _open_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     sys.stdout = _ClosedStdout() if sys.stdout is None else sys.stdout
-    sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115
+    sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115 (open to the end)
 
 
 def _may_have_accelerators() -> bool:

@@ -23,7 +23,7 @@ encoder/blocks/feed_forward/up  bert.encoder.layer.{}.intermediate.dense        
 encoder/blocks/feed_forward/down bert.encoder.layer.{}.output.dense              bert/encoder/layer_{}/output/dense               dense
 encoder/blocks/feed_forward_norm bert.encoder.layer.{}.output.LayerNorm          bert/encoder/layer_{}/output/LayerNorm           norm
 pooler/transform                bert.pooler.dense                                bert/pooler/dense                                dense
-"""  # noqa: E501
+"""  # noqa: E501 (one row a line)
 
 # Arrays of each kind of module: suffixes in the three formats, and the formats that transpose it.
 _ARRAYS: dict[str, list[tuple[str, str, str, str]]] = {
