@@ -8,6 +8,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+from typing import Any
 
 # Set before JAX starts: eight devices on one CPU, for the tests of meshes, and fewer optimizations.
 # Most programs run for a moment only, and compile in a third of the time.
@@ -21,6 +22,8 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# XLA's own cache is a path below the session's directory, which would be part of every entry's key.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 
 import compile_cache
 
@@ -83,6 +86,14 @@ def tokenization_golden() -> dict:
     ranges = golden["unassigned"]
     golden["unassigned"] = {c for first, last in ranges for c in range(first, last + 1)}
     return golden
+
+
+def in_test_all(*cases: Any) -> list[Any]:
+    """Return cases of a parametrized test that only `make test-all` runs."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.minutes)
+        for case in cases
+    ]
 
 
 def sample_text(seed: int, documents: int) -> str:

@@ -20,7 +20,7 @@ from conftest import free_port
 from documented_commands import ROOT, SERVED, STORED, code_blocks
 from processes import Command, run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.minutes
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,6 @@ def errors(sandbox) -> list[str]:
     return run_commands(sandbox, commands_for())
 
 
-@pytest.mark.minutes
 def test_commands_run_as_printed(errors) -> None:
     assert not errors, "\n\n".join(errors)
 

@@ -196,7 +196,7 @@ def test_find_task_rejects_an_unknown_name(name: str) -> None:
         registry.find_task(name)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_task_of_the_documents_trains_and_predicts(tmp_path, monkeypatch) -> None:
     text = (pathlib.Path(__file__).parent.parent / "docs" / "contributing.md").read_text()
     task, config = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from conftest import in_test_all
 from random_models import draw_model
 from run_outputs import params_of
 
@@ -208,7 +209,9 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("format_name", "layers"), [("hf", 0), ("bertjax", 0), ("hf", 1)])
+@pytest.mark.parametrize(
+    ("format_name", "layers"), [("hf", 1), *in_test_all(("hf", 0), ("bertjax", 0))]
+)
 def test_run_resumes_when_its_initial_model_is_gone(
     format_name, layers, corpus, tmp_path, monkeypatch
 ) -> None:

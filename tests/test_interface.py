@@ -349,7 +349,7 @@ for number, example in enumerate(json.load(sys.stdin), 1):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_examples_of_the_documents_run(home) -> None:
     assert len(blocks()) == 3
     done = subprocess.run(

@@ -63,7 +63,7 @@ def test_compilation_cache_is_off_without_a_writable_directory(
         assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_cached_program_gives_the_same_results(corpus, tmp_path) -> None:
     environment = process_environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # however busy the machine is

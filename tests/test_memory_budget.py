@@ -107,7 +107,7 @@ def test_check_step_suggests_a_step_that_fits(corpus, tmp_path, monkeypatch) -> 
         make_trainer(make_run_config(corpus, batch_size=256), tmp_path).train()
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_check_step_is_about_the_largest_batch_of_a_rampup(corpus, tmp_path, monkeypatch) -> None:
     sizes: list[int] = []
 
@@ -168,7 +168,7 @@ def limit_addresses() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_suggested_fix_works_with_limited_addresses(corpus, tmp_path) -> None:
     fields = {"model.vocab_size": 128, "data.workers": 1, "batch_size": 768, "max_seq_length": 128}
     fields |= {"eval_batch_size": 8, "steps": 1, "optimizer.warmup": 0}

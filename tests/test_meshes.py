@@ -20,7 +20,7 @@ from bertjax.steps.train_step import means
 from bertjax.tasks import registry
 from bertjax.tasks.task import Task
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.minutes
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 STEPS = 4

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import in_test_all
 
 from bertjax.config.config import Config, MeshConfig, OptimizerSection
 from bertjax.mesh.device_mesh import make_mesh
@@ -132,8 +133,8 @@ def test_untrainable_parameters_do_not_change_and_have_no_moments() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frozen", [1, 2])
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("frozen", [1, *in_test_all(2)])
+@pytest.mark.parametrize("mesh", [(2, 2, 2), *in_test_all(((8, 1, 1),))], ids=str)
 def test_frozen_layers_do_not_change_on_any_mesh(mesh: tuple, frozen: int) -> None:
     section = OptimizerSection(warmup=0, layerwise_lr_decay=0.9, frozen_layers=frozen)
     config = make_run_config(steps=10, optimizer=section, mesh=MeshConfig(*mesh)).resolve()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import in_test_all
 from jax.sharding import NamedSharding
 from published_optimizers import (
     DECAYED,
@@ -75,8 +76,8 @@ def test_hundred_steps_equal_the_published_formulas(name: str, fields: dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gradient_accumulation_steps", [1, 4])
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("gradient_accumulation_steps", [4, *in_test_all(1)])
+@pytest.mark.parametrize("mesh", [(2, 2, 2), *in_test_all(((8, 1, 1),))])
 def test_muon_with_layerwise_decay_is_the_same_on_meshes_and_with_accumulation(
     mesh: tuple[int, int, int], gradient_accumulation_steps: int
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from conftest import in_test_all
 from processes import Command, hold, run
 from random_models import draw_model
 from run_outputs import answers_of, metrics, params_of
@@ -50,7 +51,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[2, *in_test_all(1)])
 def trained(request, folder, tmp_path_factory) -> tuple[int, pathlib.Path]:
     """The version, and a trained run."""
     workdir = tmp_path_factory.mktemp(f"run{request.param}")
@@ -276,7 +277,7 @@ def test_logits_are_float32_in_bfloat16_models(folder) -> None:
     assert (logits != logits.astype(jnp.bfloat16)).mean() > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_losses_are_equal_on_every_mesh(folder, tmp_path) -> None:
     losses = []
     for shape in ((8, 1, 1), (2, 2, 2)):

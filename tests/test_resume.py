@@ -46,6 +46,7 @@ KILLS = {
 }
 
 
+@pytest.mark.minutes
 def test_killed_run_resumes_bit_identical(corpus, tmp_path, whole) -> None:
     checkpoints = Checkpointer(tmp_path / "checkpoints")
     for fault, steps in KILLS.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PEERS, process_environment
+from conftest import PEERS, in_test_all, process_environment
 from documented_commands import ROOT, code_blocks
 from test_interface import HEADS, write_model
 
@@ -82,7 +82,9 @@ def apply_model(model: bertjax.Model, heads: tuple[str, ...], batch: dict) -> di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize(
+    "method", ["fill_mask", *in_test_all(*[name for name in HEADS if name != "fill_mask"])]
+)
 def test_program_runs_with_jax_alone(method, tmp_path) -> None:
     source = write_model(tmp_path / "source", method)
     command = ["export", "--checkpoint", source, "--to", "stablehlo"]

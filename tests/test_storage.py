@@ -31,7 +31,7 @@ FILES = {
     "masked.txt": "ba [MASK] do .\nki lu [MASK] .\n",
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.minutes
 
 
 def start(bucket: Server, *arguments: str) -> Command:

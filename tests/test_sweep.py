@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import toy_tasks
+from conftest import in_test_all
 from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
@@ -189,7 +190,7 @@ def test_shape_is_compiled_once_without_collectives(swept) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 6, 11])
+@pytest.mark.parametrize("number", [11, *in_test_all(0, 6)])
 def test_parallel_run_equals_the_run_alone(swept, folder, tmp_path, number: int) -> None:
     workdir, result, _ = swept
     run = result["runs"][number]
@@ -275,7 +276,7 @@ def test_sweep_rejects_other_data(swept, folder, tmp_path) -> None:
         sweep(trials, base_config(folder), workdir)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_sweep_accepts_more_runs_and_more_in_parallel(folder, tmp_path) -> None:
     """Results of finished runs stay, and directories of unfinished ones go."""
     fields = {"steps": 4, "log_every": 2, "eval_every": 4}

@@ -141,7 +141,7 @@ def ticking(monkeypatch) -> None:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(readings) / 4))
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_resumed_run_with_a_time_budget_is_bit_identical(corpus, tmp_path, ticking) -> None:
     """Trains a whole run, then again from its first checkpoint with its budget file."""
     config = make_run_config(

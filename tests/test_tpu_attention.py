@@ -141,7 +141,7 @@ def test_unsupported_reason_names_shape_or_mesh(unfit: dict, reason: str, monkey
     assert re.match(reason, unsupported_reason(**unfit))
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_train_step_with_the_kernel_equals_plain(monkeypatch) -> None:
     model = {
         "hidden_size": 128,

@@ -171,7 +171,7 @@ def test_checkpoints_at_intervals_in_seconds_change_no_loss(corpus, tmp_path, wh
     assert losses(tmp_path) == losses(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     "fields",
     [
