@@ -81,7 +81,7 @@ def test_description_distinguishes_clm_from_mlm(corpus) -> None:
 
 @pytest.mark.slow
 def test_clm_trains_generates_and_initializes_an_mlm(corpus, tmp_path) -> None:
-    config = make_run_config(corpus, **CAUSAL, steps=60, eval_every=60)
+    config = make_run_config(corpus, **CAUSAL, steps=48, eval_every=48)
     make_trainer(config, tmp_path / "run").train()
     first, *_, last = [m["mlm_loss"] for m in metrics(tmp_path / "run") if m["split"] == "train"]
     assert last < first - 0.5 and losses(tmp_path / "run")
@@ -94,7 +94,7 @@ def test_clm_trains_generates_and_initializes_an_mlm(corpus, tmp_path) -> None:
     assert alone == answers[1]
 
     # A masked LM initialized from it starts with a lower loss.
-    masks = make_run_config(corpus, steps=2, log_every=1, init=str(tmp_path / "run"))
+    masks = make_run_config(corpus, log_every=1, init=str(tmp_path / "run"))
     make_trainer(masks, tmp_path / "masks").train()
     assert metrics(tmp_path / "masks")[0]["mlm_loss"] < math.log(masks.model.vocab_size) - 0.3
 

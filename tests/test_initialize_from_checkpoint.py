@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 from conftest import in_test_all
+from pretraining_runs import make_run_config
 from random_models import draw_model
 from run_outputs import params_of
 
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
 from bertjax.formats import huggingface
 from bertjax.formats.loading import find_bert_config
 from bertjax.formats.tensors import NumpyModel
@@ -29,14 +29,9 @@ from bertjax.training.trainer import StoppedError
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 
-
-def make_run_config(corpus: pathlib.Path, **overrides: object) -> Config:
-    fields = {"model.vocab_size": 128, "mesh.data": 4, "mesh.fsdp": 2}
-    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
-    texts = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke,data={corpus}", texts, registry.data_fields())
+def make_sharded_config(corpus: pathlib.Path, **overrides: object) -> Config:
+    return make_run_config(corpus, mesh__data=4, mesh__fsdp=2, **overrides)
 
 
 def publish(
@@ -69,7 +64,7 @@ def test_init_loads_the_parts_of_the_model_and_leaves_others_random(
     format_name, corpus, tmp_path
 ) -> None:
     model = publish(corpus, tmp_path / "model", "pooler", format_name=format_name)
-    random, initialized = initial_params(make_run_config(corpus, init=tmp_path / "model"))
+    random, initialized = initial_params(make_sharded_config(corpus, init=tmp_path / "model"))
     published = dict(named_leaves(model.params))
     before = dict(named_leaves(random))
     for name, array in named_leaves(initialized):
@@ -85,9 +80,7 @@ def test_init_leaves_reinit_layers_and_the_pooler_random(
     format_name, layers, corpus, tmp_path, caplog
 ) -> None:
     model = publish(corpus, tmp_path / "model", "pooler", "nsp", format_name=format_name)
-    config = make_run_config(
-        corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4
-    )
+    config = make_sharded_config(corpus, init=tmp_path / "model", reinit_layers=layers)
     with caplog.at_level(logging.INFO, "bertjax"):
         random, initialized = initial_params(config)
     message = f"(encoder, nsp); random: layers above {2 - layers} of 2, mlm, pooler."
@@ -163,7 +156,7 @@ def test_find_bert_config_needs_no_other_process(
 @pytest.mark.slow
 def test_init_from_a_published_model_trains(corpus, tmp_path, caplog) -> None:
     publish(corpus, tmp_path / "model", "pooler")
-    config = make_run_config(corpus, init=tmp_path / "model", steps=3)
+    config = make_run_config(corpus, init=tmp_path / "model")
     with caplog.at_level(logging.INFO, "bertjax"):
         make_trainer(config, tmp_path / "run").train()
     assert "model (encoder, pooler); random: mlm, nsp." in caplog.text
@@ -216,9 +209,7 @@ def test_run_resumes_when_its_initial_model_is_gone(
     format_name, layers, corpus, tmp_path, monkeypatch
 ) -> None:
     publish(corpus, tmp_path / "model", "pooler", format_name=format_name)
-    config = make_run_config(
-        corpus, init=tmp_path / "model", reinit_layers=layers, steps=4, eval_every=4
-    )
+    config = make_run_config(corpus, init=tmp_path / "model", reinit_layers=layers)
     make_trainer(config, tmp_path / "whole").train()
     with monkeypatch.context() as context:
         stop_after(2, context)

@@ -19,9 +19,9 @@ def test_unknown_best_metric_is_rejected_at_the_first_evaluation(corpus, tmp_pat
     with pytest.raises(
         InputError, match=r"best_metric='f1': is not a score .* Use one of loss, .*"
     ):
-        make_trainer(make_run_config(corpus, best_metric="f1", steps=3), tmp_path).train()
-    assert (tmp_path / "checkpoints" / "00000003" / "scores.json").exists()
-    make_trainer(make_run_config(corpus, best_metric="loss", steps=3), tmp_path).train()
+        make_trainer(make_run_config(corpus, best_metric="f1"), tmp_path).train()
+    assert (tmp_path / "checkpoints" / "00000006" / "scores.json").exists()
+    make_trainer(make_run_config(corpus, best_metric="loss"), tmp_path).train()
 
 
 def test_best_metric_needs_an_eval_split(corpus, tmp_path, monkeypatch) -> None:
@@ -33,7 +33,7 @@ def test_best_metric_needs_an_eval_split(corpus, tmp_path, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_signal_during_the_last_save_does_not_end_it(corpus, tmp_path, monkeypatch) -> None:
-    trainer = make_trainer(make_run_config(corpus, steps=2), tmp_path)
+    trainer = make_trainer(make_run_config(corpus, checkpoint_every=12), tmp_path)
     wait_until_finished, signals = trainer.checkpointer.wait_until_finished, []
 
     def wait() -> None:
@@ -43,7 +43,7 @@ def test_signal_during_the_last_save_does_not_end_it(corpus, tmp_path, monkeypat
 
     monkeypatch.setattr(trainer.checkpointer, "wait_until_finished", wait)
     trainer.train()
-    assert signals and trainer.checkpointer.all_steps() == [2]
+    assert signals and trainer.checkpointer.all_steps() == [12]
 
 
 @pytest.mark.slow
