@@ -19,7 +19,7 @@ SCORES = {
 
 def test_eval_set_table_has_a_row_per_set_and_a_column_per_common_metric() -> None:
     assert align_columns(*eval_set_table(SCORES)).splitlines() == [
-        "data set  accuracy      f1",
+        "eval set  accuracy      f1",
         "de          0.2500  0.3000",
         "a/b.en      0.7500  0.5000",
         "mean        0.5000  0.4000",
@@ -30,7 +30,7 @@ def test_eval_set_table_selects_and_names_columns() -> None:
     table = eval_set_table(
         SCORES, {"mse": "Squared error", "only": "Of one set", "accuracy": "Accuracy"}
     )
-    assert table.header == ("data set", "Squared error", "Accuracy")
+    assert table.header == ("eval set", "Squared error", "Accuracy")
     assert table.rows[-1] == ("mean", "3.00", "0.5000")
 
 

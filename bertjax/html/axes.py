@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_MIN_LOG_RATIO = 30  # of the largest to the smallest value of a logarithmic axis
+_MIN_RATIO_FOR_LOG = 30  # of the largest to the smallest value of a logarithmic axis
 _MAX_LOG_TICKS = 9  # above this number only powers of ten stay
 
 
@@ -22,10 +22,10 @@ def value_axis(values: Sequence[float], floor: float | None = None) -> ChartAxis
 
     Args:
       values: may be empty.
-      floor: a value that the axis includes.
+      floor: upper bound of the lower limit; such an axis is linear.
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if floor is None and low > 0 and high > _MIN_LOG_RATIO * low:
+    if floor is None and low > 0 and high > _MIN_RATIO_FOR_LOG * low:
         return ChartAxis(log_ticks(low, high), log=True)
     if floor is not None:
         low = min(low, floor)
@@ -35,7 +35,7 @@ def value_axis(values: Sequence[float], floor: float | None = None) -> ChartAxis
 
 
 def linear_ticks(low: float, high: float, num_ticks: int) -> list[float]:
-    """Return about `num_ticks` round, evenly spaced ticks from <= low to >= high."""
+    """Return about `num_ticks` round, evenly spaced ticks that cover [low, high]."""
     from matplotlib.ticker import MaxNLocator
 
     locator = MaxNLocator(num_ticks, steps=[1, 2, 2.5, 5, 10])
@@ -43,12 +43,13 @@ def linear_ticks(low: float, high: float, num_ticks: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten from <= low to >= high, with their multiples by 2 and 5 if few."""
+    """Return powers of ten that cover [low, high], with their multiples by 2 and 5 if few."""
     from matplotlib.ticker import LogLocator
 
     for multiples in ((1, 2, 5), (1,)):
-        # So many ticks that the locator skips none.
+        # LogLocator drops ticks if there are more than `numticks`.
         locator = LogLocator(subs=multiples, numticks=1000)
+        # A decade more at both ends, so that ticks <= low and >= high exist.
         ticks = _rounded(locator.tick_values(low / 10, high * 10))
         first = max(i for i, tick in enumerate(ticks) if tick <= low)
         last = min(i for i, tick in enumerate(ticks) if tick >= high)

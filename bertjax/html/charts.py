@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 500  # points of a curve: a chart is about as many pixels wide
 MIN_POINTS_TO_SMOOTH = 60  # points; a shorter curve is drawn as logged
+HALF_WINDOWS_PER_CURVE = 60  # a running median takes 1/60 of the curve's points on each side
 MAX_DOTTED_POINTS = 40  # points; more dots would touch
 NARROW, WIDE = Layout(528, 216), Layout(1080, 320)
 
@@ -41,7 +42,7 @@ class Chart(NamedTuple):
       layout: size and margins of the drawing.
       note: plain text beside the title.
       legend: an entry for each curve.
-      curves: "steps", "values" and vertical positions "y" of each curve, for charts.js.
+      curves: data of each curve for charts.js; see `_curve_for_js`.
       last_step: right end of the horizontal axis.
     """
 
@@ -65,8 +66,8 @@ class MetricDisplay(NamedTuple):
     Attributes:
       title: plain text.
       as_percent: show fractions as percentages.
-      floor: a value that the vertical axis includes; see `value_axis`.
-      smooth: draw the running median of a long curve over its points.
+      floor: upper bound of the lower limit of the vertical axis, which is then linear.
+      smooth: draw the running median of a long curve on top of the faint raw curve.
     """
 
     title: str
@@ -90,16 +91,16 @@ def line_chart(
     with new_axes(layout, metric.title) as axes:
         drawn = draw_curves(axes, metric, curves, last_step, wide)
         return Chart(
-            metric.title,
-            to_svg(axes),
-            layout,
-            "log scale" if axes.get_yscale() == "log" else "",
-            [
+            title=metric.title,
+            svg=to_svg(axes),
+            layout=layout,
+            note="log scale" if axes.get_yscale() == "log" else "",
+            legend=[
                 LegendEntry(split, format_number(curve[-1].value, metric.as_percent))
                 for split, curve in curves.items()
             ],
-            [_pointer_data(axes, layout, points, metric.as_percent) for points in drawn],
-            last_step,
+            curves=[_curve_for_js(axes, layout, points, metric.as_percent) for points in drawn],
+            last_step=last_step,
         )
 
 
@@ -138,7 +139,7 @@ def _draw_curve(axes: "Axes", split: str, curve: Sequence[Point], smooth: bool) 
 
     if smooth and len(curve) >= MIN_POINTS_TO_SMOOTH:
         draw("raw", downsample(curve, MAX_POINTS), linewidth=1, alpha=0.28)
-        curve = running_median(curve, len(curve) // MIN_POINTS_TO_SMOOTH, MAX_POINTS)
+        curve = running_median(curve, len(curve) // HALF_WINDOWS_PER_CURVE, MAX_POINTS)
     curve = downsample(curve, MAX_POINTS)
     draw("line", curve, linewidth=1.8)
     finite = [point for point in curve if math.isfinite(point.value)]
@@ -160,9 +161,14 @@ def _isolated(curve: Sequence[Point]) -> list[Point]:
     ]
 
 
-def _pointer_data(
+def _curve_for_js(
     axes: "Axes", layout: Layout, points: Sequence[Point], as_percent: bool
 ) -> dict[str, Any]:
+    """Return a curve for charts.js.
+
+    "steps" and "y", the vertical positions in the drawing, are lists. "values" is one string: the
+    formatted values, separated by spaces.
+    """
     positions = axes.transData.transform(np.reshape(points, (-1, 2)))
     return {
         "steps": [point.step for point in points],
@@ -178,8 +184,8 @@ def running_median(points: Sequence[Point], half_window: int, max_points: int) -
 
     Args:
       points: values in the order of their steps.
-      half_window: points to either side; fewer, to both sides, near the beginning, where curves
-        are steep.
+      half_window: points on each side. Near the beginning, where curves are steep, the window
+        shrinks symmetrically; at the end it is cut off.
       max_points: upper bound of the number of points that are returned.
     """
     values = np.array([point.value for point in points])
@@ -198,8 +204,8 @@ def running_median(points: Sequence[Point], half_window: int, max_points: int) -
 def downsample(points: Sequence[Point], max_points: int) -> list[Point]:
     """Return at most `max_points` points that draw the same curve.
 
-    The ends stay, and the extremes of each of (max_points - 2) / 3 intervals. One value that is
-    not finite stays in each interval that has any, so that the curve has a gap there.
+    Keeps the first and the last point. Of each of (max_points - 2) // 3 intervals it keeps minimum,
+    maximum and the first value that is not finite, which leaves a gap.
     """
     if len(points) <= max_points:
         return list(points)

@@ -26,7 +26,7 @@ class Section(NamedTuple):
       table: a table of text.
       table_class: CSS class of the table.
       bold_row: index of the table's row in bold.
-      summary: label of a fold that hides the content at first.
+      summary: label of a `<details>` element, closed at first, that holds the content.
       paragraphs: lines of text.
     """
 
@@ -66,7 +66,7 @@ def render_report(
     template: str = "report.html.j2",
     **variables: Any,
 ) -> str:
-    """Return the page of a report.
+    """Return the HTML of a report.
 
     Args:
       title: plain text.
@@ -91,7 +91,7 @@ def render_report(
 
 
 def render_template(template: str, **variables: Any) -> str:
-    """Return the page of a template; text in its variables is escaped."""
+    """Return the HTML of a template; text in its variables is escaped."""
     return _environment().get_template(template).render(variables)
 
 

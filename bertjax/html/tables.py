@@ -1,4 +1,4 @@
-"""Tables of scores, for a page and for a terminal."""
+"""Tables of text, such as scores by eval set, for a page and for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,10 +16,14 @@ class ScoreTable(NamedTuple):
 def eval_set_table(
     scores: Mapping[str, float | None], titles: Mapping[str, str] | None = None
 ) -> ScoreTable:
-    """Return a row for each eval set, a column for each metric of all sets, and a row of means.
+    """Return a row for each eval set, a last row "mean", and a column for each metric.
+
+    A metric has a column if each eval set has it. The last row has the METRIC of the evaluation,
+    or without one the mean over the eval sets.
 
     Args:
-      scores: scores of an evaluation, with keys METRIC for all sets and SET/METRIC for one set.
+      scores: scores of an evaluation, with keys METRIC over the eval sets together and SET/METRIC
+        for one eval set.
       titles: metrics to show with their titles, in order; by default every METRIC key.
 
     Returns:
@@ -40,12 +44,12 @@ def eval_set_table(
         known = [value for value in values if value is not None]
         mean = sum(known) / len(known) if known else None
         columns.append(_format_column([*values, scores.get(metric, mean)]))
-    header = ("data set", *((titles or {}).get(metric, metric) for metric in metrics))
+    header = ("eval set", *((titles or {}).get(metric, metric) for metric in metrics))
     return ScoreTable(header, list(zip((*sets, _MEAN), *columns, strict=True)))
 
 
 def _format_column(values: Sequence[float | None]) -> list[str]:
-    """Format with four decimals, or with two if a value is a percentage."""
+    """Format with four decimals, or with two if a value exceeds 1, as a percentage may."""
     digits = 4 if all(value is None or abs(value) <= 1 for value in values) else 2
     return ["-" if value is None else f"{value:.{digits}f}" for value in values]
 

@@ -124,7 +124,7 @@ class Head:
       pipeline_tag: Hugging Face's task on a model card.
       auto_class: class that a model card shows.
       display_name: name in the cost table and in messages.
-      metric_titles: metric -> its title and a value that its axis always shows.
+      metric_titles: metric -> its title and the floor of its axis; see `bertjax.html.axes`.
       positions_key: batch array of the positions [B, N] that it reads; "" for all, or if `pooled`.
       input_dropout: True if dropout precedes it, as in fine-tuning.
       has_label_names: True if its outputs are `num_labels` named labels.
