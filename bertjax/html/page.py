@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertjax.html.charts import Chart
 from bertjax.html.plots import ConfusionMatrix
-from bertjax.html.tables import ScoreTable
+from bertjax.html.tables import TextTable
 
 if TYPE_CHECKING:
     import jinja2
@@ -34,7 +34,7 @@ class Section(NamedTuple):
     note: str = ""
     charts: Sequence[Chart] = ()
     matrix: ConfusionMatrix | None = None
-    table: ScoreTable | None = None
+    table: TextTable | None = None
     table_class: str = ""
     bold_row: int | None = None
     summary: str = ""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 _MEAN = "mean"
 
 
-class ScoreTable(NamedTuple):
+class TextTable(NamedTuple):
     """A header and rows of as many cells."""
 
     header: Sequence[str]
@@ -15,7 +15,7 @@ class ScoreTable(NamedTuple):
 
 def eval_set_table(
     scores: Mapping[str, float | None], titles: Mapping[str, str] | None = None
-) -> ScoreTable:
+) -> TextTable:
     """Return a row for each eval set, a last row "mean", and a column for each metric.
 
     A metric has a column if each eval set has it. The last row has the METRIC of the evaluation,
@@ -35,7 +35,7 @@ def eval_set_table(
         if slash:
             sets.setdefault(name, {})[metric] = value
     if len(sets) < 2:
-        return ScoreTable((), [])
+        return TextTable((), [])
     candidates = [key for key in scores if "/" not in key] if titles is None else list(titles)
     metrics = [metric for metric in candidates if all(metric in values for values in sets.values())]
     columns = []
@@ -45,7 +45,7 @@ def eval_set_table(
         mean = sum(known) / len(known) if known else None
         columns.append(_format_column([*values, scores.get(metric, mean)]))
     header = ("eval set", *((titles or {}).get(metric, metric) for metric in metrics))
-    return ScoreTable(header, list(zip((*sets, _MEAN), *columns, strict=True)))
+    return TextTable(header, list(zip((*sets, _MEAN), *columns, strict=True)))
 
 
 def _format_column(values: Sequence[float | None]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from bertjax.html.page import Section, render_report
-from bertjax.html.tables import ScoreTable, align_columns
+from bertjax.html.tables import TextTable, align_columns
 from data_pipelines.corpus.documents import MAX_SENTENCE_TOKENS
 from data_pipelines.pretraining.corpus_statistics import (
     QUANTILES,
@@ -95,13 +95,13 @@ def _facts(statistics: CorpusStatistics) -> list[tuple[str, str]]:
     ]
 
 
-def _tables(statistics: CorpusStatistics) -> Iterator[tuple[str, ScoreTable]]:
+def _tables(statistics: CorpusStatistics) -> Iterator[tuple[str, TextTable]]:
     """Yield titles and tables."""
     num_sampled, num_shards = len(statistics.sampled_shards), len(statistics.manifest.train_shards)
     sample = f"from {num_sampled} of {num_shards} shards"
     yield (
         f"Lengths in tokens, {sample}",
-        ScoreTable(
+        TextTable(
             ("", *("longest" if q == 1 else f"{q:.0%}" for q in QUANTILES)),
             [
                 ("sentences", *(f"{n:,}" for n in statistics.sentence_tokens)),
@@ -114,12 +114,12 @@ def _tables(statistics: CorpusStatistics) -> Iterator[tuple[str, ScoreTable]]:
         scripts.append(("others", others))
     yield (
         f"Scripts, {sample}",
-        ScoreTable(("", "tokens"), [(name, f"{fraction:.2%}") for name, fraction in scripts]),
+        TextTable(("", "tokens"), [(name, f"{fraction:.2%}") for name, fraction in scripts]),
     )
     num_epochs = len(statistics.packing[0].seen_fractions)
     yield (
         f"Packed sequences, {sample}",
-        ScoreTable(
+        TextTable(
             (
                 "tokens per sequence",
                 "sequences per epoch",

@@ -12,7 +12,7 @@ from bertjax.config.config import Config
 from bertjax.html.axes import format_number
 from bertjax.html.charts import Chart, MetricDisplay, Point, line_chart
 from bertjax.html.page import Section, Status, render_report
-from bertjax.html.tables import ScoreTable, eval_set_table
+from bertjax.html.tables import TextTable, eval_set_table
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
@@ -131,7 +131,7 @@ def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str,
         Section(
             "Configuration",
             summary=f"All {len(settings)} fields",
-            table=ScoreTable((), rows),
+            table=TextTable((), rows),
             table_class="settings",
         ),
     ]
@@ -237,7 +237,7 @@ def _curves_by_split(entries: Sequence[MetricEntry], key: str) -> dict[str, list
     return curves
 
 
-def _evaluation_table(eval_entries: Sequence[MetricEntry]) -> tuple[ScoreTable, int | None]:
+def _evaluation_table(eval_entries: Sequence[MetricEntry]) -> tuple[TextTable, int | None]:
     """Return the evaluations, newest first, and the row with the lowest loss."""
     keys = dict.fromkeys(key for entry in eval_entries for key in entry if "/" not in key)
     keys.pop("split", None)
@@ -250,7 +250,7 @@ def _evaluation_table(eval_entries: Sequence[MetricEntry]) -> tuple[ScoreTable, 
     }
     # The first of equal losses.
     best_row = min(reversed(losses), key=losses.__getitem__, default=None)
-    return ScoreTable(tuple(_metric(key).title for key in keys), rows), best_row
+    return TextTable(tuple(_metric(key).title for key in keys), rows), best_row
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

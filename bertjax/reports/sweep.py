@@ -6,7 +6,7 @@ from typing import Any
 from bertjax.html.charts import Chart
 from bertjax.html.page import Section, render_report
 from bertjax.html.plots import strip_plot
-from bertjax.html.tables import ScoreTable
+from bertjax.html.tables import TextTable
 
 _POINTS_PER_CHART = 8  # points of the grid
 
@@ -61,7 +61,7 @@ def _score_plots(
     return charts
 
 
-def _point_table(points: Sequence[Mapping[str, Any]]) -> ScoreTable:
+def _point_table(points: Sequence[Mapping[str, Any]]) -> TextTable:
     header = ("Point", "", "n", "Failed", "Mean", "Deviation", "Min", "Max")
     rows = [
         (
@@ -73,10 +73,10 @@ def _point_table(points: Sequence[Mapping[str, Any]]) -> ScoreTable:
         )
         for number, point in enumerate(points, 1)
     ]
-    return ScoreTable(header, rows)
+    return TextTable(header, rows)
 
 
-def _run_table(score: str, runs: Sequence[Mapping[str, Any]]) -> ScoreTable:
+def _run_table(score: str, runs: Sequence[Mapping[str, Any]]) -> TextTable:
     # The only term of a loss is the loss.
     names = [score, *(n for n in runs[0]["scores"] if n != score and not n.endswith("_loss"))]
     rows = [
@@ -87,7 +87,7 @@ def _run_table(score: str, runs: Sequence[Mapping[str, Any]]) -> ScoreTable:
         )
         for run in runs
     ]
-    return ScoreTable(("Run", "", *map(_title, names)), rows)
+    return TextTable(("Run", "", *map(_title, names)), rows)
 
 
 def _title(name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from bertjax.html.charts import Chart
 from bertjax.html.page import Section, render_report
 from bertjax.html.plots import strip_plot
-from bertjax.html.tables import ScoreTable
+from bertjax.html.tables import TextTable
 from bertjax.training.metrics_file import read_metrics
 from experiments.ablations.tables import TASKS, AblationTable, Finding, Variant
 
@@ -109,7 +109,7 @@ def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[Varia
     sections = [
         Section(
             "Scores, mean and standard deviation over the seeds",
-            table=ScoreTable(header, cells),
+            table=TextTable(header, cells),
         ),
         Section("Findings", paragraphs=findings),
         Section(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bertjax.html.page import Section
-from bertjax.html.tables import ScoreTable
+from bertjax.html.tables import TextTable
 from bertjax.tasks.question_answering.metrics import f1, score_per_question
 from bertjax.tasks.saved_evaluation import read_evaluation
 from data_pipelines.finetuning.squad import Question, QuestionAnsweringDataset
@@ -168,7 +168,7 @@ def _grouped_scores(
     title: str,
     groups: Mapping[str, str],
     key: Callable[[ScoredAnswer], str],
-) -> ScoreTable:
+) -> TextTable:
     """Return number, share and mean scores of each group that has answers."""
     rows = []
     for group, label in groups.items():
@@ -179,7 +179,7 @@ def _grouped_scores(
             share = f"{len(members) / len(answers):.1%}"
             count = f"{len(members):,}"
             rows.append((label, count, share, f"{exact_match:.1f}", f"{mean_f1:.1f}"))
-    return ScoreTable((title, "Questions", "Share", "Exact match", "F1"), rows)
+    return TextTable((title, "Questions", "Share", "Exact match", "F1"), rows)
 
 
 def _error_group(answers: Sequence[ScoredAnswer], outcome: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.html.page import Section
 from bertjax.html.plots import ConfusionMatrix, reliability_diagram, scatter
-from bertjax.html.tables import ScoreTable
+from bertjax.html.tables import TextTable
 from bertjax.tasks.saved_evaluation import PredictionEntry, read_evaluation
 from bertjax.tasks.sequence_classification.metrics import precision_recall_f1
 
@@ -90,7 +90,7 @@ def _single_label_sections(
         for i in errors[:MAX_ERRORS_SHOWN]
     ]
     header = ("Probability", "Predicted", "Gold", "Example", "Text")
-    return [*sections, _error_section(len(errors), ScoreTable(header, rows))]
+    return [*sections, _error_section(len(errors), TextTable(header, rows))]
 
 
 def _multi_label_sections(
@@ -124,7 +124,7 @@ def _multi_label_sections(
     return [
         Section("Calibration", charts=[diagram]),
         _label_section(labels, gold.sum(axis=0), scores),
-        _error_section(len(errors), ScoreTable(header, rows)),
+        _error_section(len(errors), TextTable(header, rows)),
     ]
 
 
@@ -142,7 +142,7 @@ def _regression_sections(entries: Sequence[PredictionEntry], texts: Sequence[str
         ),
         Section(
             "Largest errors",
-            table=ScoreTable(("Predicted", "Gold", "Example", "Text"), rows),
+            table=TextTable(("Predicted", "Gold", "Example", "Text"), rows),
             table_class="errors",
         ),
     ]
@@ -158,7 +158,7 @@ def _label_section(
     """Return the scores of the labels, lowest F1 first."""
     order = sorted(range(len(labels)), key=lambda i: scores[i][2])
     rows = [(labels[i], f"{counts[i]:,}", *(f"{score:.3f}" for score in scores[i])) for i in order]
-    return Section("Labels", table=ScoreTable(_LABEL_HEADER, rows))
+    return Section("Labels", table=TextTable(_LABEL_HEADER, rows))
 
 
 def _confusion_section(labels: Sequence[str], predictions: np.ndarray, gold: np.ndarray) -> Section:
@@ -172,10 +172,10 @@ def _confusion_section(labels: Sequence[str], predictions: np.ndarray, gold: np.
     )
     rows = [(g, p, f"{count:,}") for (g, p), count in pairs.most_common(MAX_CONFUSIONS)]
     return Section(
-        "Most frequent confusions", table=ScoreTable(("Gold", "Predicted", "Examples"), rows)
+        "Most frequent confusions", table=TextTable(("Gold", "Predicted", "Examples"), rows)
     )
 
 
-def _error_section(num_errors: int, table: ScoreTable) -> Section:
+def _error_section(num_errors: int, table: TextTable) -> Section:
     note = f"{num_errors:,} error{'s' * (num_errors > 1)}, highest probability first."
     return Section("Most confident errors", note, table=table, table_class="errors")

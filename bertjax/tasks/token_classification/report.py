@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.html.page import Section
 from bertjax.html.plots import ConfusionMatrix, reliability_diagram
-from bertjax.html.tables import ScoreTable
+from bertjax.html.tables import TextTable
 from bertjax.tasks.saved_evaluation import PredictionEntry, read_evaluation
 from bertjax.tasks.token_classification.metrics import count_entities, find_entities
 from data_pipelines.finetuning.tag_schemes import Entity, entities, label_scheme
@@ -77,9 +77,7 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
             probabilities.append(_entity_probability(entry, entity))
             correct.append(entity in gold_entities)
     sections = [
-        Section(
-            "Types", table=ScoreTable(("Type", "Entities", "Precision", "Recall", "F1"), types)
-        ),
+        Section("Types", table=TextTable(("Type", "Entities", "Precision", "Recall", "F1"), types)),
         Section(
             "Calibration",
             charts=[reliability_diagram(probabilities, correct)] if correct else [],
@@ -87,7 +85,7 @@ def render(name: str, directory: epath.Path, sets: Mapping[str, int]) -> str:
         Section("Confusion matrix", matrix=_confusion_matrix(entries)),
         Section(
             "Errors by kind",
-            table=ScoreTable(
+            table=TextTable(
                 ("Kind", "Entities"),
                 [(title, f"{kinds[kind]:,}") for kind, title in ERROR_KINDS.items()],
             ),
@@ -152,7 +150,7 @@ def _word_types(tags: Sequence[str]) -> list[str]:
     return types
 
 
-def _error_table(errors: Sequence[EntityError]) -> ScoreTable:
+def _error_table(errors: Sequence[EntityError]) -> TextTable:
     rows = [
         (
             f"{error.probability:.0%}",
@@ -162,7 +160,7 @@ def _error_table(errors: Sequence[EntityError]) -> ScoreTable:
         )
         for error in sorted(errors, key=lambda error: -error.probability)[:MAX_ERRORS_SHOWN]
     ]
-    return ScoreTable(("Probability", "Predicted", "Gold", "Text"), rows)
+    return TextTable(("Probability", "Predicted", "Gold", "Text"), rows)
 
 
 def _mark_error(error: EntityError) -> str:
