@@ -14,13 +14,14 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
 
     Args:
       model: the exported model.
-      source: directory that the model came from; a checkpoint describes its run.
+      source: directory of the model. If it is a bertjax checkpoint (it has run.json), the card gets
+        sections on training and evaluation; otherwise `scores` is not used.
       scores: evaluation scores of these parameters; may be empty.
     """
     config = model.config
-    pipeline_tag, kind = "feature-extraction", "AutoModel"
+    pipeline_tag, auto_class = "feature-extraction", "AutoModel"
     if model.head:
-        pipeline_tag, kind = model.head.pipeline_tag, model.head.auto_class
+        pipeline_tag, auto_class = model.head.pipeline_tag, model.head.auto_class
     size = sum(array.size for array in model.named_arrays("hf").values())
     case = "" if model.tokenizer is None else (" cased" if model.tokenizer.cased else " uncased")
     lines = [
@@ -37,23 +38,30 @@ def model_card(model: NumpyModel, source: epath.Path, scores: Mapping[str, float
         "tokens a sequence. Exported by bertjax.",
         "",
         "```python",
-        f"from transformers import {kind}, AutoTokenizer",
+        f"from transformers import {auto_class}, AutoTokenizer",
         "",
-        f'model = {kind}.from_pretrained("DIRECTORY")',
+        f'model = {auto_class}.from_pretrained("DIRECTORY")',
         'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
         "```",
         "",
-        *_training(source, scores),
+        *_training_section(source, scores),
     ]
     return "\n".join(lines)
 
 
-def _steps(steps: int | str) -> str:
+def _format_steps(steps: int | str) -> str:
     return steps if isinstance(steps, str) else f"{steps:,}"
 
 
-def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
-    """Return the lines of a table of the run, and of its evaluation scores."""
+def _format_batch(config: Mapping[str, Any]) -> str:
+    """Return the batch size in its unit: sequences in pre-training, examples in fine-tuning."""
+    if config["task"] == "pretraining":
+        return f"{config['batch_size']:,} sequences of {config['max_seq_length']} tokens"
+    return f"{config['batch_size']:,} examples in sequences of {config['max_seq_length']} tokens"
+
+
+def _training_section(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
+    """Return the lines of a table of the run, and of its evaluation scores; [] without a run."""
     if not (source / "run.json").exists():
         return []
     run, config = (json.loads((source / n).read_text()) for n in ("run.json", "config.json"))
@@ -61,9 +69,12 @@ def _training(source: epath.Path, scores: Mapping[str, float]) -> list[str]:
     rows: list[tuple[str, Any]] = [
         ("task", config["task"]),
         ("data", f"{config['data']['dir']} ({run['data_fingerprint'][:12]})"),
-        *(("text", f"{name}: {value}") for name, value in run.get("data_card", {}).items()),
-        ("steps", f"{run['step']:,} of {_steps(config['steps'])}"),
-        ("batch", f"{config['batch_size']:,} x {config['max_seq_length']} tokens"),
+        *(
+            ("corpus", f"{name}: {description}")
+            for name, description in run.get("corpus_descriptions", {}).items()
+        ),
+        ("steps", f"{run['step']:,} of {_format_steps(config['steps'])}"),
+        ("batch", _format_batch(config)),
         ("optimizer", f"{optimizer['name']}, learning rate {optimizer['learning_rate']:g}"),
         ("seed", config["seed"]),
         ("initialized from", config["init"] or "random parameters"),

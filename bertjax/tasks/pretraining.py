@@ -216,16 +216,16 @@ class PretrainingTask(Task):
         )
 
     @property
-    def data_card(self) -> Mapping[str, str]:
+    def corpus_descriptions(self) -> Mapping[str, str]:
         """Size and license of each corpus."""
-        card = {}
+        descriptions = {}
         for name, corpus in self._corpora.items():
             totals, license = corpus.manifest.totals, corpus.manifest.options.get("license")
-            card[name] = (
+            descriptions[name] = (
                 f"{totals['documents']:,} documents, {totals['text_bytes'] / 1e6:,.0f} MB, "
                 f"{totals['tokens']:,} tokens; license: {license or 'unknown'}"
             )
-        return card
+        return descriptions
 
     def train_batches(self, start: int, stop: int | None) -> Iterable[HostBatch]:
         """Return the masked batches of the corpora."""

@@ -125,8 +125,8 @@ class Task(abc.ABC):
         """Phrase that describes the training data."""
 
     @property
-    def data_card(self) -> Mapping[str, str]:
-        """Descriptions of the training data for a model card, by data set."""
+    def corpus_descriptions(self) -> Mapping[str, str]:
+        """Size and license of each training corpus by its name, for a model card."""
         return {}
 
     def with_config(self, config: Config) -> "Task":

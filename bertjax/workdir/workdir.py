@@ -110,7 +110,7 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
         "step": step,
         "sequences": config.rampup.sequences_before(step),  # data position: read since step 0
         "data_fingerprint": task.data_fingerprint,
-        "data_card": dict(task.data_card),
+        "corpus_descriptions": dict(task.corpus_descriptions),
         "bertjax": __version__,
         "jax": jax.__version__,
     }
