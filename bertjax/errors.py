@@ -1,8 +1,7 @@
-"""Errors that end a run, and exit statuses."""
+"""The error of a failed command, and exit statuses."""
 
 EXIT_RESTART = 75  # the same command may be run again (EX_TEMPFAIL of sysexits.h)
 EXIT_DIVERGED = 3  # the loss is not finite
-CHILD_ENV = "BERTJAX_CHILD"  # environment variable of the child of `distributed.run_in_child`
 
 
 class RunError(Exception):

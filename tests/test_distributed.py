@@ -1,37 +1,14 @@
-"""Clusters of processes: arguments, initialization, child processes and stop signals."""
+"""Clusters of processes: arguments, initialization and stop signals."""
 
 import itertools
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 
 import jax
 import pytest
 
-from bertjax.cli import termination
 from bertjax.errors import RunError
 from bertjax.mesh import distributed, signals
 from bertjax.mesh.distributed import Cluster, find_cluster
-
-
-def test_run_child_does_not_wait_for_others_after_a_failure(monkeypatch, capfd) -> None:
-    def end(status: int) -> None:
-        raise SystemExit(status)
-
-    def fail() -> int:
-        raise KeyError("a defect")
-
-    monkeypatch.setattr(os, "_exit", end)
-    for run, status in [(lambda: 2, 2), (fail, 1)]:
-        with pytest.raises(SystemExit) as ended:
-            distributed.run_child(run)
-        assert ended.value.code == status
-    assert "KeyError: 'a defect'" in capfd.readouterr().err
-    for status in (0, 75):  # all processes end together with these
-        assert distributed.run_child(lambda status=status: status) == status
 
 
 def test_initialize_distributed_allows_a_single_tpu_process(monkeypatch) -> None:
@@ -79,63 +56,6 @@ def test_find_cluster_rejects_incomplete_arguments(arguments, sentence) -> None:
         find_cluster(*arguments)
 
 
-@pytest.fixture
-def run_in_child(monkeypatch):
-    """`distributed.run_in_child` with a given program as the child."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    plain = subprocess.Popen
-
-    def run_program(program: str) -> int:
-        line = [sys.executable, "-c", program]
-        monkeypatch.setattr(subprocess, "Popen", lambda _, **options: plain(line, **options))
-        return distributed.run_in_child([])
-
-    yield run_program
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "sentence"),
-    [
-        ("SIGABRT", 75, "Run the same command in all processes"),
-        ("SIGKILL", 75, "ran out of memory"),
-        ("SIGSEGV", 1, "a fault of the program or the machine"),
-    ],
-)
-def test_run_in_child_reports_the_signal_that_ended_the_child(
-    run_in_child, capfd, name: str, status: int, sentence: str
-) -> None:
-    assert run_in_child(f"import os, signal; os.kill(os.getpid(), signal.{name})") == status
-    stderr = capfd.readouterr().err
-    assert f"ended by {name}" in stderr and sentence in stderr
-
-
-def test_run_in_child_gives_the_child_time_to_save(run_in_child, monkeypatch, tmp_path) -> None:
-    ended: list[bool] = []
-    monkeypatch.setattr(termination, "_GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(termination, "exit_stopped", lambda: ended.append(True))
-    ready = tmp_path / "ready"
-
-    def stop() -> None:
-        while not ready.exists():
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    (thread := threading.Thread(target=stop)).start()
-    program = f"""if True:
-        import pathlib, signal, time
-        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), exit(75)))
-        pathlib.Path({str(ready)!r}).touch()
-        time.sleep(600)
-    """
-    with termination.handle_signals():
-        assert run_in_child(program) == 75
-    thread.join()
-    assert not ended
-
-
 def test_stop_signals_polls_with_increasing_numbers(monkeypatch) -> None:
     """A signal before the first poll, or between sweeps' runs, stops at the next poll."""
     polled: list[int] = []
@@ -150,20 +70,3 @@ def test_stop_signals_polls_with_increasing_numbers(monkeypatch) -> None:
         with signals.stop_signals() as stop:
             stops = [stop(step) for step in steps]
     assert polled == [1, 2, 3, 4] and stops == [False, True]
-
-
-def test_second_interrupt_kills_the_child(run_in_child, tmp_path) -> None:
-    ready, ended = tmp_path / "ready", threading.Event()
-
-    def interrupt() -> None:
-        while not ready.exists():
-            time.sleep(0.05)
-        while not ended.wait(0.5):  # two that come at once are one
-            os.kill(os.getpid(), signal.SIGINT)
-
-    (thread := threading.Thread(target=interrupt)).start()
-    program = "import signal, pathlib, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    status = run_in_child(program + f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)")
-    ended.set()
-    thread.join()
-    assert status == 75

@@ -21,7 +21,7 @@ from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_checkpoint
 from bertjax.checkpointing.parameters import load_params
 from bertjax.config.loading import read_config
-from bertjax.errors import CHILD_ENV
+from bertjax.mesh.child_process import CHILD_ENV
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.sharding import sharded_shapes
 from bertjax.steps.step_functions import StepFunctions
@@ -72,7 +72,7 @@ Profiler.before = before
 
 
 def become_child(opened: pathlib.Path, several: bool) -> None:
-    """Make the process a child of `run_in_child` and log the shards it opens."""
+    """Make the process a child of `supervise_child` and log the shards it opens."""
 
     def log(event: str, arguments: tuple) -> None:
         if event == "open" and str(arguments[0]).endswith(".tokens"):

@@ -18,7 +18,7 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process-id", type=int, help="index of this process, from 0 (detected)")
 
 
-def run_in_child(args: argparse.Namespace) -> int | None:
+def run_in_child_if_distributed(args: argparse.Namespace) -> int | None:
     """Run the command in a child process if other processes take part.
 
     Call it before slow imports.
@@ -27,11 +27,11 @@ def run_in_child(args: argparse.Namespace) -> int | None:
       The child's exit status once it has ended. None in the child, or for a single process: the
       caller then does the work.
     """
-    from bertjax.mesh import distributed
+    from bertjax.mesh import child_process
 
-    if distributed.is_child() or not _cluster(args):
+    if child_process.is_child() or not _cluster(args):
         return None
-    return distributed.run_in_child(args.argv)
+    return child_process.supervise_child(args.argv)
 
 
 def initialize_distributed(args: argparse.Namespace, handles_preemption: bool) -> None:

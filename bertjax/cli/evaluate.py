@@ -13,7 +13,7 @@ from bertjax.cli.config_args import add_config, load
 from bertjax.cli.distributed import (
     add_distributed_arguments,
     initialize_distributed,
-    run_in_child,
+    run_in_child_if_distributed,
 )
 from bertjax.cli.files import as_json, check_directory, open_output
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     """Run the subcommand."""
-    if (status := run_in_child(args)) is not None:
+    if (status := run_in_child_if_distributed(args)) is not None:
         return status
     from bertjax.html.tables import align_columns, eval_set_table
     from bertjax.mesh import distributed

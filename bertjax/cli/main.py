@@ -35,7 +35,8 @@ import bertjax.cli
 from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.files import bucket_errors, check_buckets
 from bertjax.cli.termination import exit_stopped, handle_signals, report_stopped
-from bertjax.errors import CHILD_ENV, RunError
+from bertjax.errors import RunError
+from bertjax.mesh import child_process
 from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.version import __version__
 from data_pipelines.errors import InputError
@@ -88,11 +89,9 @@ def _main(argv: Sequence[str]) -> int:
     args.argv = argv
     if not _may_have_accelerators():
         _silence_plugins(compiles_for_them="preflight" in argv)
-    if CHILD_ENV not in os.environ:
-        return _run(args, extra)
-    from bertjax.mesh import distributed
-
-    return distributed.run_child(functools.partial(_run, args, extra))
+    run = functools.partial(_run, args, extra)
+    # A child that fails must end at once: JAX's exit would wait for processes that wait for it.
+    return child_process.run_as_child(run) if child_process.is_child() else run()
 
 
 class _ClosedStdout(io.TextIOBase):

@@ -8,7 +8,7 @@ from bertjax.cli.config_args import add_config, load
 from bertjax.cli.distributed import (
     add_distributed_arguments,
     initialize_distributed,
-    run_in_child,
+    run_in_child_if_distributed,
 )
 from bertjax.cli.files import check_directory
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     """Run the subcommand."""
-    if (status := run_in_child(args)) is not None:
+    if (status := run_in_child_if_distributed(args)) is not None:
         return status
     from bertjax.mesh import distributed
     from bertjax.sweeps.grid import make_trials

@@ -16,7 +16,8 @@ import types
 from collections.abc import Iterator
 from typing import NoReturn
 
-from bertjax.errors import CHILD_ENV, EXIT_RESTART
+from bertjax.errors import EXIT_RESTART
+from bertjax.mesh.child_process import is_child
 
 _GRACE_SECONDS = 10.0  # for an orderly end
 
@@ -44,7 +45,7 @@ def handle_signals() -> Iterator[threading.Event]:
         os.close(reader)
 
     # JAX handles SIGTERM in multi-process runs. An ignored signal, as under nohup, stays ignored.
-    handled = [signal.SIGINT] if CHILD_ENV in os.environ else [signal.SIGINT, signal.SIGTERM]
+    handled = [signal.SIGINT] if is_child() else [signal.SIGINT, signal.SIGTERM]
     default = signal.SIG_DFL, signal.default_int_handler
     before = {
         number: signal.getsignal(number)

@@ -1,26 +1,19 @@
-"""Several processes: how they join, agree on numbers, and end when one of them is lost.
+"""Several processes: how they join and agree on numbers."""
 
-JAX's runtime aborts a process, without running Python's handlers, when another process is lost. A
-process that joins others therefore runs in a child, whose parent reports the loss in one sentence.
-"""
-
-import ctypes
 import dataclasses
 import glob
 import importlib.util
 import itertools
 import os
 import signal
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 
 import jax
 from jax.experimental import multihost_utils
 
-from bertjax.errors import CHILD_ENV, EXIT_RESTART, RunError
+from bertjax.errors import RunError
 from bertjax.faults import fault_point
+from bertjax.mesh.child_process import die_with_parent, is_child
 from data_pipelines.errors import InputError
 
 HEARTBEAT_SECONDS = 60  # a process that is silent for longer is lost
@@ -28,8 +21,6 @@ _INITIALIZATION_TIMEOUT_SECONDS = 300
 # Between the first and the last process at a barrier, when one of them compiles or copies.
 _BARRIER_TIMEOUT_SECONDS = 3600
 _barrier_ids = itertools.count()
-# Signals after the loss of another process, without free memory, and when the machine goes.
-_EXTERNAL_SIGNALS = {signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,66 +89,6 @@ def on_tpu() -> bool:
     return enabled and bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
-def is_child() -> bool:
-    """Return whether this process is the child that `run_in_child` started."""
-    return CHILD_ENV in os.environ
-
-
-def run_in_child(argv: Sequence[str]) -> int:
-    """Run the command line in a child process and return its exit status.
-
-    SIGTERM and SIGINT are forwarded as SIGTERM, a second SIGINT as SIGKILL. The child dies with
-    this process. If a signal ends the child, a sentence is printed. The status is then
-    `EXIT_RESTART` for the signals that follow the loss of another process, and 1 for a fault.
-
-    Args:
-      argv: arguments of `bertjax`.
-    """
-    child = subprocess.Popen(
-        [sys.executable, "-m", "bertjax", *argv],
-        env=os.environ | {CHILD_ENV: str(os.getpid())},
-        start_new_session=True,  # or a terminal would interrupt it a second time
-    )
-    # Another handler that learns of the signal would end this process before the child has saved.
-    signal.set_wakeup_fd(-1)
-    interrupts = iter([signal.SIGTERM])
-    signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
-    signal.signal(signal.SIGINT, lambda *_: child.send_signal(next(interrupts, signal.SIGKILL)))
-    status = child.wait()
-    if status >= 0:
-        return status
-    ended = f"bertjax: the process was ended by {signal.Signals(-status).name}"
-    if -status not in _EXTERNAL_SIGNALS:
-        print(f"{ended}, a fault of the program or the machine.", file=sys.stderr)
-        return 1
-    print(
-        f"{ended}: another process was lost (its error is above, here or in its log), or the "
-        "machine ran out of memory. Run the same command in all processes to resume.",
-        file=sys.stderr,
-    )
-    return EXIT_RESTART
-
-
-def run_child(run: Callable[[], int]) -> int:
-    """Return the exit status of `run` in a child; end the process if `run` failed.
-
-    At exit JAX waits for the other processes, which wait for this one inside a step, until it
-    aborts. Only a failure that may be the loss of another process is left to JAX.
-    """
-    try:
-        status = run()
-    except jax.errors.JaxRuntimeError:
-        raise
-    except Exception:
-        traceback.print_exc()
-        status = 1
-    if status not in (0, EXIT_RESTART):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    return status
-
-
 def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) -> None:
     """Join the processes of the cluster; called before JAX looks for devices.
 
@@ -171,7 +102,7 @@ def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) ->
     if cluster is None:
         return
     if is_child():
-        _die_with_parent()
+        die_with_parent()
     fault_point("join")
     jax.config.update("jax_enable_preemption_service", handles_preemption)
     try:
@@ -234,10 +165,3 @@ def sync_processes(name: str) -> None:
 
         barrier = ocp.multihost.get_barrier_sync_fn()
         barrier(key=f"{name} {next(_barrier_ids)}", timeout_ms=1000 * _BARRIER_TIMEOUT_SECONDS)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ[CHILD_ENV]):  # the parent has died already
-        os.kill(os.getpid(), signal.SIGKILL)
