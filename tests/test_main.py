@@ -12,7 +12,8 @@ import pytest
 from conftest import bertjax, process_environment, sample_text
 from toy_tasks import EXPERIMENTS
 
-from bertjax.cli import report
+import bertjax.cli.main as main_module
+from bertjax.cli import preflight, report
 from bertjax.cli.main import _parser, find_subcommands, main
 from bertjax.errors import RunError
 from data_pipelines.errors import InputError
@@ -93,6 +94,19 @@ def test_main_ends_silently_on_a_closed_pipe() -> None:
     process.stdout.readline()
     process.stdout.close()
     assert (process.stderr.read(), process.wait()) == (b"", 141)
+
+
+def test_main_keeps_plugins_for_the_subcommand_preflight_only(monkeypatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(main_module, "_may_have_accelerators", lambda: False)
+    monkeypatch.setattr(
+        main_module, "_use_cpu_only", lambda keep_plugins: kept.append(keep_plugins)
+    )
+    _, *preflight_arguments = shlex.split(preflight.EXAMPLE)
+    for module, arguments in ((report, ["report", "preflight"]), (preflight, preflight_arguments)):
+        monkeypatch.setattr(module, "run", lambda args: None)
+        assert main(arguments) == 0
+    assert kept == [False, True]
 
 
 def run_python(program: str) -> subprocess.CompletedProcess[str]:

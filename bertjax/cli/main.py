@@ -9,10 +9,10 @@ Exit status:
   75: a signal or the loss of a process ended the run early: run the same command again
     (`EXIT_RESTART`).
 
-A subcommand is a module of this package. It defines a docstring (the first line is its help text),
-`ORDER` (its place in the list), `EXAMPLE` (a command that runs), `add_arguments(parser)`, and
-`run(args)`, which may return an exit status. Slow imports, JAX above all, belong in `run`, so that
-help and usage errors stay quick.
+A subcommand is a module of this package that defines `ORDER`, its place in the list. It also has a
+docstring (the first line is its help text), `EXAMPLE` (a command that runs),
+`add_arguments(parser)`, and `run(args)`, which may return an exit status. Slow imports, JAX above
+all, belong in `run`, so that help and usage errors stay quick.
 """
 
 import argparse
@@ -53,25 +53,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status.
 
     Args:
-      argv: arguments of the command; those of the process by default. A signal ends the process
-        itself only in the default case.
+      argv: arguments; None for those of the process. After a signal, None exits the process with
+        `EXIT_RESTART`; with explicit arguments that status is returned.
     """
     _open_streams()
-    if not _device_files():
-        keep_freed_memory()  # this host computes, and no threads run yet
-    end = exit_stopped if argv is None else report_stopped
+    if not _has_accelerator_device_files():
+        # Training on CPUs reuses freed pages (10 to 25% of a step). glibc must be set before
+        # threads start.
+        keep_freed_memory()
+    handle_stop = exit_stopped if argv is None else report_stopped
     with handle_signals() as stopped:
         try:
-            return _main(sys.argv[1:] if argv is None else argv)
+            return _parse_and_run(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
-            return end()
+            return handle_stop()
         except Exception:  # a library may have converted the KeyboardInterrupt
             if not stopped.is_set():
                 raise
-            return end()
+            return handle_stop()
 
 
-def _main(argv: Sequence[str]) -> int:
+def _parse_and_run(argv: Sequence[str]) -> int:
     # Imports and tracing create many long-lived objects. Collecting garbage at the default
     # threshold takes a tenth of a command's start-up time.
     gc.set_threshold(100_000)
@@ -88,8 +90,8 @@ def _main(argv: Sequence[str]) -> int:
     args, extra = _parser().parse_known_args(argv)
     args.argv = argv
     if not _may_have_accelerators():
-        _silence_plugins(compiles_for_them="preflight" in argv)
-    run = functools.partial(_run, args, extra)
+        _use_cpu_only(keep_plugins=args.subcommand == "preflight")
+    run = functools.partial(_run_subcommand, args, extra)
     # A child that fails must end at once: JAX's exit would wait for processes that wait for it.
     return child_process.run_as_child(run) if child_process.is_child() else run()
 
@@ -102,7 +104,10 @@ class _ClosedStdout(io.TextIOBase):
 
 
 def _open_streams() -> None:
-    """Reserve the numbers of closed standard streams, so that no file is written to as one."""
+    """Open os.devnull on each closed standard file descriptor (0 to 2).
+
+    Otherwise a file opened later would get that descriptor and receive output.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -116,25 +121,30 @@ def _may_have_accelerators() -> bool:
     """Return whether a TPU, an NVIDIA GPU or a plugin for other devices is present."""
     ours = {"xla_cuda12", "xla_cuda13"}
     others = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")} - ours
-    return bool(others) or _device_files()
+    return bool(others) or _has_accelerator_device_files()
 
 
-def _device_files() -> bool:
+def _has_accelerator_device_files() -> bool:
     """Return whether the system has device files of accelerators."""
     return any(glob.glob(f"/dev/{name}*") for name in ("accel", "vfio/", "nvidia", "dxg"))
 
 
-def _silence_plugins(compiles_for_them: bool) -> None:
-    """Keep JAX's plugins from warning that their devices are absent."""
+def _use_cpu_only(keep_plugins: bool) -> None:
+    """Restrict JAX to CPUs, so that its plugins do not warn that their devices are absent.
+
+    Args:
+      keep_plugins: False replaces NVIDIA's plugin by a stub. Preflight needs it to compile.
+    """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if not compiles_for_them:  # loading the libraries already logs warnings
+    if not keep_plugins:  # loading the libraries already logs warnings
         sys.modules.setdefault("jax_cuda12_plugin", None)  # type: ignore[arg-type]
-        idle = types.ModuleType("jax_plugins.xla_cuda12")
-        idle.initialize = lambda: None  # type: ignore[attr-defined]
-        sys.modules.setdefault(idle.__name__, idle)
+        stub = types.ModuleType("jax_plugins.xla_cuda12")
+        stub.initialize = lambda: None  # type: ignore[attr-defined]
+        sys.modules.setdefault(stub.__name__, stub)
 
 
-def _run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def _run_subcommand(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Run the subcommand of parsed arguments; report expected errors in one line."""
     try:
         check_buckets(args.argv)
         args.overrides = args.parse_extra_args(extra)
@@ -153,19 +163,25 @@ def _run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     except bucket_errors() as error:
         return _report_error(error, 1)
     except _memory_errors() as error:
-        if (shortage := _missing_memory(error)) is None:
+        if (detail := _out_of_memory_detail(error)) is None:
             raise
-        return _report_error(RunError(f"out of memory{shortage}: {_MEMORY_FIX}"), 1)
+        return _report_error(RunError(f"out of memory{detail}: {_MEMORY_FIX}"), 1)
 
 
 def _memory_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of a lack of memory; JAX raises its one for other failures too."""
+    """Return the exception types that may mean out of memory.
+
+    JaxRuntimeError has other causes too.
+    """
     errors = getattr(sys.modules.get("jax"), "errors", None)
     return (MemoryError, errors.JaxRuntimeError) if errors else (MemoryError,)
 
 
-def _missing_memory(error: BaseException) -> str | None:
-    """Return what an error reports about missing memory, or None if it has another cause."""
+def _out_of_memory_detail(error: BaseException) -> str | None:
+    """Return a suffix for the message, such as ", allocating 3 GiB failed".
+
+    It is "" without details, None if the error has another cause.
+    """
     if isinstance(error, MemoryError):
         return f" ({error})" if str(error) else ""
     from bertjax.mesh.memory import failed_allocation_bytes, format_bytes
@@ -180,7 +196,7 @@ def _report_error(error: BaseException, status: int) -> int:
 
 
 def find_subcommands() -> dict[str, Any]:
-    """Return the modules of the subcommands by name, in the order of a model's life."""
+    """Return the modules of the subcommands by name, sorted by `ORDER`."""
     names = [module.name for module in pkgutil.iter_modules(bertjax.cli.__path__)]
     modules = {name: importlib.import_module(f"bertjax.cli.{name}") for name in names}
     subcommands = {name: module for name, module in modules.items() if hasattr(module, "ORDER")}
@@ -216,6 +232,10 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"example: {module.EXAMPLE}",
             allow_abbrev=False,
         )
-        command.set_defaults(run=module.run, parse_extra_args=reject_unknown_arguments)
+        command.set_defaults(
+            subcommand=name,
+            run=module.run,
+            parse_extra_args=reject_unknown_arguments,  # `add_config` replaces it
+        )
         module.add_arguments(command)
     return parser
