@@ -105,3 +105,12 @@ def test_tf1_write_rejects_what_it_would_compute_differently(
     with pytest.raises(ValueError, match=complaint):
         convert(path, tmp_path / "tf1", "hf", "tf1")
     assert not list(tmp_path.glob("tf1*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new", "relu"])
+def test_tf1_write_names_the_activation_as_transformers(hidden_act: str, tmp_path) -> None:
+    path = write_hf(draw(), tmp_path / "hf", hidden_act=hidden_act)
+    convert(path, tmp_path / "tf1", "hf", "tf1")
+    config = json.loads((tmp_path / "tf1" / "bert_config.json").read_text())
+    assert config["hidden_act"] == hidden_act

@@ -112,6 +112,15 @@ def test_read_rejects_multi_output_regression(tmp_path) -> None:
         read_model(path)
 
 
+def test_read_rejects_layers_of_different_shapes(tmp_path) -> None:
+    path = write_hf(draw(), tmp_path / "hf")
+    query = "encoder.layer.1.attention.self.query.weight"
+    rename(path, lambda name, array: (name, array[1:] if name == query else array))
+    shapes = r"blocks/attention/query/kernel has the shapes \(64, 63\), \(64, 64\) in different"
+    with pytest.raises(InputError, match=f"^{path}: encoder/{shapes} layers"):
+        read_model(path)
+
+
 def test_read_rejects_quantized_weights(tmp_path) -> None:
     path = write_hf(draw(), tmp_path / "hf")
     rename(path, lambda name, array: (name, array.astype(np.int8)))

@@ -74,12 +74,9 @@ def read(path: epath.Path) -> NumpyModel:
             f"{path}: the MLM decoder is not tied to the word embeddings, which bertjax does not "
             "support. Give a model with tied embeddings."
         )
-    try:
-        params, unexpected_keys = params_from_arrays(
-            arrays, config, "hf", architecture_name(config_dict)
-        )
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
+    params, unexpected_keys = params_from_arrays(
+        arrays, config, "hf", path, architecture_name(config_dict)
+    )
     has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
     model = NumpyModel(config, params, tokenizer, unexpected_keys)

@@ -1,10 +1,11 @@
-"""Models as NumPy arrays, between formats; `parameter_names.py` has the table of names."""
+"""Models as NumPy arrays, the common form of all formats; `parameter_names.py` maps their names."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from bertjax.formats.parameter_names import ParameterMapping, module_names, parameter_mappings
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
@@ -29,7 +30,8 @@ class NumpyModel:
 
     Attributes:
       config: architecture.
-      params: nested dictionary of float32 arrays: "encoder", "pooler" and heads.
+      params: nested dictionary of float32 arrays: "encoder", "pooler" and heads. Parameters of
+        blocks are stacked over layers on axis 0.
       tokenizer: None for a model without a vocabulary.
       unexpected_keys: names of arrays that were not read, of heads that bertjax lacks.
       labels: label names of the classification head in the order of their ids; empty without
@@ -46,7 +48,7 @@ class NumpyModel:
 
     @property
     def head(self) -> Head | None:
-        """The head that determines the model's class; None for an encoder without heads."""
+        """The head whose class an export names, the last registered one; None without heads."""
         head = next((HEADS[name] for name in reversed(HEADS) if name in self.params), None)
         return CAUSAL_LM_HEAD if self.config.causal and head == HEADS["mlm"] else head
 
@@ -61,14 +63,16 @@ class NumpyModel:
         """Return the arrays by their names in the format "hf" or "tf1".
 
         Raises:
-          InputError: a head is unknown and would be lost, or two heads have the same name.
+          InputError: a head is unknown and would be lost, two heads have an array of the same
+            name, or heads read a mix of layers.
         """
         check_modules_known(self.params, "the model")
         for name in LAYER_MIX_FIELDS:
             value = getattr(self.config, name)
             if value != getattr(BertConfig, name):
                 raise InputError(
-                    f"model.{name}={value!r}: no other format has it. Keep the model in bertjax's."
+                    f"model.{name}={value!r}: only the bertjax format supports it. Keep the model "
+                    "in that format."
                 )
         arrays: dict[str, np.ndarray] = {}
         for mapping in parameter_mappings(self.config.num_hidden_layers, self.params):
@@ -83,20 +87,29 @@ class NumpyModel:
 
 
 def params_from_arrays(
-    arrays: Mapping[str, np.ndarray], config: BertConfig, format_name: str, architecture: str = ""
+    arrays: Mapping[str, np.ndarray],
+    config: BertConfig,
+    format_name: str,
+    path: epath.PathLike,
+    architecture: str = "",
 ) -> tuple[Tree, tuple[str, ...]]:
-    """Return parameters and the names of the arrays that belong to none of them.
+    """Return the parameters of a model in another format.
+
+    `bertjax.formats.loading.read_model` compares their shapes with the configuration.
 
     Args:
       arrays: arrays by their names in the format.
       config: architecture of the model.
       format_name: "hf" or "tf1".
-      architecture: class of the model, which distinguishes heads whose arrays have the same
-        names. Without it the head that was registered first is taken.
+      path: directory of the model, for errors.
+      architecture: class of the model; see `_select_heads`.
+
+    Returns:
+      The parameters as in `NumpyModel`, and the names of the arrays that belong to none of them.
 
     Raises:
-      InputError: an array is missing or has another shape than the configuration says, or the
-        encoder has an array that BERT lacks.
+      InputError: an array is missing, layers have arrays of different shapes, or the encoder has an
+        array that BERT lacks.
     """
     mappings = {
         module: parameter_mappings(config.num_hidden_layers, [module]) for module in module_names()
@@ -107,19 +120,19 @@ def params_from_arrays(
     present = [
         module for module in mappings if module == "encoder" or names[module] & arrays.keys()
     ]
-    for head in [module for module in present if module in HEADS]:
-        rivals = [module for module in present if names[head] & names[module]]
-        matching = [module for module in rivals if HEADS[module].architecture == architecture]
-        chosen = (matching or rivals)[0] if rivals else ""
-        present = [module for module in present if module not in rivals or module == chosen]
+    present = _select_heads(present, names, architecture)
     expected = [mapping for module in present for mapping in mappings[module]]
     missing = [name for mapping in expected if (name := mapping.name(format_name)) not in arrays]
     if missing:
-        raise InputError(f"lacks {_abbreviate(missing)}. Give a complete checkpoint of BERT.")
+        raise InputError(
+            f"{path}: lacks {_abbreviate(missing)}. Give a complete checkpoint of BERT."
+        )
     unexpected_keys = sorted(arrays.keys() - {mapping.name(format_name) for mapping in expected})
     foreign = [name for name in unexpected_keys if name.startswith("bert")]
     if foreign:
-        raise InputError(f"has {_abbreviate(foreign)}, which BERT lacks. Give a BERT model.")
+        raise InputError(
+            f"{path}: has {_abbreviate(foreign)}, which BERT lacks. Give a BERT model."
+        )
     params: dict[str, Any] = {}
     stacks: dict[tuple[str, ...], list[np.ndarray]] = {}
     for mapping in expected:
@@ -129,9 +142,36 @@ def params_from_arrays(
             _put(params, mapping.path, array)
         else:
             stacks.setdefault(mapping.path, []).append(array)
-    for path, layers in stacks.items():
-        _put(params, path, np.stack(layers))
+    for keys, layers in stacks.items():
+        shapes = {array.shape for array in layers}
+        if len(shapes) > 1:
+            raise InputError(
+                f"{path}: {'/'.join(keys)} has the shapes {', '.join(map(str, sorted(shapes)))} in "
+                "different layers. Give a model whose layers have one shape."
+            )
+        _put(params, keys, np.stack(layers))
     return params, tuple(unexpected_keys)
+
+
+def _select_heads(
+    present: list[str], names: Mapping[str, set[str]], architecture: str
+) -> list[str]:
+    """Keep one of the heads that share array names.
+
+    It is that of the model's class `architecture`, or else the one that was registered first.
+
+    Args:
+      present: modules with an array in the model.
+      names: names of the arrays of each module.
+      architecture: class of the model; "" if unknown.
+    """
+    selected = present
+    for head in [module for module in present if module in HEADS]:
+        sharing = [module for module in selected if names[head] & names[module]]
+        matching = [module for module in sharing if HEADS[module].architecture == architecture]
+        dropped = set(sharing) - set((matching or sharing)[:1])
+        selected = [module for module in selected if module not in dropped]
+    return selected
 
 
 def _get(params: Tree, mapping: ParameterMapping) -> np.ndarray:

@@ -49,33 +49,31 @@ def read(path: epath.Path) -> NumpyModel:
         arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, ValueError) as error:
         raise InputError(f"{prefix}: cannot be read ({error}). Download it again.") from error
-    try:
-        params, unexpected_keys = params_from_arrays(
-            arrays, config, "tf1", architecture_name(config_dict)
-        )
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
+    params, unexpected_keys = params_from_arrays(
+        arrays, config, "tf1", path, architecture_name(config_dict)
+    )
     tokenizer = load_tokenizer(path) if (path / VOCAB_FILE).exists() else None
     return with_labels(NumpyModel(config, params, tokenizer, unexpected_keys), config_dict, path)
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
-    """Write a model directory of google-research/bert, which ignores label names.
+    """Write a model directory of google-research/bert.
 
-    `hidden_act=gelu_tanh` is written as `gelu_new`, its name in `transformers`, which
+    Label names are written, and google-research/bert ignores them. `hidden_act=gelu` is written as
+    `gelu`: the code of the released checkpoints computed it with erf, the current code approximates
+    it by tanh. `gelu_tanh` is written as `gelu_new`, its name in `transformers`, which
     google-research/bert rejects.
 
     Raises:
-      InputError: the tokenizer is not WordPiece, or google-research/bert would compute something
-        else.
+      InputError: `layer_norm_eps` is not 1e-12, the model is causal, or its tokenizer is not
+        WordPiece; or as `NumpyModel.named_arrays`.
     """
     import tensorflow as tf
 
-    for name, only in (("layer_norm_eps", 1e-12), ("causal", False)):
-        if getattr(model.config, name) != only:
+    for name, required in (("layer_norm_eps", 1e-12), ("causal", False)):
+        if (value := getattr(model.config, name)) != required:
             raise InputError(
-                f"model.{name}={getattr(model.config, name)}: the TF1 format supports {only} only. "
-                "Convert to hf."
+                f"model.{name}={value}: the TF1 format supports {required} only. Convert to hf."
             )
     if model.tokenizer is not None and model.tokenizer.kind != "wordpiece":
         raise InputError(
@@ -100,13 +98,13 @@ def _find_checkpoint(path: epath.Path) -> epath.Path:
     """Return the prefix of the published checkpoint, or of the latest one that training wrote."""
     if (path / f"{CHECKPOINT_PREFIX}.index").exists():
         return path / CHECKPOINT_PREFIX
-    indices = [file for file in path.iterdir() if file.name.endswith(".index")]
-    if not indices:
+    index_files = [file for file in path.iterdir() if file.name.endswith(".index")]
+    if not index_files:
         raise InputError(f"{path}: no {CHECKPOINT_PREFIX}.index. Give the directory as published.")
 
     def step(file: epath.Path) -> int:
         number = re.search(r"-(\d+)\.index$", file.name)
         return int(number[1]) if number else -1
 
-    newest = max(indices, key=step)
+    newest = max(index_files, key=step)
     return newest.with_name(newest.name.removesuffix(".index"))
