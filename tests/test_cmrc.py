@@ -14,7 +14,7 @@ from bertjax.tasks.question_answering.cmrc import (
     normalize,
     score,
     score_files,
-    segments,
+    split_segments,
     split_words,
 )
 from data_pipelines.errors import InputError
@@ -49,8 +49,8 @@ def test_score_equals_official_script(name: str, data_dir) -> None:
         ("\u4e00\u9fa5\u9fa6", ("\u4e00", "\u9fa5", "\u9fa6")),
     ],
 )
-def test_segments_returns_characters_and_words(text: str, parts: tuple[str, ...]) -> None:
-    assert segments(text) == parts
+def test_split_segments_returns_characters_and_words(text: str, parts: tuple[str, ...]) -> None:
+    assert split_segments(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_split_words_follows_treebank_rules(text: str, words: str) -> None:
 def test_f1_is_symmetric_and_between_0_and_1(a: str, b: str) -> None:
     assert 0 <= f1(a, b) <= 1
     assert f1(a, b) == f1(b, a)
-    assert f1(a, a) == (1 if segments(a) else 0)
+    assert f1(a, a) == (1 if split_segments(a) else 0)
 
 
 def test_f1_counts_the_longest_common_run() -> None:

@@ -16,7 +16,7 @@ from data_pipelines.finetuning.squad import QuestionAnsweringDataset, read_squad
 _PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 (Chinese)
 _SEGMENTS = re.compile("([一-龥])|([^一-龥]+)")
 # Penn Treebank's word rules (MacIntyre 1995) in the order of NLTK 3.9, for lower-case text without
-# _PUNCTUATION. The official script splits words with NLTK; its other rules cannot apply here.
+# _PUNCTUATION. The official script splits words with NLTK; NLTK's other rules cannot apply here.
 _WORD_RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -54,15 +54,16 @@ def normalize(text: str) -> str:
     return text.lower().strip().translate(_PUNCTUATION)
 
 
-def segments(text: str) -> tuple[str, ...]:
+def split_segments(text: str) -> tuple[str, ...]:
     """Return each Chinese character, and the words of the text between them.
 
-    The script splits that text into sentences first, with a model that must be downloaded. This
-    changes no gold answer of the dev and trial sets: a full stop must stand between other words.
+    The script first splits that text into sentences, with a model that must be downloaded. Skipping
+    that step changes no gold answer of the dev and trial sets. It matters only for a full stop
+    between two words of non-Chinese text.
     """
     parts: list[str] = []
     for character, other in _SEGMENTS.findall(normalize(text)):
-        parts += character or split_words(other)
+        parts.extend([character] if character else split_words(other))
     return tuple(parts)
 
 
@@ -75,7 +76,7 @@ def split_words(text: str) -> list[str]:
 
 def f1(prediction: str, gold: str) -> float:
     """Return F1 over the longest run of segments that prediction and gold share."""
-    predicted, expected = segments(prediction), segments(gold)
+    predicted, expected = split_segments(prediction), split_segments(gold)
     matcher = difflib.SequenceMatcher(None, predicted, expected, autojunk=False)
     common = matcher.find_longest_match().size
     if common == 0:
@@ -85,7 +86,11 @@ def f1(prediction: str, gold: str) -> float:
 
 
 def score_files(data: epath.PathLike, predictions: epath.PathLike) -> dict[str, float]:
-    """Return `score` of a file in SQuAD's layout and a JSON object of question id to text.
+    """Return `score` of two files.
+
+    Args:
+      data: questions in SQuAD's layout, with their gold answers.
+      predictions: JSON object of question id to text.
 
     Raises:
       InputError: a file does not exist or has another layout.

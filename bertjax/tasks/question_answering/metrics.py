@@ -52,7 +52,12 @@ def f1(prediction: str, gold: str, version: int) -> float:
 def score_files(
     data: epath.PathLike, predictions: epath.PathLike, null_odds: epath.PathLike | None = None
 ) -> dict[str, float]:
-    """Return `score` of a file in SQuAD's layout and JSON objects keyed by question id.
+    """Return `score` of files.
+
+    Args:
+      data: questions in SQuAD's layout, with their gold answers.
+      predictions: JSON object of question id to text.
+      null_odds: JSON object of question id to a number; see `score`.
 
     Raises:
       InputError: a file does not exist or has another layout, or version 1 has null odds.
