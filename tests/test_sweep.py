@@ -121,7 +121,9 @@ def test_summarize_counts_failed_runs_and_leaves_them_out_of_means(folder) -> No
     }
     result = summarize(trials, results, "accuracy")
     (point,) = result["points"]
-    assert (point["n"], point["failed"], point["min"], point["max"]) == (4, 1, 0.5, 0.9)
+    assert (result["primary_metric"], point["label"]) == ("accuracy", "as configured")
+    assert (point["num_runs"], point["num_failed"]) == (4, 1)
+    assert (point["min"], point["max"]) == (0.5, 0.9)
     assert point["mean"] == pytest.approx(0.7) and point["std"] == pytest.approx(0.2)
     assert result["best"] == "seed=1"
     assert format_results(result).splitlines()[1].split()[-6:] == [
@@ -225,7 +227,7 @@ def test_metrics_have_the_learning_rate_of_each_run(swept) -> None:
 @pytest.mark.slow
 def test_run_that_learns_nothing_has_failed(swept) -> None:
     _, result, _ = swept
-    failed = {point["point"]: point["failed"] for point in result["points"]}
+    failed = {point["label"]: point["num_failed"] for point in result["points"]}
     assert failed["learning_rate=1e-30"] == 4 and failed["learning_rate=8e-3"] == 0
 
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workdir",
         required=True,
         metavar="DIR",
-        help="new directory, or one of a sweep to resume; seeds and values may be added",
+        help="new directory, or that of a sweep to resume, which may get more seeds and values",
     )
     parser.add_argument(
         "--grid",
@@ -68,12 +68,12 @@ def run(args: argparse.Namespace) -> int | None:
         raise InputError(f"--runs-per-device={args.runs_per_device}: below 1. Give at least 1.")
     overrides = dict(args.overrides)
 
-    def load_with(point: Mapping[str, str]) -> "Config":
-        args.overrides = {**overrides, **point}
+    def load_with_fields(fields: Mapping[str, str]) -> "Config":
+        args.overrides = {**overrides, **fields}
         return load(args)
 
-    base_config = load_with({})
-    trials = make_trials(load_with, args.grid, args.seeds)
+    base_config = load_with_fields({})
+    trials = make_trials(load_with_fields, args.grid, args.seeds)
     initialize_distributed(args, handles_preemption=True)
     enable_compilation_cache(args.workdir)
     results = sweep(trials, base_config, args.workdir, args.runs_per_device)
@@ -84,12 +84,16 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def format_results(results: Mapping[str, Any]) -> str:
-    """Return the points of a grid as a text table."""
-    header = (results["score"], "n", "failed", "mean", "std", "min", "max")
+    """Return the points of a grid as a text table.
+
+    Args:
+      results: the content of sweep.json; see `bertjax.sweeps.sweep.summarize`.
+    """
+    header = (results["primary_metric"], "runs", "failed", "mean", "std", "min", "max")
     rows = [
         (
-            point["point"],
-            *(str(point[name]) for name in ("n", "failed")),
+            point["label"],
+            *(str(point[name]) for name in ("num_runs", "num_failed")),
             *(
                 "-" if point[name] is None else f"{point[name]:.4f}"
                 for name in ("mean", "std", "min", "max")

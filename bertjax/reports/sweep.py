@@ -13,9 +13,9 @@ _POINTS_PER_CHART = 8  # points of the grid
 
 def render_sweep(name: str, results: Mapping[str, Any]) -> str:
     """Return the page for the content of sweep.json."""
-    score, runs, points = results["score"], results["runs"], results["points"]
+    metric, runs, points = results["primary_metric"], results["runs"], results["points"]
     best = next(run for run in runs if run["name"] == results["best"])
-    title = _title(score)
+    title = _title(metric)
     num_failed = sum(run["failed"] for run in runs)
     return render_report(
         name,
@@ -23,17 +23,17 @@ def render_sweep(name: str, results: Mapping[str, Any]) -> str:
             Section(
                 f"{title.capitalize()} of every run",
                 "A dot for each run and a line at their mean; numbers are those of the points.",
-                charts=_score_plots(score, runs, points),
+                charts=_score_plots(metric, runs, points),
             ),
             Section(
                 "Points of the grid",
-                "Mean and standard deviation exclude failed runs, whose loss did not decrease.",
+                "Mean and standard deviation exclude failed runs: diverged and degenerate ones.",
                 table=_point_table(points),
             ),
-            Section("Runs", table=_run_table(score, runs)),
+            Section("Runs", table=_run_table(metric, runs)),
         ],
         metrics=[
-            (f"Best {title}", _format_score(best["scores"].get(score))),
+            (f"Best {title}", _format_score(best["scores"].get(metric))),
             ("Runs", f"{len(runs):,}"),
             ("Failed", f"{num_failed:,}"),
         ],
@@ -42,13 +42,13 @@ def render_sweep(name: str, results: Mapping[str, Any]) -> str:
 
 
 def _score_plots(
-    score: str, runs: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
+    metric: str, runs: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
 ) -> list[Chart]:
     groups = {
         str(number): [
-            run["scores"][score]
+            run["scores"][metric]
             for run in runs
-            if run["point"] == point["point"] and run["scores"].get(score) is not None
+            if run["point"] == point["label"] and run["scores"].get(metric) is not None
         ]
         for number, point in enumerate(points, 1)
     }
@@ -57,18 +57,18 @@ def _score_plots(
     for first in range(0, len(numbers), _POINTS_PER_CHART):
         shown = numbers[first : first + _POINTS_PER_CHART]
         title = f"Points {shown[0]} to {shown[-1]}"
-        charts.append(strip_plot(title, {n: groups[n] for n in shown}, _title(score)))
+        charts.append(strip_plot(title, {n: groups[n] for n in shown}, _title(metric)))
     return charts
 
 
 def _point_table(points: Sequence[Mapping[str, Any]]) -> TextTable:
-    header = ("Point", "", "n", "Failed", "Mean", "Deviation", "Min", "Max")
+    header = ("Point", "", "Runs", "Failed", "Mean", "Deviation", "Min", "Max")
     rows = [
         (
-            point["point"],
+            point["label"],
             str(number),
-            str(point["n"]),
-            str(point["failed"]),
+            str(point["num_runs"]),
+            str(point["num_failed"]),
             *(_format_score(point[name]) for name in ("mean", "std", "min", "max")),
         )
         for number, point in enumerate(points, 1)
@@ -76,9 +76,9 @@ def _point_table(points: Sequence[Mapping[str, Any]]) -> TextTable:
     return TextTable(header, rows)
 
 
-def _run_table(score: str, runs: Sequence[Mapping[str, Any]]) -> TextTable:
+def _run_table(metric: str, runs: Sequence[Mapping[str, Any]]) -> TextTable:
     # The only term of a loss is the loss.
-    names = [score, *(n for n in runs[0]["scores"] if n != score and not n.endswith("_loss"))]
+    names = [metric, *(n for n in runs[0]["scores"] if n != metric and not n.endswith("_loss"))]
     rows = [
         (
             run["name"],

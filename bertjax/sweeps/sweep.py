@@ -185,7 +185,19 @@ def _choose_primary_metric(task: Task, config: Config) -> str:
 def summarize(
     trials: Sequence[Trial], results: Mapping[str, Mapping[str, Any]], primary_metric: str
 ) -> dict[str, Any]:
-    """Return the content of `sweep.json`; means are over the runs that did not fail."""
+    """Return the content of `sweep.json`.
+
+    A run has failed if its loss is not finite or the task finds its scores degenerate.
+
+    Returns:
+      `primary_metric` is the name of the score that ranks runs, `best` the name of the best run.
+      `points` has a summary of each point of the grid: `label`, `num_runs`, `num_failed`, and
+      `mean`, `std`, `min` and `max` of the score over the runs that did not fail. `runs` has
+      `name`, `point` (label of its point), `seed`, `scores` and `failed` of each run.
+
+    Raises:
+      RunError: no run has a finite score.
+    """
     comparable = {
         name: _comparable_recorded_score(primary_metric, run["scores"])
         for name, run in results.items()
@@ -196,9 +208,9 @@ def summarize(
         scores = [run["scores"][primary_metric] for run in runs if not run["failed"]]
         points.append(
             {
-                "point": label,
-                "n": len(runs),
-                "failed": sum(run["failed"] for run in runs),
+                "label": label,
+                "num_runs": len(runs),
+                "num_failed": sum(run["failed"] for run in runs),
                 "mean": float(np.mean(scores)) if scores else None,
                 "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
                 "min": min(scores, default=None),
@@ -212,4 +224,4 @@ def summarize(
         {"name": trial.name, "point": trial.label, "seed": trial.config.seed, **results[trial.name]}
         for trial in trials
     ]
-    return {"score": primary_metric, "points": points, "best": best, "runs": all_runs}
+    return {"primary_metric": primary_metric, "points": points, "best": best, "runs": all_runs}
