@@ -28,7 +28,7 @@ def check_params(path: epath.Path, target: Any, saved_shapes: Any = None) -> Non
     """Reject a checkpoint that lacks parameters of a model; it may have more.
 
     Args:
-      path: the checkpoint.
+      path: directory of one checkpoint, or of a published model.
       target: tree of arrays or shapes that must be in it.
       saved_shapes: result of `read_param_shapes`, if it is known.
 
@@ -43,6 +43,7 @@ def check_params(path: epath.Path, target: Any, saved_shapes: Any = None) -> Non
         if name not in saved:
             raise InputError(f"{path}: has no {name}. Use a checkpoint of a model that has it.")
         shape, saved_shape = tuple(leaf.shape), saved[name]
+        # Blocks are stacked over layers (axis 0).
         if "/blocks/" in name and shape[0] != saved_shape[0] and shape[1:] == saved_shape[1:]:
             raise InputError(
                 f"model.num_hidden_layers={shape[0]}: {path} has {saved_shape[0]} layers. Remove "
@@ -56,10 +57,10 @@ def check_params(path: epath.Path, target: Any, saved_shapes: Any = None) -> Non
 
 
 def load_params(path: epath.Path, target: Any) -> Any:
-    """Return parameters of a checkpoint, as arrays.
+    """Return the parameters in `target`, with its structure, from a checkpoint.
 
     Args:
-      path: the checkpoint; it may have further parameters.
+      path: directory of one checkpoint, the parent of `params`; it may have further parameters.
       target: tree of `jax.ShapeDtypeStruct`. Its shardings decide where arrays go; without
         shardings they are NumPy arrays.
     """
