@@ -117,7 +117,7 @@ def test_check_compatible_logs_fields_that_differ(format_name, corpus, tmp_path,
     model = make_run_config(corpus, model__hidden_dropout_prob=0.3, model__dtype="bfloat16").model
     pretrained = PretrainedModel(tmp_path / "model")
     with caplog.at_level(logging.INFO, "bertjax"):
-        pretrained.check_compatible(pretrained.model, {}, ())
+        pretrained.check_compatible(pretrained.bert_config, {}, ())
         assert not caplog.messages
         pretrained.check_compatible(model, {}, ())
     differences = ["hidden_dropout_prob=0.3 here, 0.1 there"]

@@ -77,10 +77,10 @@ class Embedder:
         self, checkpoint: epath.PathLike | PretrainedModel, options: EmbeddingOptions
     ) -> None:
         self._pretrained = model = open_model(checkpoint)
-        max_seq_length = min(options.max_seq_length, model.model.max_position_embeddings)
+        max_seq_length = min(options.max_seq_length, model.bert_config.max_position_embeddings)
         self.options = dataclasses.replace(options, max_seq_length=max_seq_length)
         self._tokenizer = model.tokenizer or find_tokenizer(model.path)
-        config = Config(model=model.model, max_seq_length=max_seq_length, batch_size=1)
+        config = Config(model=model.bert_config, max_seq_length=max_seq_length, batch_size=1)
         self._objective = EmbeddingsObjective(config, jax.device_count(), self.options)
         self._runner = Runner(model, self._objective)
 

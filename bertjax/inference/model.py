@@ -53,7 +53,7 @@ class Model:
     def __init__(self, directory: epath.PathLike) -> None:
         self._directory = directory
         self._pretrained = model = PretrainedModel(find_embedding_options(directory)[0])
-        self.path, self.config, self.labels = model.path, model.model, model.labels
+        self.path, self.config, self.labels = model.path, model.bert_config, model.labels
         self.tokenizer = model.tokenizer or find_tokenizer(model.path)
         self.params = model.load_all(make_mesh(-1, 1, 1))
         self._embedders: dict[EmbeddingOptions, Embedder] = {}

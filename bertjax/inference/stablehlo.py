@@ -62,7 +62,7 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
     pretrained = PretrainedModel(checkpoint)
     function = _load_function(pretrained)
     inputs = _INPUTS if function.reads_mlm_positions else _INPUTS[:3]
-    scope = export.SymbolicScope([f"t <= {pretrained.model.max_position_embeddings}"])
+    scope = export.SymbolicScope([f"t <= {pretrained.bert_config.max_position_embeddings}"])
     arguments = [
         jax.ShapeDtypeStruct(export.symbolic_shape(sizes, scope=scope), jnp.int32)
         for _, sizes, _ in inputs
@@ -94,7 +94,7 @@ def write_stablehlo(checkpoint: epath.PathLike, output: epath.PathLike) -> dict[
             }
             for name, aval in outputs.items()
         ],
-        "max_position_embeddings": pretrained.model.max_position_embeddings,
+        "max_position_embeddings": pretrained.bert_config.max_position_embeddings,
         "labels": list(pretrained.labels),
     }
     if (tokenizer := pretrained.tokenizer) is not None:
@@ -115,7 +115,7 @@ def _load_function(pretrained: PretrainedModel) -> _ExportedFunction:
     check_modules_known(pretrained.parts, pretrained.path)
     params = pretrained.load_all(make_mesh(1, 1, 1, jax.devices()[:1]))
     if not any(part in HEADS for part in pretrained.parts):
-        encoder = Encoder(pretrained.model)
+        encoder = Encoder(pretrained.bert_config)
 
         def encode(batch: dict[str, Array]) -> dict[str, Array]:
             names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
@@ -127,7 +127,7 @@ def _load_function(pretrained: PretrainedModel) -> _ExportedFunction:
         return _ExportedFunction(encode, False)
     objective = registry.make_objective(pretrained.config())
     pretrained.check_complete(
-        pretrained.model, jax.eval_shape(objective.init_params, jax.random.key(0))
+        pretrained.bert_config, jax.eval_shape(objective.init_params, jax.random.key(0))
     )
     constants = objective.constants()
 

@@ -63,7 +63,7 @@ class PretrainedModel:
 
     Attributes:
       path: directory of the parameters.
-      model: configuration of the encoder.
+      bert_config: configuration of the encoder.
       tokenizer: None for a published model without a vocabulary.
       labels: label names of its classifier; empty without one.
       calibration: calibration of the checkpoint; empty without one.
@@ -81,7 +81,7 @@ class PretrainedModel:
         if format_name == "bertjax":
             self.path = find_checkpoint(path, step)
             registry.register_heads(self.path)
-            self.model = read_model_config(self.path / "config.json")
+            self.bert_config = read_model_config(self.path / "config.json")
             self.tokenizer, self.labels = load_tokenizer(self.path), read_labels(self.path)
             self.calibration = read_calibration(self.path)
             self._shapes = read_param_shapes(self.path)
@@ -89,7 +89,7 @@ class PretrainedModel:
             registry.register_heads()
             self.path = epath.Path(path)
             self._published = read_model(path, format_name)
-            self.model, self.tokenizer = self._published.config, self._published.tokenizer
+            self.bert_config, self.tokenizer = self._published.config, self._published.tokenizer
             self.labels, self._shapes = self._published.labels, self._published.params
 
     @functools.cached_property
@@ -134,12 +134,12 @@ class PretrainedModel:
         Raises:
           InputError: a field that must be equal, or the shape of a parameter, differs.
         """
-        saved = self.model
+        saved = self.bert_config
         if saved.causal and not model.causal and "mlm" in shapes:
             _log.info("%s is causal: its attention becomes bidirectional.", self.path)
             saved = dataclasses.replace(saved, causal=False)
         check_architecture(self.path, saved, model)
-        if any(getattr(self.model, name) != getattr(model, name) for name in LAYER_MIX_FIELDS):
+        if any(getattr(saved, name) != getattr(model, name) for name in LAYER_MIX_FIELDS):
             # Heads that read another mix of layers are other heads.
             self._shapes = {"encoder": self._shapes["encoder"]}
         if tuple(labels) != self.labels:
@@ -153,7 +153,7 @@ class PretrainedModel:
         unknown = () if self._published is None else _UNPUBLISHED_FIELDS
         differences = [
             f"{name}={value!r} here, {saved_value!r} there"
-            for name, saved_value in dataclasses.asdict(self.model).items()
+            for name, saved_value in dataclasses.asdict(self.bert_config).items()
             if name not in (*MODEL_FIELDS, *_INIT_ONLY_FIELDS, *unknown)
             if (value := getattr(model, name)) != saved_value
         ]
@@ -170,7 +170,7 @@ class PretrainedModel:
         Raises:
           InputError: a field or the shape of a parameter differs, or a head is missing.
         """
-        check_architecture(self.path, self.model, model)
+        check_architecture(self.path, self.bert_config, model)
         for name in params:
             if name in HEADS and name not in self._shapes:
                 raise InputError(
@@ -213,7 +213,7 @@ class PretrainedModel:
         params = self.load({part: shapes[part] for part in loaded})
         random = [part for part in shapes if part not in loaded]
         if reinit_layers:
-            layers = self.model.num_hidden_layers
+            layers = self.bert_config.num_hidden_layers
             random.insert(0, f"layers above {layers - reinit_layers} of {layers}")
         _log.info(
             "initializing from %s (%s)%s.",
