@@ -18,8 +18,8 @@ def make_state(step: int) -> TrainState:
         "encoder": {"embeddings": {"word": jnp.asarray(draw.normal(size=(16, 8)), jnp.float32)}},
         "bias": jnp.asarray(draw.normal(size=5), jnp.float32),
     }
-    window = {"loss": (jnp.float32(step), jnp.float32(1))}
-    return TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params), window)
+    metric_sums = {"loss": (jnp.float32(step), jnp.float32(1))}
+    return TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params), metric_sums)
 
 
 def write_metadata(path) -> None:

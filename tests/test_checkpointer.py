@@ -183,17 +183,17 @@ def test_interrupted_deletion_is_completed(checkpoints) -> None:
     assert {path.name for path in checkpoints.directory.iterdir()} == {"00000020"}
 
 
-def _with_window(target: TrainState, *names: str) -> TrainState:
-    return target._replace(window=dict.fromkeys(names, target.window["loss"]))
+def _with_metric_sums(target: TrainState, *names: str) -> TrainState:
+    return target._replace(metric_sums=dict.fromkeys(names, target.metric_sums["loss"]))
 
 
 def test_restore_returns_sums_since_the_last_log_by_name(tmp_path, target) -> None:
     checkpoints = Checkpointer(tmp_path)
     third = jnp.float32(1) / 3
-    window = {"loss": (third, jnp.float32(7)), "dropped": (jnp.float32(1), jnp.float32(1))}
-    checkpoints.save(make_state(10)._replace(window=window), write_metadata)
+    metric_sums = {"loss": (third, jnp.float32(7)), "dropped": (jnp.float32(1), jnp.float32(1))}
+    checkpoints.save(make_state(10)._replace(metric_sums=metric_sums), write_metadata)
     checkpoints.wait_until_finished()
-    found = checkpoints.restore(_with_window(target, "loss", "new")).window
+    found = checkpoints.restore(_with_metric_sums(target, "loss", "new")).metric_sums
     assert jax.device_get(found) == {"loss": (np.float32(1) / 3, 7), "new": (0, 0)}
 
 

@@ -56,8 +56,8 @@ def train(
     step_functions, task = step_functions_on(mesh, corpus)
     step, state, losses = step_functions.compile_train_step(), step_functions.init(), []
     for batch in task.train_batches(0, STEPS):
-        state, window = step(state, to_global(batch, step_functions.batch_sharding), {})
-        losses.append(means(jax.device_get(window))["loss"])
+        state, metric_sums = step(state, to_global(batch, step_functions.batch_sharding), {})
+        losses.append(means(jax.device_get(metric_sums))["loss"])
     shardings = tree_shardings(step_functions.mesh, state.params)
     misplaced = [
         name

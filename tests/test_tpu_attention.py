@@ -158,10 +158,10 @@ def test_train_step_with_the_kernel_equals_plain(monkeypatch) -> None:
 
     def after_a_step() -> tuple[Any, Any]:
         program = StepFunctions(config, registry.make_objective(config), jax.devices()[:4])
-        state, window = program.compile_train_step()(
+        state, metric_sums = program.compile_train_step()(
             program.init(), jax.device_put(batch, program.batch_sharding), {}
         )
-        return state.params, window
+        return state.params, metric_sums
 
     usual = after_a_step()
     calls = []

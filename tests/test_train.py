@@ -95,9 +95,9 @@ def test_metrics_have_their_documented_fields(whole) -> None:
 
 @pytest.mark.slow
 def test_throughput_counts_the_steps_in_flight_before_a_save(corpus, tmp_path, monkeypatch) -> None:
-    def slow(window):
+    def slow(metric_sums):
         time.sleep(0.1)  # as long as the devices need for the step
-        return means(window)
+        return means(metric_sums)
 
     monkeypatch.setattr(setup, "means", slow)
     config = make_run_config(corpus, checkpoint_every=1, log_every=12, eval_every=12)
@@ -215,27 +215,27 @@ def test_run_that_is_stopped_four_times_is_bit_identical(
 @pytest.mark.slow
 def test_at_most_two_steps_are_in_flight(corpus, tmp_path, monkeypatch) -> None:
     """More steps in flight would delay a stop signal."""
-    compile_train_step, windows, late = StepFunctions.compile_train_step, [], []
+    compile_train_step, all_metric_sums, late = StepFunctions.compile_train_step, [], []
 
     def counted(self: StepFunctions, *batch_size: int):
         step = compile_train_step(self, *batch_size)
 
         def counting(*arguments):
-            late.extend(window for window in windows[:-1] if not is_ready(window))
-            state, window = step(*arguments)
-            windows.append(window)
-            return state, window
+            late.extend(sums for sums in all_metric_sums[:-1] if not is_ready(sums))
+            state, metric_sums = step(*arguments)
+            all_metric_sums.append(metric_sums)
+            return state, metric_sums
 
         return counting
 
-    def is_ready(window) -> bool:
-        return all(leaf.is_ready() for leaf in jax.tree.leaves(window))
+    def is_ready(metric_sums) -> bool:
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(metric_sums))
 
     monkeypatch.setattr(StepFunctions, "compile_train_step", counted)
     make_trainer(
         make_run_config(corpus, log_every=12, eval_every=12, checkpoint_every=12), tmp_path
     ).train()
-    assert len(windows) == 12 and not late
+    assert len(all_metric_sums) == 12 and not late
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The train step: losses, gradient accumulation, the window, dropout keys."""
+"""The train step: losses, gradient accumulation, the metric sums, dropout keys."""
 
 import jax
 import jax.numpy as jnp
@@ -90,14 +90,14 @@ def test_microbatches_have_different_dropout_keys(params, batch) -> None:
     assert first != second
 
 
-def test_window_sums_until_a_multiple_of_log_every(params, batch) -> None:
+def test_metric_sums_start_again_at_a_multiple_of_log_every(params, batch) -> None:
     optimizer = optax.sgd(0.0)
     step = make_train_step(loss, optimizer, seed_key=jax.random.key(0), log_every=3)
     state = state_of(params, batch, optimizer)
     weights = []
     for _ in range(7):
-        state, window = step(state, batch)
-        weights.append(float(window["loss"][1]))
+        state, metric_sums = step(state, batch)
+        weights.append(float(metric_sums["loss"][1]))
     assert weights == [1, 2, 3, 1, 2, 3, 1]
     assert int(state.step) == 7
 
@@ -120,8 +120,8 @@ def test_train_step_applies_the_gradient_and_logs_its_norm(params, batch) -> Non
         lambda params, rows, _: loss(params, rows, None), optimizer, seed_key=jax.random.key(0)
     )
     state: TrainState = state_of(params, batch, optimizer)
-    after, window = step(state, batch)
+    after, metric_sums = step(state, batch)
     _, grads = sums_and_gradient(loss, params, batch, None)
     np.testing.assert_allclose(after.params["w"], params["w"] - 0.1 * grads["w"], rtol=1e-5)
     norm = np.linalg.norm(np.asarray(grads["w"]))
-    assert means(window)["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    assert means(metric_sums)["grad_norm"] == pytest.approx(float(norm), rel=1e-5)

@@ -56,7 +56,7 @@ from bertjax.checkpointing.state_items import (
     copy_if_on_cpu,
     restore_state,
     save_args,
-    write_window,
+    write_metric_sums,
 )
 from bertjax.errors import RunError
 from bertjax.faults import fault_point
@@ -171,8 +171,8 @@ class Checkpointer:
             distributed.sync_processes("checkpoint-start")
             state = copy_if_on_cpu(state)
             self._writer.save(self.path(step), args=save_args(state))
-            window = jax.device_get(state.window)
-        self._saving = self._thread.submit(self._finish, step, window, write_metadata)
+            metric_sums = jax.device_get(state.metric_sums)
+        self._saving = self._thread.submit(self._finish, step, metric_sums, write_metadata)
 
     def pop_finished(self) -> list[epath.Path]:
         """Return the checkpoints that were finished since the last call; called once a step.
@@ -258,14 +258,14 @@ class Checkpointer:
         )
 
     def _finish(
-        self, step: int, window: Sums, write_metadata: Callable[[epath.Path], None]
+        self, step: int, metric_sums: Sums, write_metadata: Callable[[epath.Path], None]
     ) -> None:
         """Finish a save in the background."""
         with self._raise_checkpoint_errors(step):
             self._writer.wait_until_finished()  # of all processes
             fault_point("save.after_write")
             if distributed.is_process_0():
-                write_window(self.path(step), window)
+                write_metric_sums(self.path(step), metric_sums)
                 mark_finished(self.path(step), write_metadata)
         fault_point("save.after_manifest")
         if distributed.is_process_0():

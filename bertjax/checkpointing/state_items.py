@@ -1,4 +1,4 @@
-"""Training states as Orbax items: `params`, `training`, and the window of sums as JSON."""
+"""Training states as Orbax items: `params`, `training`, and the metric sums as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from bertjax.steps.train_step import TrainState
 from data_pipelines.paths import atomic_write_text
 
 PARAMS_DIR, TRAINING_DIR = "params", "training"
-_WINDOW_FILE = "window.json"
+_METRIC_SUMS_FILE = "window.json"
 
 
 def save_args(state: TrainState) -> ocp.args.Composite:
@@ -24,10 +24,10 @@ def save_args(state: TrainState) -> ocp.args.Composite:
     return ocp.args.Composite(**{PARAMS_DIR: params, TRAINING_DIR: training})
 
 
-def write_window(path: epath.Path, window: Sums) -> None:
+def write_metric_sums(path: epath.Path, metric_sums: Sums) -> None:
     """Write sums on the host into a checkpoint."""
-    numbers = {name: [np.asarray(n).tolist() for n in pair] for name, pair in window.items()}
-    atomic_write_text(path / TRAINING_DIR / _WINDOW_FILE, json.dumps(numbers))
+    numbers = {name: [np.asarray(n).tolist() for n in pair] for name, pair in metric_sums.items()}
+    atomic_write_text(path / TRAINING_DIR / _METRIC_SUMS_FILE, json.dumps(numbers))
 
 
 def restore_state(path: epath.Path, target: TrainState) -> TrainState:
@@ -35,15 +35,14 @@ def restore_state(path: epath.Path, target: TrainState) -> TrainState:
 
     Args:
       path: the checkpoint.
-      target: `jax.ShapeDtypeStruct` with shardings. Names of its window that the checkpoint does
-        not have start at 0.
+      target: `jax.ShapeDtypeStruct` with shardings. Names of its metric sums that the checkpoint
+        does not have start at 0.
     """
     params = _restore(path / PARAMS_DIR, target.params)
     training = _restore(path / TRAINING_DIR, _training_tree(target))
-    window = json.loads((path / TRAINING_DIR / _WINDOW_FILE).read_text())
-    return TrainState(
-        training["step"], params, training["opt_state"], _to_devices(window, target.window)
-    )
+    saved = json.loads((path / TRAINING_DIR / _METRIC_SUMS_FILE).read_text())
+    metric_sums = _to_devices(saved, target.metric_sums)
+    return TrainState(training["step"], params, training["opt_state"], metric_sums)
 
 
 def copy_if_on_cpu(state: TrainState) -> TrainState:

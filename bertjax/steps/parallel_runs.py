@@ -130,9 +130,9 @@ class ParallelStepFunctions:
         return state
 
     def compile_train_step(self, batch_size: int | None = None) -> jax.stages.Compiled:
-        """Compile the train step once: (state, batch, constants) -> (state, window).
+        """Compile the train step once: (state, batch, constants) -> (state, metric_sums).
 
-        The arrays of a batch are [R, B, ...], those of the window [R].
+        The arrays of a batch are [R, B, ...], those of the metric sums [R].
 
         Args:
           batch_size: sequences of a run's batch; None, or the size of the full batch.
@@ -145,7 +145,7 @@ class ParallelStepFunctions:
         return self._compile_once("eval_step", self._compile_eval_step)
 
     def gather(self, tree: Any) -> Any:
-        """Return arrays of all runs, such as a window, replicated on every device."""
+        """Return arrays of all runs, such as metric sums, replicated on every device."""
         gather = self._compile_once(
             "gather", lambda: jax.jit(lambda tree: tree, out_shardings=self._replicated)
         )
@@ -173,17 +173,17 @@ class ParallelStepFunctions:
 
             def device_step(step: Any, leaves: Any, batch: Batch, rates: Any, seeds: Any) -> Any:
                 def run(leaves: Any, batch: Batch, rate: Any, seed: Any) -> Any:
-                    new_state, window = run_step(
+                    new_state, metric_sums = run_step(
                         TrainState(step, *leaves), batch, rate, seed, fixed
                     )
-                    return new_state[1:], window
+                    return new_state[1:], metric_sums
 
                 return self._over_runs(run, leaves, batch, rates, seeds)
 
-            leaves, window = self._on_devices(
+            leaves, metric_sums = self._on_devices(
                 device_step, (_REPLICATED, _PER_RUN, _PER_RUN, _PER_RUN, _PER_RUN)
             )(state.step, state[1:], batch, constants["rates"], constants["seeds"])
-            return TrainState(state.step + 1, *leaves), window
+            return TrainState(state.step + 1, *leaves), metric_sums
 
         batches = self._stack_shapes(objective.batch_shapes(objective.batch_size))
         return self._compiler.compile(

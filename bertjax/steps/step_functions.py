@@ -107,7 +107,7 @@ class StepFunctions:
         return {"fixed": constants, "progress": array}
 
     def compile_train_step(self, batch_size: int | None = None) -> jax.stages.Compiled:
-        """Compile the train step: (state, batch, constants) -> (state, window).
+        """Compile the train step: (state, batch, constants) -> (state, metric_sums).
 
         See `make_train_step`. With a time budget the constants are those of `with_progress`.
 

@@ -27,14 +27,14 @@ class TrainState(NamedTuple):
       step: int32 [], number of updates so far.
       params: nested dictionary of float32 arrays.
       opt_state: state of the optimizer.
-      window: sums of losses and metrics since the last multiple of `log_every`. They are part of
-        the state so that a resumed run logs the same values.
+      metric_sums: sums of losses and metrics since the last multiple of `log_every`. They are part
+        of the state so that a resumed run logs the same values.
     """
 
     step: Array
     params: Any
     opt_state: Any
-    window: Sums
+    metric_sums: Sums
 
 
 def loss_terms(sums: Sums) -> Sums:
@@ -124,9 +124,9 @@ def make_train_step(
     log_every: int = 1,
     gather: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
-    """Return a function (state, batch) -> (state, window), to be jitted with shardings.
+    """Return a function (state, batch) -> (state, metric_sums), to be jitted with shardings.
 
-    The window holds the sums over the steps since the last multiple of `log_every`: those of the
+    The metric sums run over the steps since the last multiple of `log_every`: those of the
     loss function, the total `loss`, and `grad_norm`. A step adds a weight of 1 to the last two.
 
     Args:
@@ -134,7 +134,7 @@ def make_train_step(
       optimizer: the optimizer.
       seed_key: with the step it determines the key of dropout.
       gradient_accumulation_steps: see `sums_and_gradient`.
-      log_every: steps after which the window starts again.
+      log_every: steps after which the metric sums start again at 0.
       gather: see `sums_and_gradient`.
     """
 
@@ -148,13 +148,13 @@ def make_train_step(
             params = optax.apply_updates(state.params, updates)
         one = jnp.ones((), jnp.float32)
         sums |= {"loss": (total_loss(sums), one), "grad_norm": (optax.tree.norm(grads), one)}
-        window = jax.tree.map(jnp.add, state.window, sums)
+        metric_sums = jax.tree.map(jnp.add, state.metric_sums, sums)
         step = state.step + 1
         is_logged = step % log_every == 0
-        next_window = jax.tree.map(
-            lambda value: jnp.where(is_logged, jnp.zeros_like(value), value), window
+        next_sums = jax.tree.map(
+            lambda value: jnp.where(is_logged, jnp.zeros_like(value), value), metric_sums
         )
-        return TrainState(step, params, opt_state, next_window), window
+        return TrainState(step, params, opt_state, next_sums), metric_sums
 
     return train_step
 
@@ -168,8 +168,8 @@ def init_state(params: Any, sums: Any, optimizer: optax.GradientTransformation) 
       optimizer: the optimizer.
     """
     zero = jnp.zeros((), jnp.float32)
-    window = {name: (zero, zero) for name in [*sums, "loss", "grad_norm"]}
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), window)
+    metric_sums = {name: (zero, zero) for name in [*sums, "loss", "grad_norm"]}
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), metric_sums)
 
 
 def means(sums: Any) -> dict[str, float]:

@@ -65,12 +65,12 @@ class ParallelRuns:
             }
 
     def fetch(self, sums: Sums) -> Sums:
-        """Return a window of the train step on the host."""
+        """Return the metric sums of the train step on the host."""
         fetched: Sums = jax.device_get(self._step_functions.gather(sums))
         return fetched
 
     def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
-        """Return the means of a window and the learning rate at a position of the schedule."""
+        """Return the means of metric sums and the learning rate at a position of the schedule."""
         fetched = self.fetch(sums)
         runs = [
             means({name: (value[run], weight[run]) for name, (value, weight) in fetched.items()})

@@ -149,7 +149,7 @@ class StepLogger:
     Args:
       writers: receivers of the metrics.
       meter: adds rates, such as sequences per second.
-      read: from a step and its window to metrics by run; waits for the step.
+      read: from a step and its metric sums to metrics by run; waits for the step.
       config: resolved configuration.
       first_step: step that the process starts from.
     """
@@ -170,23 +170,23 @@ class StepLogger:
         self._pending: tuple[int, Sums, bool] | None = None
         self._last_read = time.monotonic()
 
-    def add(self, step: int, window: Sums, last: bool) -> None:
-        """Note a dispatched step; keep its window if it is to be logged or printed."""
+    def add(self, step: int, metric_sums: Sums, last: bool) -> None:
+        """Note a dispatched step; keep its metric sums if they are to be logged or printed."""
         logged = last or step % self._log_every == 0
-        # The clocks of several processes differ, and in a sweep reading a window is a collective.
+        # The clocks of several processes differ, and in a sweep reading the sums is a collective.
         silent = jax.process_count() == 1 and (
             time.monotonic() - self._last_read > _MAX_SILENCE_SECONDS
         )
         if logged or silent or step - self._first_step in self._early_steps:
-            self._pending = (step, window, logged)
+            self._pending = (step, metric_sums, logged)
 
     def flush(self) -> tuple[int, dict[str, float]] | None:
         """Log or print the pending step; return it with its metrics, None without one."""
         if self._pending is None:
             return None
-        step, window, logged = self._pending
+        step, metric_sums, logged = self._pending
         self._pending, self._last_read = None, time.monotonic()
-        metrics = self._read(step, window)
+        metrics = self._read(step, metric_sums)
         rates = self._meter.read(step, metrics[""])
         if logged:
             metrics[""] |= rates

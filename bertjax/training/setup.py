@@ -60,12 +60,12 @@ class SingleRun:
         return self._task.train_batches(start, self._total_steps)
 
     def fetch(self, sums: Sums) -> Sums:
-        """Return a window of the train step on the host."""
+        """Return the metric sums of the train step on the host."""
         fetched: Sums = jax.device_get(sums)
         return fetched
 
     def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
-        """Return the means of a window and the learning rate at a position of the schedule."""
+        """Return the means of metric sums and the learning rate at a position of the schedule."""
         learning_rate = float(self._schedule(position))
         return {"": means(self.fetch(sums)) | {"learning_rate": learning_rate}}
 

@@ -74,10 +74,10 @@ class Runs(Protocol):
         """Return this process's part of the batches from step `start` on."""
 
     def fetch(self, sums: Sums) -> Sums:
-        """Return a window of a train step on the host."""
+        """Return the metric sums of a train step on the host."""
 
     def read_metrics(self, sums: Sums, position: float) -> dict[str, dict[str, float]]:
-        """Return the means of a window, and the learning rate at a position of the schedule."""
+        """Return the means of metric sums, and the learning rate at a position of the schedule."""
 
     def compile_evaluator(self) -> Callable[[Any], Mapping[str, Evaluation]]:
         """Return a function from parameters to evaluations; empty without eval sets."""
@@ -205,21 +205,21 @@ class Trainer:
                     with meter.pause(periodic=False):  # a ramp-up compiles several batch sizes
                         train_step = self._train_step(config.rampup.batch_size_at(step - 1))
                     fault_point("step.before_update")
-                    state, window = train_step(state, batch, self._at_step(constants, step))
+                    state, metric_sums = train_step(state, batch, self._at_step(constants, step))
                     profiler.after(step, state)
-                    feed.in_flight = window
+                    feed.in_flight = metric_sums
                     self._finish_log(log, step)  # the devices compute the new step meanwhile
                     # At most two steps are in flight: more would only delay a stop signal.
                     jax.block_until_ready(previous)
-                    previous = window
+                    previous = metric_sums
                     last, stopping = self._is_last(step), stop(step)
-                    log.add(step, window, last)
+                    log.add(step, metric_sums, last)
                     evaluates = evaluating.is_due(step) or last
                     saves = saving.is_due(step) or last or stopping
                     if not (evaluates or saves):
                         continue
                     self._finish_log(log, step)
-                    self._check_finite(step, self._read_metrics(step, window)[""])
+                    self._check_finite(step, self._read_metrics(step, metric_sums)[""])
                     with meter.pause():
                         evaluations = evaluate(state.params) if evaluates else {}
                         self._log_evaluations(writers, state, evaluations)
@@ -294,10 +294,10 @@ class Trainer:
         assert self._budget and self.config.budget_seconds
         return self._budget.progress(step) * self.config.budget_seconds
 
-    def _read_metrics(self, step: int, window: Sums) -> dict[str, dict[str, float]]:
+    def _read_metrics(self, step: int, metric_sums: Sums) -> dict[str, dict[str, float]]:
         """Wait for a step; return its metrics by run."""
         position = self._budget.progress(step - 1) if self._budget else step - 1
-        metrics = self._runs.read_metrics(window, position)
+        metrics = self._runs.read_metrics(metric_sums, position)
         examples = self.config.rampup.sequences_before(step)
         metrics[""]["epoch"] = examples / self.task.examples_per_epoch
         if self._budget:
@@ -363,7 +363,7 @@ class Trainer:
         def write_metadata(path: epath.Path) -> None:
             write_checkpoint_metadata(path, self.config, self.task, step, evaluation)
 
-        state = state._replace(window=self._runs.fetch(state.window))
+        state = state._replace(metric_sums=self._runs.fetch(state.metric_sums))
         self.checkpointer.save(state, write_metadata)
 
     def _report_saved(self, writers: MetricWriters) -> None:

@@ -47,7 +47,7 @@ def update(state: TrainState) -> TrainState:
     params, opt_state = jax.tree.map(
         lambda leaf: leaf * 0.999 + 0.001, (state.params, state.opt_state)
     )
-    return TrainState(state.step + 1, params, opt_state, state.window)
+    return TrainState(state.step + 1, params, opt_state, state.metric_sums)
 
 
 def timed_update(state: TrainState) -> tuple[TrainState, float]:
