@@ -4,11 +4,13 @@ EXIT_RESTART = 75  # the same command may be run again (EX_TEMPFAIL of sysexits.
 EXIT_DIVERGED = 3  # the loss is not finite
 
 
-class RunError(Exception):
-    """A run ended early, for a reason that the message states in one sentence.
+class CommandError(Exception):
+    """A failure of a command by its machine or its run, printed as one line without a traceback.
+
+    `InputError` is for a user's mistakes.
 
     Attributes:
-      status: exit status of the command line.
+      status: exit status of the command.
     """
 
     status = 1

@@ -50,8 +50,8 @@ def train(
 
     Raises:
       InputError: the configuration, the data or the workdir is invalid; nothing was changed.
-      bertjax.errors.RunError: the run stopped early. Its loss was not finite, a checkpoint could
-        not be written, or SIGINT or SIGTERM arrived, after which its state was saved.
+      bertjax.errors.CommandError: the run stopped early. Its loss was not finite, a checkpoint
+        could not be written, or SIGINT or SIGTERM arrived, after which its state was saved.
     """
     trackers = [CallbackTracker(lambda: on_metrics)] if on_metrics else []
     run_config = make_run_config(config, _quote_strings(overrides), workdir)

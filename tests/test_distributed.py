@@ -6,7 +6,7 @@ import os
 import jax
 import pytest
 
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.mesh import distributed, signals
 from bertjax.mesh.distributed import Cluster, find_cluster
 
@@ -17,7 +17,7 @@ def test_initialize_distributed_allows_a_single_tpu_process(monkeypatch) -> None
 
     monkeypatch.setattr(jax.distributed, "initialize", find_none)
     distributed.initialize_distributed(Cluster(allow_single_process=True), handles_preemption=True)
-    with pytest.raises(RunError, match="did not join"):
+    with pytest.raises(CommandError, match="did not join"):
         distributed.initialize_distributed(Cluster(), handles_preemption=True)
 
 

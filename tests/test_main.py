@@ -15,7 +15,7 @@ from toy_tasks import EXPERIMENTS
 import bertjax.cli.main as main_module
 from bertjax.cli import preflight, report
 from bertjax.cli.main import _parser, find_subcommands, main
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 
 
@@ -134,7 +134,7 @@ def test_main_keeps_tracebacks_of_faults(error: str) -> None:
     assert done.stderr.startswith("Traceback") and f"{error}: " in done.stderr.splitlines()[-1]
 
 
-class InterruptedRunError(RunError):
+class InterruptedCommandError(CommandError):
     status = 75
 
 
@@ -142,8 +142,8 @@ class InterruptedRunError(RunError):
     ("error", "status"),
     [
         (InputError("no luck"), 2),
-        (RunError("no luck"), 1),
-        (InterruptedRunError("no luck"), 75),
+        (CommandError("no luck"), 1),
+        (InterruptedCommandError("no luck"), 75),
         (OSError(errno.ENOSPC, "no luck"), 1),
         (PermissionError(errno.EACCES, "no luck"), 1),
         (ConnectionResetError("no luck"), 1),

@@ -20,7 +20,7 @@ from run_outputs import answers_of, metrics
 
 from bertjax.cli.sweep import format_results
 from bertjax.config.config import Config
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.formats import huggingface
 from bertjax.model.bert_config import BertConfig
 from bertjax.reports.writer import write_report
@@ -150,7 +150,7 @@ def test_summarize_has_no_mean_for_a_point_of_failed_runs(folder) -> None:
 def test_summarize_rejects_a_sweep_of_diverged_runs(folder) -> None:
     trials = trials_of(folder, [], 2)
     results = {trial.name: {"scores": {"accuracy": None}, "failed": True} for trial in trials}
-    with pytest.raises(RunError, match="no run has a finite accuracy"):
+    with pytest.raises(CommandError, match="no run has a finite accuracy"):
         summarize(trials, results, "accuracy")
 
 

@@ -58,7 +58,7 @@ from bertjax.checkpointing.state_items import (
     save_args,
     write_metric_sums,
 )
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.model.losses import Sums
@@ -70,7 +70,7 @@ _SAVE_TIMEOUT_SECONDS = 3600  # for processes that wait for each other's writes
 _log = logging.getLogger("bertjax")
 
 
-class CheckpointError(RunError):
+class CheckpointError(CommandError):
     """A checkpoint could not be written, or all checkpoints are damaged."""
 
 

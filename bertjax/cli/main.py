@@ -35,7 +35,7 @@ import bertjax.cli
 from bertjax.cli.config_args import reject_unknown_arguments
 from bertjax.cli.files import bucket_errors, check_buckets
 from bertjax.cli.termination import exit_stopped, handle_signals, report_stopped
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.mesh import child_process
 from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.version import __version__
@@ -151,7 +151,7 @@ def _run_subcommand(args: argparse.Namespace, extra: Sequence[str]) -> int:
         return args.run(args) or 0
     except InputError as error:
         return _report_error(error, 2)
-    except RunError as error:
+    except CommandError as error:
         return _report_error(error, error.status)
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # receives what is flushed later
@@ -165,7 +165,7 @@ def _run_subcommand(args: argparse.Namespace, extra: Sequence[str]) -> int:
     except _memory_errors() as error:
         if (detail := _out_of_memory_detail(error)) is None:
             raise
-        return _report_error(RunError(f"out of memory{detail}: {_MEMORY_FIX}"), 1)
+        return _report_error(CommandError(f"out of memory{detail}: {_MEMORY_FIX}"), 1)
 
 
 def _memory_errors() -> tuple[type[Exception], ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bertjax.cli.config_args import add_config, load
 from bertjax.cli.files import check_output, open_output
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _search_batch_size(config: "Config", topology: "Topology") -> "PreflightRepo
         print(f"sequences a device {'with' if remat else 'without'} remat: {size}", flush=True)
         reports += [report] if report else []
     if not reports:
-        raise RunError(
+        raise CommandError(
             f"batch_size: not even {config.gradient_accumulation_steps} sequences a device, one an "
             f"accumulation step, fit {topology.name}. Use more devices, or a mesh that splits the "
             "model."

@@ -5,7 +5,7 @@ import importlib.util
 
 from bertjax.cli.files import add_checkpoint
 from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 
 ORDER = 72
@@ -41,6 +41,6 @@ def run(args: argparse.Namespace) -> None:
         print(f"http://{address}/ {predictor.pipeline.description}: Ctrl-C ends it.", flush=True)
         try:
             server.wait()
-            raise RunError("the server ended unexpectedly: start it again.")
+            raise CommandError("the server ended unexpectedly: start it again.")
         finally:
             server.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.experimental import multihost_utils
 
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh.child_process import die_with_parent, is_child
 from data_pipelines.errors import InputError
@@ -97,7 +97,7 @@ def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) ->
       handles_preemption: whether the program polls `stop_signals`. Otherwise SIGTERM ends it.
 
     Raises:
-      RunError: the other processes did not join in time.
+      CommandError: the other processes did not join in time.
     """
     if cluster is None:
         return
@@ -118,7 +118,7 @@ def initialize_distributed(cluster: Cluster | None, handles_preemption: bool) ->
     except (RuntimeError, ValueError) as error:
         if cluster.allow_single_process and isinstance(error, ValueError):  # none was detected
             return
-        raise RunError(
+        raise CommandError(
             f"the processes did not join ({str(error).splitlines()[0]}). Start the same command in "
             f"all processes within {_INITIALIZATION_TIMEOUT_SECONDS} s."
         ) from error

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import jax
 
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.mesh.memory import GIB, available_host_memory
 from bertjax.preflight.gpus import GPUS, Gpu
 from data_pipelines.errors import InputError
@@ -45,7 +45,7 @@ TPUS = {
 _GPU_COMPILER_MODULES = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
 
 
-class MissingCompilerError(RunError):
+class MissingCompilerError(CommandError):
     """The compiler for a topology is not installed."""
 
 

@@ -12,7 +12,7 @@ from etils import epath
 
 from bertjax.checkpointing.retention import comparable_score
 from bertjax.config.config import Config
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.mesh import distributed
 from bertjax.steps.parallel_runs import ParallelStepFunctions
 from bertjax.sweeps.grid import Trial, group_by_shape
@@ -196,7 +196,7 @@ def summarize(
       `name`, `point` (label of its point), `seed`, `scores` and `failed` of each run.
 
     Raises:
-      RunError: no run has a finite score.
+      CommandError: no run has a finite score.
     """
     comparable = {
         name: _comparable_recorded_score(primary_metric, run["scores"])
@@ -219,7 +219,7 @@ def summarize(
         )
     best = max(comparable, key=lambda name: comparable[name])
     if comparable[best] == -math.inf:
-        raise RunError(f"no run has a finite {primary_metric}: lower optimizer.learning_rate.")
+        raise CommandError(f"no run has a finite {primary_metric}: lower optimizer.learning_rate.")
     all_runs = [
         {"name": trial.name, "point": trial.label, "seed": trial.config.seed, **results[trial.name]}
         for trial in trials

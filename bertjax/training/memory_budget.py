@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 
 from bertjax.config.config import Config
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.mesh.device_mesh import num_batch_shards
 from bertjax.mesh.memory import (
     GIB,
@@ -34,7 +34,7 @@ _COMPILE_ADDRESS_BYTES = 3 * GIB // 2  # XLA ends the process without a message 
 _log = logging.getLogger("bertjax")
 
 
-class OutOfMemoryError(RunError):
+class OutOfMemoryError(CommandError):
     """The devices ran out of memory."""
 
 

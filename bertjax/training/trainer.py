@@ -16,7 +16,7 @@ from etils import epath
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_unverified_checkpoint, has_checkpoint
 from bertjax.config.config import Config
-from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, RunError
+from bertjax.errors import EXIT_DIVERGED, EXIT_RESTART, CommandError
 from bertjax.faults import fault_point
 from bertjax.mesh import distributed
 from bertjax.mesh.feed import Feed
@@ -44,13 +44,13 @@ from data_pipelines.errors import InputError
 _log = logging.getLogger("bertjax")
 
 
-class DivergedError(RunError):
+class DivergedError(CommandError):
     """The loss or the gradient is no longer a finite number."""
 
     status = EXIT_DIVERGED
 
 
-class StoppedError(RunError):
+class StoppedError(CommandError):
     """A stop signal arrived; the state was saved."""
 
     status = EXIT_RESTART

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from etils import epath
 
-from bertjax.errors import RunError
+from bertjax.errors import CommandError
 from bertjax.mesh import distributed
 from data_pipelines.errors import InputError
 from data_pipelines.paths import atomic_write_text, is_remote
@@ -37,7 +37,7 @@ VISIBILITY_TIMEOUT_SECONDS = 60.0  # until a write reaches all processes, even o
 _log = logging.getLogger("bertjax")
 
 
-class LockLostError(RunError):
+class LockLostError(CommandError):
     """Another run has taken the workdir."""
 
 
