@@ -36,8 +36,11 @@ import hypothesis
 import numpy as np
 import pytest
 from cloud_tool_stubs import Laptop
+from pretraining_corpora import write_corpus
 
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
+from data_pipelines.pretraining import sequences
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 # Traced programs are many long-lived objects. Collecting garbage at the default threshold takes a
@@ -96,11 +99,13 @@ def in_test_all(*cases: Any) -> list[Any]:
     ]
 
 
+SYLLABLES = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
+
+
 def sample_text(seed: int, documents: int) -> str:
     """Return documents of invented words with the skewed frequencies of a language."""
     draw = np.random.Generator(np.random.Philox(key=seed)).random
-    syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
-    words = [a + b + c for a in syllables for b in syllables for c in ("", "n", "s")]
+    words = [a + b + c for a in SYLLABLES for b in SYLLABLES for c in ("", "n", "s")]
     lines = []
     for _ in range(documents):
         for _ in range(3 + int(draw() * 12)):
@@ -112,10 +117,12 @@ def sample_text(seed: int, documents: int) -> str:
 
 def sample_vocabulary() -> list[str]:
     """Return a vocabulary of 128 tokens for `sample_text`, without any of its words."""
-    syllables = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *syllables]
-    tokens += [f"##{syllable}" for syllable in syllables] + ["##n", "##s"]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *SYLLABLES]
+    tokens += [f"##{syllable}" for syllable in SYLLABLES] + ["##n", "##s"]
     return tokens + [f"[unused{i}]" for i in range(128 - len(tokens))]
+
+
+TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 @pytest.fixture(scope="session")
@@ -124,11 +131,23 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("corpus")
     text = directory / "text.txt"
     text.write_text(sample_text(seed=1, documents=400))
-    tokenizer = WordPieceTokenizer(sample_vocabulary(), cased=False)
-    prepare(
-        [str(text)], tokenizer, directory / "shards", workers=1, eval_fraction=0.05, num_shards=8
-    )
-    return directory / "shards"
+    shards = directory / "shards"
+    options = CorpusOptions(eval_fraction=0.05, num_shards=8)
+    prepare([str(text)], TOKENIZER, shards, options, workers=1)
+    return shards
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Corpus of `write_corpus`, whose tokens name their document."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several sections per document and several chunks per shard, as in a large corpus."""
+    monkeypatch.setattr(sequences, "chunk_tokens", lambda max_seq_length: 1000)
+    monkeypatch.setattr(sequences, "max_section_tokens", lambda max_seq_length: 150)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from data_pipelines.corpus.shards import Shard, ShardWriter
 
 Documents = list[list[int]]  # the length of each sentence of each document
+WHOLE = 1 << 40  # section length in tokens with which every document is one section
 
 
 def append_document(writer: ShardWriter, document: Sequence[Sequence[int]]) -> None:
@@ -26,6 +27,10 @@ def make_shard(documents: Documents) -> Shard:
         sentences=sentences,
         documents=np.cumsum([0, *map(len, documents)]),
     )
+
+
+def generator(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed))
 
 
 lengths = st.integers(1, 40) | st.integers(1, 3)

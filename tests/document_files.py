@@ -1,4 +1,4 @@
-"""Text files, plain and compressed, that tests of text sources write and read."""
+"""Text files, plain and compressed, that tests of text sources and of preparation use."""
 
 import bz2
 import functools
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from conftest import sample_text
 
 from data_pipelines.text.sources import ReadOptions, read_documents
 
@@ -21,6 +22,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".zst": zstandard.ZstdCompressor().compress,
 }
 every_compression = pytest.mark.parametrize("suffix", COMPRESS)
+compressed = pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
 DOCUMENTS = [["One line.", "Zwei Zeilen: ä, 語."], ["Another document."]]
 
 
@@ -36,3 +38,12 @@ def text_of(documents: list[list[str]]) -> str:
 
 def read(*inputs: str, **read_options: Any) -> list[list[str]]:
     return list(read_documents(inputs, ReadOptions(**read_options)))
+
+
+def small(path: pathlib.Path, documents: int = 40) -> str:
+    path.write_text(sample_text(seed=3, documents=documents))
+    return str(path)
+
+
+def content(directory: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}

@@ -1,18 +1,14 @@
 """Small corpora, and helpers for the comparison of batches."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from corpus_shards import append_document
 
-from data_pipelines.corpus.shards import (
-    Manifest,
-    ShardWriter,
-    token_dtype,
-    write_manifest,
-)
+from data_pipelines.corpus.shards import Manifest, ShardWriter, token_dtype, write_manifest
+from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import BATCH_ARRAYS, PretrainingOptions
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
@@ -103,3 +99,20 @@ def restored(batch: Batch) -> np.ndarray:
 
 def documents_of(input_ids: np.ndarray) -> set[int]:
     return set(((input_ids[input_ids >= FIRST] - FIRST) // 2).tolist())
+
+
+def check_processes(
+    directory: pathlib.Path | str,
+    chosen: PretrainingOptions,
+    num_processes: int,
+    split: str = "train",
+    steps: Iterable[int] = (),
+) -> None:
+    """Check that processes share the batches of one process, by default of all steps."""
+    alone = PretrainingData(directory, chosen, split)
+    shared = [
+        PretrainingData(directory, chosen, split, num_processes, process_id)
+        for process_id in range(num_processes)
+    ]
+    for step in steps or range(alone.steps or 0):
+        assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))

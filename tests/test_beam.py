@@ -4,17 +4,16 @@ import os
 import pathlib
 
 import pytest
-from conftest import sample_text, sample_vocabulary
+from conftest import TOKENIZER, sample_text
+from document_files import content
 
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 pytest.importorskip("apache_beam", reason="needs Apache Beam: pip install 'bertjax[beam]'")
 
 from data_pipelines.corpus.beam import prepare_with_beam
-
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 @pytest.fixture
@@ -31,13 +30,9 @@ def test_prepare_with_beam_writes_the_files_of_prepare(
     inputs: list[str], tmp_path: pathlib.Path, options: dict[str, float]
 ) -> None:
     options = {"eval_fraction": 0.1, **options}
-    prepare(inputs, TOKENIZER, tmp_path / "one", workers=1, **options)  # type: ignore[arg-type]
-    prepare_with_beam(inputs, TOKENIZER, tmp_path / "other", **options)  # type: ignore[arg-type]
-    one, other = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
-        for name in ("one", "other")
-    )
-    assert one == other
+    prepare(inputs, TOKENIZER, tmp_path / "one", CorpusOptions(**options), workers=1)
+    prepare_with_beam(inputs, TOKENIZER, tmp_path / "other", CorpusOptions(**options))
+    assert content(tmp_path / "one") == content(tmp_path / "other")
 
 
 def test_prepare_with_beam_leaves_nothing_after_an_error(

@@ -57,13 +57,6 @@ def test_bulk_encoder_encodes_every_character() -> None:
     check(encoder, [f"a{c}b" for c in characters])
 
 
-def test_bulk_encoder_rejects_line_feeds() -> None:
-    encoder = BulkEncoder(WordPieceTokenizer(UNCASED, cased=False))
-    for sentences in (["a\nb"], ["a", "b\n"]):
-        with pytest.raises(ValueError, match="contains a line feed"):
-            encoder(sentences)
-
-
 def test_bulk_encoder_passes_whole_sentences_to_other_tokenizers() -> None:
     tokenizer = WordPieceTokenizer(UNCASED, cased=False)
     encoded = []

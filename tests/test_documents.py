@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from conftest import sample_vocabulary
+from conftest import TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,12 +19,12 @@ from data_pipelines.corpus.documents import (
     unpack_documents,
 )
 from data_pipelines.corpus.filters import Filters
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.shards import token_dtype
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 ENCODER = BulkEncoder(TOKENIZER)
+NO_EVAL = CorpusOptions(eval_fraction=0)
 DTYPE = token_dtype(len(TOKENIZER.tokens))
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1)
@@ -127,7 +127,7 @@ def test_assign_shards_assigns_each_document_once(
 ) -> None:
     index = index_of(tokens)
     try:
-        assignment = assign_shards(index, eval_fraction, False, num_shards)
+        assignment = assign_shards(index, CorpusOptions(eval_fraction, num_shards=num_shards))
     except InputError:
         return
     assigned = np.concatenate([rows for shards in assignment.values() for rows in shards])
@@ -145,18 +145,22 @@ def test_assign_shards_chooses_the_eval_split_by_text_alone() -> None:
     index = index_of([1] * 10_000, texts)
     reversed_index = index_of([5] * 10_000, texts[::-1])
     eval_texts, reversed_eval_texts = (
-        {row_texts[row] for rows in assign_shards(table, 0.05, False, 4)["eval"] for row in rows}
+        {
+            row_texts[row]
+            for rows in assign_shards(table, CorpusOptions(0.05, num_shards=4))["eval"]
+            for row in rows
+        }
         for table, row_texts in ((index, texts), (reversed_index, texts[::-1]))
     )
     assert eval_texts == reversed_eval_texts
     assert 400 < len(eval_texts) < 600
-    more = assign_shards(index, 0.1, False, 4)["eval"]
+    more = assign_shards(index, CorpusOptions(0.1, num_shards=4))["eval"]
     assert eval_texts < {int(row) for rows in more for row in rows}
 
 
 def test_assign_shards_keeps_equal_texts_in_one_split() -> None:
     texts = [text % 50 for text in range(1000)]
-    assignment = assign_shards(index_of([1] * 1000, texts), 0.3, False, 4)
+    assignment = assign_shards(index_of([1] * 1000, texts), CorpusOptions(0.3, num_shards=4))
     train_texts, eval_texts = (
         {texts[row] for rows in shards for row in rows} for shards in assignment.values()
     )
@@ -166,7 +170,7 @@ def test_assign_shards_keeps_equal_texts_in_one_split() -> None:
 @given(st.lists(st.integers(0, 30), min_size=40, max_size=100).filter(lambda t: len(set(t)) > 1))
 def test_assign_shards_keeps_the_first_of_equal_texts(texts: list[int]) -> None:
     index = index_of([1] * len(texts), texts)
-    assignment = assign_shards(index, 0, True, 1)
+    assignment = assign_shards(index, CorpusOptions(eval_fraction=0, dedup=True))
     assert assignment["train"][0].tolist() == sorted(
         {text: texts.index(text) for text in texts}.values()
     )
@@ -192,7 +196,7 @@ def test_assign_shards_makes_more_shards_of_larger_corpora(
 ) -> None:
     index = np.zeros(documents, INDEX)
     index["tokens"] = tokens
-    assert len(assign_shards(index, 0, False, None)["train"]) == num_shards
+    assert len(assign_shards(index, NO_EVAL)["train"]) == num_shards
 
 
 def test_assign_shards_balances_tokens() -> None:
@@ -200,45 +204,49 @@ def test_assign_shards_balances_tokens() -> None:
     tokens = (50 * (1 - rng.random(20_000)) ** -0.6).astype(int)  # a long tail, as in real text
     index = np.zeros(len(tokens), INDEX)
     index["tokens"] = tokens
-    sizes = [tokens[rows].sum() for rows in assign_shards(index, 0, False, 16)["train"]]
+    sizes = [
+        tokens[rows].sum()
+        for rows in assign_shards(index, CorpusOptions(0, num_shards=16))["train"]
+    ]
     assert max(sizes) <= 1.001 * min(sizes)
 
 
 def test_assign_shards_gives_each_shard_two_documents() -> None:
     for tokens in ([1000, 1, 1, 1, 1, 1, 1, 1], [7] * 8):
-        shards = assign_shards(index_of(tokens), 0, False, 4)["train"]
+        shards = assign_shards(index_of(tokens), CorpusOptions(0, num_shards=4))["train"]
         assert [len(rows) for rows in shards] == [2] * 4
 
 
 def test_assign_shards_makes_fewer_shards_if_a_document_is_long() -> None:
     index = np.zeros(1001, INDEX)
     index["tokens"] = [1000] * 1000 + [600_000]
-    assert len(assign_shards(index, 0, False, None)["train"]) == 2
+    assert len(assign_shards(index, NO_EVAL)["train"]) == 2
     index["tokens"] = [1000] * 1000 + [2_000_000]
-    assert len(assign_shards(index, 0, False, None)["train"]) == 1
+    assert len(assign_shards(index, NO_EVAL)["train"]) == 1
 
 
 def test_assign_shards_drops_short_documents() -> None:
     index = index_of([0, 5, 10, 20, 30])
-    assignment = assign_shards(index, 0, False, None, Filters(min_document_tokens=10))
+    filters = Filters(min_document_tokens=10)
+    assignment = assign_shards(index, CorpusOptions(eval_fraction=0, filters=filters))
     assert assignment["train"][0].tolist() == [2, 3, 4]
-    totals = compute_totals(index, assignment, Filters(min_document_tokens=10))
+    totals = compute_totals(index, assignment, filters)
     names = ("documents", "empty_documents", "short_documents", "duplicate_documents")
     assert [totals[name] for name in names] == [3, 1, 1, 0]
 
 
 def test_assign_shards_puts_two_documents_into_the_eval_split() -> None:
     for documents in (4, 40):
-        assignment = assign_shards(index_of([7] * documents), 0.01, False, None)
+        assignment = assign_shards(index_of([7] * documents), CorpusOptions(0.01))
         assert [len(rows) for rows in assignment["eval"]] == [2]
 
 
 def test_assign_shards_limits_the_eval_shards() -> None:
     index = index_of([600] * 8000)
-    assignment = assign_shards(index, 0.02, False, None)
+    assignment = assign_shards(index, CorpusOptions(0.02))
     assert len(assignment["train"]) == 16
     assert len(assignment["eval"]) == 8
-    assert len(assign_shards(index, 0.02, False, 3)["eval"]) == 3
+    assert len(assign_shards(index, CorpusOptions(0.02, num_shards=3))["eval"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -261,9 +269,9 @@ def test_assign_shards_rejects_too_little_text(
     tokens: list[int], eval_fraction: float, num_shards: int | None, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        assign_shards(index_of(tokens), eval_fraction, False, num_shards)
+        assign_shards(index_of(tokens), CorpusOptions(eval_fraction, num_shards=num_shards))
 
 
 def test_assign_shards_rejects_one_repeated_text() -> None:
     with pytest.raises(InputError, match="documents=1: "):
-        assign_shards(index_of([7, 7], [1, 1]), 0, True, None)
+        assign_shards(index_of([7, 7], [1, 1]), CorpusOptions(eval_fraction=0, dedup=True))

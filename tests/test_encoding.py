@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from conftest import sample_vocabulary
+from conftest import SYLLABLES, TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,10 +20,6 @@ from data_pipelines.finetuning.sequence_classification import (
     SequenceClassificationDataset,
     make_target,
 )
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
-WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
 
 
 def bert_lengths(first: int, second: int, room: int) -> tuple[int, int]:
@@ -45,7 +41,7 @@ def test_truncated_pair_lengths_matches_bert(a, b, room) -> None:
 
 
 def words(count: int, seed: int = 0) -> str:
-    return " ".join(random.Random(seed).choices(WORDS, k=count))
+    return " ".join(random.Random(seed).choices(SYLLABLES, k=count))
 
 
 def tokens(text: str) -> list[int]:

@@ -4,19 +4,18 @@ import importlib.util
 
 import numpy as np
 import pytest
-from conftest import sample_text, sample_vocabulary
+from conftest import TOKENIZER, sample_text
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.corpus.filters import NUM_BANDS, Filters, is_near_duplicate
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 ENGLISH = "The ship left the harbour in the morning, and nobody on the quay knew where it went."
 GERMAN = "Das Schiff verließ den Hafen am Morgen, und niemand am Kai wusste, wohin es fuhr."
 FRENCH = "Le navire quitta le port au matin, et personne sur le quai ne savait où il allait."
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 def test_is_other_language_identifies_languages() -> None:
@@ -62,9 +61,8 @@ def test_totals_count_dropped_documents(tmp_path) -> None:
     source = tmp_path / "a.txt"
     source.write_text("\n\n".join([*texts, *near, "ba ."]))
     filters = Filters(min_document_tokens=4, near_dedup=True)
-    manifest = prepare(
-        [str(source)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0, filters=filters
-    )
+    options = CorpusOptions(eval_fraction=0, filters=filters)
+    manifest = prepare([str(source)], TOKENIZER, tmp_path / "out", options, workers=1)
     assert manifest.totals["short_documents"] == 1
     assert manifest.totals["documents"] + manifest.totals["duplicate_documents"] == 35
     assert manifest.totals["duplicate_documents"] >= 4
@@ -99,12 +97,6 @@ def test_filters_name_a_missing_library(fields, monkeypatch) -> None:
 def test_prepare_warns_of_several_languages(tmp_path, caplog, languages: str, warns: bool) -> None:
     source = tmp_path / "a.txt"
     source.write_text("\n\n".join([ENGLISH, GERMAN, ENGLISH + ENGLISH]))
-    prepare(
-        [str(source)],
-        TOKENIZER,
-        tmp_path / "out",
-        workers=1,
-        eval_fraction=0,
-        filters=Filters(languages=languages),
-    )
+    options = CorpusOptions(eval_fraction=0, filters=Filters(languages=languages))
+    prepare([str(source)], TOKENIZER, tmp_path / "out", options, workers=1)
     assert ("Prepare one directory per language" in caplog.text) == warns

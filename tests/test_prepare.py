@@ -12,18 +12,19 @@ import types
 import pyarrow
 import pytest
 import zstandard
-from conftest import sample_text, sample_vocabulary
+from conftest import TOKENIZER, sample_text
+from document_files import content, small
 from pyarrow import parquet
 
 from data_pipelines.corpus import prepare as prepare_module
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.shards import MANIFEST, Manifest, read_manifest, read_shard
 from data_pipelines.corpus.spool import Spool
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.tokenization import load_tokenizer
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
+NO_EVAL = CorpusOptions(eval_fraction=0)
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +33,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(sample_text(seed=2, documents=3000))
     return path
-
-
-def content(directory: pathlib.Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def documents_of(directory: pathlib.Path, split: str, shard: str | None = None) -> list[str]:
@@ -53,11 +50,6 @@ def documents_of(directory: pathlib.Path, split: str, shard: str | None = None) 
     return documents
 
 
-def small(path: pathlib.Path, documents: int = 40) -> str:
-    path.write_text(sample_text(seed=3, documents=documents))
-    return str(path)
-
-
 # Content
 
 
@@ -65,9 +57,15 @@ def test_prepare_warns_of_unequal_shards(tmp_path, caplog):
     text = tmp_path / "text.txt"
     words = "ba do ki lu"
     text.write_text("\n\n".join([f"{words} {n}." for n in range(40)] + [f"{words} no. " * 60]))
-    prepare([str(text)], TOKENIZER, tmp_path / "even", workers=1, eval_fraction=0)
+    prepare([str(text)], TOKENIZER, tmp_path / "even", NO_EVAL, workers=1)
     assert "Omit num_shards" not in caplog.text
-    prepare([str(text)], TOKENIZER, tmp_path / "uneven", workers=1, eval_fraction=0, num_shards=4)
+    prepare(
+        [str(text)],
+        TOKENIZER,
+        tmp_path / "uneven",
+        CorpusOptions(eval_fraction=0, num_shards=4),
+        workers=1,
+    )
     assert "because some documents are longer than a shard should be" in caplog.text
 
 
@@ -84,7 +82,9 @@ def test_prepare_warns_once_of_poor_vocabulary_coverage(tmp_path, caplog) -> Non
 
 
 def test_prepare_writes_all_documents(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    manifest = prepare([str(text)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0.1)
+    manifest = prepare(
+        [str(text)], TOKENIZER, tmp_path / "out", CorpusOptions(eval_fraction=0.1), workers=1
+    )
     written = text.read_text().strip("\n").split("\n\n")
     train_documents, eval_documents = (
         documents_of(tmp_path / "out", split) for split in ("train", "eval")
@@ -156,7 +156,9 @@ def test_prepare_writes_equal_shards_for_every_input_format(
 
 def test_prepare_writes_a_complete_directory(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "deep" / "out"
-    manifest = prepare([str(text)], TOKENIZER, out, workers=1, num_shards=4, license="CC0")
+    manifest = prepare(
+        [str(text)], TOKENIZER, out, CorpusOptions(num_shards=4, license="CC0"), workers=1
+    )
     assert read_manifest(out) == manifest
     assert load_tokenizer(out).fingerprint() == manifest.tokenizer_fingerprint
     assert manifest.vocab_size == len(TOKENIZER.tokens)
@@ -173,7 +175,7 @@ def test_prepare_does_not_depend_on_workers(
 ) -> None:
     options = {"eval_fraction": 0.05, "num_shards": 8}
     for name, number in (("one", 1), ("other", workers)):
-        prepare([str(text)], TOKENIZER, tmp_path / name, workers=number, **options)  # type: ignore[arg-type]
+        prepare([str(text)], TOKENIZER, tmp_path / name, CorpusOptions(**options), workers=number)
     assert content(tmp_path / "one") == content(tmp_path / "other")
 
 
@@ -184,7 +186,9 @@ def test_prepare_drops_duplicates_on_request(tmp_path: pathlib.Path) -> None:
 
     def made(name: str, source: str, dedup: bool) -> Manifest:
         out = tmp_path / name
-        return prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, dedup=dedup)
+        return prepare(
+            [source], TOKENIZER, out, CorpusOptions(eval_fraction=0, dedup=dedup), workers=1
+        )
 
     kept, dropped = made("kept", str(twice), False), made("dropped", str(twice), True)
     assert kept.totals["documents"] == 80
@@ -195,7 +199,7 @@ def test_prepare_drops_duplicates_on_request(tmp_path: pathlib.Path) -> None:
 def test_prepare_drops_documents_without_tokens(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\n\nba do.\n \n\u200b\n\n\n\t\nki.\n\u00ad\nlu\n\n")
-    manifest = prepare([str(path)], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0)
+    manifest = prepare([str(path)], TOKENIZER, tmp_path / "out", NO_EVAL, workers=1)
     assert documents_of(tmp_path / "out", "train") == ["ba do .", "ki .\nlu"]
     assert manifest.totals["empty_documents"] == 1
     assert manifest.totals["empty_sentences"] == 1
@@ -222,7 +226,7 @@ def test_progress_is_redrawn_in_a_terminal_and_rare_in_a_file(
         ),
     ):
         out = tmp_path / type(stream).__name__
-        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, progress=stream)
+        prepare([source], TOKENIZER, out, NO_EVAL, workers=1, progress=stream)
         assert re.fullmatch(pattern, stream.getvalue())
 
 
@@ -246,7 +250,7 @@ def test_prepare_rejects_invalid_options(
     source = small(tmp_path / "a.txt")
     options = {"eval_fraction": 0, **options}
     with pytest.raises(InputError, match=message):
-        prepare([source], TOKENIZER, tmp_path / "out", workers=1, **options)  # type: ignore[arg-type]
+        prepare([source], TOKENIZER, tmp_path / "out", CorpusOptions(**options), workers=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -284,7 +288,7 @@ def test_prepare_keeps_the_files_of_a_nonempty_output(tmp_path: pathlib.Path, na
 
 def test_prepare_accepts_an_empty_output(tmp_path: pathlib.Path) -> None:
     (tmp_path / "out").mkdir()
-    prepare([small(tmp_path / "a.txt")], TOKENIZER, tmp_path / "out", workers=1, eval_fraction=0)
+    prepare([small(tmp_path / "a.txt")], TOKENIZER, tmp_path / "out", NO_EVAL, workers=1)
     read_manifest(tmp_path / "out")
 
 
@@ -312,6 +316,6 @@ def test_prepare_succeeds_after_a_failed_or_killed_preparation(tmp_path) -> None
     source, out = small(tmp_path / "a.txt"), tmp_path / "out"
     (tmp_path / "out.partial.lock").touch()  # not locked
     with pytest.raises(InputError, match="num_shards=21: too many"):
-        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, num_shards=21)
-    prepare([source], TOKENIZER, out, workers=1, eval_fraction=0)
+        prepare([source], TOKENIZER, out, CorpusOptions(eval_fraction=0, num_shards=21), workers=1)
+    prepare([source], TOKENIZER, out, NO_EVAL, workers=1)
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "out"]

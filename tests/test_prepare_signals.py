@@ -12,30 +12,25 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import LONG, process_environment, sample_text, sample_vocabulary
+from conftest import LONG, TOKENIZER, process_environment, sample_text
+from document_files import small
 
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.shards import read_manifest
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
-
-
-def small(path: pathlib.Path, documents: int = 40) -> str:
-    path.write_text(sample_text(seed=3, documents=documents))
-    return str(path)
-
 
 PREPARE = """
 import sys
 from data_pipelines.corpus import prepare as prepare_module
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 if __name__ == "__main__":
     text, vocab, output = sys.argv[1:]
-    prepare([text], load_tokenizer(vocab), output, workers=2, num_shards=8, progress=sys.stderr)
+    options = CorpusOptions(num_shards=8)
+    prepare([text], load_tokenizer(vocab), output, options, workers=2, progress=sys.stderr)
 """
 
 
@@ -101,6 +96,6 @@ def test_prepare_killed_leaves_no_corpus_and_no_workers(tmp_path: pathlib.Path) 
     assert gone
     assert not alive
 
-    prepare([small(tmp_path / "a.txt")], TOKENIZER, out, workers=1, eval_fraction=0)
+    prepare([small(tmp_path / "a.txt")], TOKENIZER, out, CorpusOptions(eval_fraction=0), workers=1)
     assert read_manifest(out).totals["documents"] == 40
     assert not (tmp_path / "out.partial").exists()

@@ -17,6 +17,7 @@ from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from bertjax.tasks.pipeline import predict_arguments
 from bertjax.training.run_summary import config_warnings, summarize_result, summarize_run
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 
 PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
@@ -95,7 +96,7 @@ def test_documents_of_single_sentences_are_warned_of_with_next_sentence_predicti
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"ba do ki lu {'me ' * n}." for n in range(40)))
-    prepare([str(text)], TOKENIZER, tmp_path / "corpus", workers=1, eval_fraction=0)
+    prepare([str(text)], TOKENIZER, tmp_path / "corpus", CorpusOptions(eval_fraction=0), workers=1)
     task = registry.find_task("pretraining")(
         make_run_config(tmp_path / "corpus", data__objective=objective)
     )

@@ -97,14 +97,6 @@ def test_read_shard_returns_read_only_arrays(tmp_path: pathlib.Path) -> None:
     assert shard.tokens.flags.aligned
 
 
-@pytest.mark.parametrize("document", [[], [[]], [[1], []]])
-def test_append_rejects_empty_documents_and_sentences(
-    tmp_path: pathlib.Path, document: list[list[int]]
-) -> None:
-    with pytest.raises(ValueError, match="at least one token"):
-        write(tmp_path, [document])
-
-
 def test_shard_appears_with_close(tmp_path: pathlib.Path) -> None:
     with ShardWriter(tmp_path, "train-00000-of-00001.tokens", token_dtype(10)) as writer:
         append_document(writer, [[1]])

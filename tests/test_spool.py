@@ -7,19 +7,18 @@ import pathlib
 import shutil
 
 import pytest
-from conftest import sample_text, sample_vocabulary
+from conftest import TOKENIZER, sample_text
+from document_files import content
 
 from data_pipelines.corpus import prepare as corpus
 from data_pipelines.corpus import spool
 from data_pipelines.corpus.filters import Filters
+from data_pipelines.corpus.options import CorpusOptions
 from data_pipelines.corpus.prepare import prepare
 from data_pipelines.corpus.shards import ShardWriter
 from data_pipelines.corpus.spool import Spool
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import ReadOptions, read_source
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +33,6 @@ def source(tmp_path: pathlib.Path) -> str:
     path = tmp_path / "a.txt"
     path.write_text(sample_text(seed=2, documents=200))
     return str(path)
-
-
-def content(directory: pathlib.Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def interrupt(monkeypatch, owner: type, name: str, calls: int, error: BaseException):
@@ -57,7 +52,7 @@ def read_all(monkeypatch, source: str, out: pathlib.Path, **options) -> None:
     with monkeypatch.context() as patch:
         interrupt(patch, ShardWriter, "close", 0, OSError("disk full"))
         with pytest.raises(OSError, match="disk full"):
-            prepare([source], TOKENIZER, out, workers=1, **options)
+            prepare([source], TOKENIZER, out, CorpusOptions(**options), workers=1)
 
 
 def test_prepare_resumes_to_identical_files(
@@ -66,7 +61,7 @@ def test_prepare_resumes_to_identical_files(
     more = tmp_path / "more.txt"
     more.write_text(sample_text(seed=5, documents=40))
     inputs = [source, str(more)]
-    prepare(inputs, TOKENIZER, tmp_path / "whole", workers=1, dedup=True)
+    prepare(inputs, TOKENIZER, tmp_path / "whole", CorpusOptions(dedup=True), workers=1)
     for owner, name, calls in (
         (Spool, "append", 3),  # before a segment is complete
         (Spool, "append", 20),
@@ -78,12 +73,12 @@ def test_prepare_resumes_to_identical_files(
         with monkeypatch.context() as patch:
             interrupt(patch, owner, name, calls, KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt):
-                prepare(inputs, TOKENIZER, tmp_path / "out", workers=1, dedup=True)
+                prepare(inputs, TOKENIZER, tmp_path / "out", CorpusOptions(dedup=True), workers=1)
         assert not (tmp_path / "out").exists()
     reads = []
     with monkeypatch.context() as patch, caplog.at_level("INFO"):
         patch.setattr(corpus, "read_source", lambda *a: reads.append(a) or read_source(*a))
-        prepare(inputs, TOKENIZER, tmp_path / "out", workers=2, dedup=True)
+        prepare(inputs, TOKENIZER, tmp_path / "out", CorpusOptions(dedup=True), workers=2)
     assert "resume after 240 documents" in caplog.text
     assert [source for source, _ in reads] == [str(more)]  # the first source is not read again
     assert content(tmp_path / "out") == content(tmp_path / "whole")
@@ -114,7 +109,7 @@ def test_prepare_succeeds_after_a_kill_during_deletion_of_the_spool(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", delete_half)
         with pytest.raises(Killed):
-            prepare([source], TOKENIZER, out, workers=1, **options)
+            prepare([source], TOKENIZER, out, CorpusOptions(**options), workers=1)
     if not out.exists():
         prepare([source], TOKENIZER, out, workers=1)
     prepare([source], TOKENIZER, tmp_path / "whole", workers=1)
@@ -165,18 +160,18 @@ def test_prepare_resumes_with_other_options_of_assignment(
     out = tmp_path / "out"
     read_all(monkeypatch, source, out)
     with caplog.at_level("INFO"):
-        prepare([source], TOKENIZER, out, workers=1, **options)
+        prepare([source], TOKENIZER, out, CorpusOptions(**options), workers=1)
     assert "resume after 200 documents" in caplog.text
-    prepare([source], TOKENIZER, tmp_path / "whole", workers=1, **options)
+    prepare([source], TOKENIZER, tmp_path / "whole", CorpusOptions(**options), workers=1)
     assert content(out) == content(tmp_path / "whole")
 
 
 def test_prepare_resumes_after_an_error_at_the_end(source, tmp_path, caplog) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match="num_shards=101: too many"):
-        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, num_shards=101)
+        prepare([source], TOKENIZER, out, CorpusOptions(eval_fraction=0, num_shards=101), workers=1)
     with caplog.at_level("INFO"):
-        prepare([source], TOKENIZER, out, workers=1, eval_fraction=0, num_shards=100)
+        prepare([source], TOKENIZER, out, CorpusOptions(eval_fraction=0, num_shards=100), workers=1)
     assert "resume after 200 documents" in caplog.text
 
 
@@ -209,7 +204,7 @@ def test_prepare_starts_again_if_the_input_changed(
     read_all(monkeypatch, source, out, filters=filters)
     change(source, monkeypatch)
     with caplog.at_level("INFO"):
-        prepare([source], TOKENIZER, out, workers=1, filters=filters)
+        prepare([source], TOKENIZER, out, CorpusOptions(filters=filters), workers=1)
     assert "resume" not in caplog.text
-    prepare([source], TOKENIZER, tmp_path / "whole", workers=1, filters=filters)
+    prepare([source], TOKENIZER, tmp_path / "whole", CorpusOptions(filters=filters), workers=1)
     assert content(out) == content(tmp_path / "whole")

@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     from data_pipelines.corpus.filters import Filters
+    from data_pipelines.corpus.options import CorpusOptions
     from data_pipelines.corpus.prepare import prepare
     from data_pipelines.vocabulary.tokenization import load_tokenizer
 
@@ -66,27 +67,27 @@ def run(args: argparse.Namespace) -> None:
         reject_unknown_arguments(args.overrides)
     check_directory(args.output, "--output")
     tokenizer = load_tokenizer(args.vocab, cased=args.cased)
-    options = {
-        "eval_fraction": args.eval_fraction,
-        "dedup": args.dedup,
-        "num_shards": args.num_shards,
-        "filters": Filters(args.min_document_tokens, args.languages, args.near_dedup),
-        "read_options": read_options(args),
-        "license": args.license,
-    }
+    options = CorpusOptions(
+        args.eval_fraction,
+        args.dedup,
+        args.num_shards,
+        Filters(args.min_document_tokens, args.languages, args.near_dedup),
+        read_options(args),
+        args.license,
+    )
     if args.runner:
         from data_pipelines.corpus.beam import prepare_with_beam
 
         flags = [f"--runner={args.runner}", *args.overrides]
-        manifest = prepare_with_beam(args.input, tokenizer, args.output, flags, **options)
+        manifest = prepare_with_beam(args.input, tokenizer, args.output, options, flags)
     else:
         manifest = prepare(
             args.input,
             tokenizer,
             args.output,
+            options,
             workers=args.workers,
             progress=sys.stderr,
-            **options,
         )
     totals = [_format_total(name, number) for name, number in manifest.totals.items()]
     print(f"{args.output}: {', '.join(totals)}.")

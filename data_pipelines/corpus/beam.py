@@ -17,26 +17,22 @@ from data_pipelines.corpus.documents import (
     compute_totals,
     encode_documents,
     index_dtype,
+    name_shards,
     unpack_documents,
 )
-from data_pipelines.corpus.filters import KEEP_ALL, Filters
-from data_pipelines.corpus.prepare import checked_options, finalize_corpus
+from data_pipelines.corpus.filters import Filters
+from data_pipelines.corpus.options import DEFAULT_CORPUS_OPTIONS, CorpusOptions
+from data_pipelines.corpus.prepare import finalize_corpus
 from data_pipelines.corpus.shards import (
     Manifest,
     ShardInfo,
     ShardWriter,
     read_manifest,
-    shard_name,
     token_dtype,
 )
 from data_pipelines.corpus.staging import staging_directory
 from data_pipelines.errors import InputError
-from data_pipelines.text.sources import (
-    DEFAULT_READ_OPTIONS,
-    ReadOptions,
-    read_source,
-    resolve_inputs,
-)
+from data_pipelines.text.sources import ReadOptions, read_source, resolve_inputs
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 try:
@@ -55,7 +51,7 @@ class _Assignment(NamedTuple):
     """The shard of each document."""
 
     numbers: np.ndarray  # int64 [D], ascending
-    shards: np.ndarray  # int32 [D], indices into `names`, -1 for none
+    shards: np.ndarray  # int32 [D], see `name_shards`
     names: list[tuple[str, str]]  # split, file name
     totals: dict[str, int | float]
 
@@ -64,14 +60,8 @@ def prepare_with_beam(
     inputs: Sequence[str],
     tokenizer: Tokenizer,
     output: epath.PathLike,
+    options: CorpusOptions = DEFAULT_CORPUS_OPTIONS,
     beam_options: Sequence[str] = (),
-    *,
-    eval_fraction: float = 0.01,
-    dedup: bool = False,
-    num_shards: int | None = None,
-    filters: Filters = KEEP_ALL,
-    read_options: ReadOptions = DEFAULT_READ_OPTIONS,
-    license: str = "",
 ) -> Manifest:
     """Prepare a corpus directory with a Beam pipeline; the files are those of `corpus.prepare`.
 
@@ -82,20 +72,13 @@ def prepare_with_beam(
       inputs: see `corpus.prepare`.
       tokenizer: see `corpus.prepare`.
       output: see `corpus.prepare`.
+      options: see `corpus.prepare`.
       beam_options: Beam's flags, such as `--runner=DataflowRunner`.
-      eval_fraction: see `corpus.prepare`.
-      dedup: see `corpus.prepare`.
-      num_shards: see `corpus.prepare`.
-      filters: see `corpus.prepare`.
-      read_options: see `corpus.prepare`.
-      license: see `corpus.prepare`.
 
     Raises:
-      InputError: options or output are invalid. The runner raises the errors of its workers.
+      InputError: an input or the output is invalid. The runner raises the errors of its workers.
     """
-    options = checked_options(
-        inputs, read_options, eval_fraction, dedup, num_shards, filters, license
-    )
+    filters, recorded = options.filters, options.manifest_entries(inputs)
     dtype = token_dtype(len(tokenizer.tokens))
     sources = list(enumerate(resolve_inputs(inputs)))
     with staging_directory(epath.Path(output)) as stage:
@@ -106,7 +89,7 @@ def prepare_with_beam(
             encoded = (
                 pipeline
                 | "Sources" >> beam.Create(sources)
-                | "Read" >> beam.FlatMap(_read, read_options)
+                | "Read" >> beam.FlatMap(_read, options.read_options)
                 | "Spread" >> beam.Reshuffle()
                 | "Encode" >> beam.ParDo(_Encode(tokenizer, filters))
             )
@@ -114,7 +97,7 @@ def prepare_with_beam(
                 encoded
                 | "Index" >> beam.Map(lambda document: document[:2])
                 | "Gather" >> beam.combiners.ToList()
-                | "Assign" >> beam.Map(_assign_documents, eval_fraction, dedup, num_shards, filters)
+                | "Assign" >> beam.Map(_assign_documents, options)
             )
             (
                 encoded
@@ -122,7 +105,7 @@ def prepare_with_beam(
                 | "Collect" >> beam.GroupByKey()
                 | "Write" >> beam.Map(_write, directory, dtype, filters)
                 | "Shards" >> beam.combiners.ToList()
-                | "Finish" >> beam.Map(_finish, assignment, directory, tokenizer, options)
+                | "Finish" >> beam.Map(_finish, assignment, directory, tokenizer, recorded)
             )
         return read_manifest(stage)
 
@@ -146,24 +129,13 @@ class _Encode(beam.DoFn):
         yield number, row.tobytes(), record
 
 
-def _assign_documents(
-    rows: list[tuple[int, bytes]],
-    eval_fraction: float,
-    dedup: bool,
-    num_shards: int | None,
-    filters: Filters,
-) -> _Assignment:
+def _assign_documents(rows: list[tuple[int, bytes]], options: CorpusOptions) -> _Assignment:
     rows.sort()
-    index = np.frombuffer(b"".join(row for _, row in rows), index_dtype(filters))
-    assignment = assign_shards(index, eval_fraction, dedup, num_shards, filters)
-    shard_of_document = np.full(len(index), -1, np.int32)
-    names: list[tuple[str, str]] = []
-    for split, shards in assignment.items():
-        for i, shard_rows in enumerate(shards):
-            shard_of_document[shard_rows] = len(names)
-            names.append((split, shard_name(split, i, len(shards))))
+    index = np.frombuffer(b"".join(row for _, row in rows), index_dtype(options.filters))
+    assignment = assign_shards(index, options)
+    names, shard_of_document = name_shards(assignment, len(index))
     numbers = np.array([number for number, _ in rows], np.int64)
-    totals = compute_totals(index, assignment, filters)
+    totals = compute_totals(index, assignment, options.filters)
     return _Assignment(numbers, shard_of_document, names, totals)
 
 
@@ -171,7 +143,7 @@ def _route_document(
     document: EncodedDocument, assignment: _Assignment
 ) -> Iterator[tuple[tuple[str, str], EncodedDocument]]:
     shard = assignment.shards[np.searchsorted(assignment.numbers, document[0])]
-    if shard >= 0:
+    if shard < len(assignment.names):
         yield assignment.names[shard], document
 
 
@@ -194,9 +166,9 @@ def _finish(
     assignment: _Assignment,
     directory: str,
     tokenizer: Tokenizer,
-    options: dict[str, Any],
+    recorded: dict[str, Any],
 ) -> None:
     shard_infos: dict[str, list[ShardInfo]] = {"train": [], "eval": []}
     for split, info in sorted(written, key=lambda shard: shard[1].name):
         shard_infos[split].append(info)
-    finalize_corpus(epath.Path(directory), tokenizer, options, shard_infos, assignment.totals)
+    finalize_corpus(epath.Path(directory), tokenizer, recorded, shard_infos, assignment.totals)

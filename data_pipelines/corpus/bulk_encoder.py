@@ -73,8 +73,6 @@ class BulkEncoder:
 
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         text = "\n".join(sentences)
-        if text.count("\n") >= len(sentences):
-            raise ValueError("a sentence contains a line feed. Split the text at line feeds.")
         tokenizer = self.tokenizer
         # The lower case of a capital sigma depends on the following characters.
         words_are_independent = tokenizer.cased or "Σ" not in text

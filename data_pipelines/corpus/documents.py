@@ -16,6 +16,8 @@ import numpy as np
 
 from data_pipelines.corpus.bulk_encoder import BulkEncoder
 from data_pipelines.corpus.filters import KEEP_ALL, NUM_BANDS, Filters, is_near_duplicate
+from data_pipelines.corpus.options import CorpusOptions
+from data_pipelines.corpus.shards import shard_name
 from data_pipelines.errors import InputError
 from data_pipelines.text.sentence_splitting import split_sentences
 
@@ -168,13 +170,7 @@ def unpack_documents(
     return np.frombuffer(tokens, dtype), np.frombuffer(lengths, _LENGTH)
 
 
-def assign_shards(
-    index: np.ndarray,
-    eval_fraction: float,
-    dedup: bool,
-    num_shards: int | None,
-    filters: Filters = KEEP_ALL,
-) -> ShardAssignment:
+def assign_shards(index: np.ndarray, options: CorpusOptions) -> ShardAssignment:
     """Assign documents to splits and shards.
 
     A document belongs to the eval split if its hash, as a number in [0, 1), is below
@@ -183,20 +179,18 @@ def assign_shards(
     training passes over them equally often.
 
     Args:
-      index: rows of `index_dtype(filters)`.
-      eval_fraction: fraction of the documents for the eval split.
-      dedup: keep only the first of equal texts.
-      num_shards: number of train shards; None chooses a power of two.
-      filters: documents that they reject are dropped.
+      index: rows of `index_dtype(options.filters)`.
+      options: the options of the preparation.
 
     Raises:
       InputError: a split or shard would have fewer than the two documents that a random next
         sentence needs.
     """
+    filters, eval_fraction, num_shards = options.filters, options.eval_fraction, options.num_shards
     rows = np.flatnonzero(
         (index["tokens"] >= filters.min_document_tokens) & ~index["is_other_language"]
     )
-    if dedup:
+    if options.dedup:
         order = np.lexsort(index["hash"][rows].T)  # stable: the first of equal texts stays first
         ordered = index["hash"][rows[order]]
         repeated = np.zeros(len(rows), bool)
@@ -239,6 +233,24 @@ def assign_shards(
         "train": train,
         "eval": _balance_up_to_shards(max_shards, eval_rows, tokens, math.inf),
     }
+
+
+def name_shards(
+    assignment: ShardAssignment, num_documents: int
+) -> tuple[list[tuple[str, str]], np.ndarray]:
+    """Name the shards of an assignment.
+
+    Returns:
+      The split and file name of each shard, and the index of each document's shard, int32 [D]. The
+      index is the number of shards for documents that are dropped.
+    """
+    names: list[tuple[str, str]] = []
+    shard_of_document = np.full(num_documents, sum(map(len, assignment.values())), np.int32)
+    for split, shards in assignment.items():
+        for i, rows in enumerate(shards):
+            shard_of_document[rows] = len(names)
+            names.append((split, shard_name(split, i, len(shards))))
+    return names, shard_of_document
 
 
 def _balance_up_to_shards(

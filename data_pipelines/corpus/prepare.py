@@ -30,15 +30,16 @@ from data_pipelines.corpus.documents import (
     compute_totals,
     encode_documents,
     index_dtype,
+    name_shards,
     unpack_documents,
 )
-from data_pipelines.corpus.filters import KEEP_ALL, Filters
+from data_pipelines.corpus.filters import Filters
+from data_pipelines.corpus.options import DEFAULT_CORPUS_OPTIONS, CorpusOptions
 from data_pipelines.corpus.shards import (
     CORPUS_VERSION,
     Manifest,
     ShardInfo,
     ShardWriter,
-    shard_name,
     token_dtype,
     write_manifest,
 )
@@ -48,13 +49,7 @@ from data_pipelines.errors import InputError
 from data_pipelines.parallel import group_by_size, ordered_map
 from data_pipelines.paths import is_remote
 from data_pipelines.text.sentence_splitting import SENTENCE_RULES_VERSION
-from data_pipelines.text.sources import (
-    BUILTIN,
-    DEFAULT_READ_OPTIONS,
-    ReadOptions,
-    read_source,
-    resolve_inputs,
-)
+from data_pipelines.text.sources import BUILTIN, ReadOptions, read_source, resolve_inputs
 from data_pipelines.text.tfds import TFDS
 from data_pipelines.vocabulary.coverage import warn_of_coverage_loss
 from data_pipelines.vocabulary.tokenization import Tokenizer
@@ -70,14 +65,9 @@ def prepare(
     inputs: Sequence[str],
     tokenizer: Tokenizer,
     output: epath.PathLike,
+    options: CorpusOptions = DEFAULT_CORPUS_OPTIONS,
     *,
     workers: int | None = None,
-    eval_fraction: float = 0.01,
-    dedup: bool = False,
-    num_shards: int | None = None,
-    filters: Filters = KEEP_ALL,
-    read_options: ReadOptions = DEFAULT_READ_OPTIONS,
-    license: str = "",
     progress: TextIO | None = None,
 ) -> Manifest:
     """Prepare a corpus directory: shards of the train and eval splits, tokenizer and manifest.
@@ -91,22 +81,15 @@ def prepare(
       inputs: inputs as described in `text.sources`.
       tokenizer: tokenizer of the corpus, saved with it.
       output: a directory that does not exist or is empty.
+      options: options that determine the content of the corpus.
       workers: processes that tokenize; see `ordered_map`.
-      eval_fraction: fraction of the documents for the eval split, chosen by the hash of their text.
-      dedup: keep only the first of the documents with equal text.
-      num_shards: number of train shards; None chooses a power of two by the size of the corpus.
-      filters: filters that drop further documents.
-      read_options: options for reading the inputs.
-      license: license of the text, shown with models trained on it.
       progress: stream for progress messages.
 
     Raises:
-      InputError: inputs or options are invalid, the output is not empty, or another process
+      InputError: an input is invalid, the output is not empty, or another process
         prepares it.
     """
-    options = checked_options(
-        inputs, read_options, eval_fraction, dedup, num_shards, filters, license
-    )
+    filters, read_options = options.filters, options.read_options
     sources = resolve_inputs(inputs)
     dtype = token_dtype(len(tokenizer.tokens))
     progress_bar = _ProgressBar(progress)
@@ -133,10 +116,11 @@ def prepare(
         spool.commit_segment()
         progress_bar.close()
         index = np.concatenate([np.zeros(0, index_dtype(filters)), *spool.indexes()])
-        assignment = assign_shards(index, eval_fraction, dedup, num_shards, filters)
+        assignment = assign_shards(index, options)
         shard_infos = _write_shards(stage, dtype, assignment, len(index), spool)
         totals = compute_totals(index, assignment, filters)
-        return finalize_corpus(stage, tokenizer, options, shard_infos, totals)
+        recorded = options.manifest_entries(inputs)
+        return finalize_corpus(stage, tokenizer, recorded, shard_infos, totals)
 
 
 def _spool_identity(
@@ -166,46 +150,6 @@ def _file_signature(source: str) -> list[str | int]:
         return [source, remote.length, int(remote.mtime)]
     local = os.stat(source)
     return [source, local.st_size, local.st_mtime_ns]
-
-
-def checked_options(
-    inputs: Sequence[str],
-    read_options: ReadOptions,
-    eval_fraction: float,
-    dedup: bool,
-    num_shards: int | None,
-    filters: Filters,
-    license: str,
-) -> dict[str, Any]:
-    """Check the options of a preparation and return them as the manifest records them.
-
-    Raises:
-      InputError: an option is out of range.
-    """
-    if not 0 <= eval_fraction < 1:
-        raise InputError(
-            f"eval_fraction={eval_fraction}: not in [0, 1). Use 0 for no eval split, or a fraction "
-            "below 1."
-        )
-    if num_shards is not None and num_shards < 1:
-        raise InputError(f"num_shards={num_shards}: below the minimum. Use at least 1.")
-    if "+" in filters.languages:
-        log.warning(
-            "languages=%s: in one corpus, a random next sentence may be in another language, which "
-            "reveals its label. Prepare one directory per language, and train on all of them, "
-            'joined by "+".',
-            filters.languages,
-        )
-    return {
-        "inputs": list(inputs),
-        **dataclasses.asdict(read_options),
-        "sentence_rules": SENTENCE_RULES_VERSION,
-        "eval_fraction": eval_fraction,
-        "dedup": dedup,
-        "num_shards": num_shards,
-        **dataclasses.asdict(filters),
-        "license": license,
-    }
 
 
 # ---------------------------------------------------------------- documents to ids
@@ -263,18 +207,11 @@ def _write_shards(
     spool: Spool,
 ) -> dict[str, list[ShardInfo]]:
     """Distribute the documents of the spool to the shards, one segment at a time."""
-    names = [
-        (split, shard_name(split, i, len(shards)), rows)
-        for split, shards in assignment.items()
-        for i, rows in enumerate(shards)
-    ]
-    shard_of_document = np.full(num_documents, len(names), np.int32)
-    for shard, (_, _, rows) in enumerate(names):
-        shard_of_document[rows] = shard
+    names, shard_of_document = name_shards(assignment, num_documents)
     first = 0
     shard_infos: dict[str, list[ShardInfo]] = {split: [] for split in assignment}
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(directory, name, dtype)) for _, name, _ in names]
+        writers = [stack.enter_context(ShardWriter(directory, name, dtype)) for _, name in names]
         for index, payload in zip(spool.indexes(), spool.payloads(), strict=True):
             segment_shards = shard_of_document[first : first + len(index)]
             first += len(index)
@@ -286,7 +223,7 @@ def _write_shards(
                 records = [payload[start : start + size] for start, size in locations]
                 if records:
                     writer.append(*unpack_documents(rows, records, dtype), rows["sentences"])
-        for writer, (split, _, _) in zip(writers, names, strict=True):
+        for writer, (split, _) in zip(writers, names, strict=True):
             shard_infos[split].append(writer.close())
     return shard_infos
 

@@ -124,21 +124,9 @@ class ShardWriter:
 
         Args:
           tokens: ids of all documents [n].
-          lengths: tokens of each sentence [s], with sum n.
-          sentences: sentences of each document [d], with sum s.
-
-        Raises:
-          ValueError: a document or sentence is empty, or a sum differs.
+          lengths: tokens of each sentence [s], at least 1, with sum n.
+          sentences: sentences of each document [d], at least 1, with sum s.
         """
-        if not (lengths.all() and sentences.all()) or (lengths.sum(), sentences.sum()) != (
-            len(tokens),
-            len(lengths),
-        ):
-            raise ValueError(
-                f"{self._path.name}: {len(tokens)} tokens do not match sentences of lengths "
-                f"{lengths.tolist()} in documents of {sentences.tolist()} sentences. Give every "
-                "document at least one sentence, and every sentence at least one token."
-            )
         _, sentences_before, tokens_before = self._counts
         arrays = (
             (np.cumsum(sentences) + sentences_before).astype("<i8"),
@@ -191,10 +179,13 @@ def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
         raise InputError(
             f"{path}: damaged, {size:,} bytes instead of {info.bytes:,} as in the manifest. {_FIX}"
         )
-    if (checksum := _checksum(path)) != info.checksum:
+    checksum = 0
+    for block in _file_blocks(path):
+        checksum = zlib.crc32(block, checksum)
+    if f"{checksum:08x}" != info.checksum:
         raise InputError(
-            f"{path}: damaged, checksum {checksum} instead of {info.checksum} as in the manifest. "
-            f"{_FIX}"
+            f"{path}: damaged, checksum {checksum:08x} instead of {info.checksum} as in the "
+            f"manifest. {_FIX}"
         )
     content = (
         np.frombuffer(path.read_bytes(), np.uint8)
@@ -213,13 +204,6 @@ def read_shard(directory: epath.PathLike, info: ShardInfo) -> Shard:
         sentences=content[sentences_start:tokens_start].view("<i8"),
         documents=content[documents_start:sentences_start].view("<i8"),
     )
-
-
-def _checksum(path: epath.Path) -> str:
-    checksum = 0
-    for block in _file_blocks(path):
-        checksum = zlib.crc32(block, checksum)
-    return f"{checksum:08x}"
 
 
 def write_manifest(directory: epath.PathLike, manifest: Manifest) -> None:

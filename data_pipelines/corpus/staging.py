@@ -88,7 +88,13 @@ def _locked(output: epath.Path, path: epath.Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with open(path, "ab") as file:
-            _lock(output, file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{output}: another process prepares this corpus. Wait for it, or choose "
+                    "another output directory."
+                ) from None
             if not _is_same_file(path, file):
                 continue  # the previous holder deleted the file
             try:
@@ -96,16 +102,6 @@ def _locked(output: epath.Path, path: epath.Path) -> Iterator[None]:
             finally:
                 path.unlink()
             return
-
-
-def _lock(output: epath.Path, file: IO[bytes]) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(
-            f"{output}: another process prepares this corpus. Wait for it, or choose another "
-            "output directory."
-        ) from None
 
 
 def _is_same_file(path: epath.Path, file: IO[bytes]) -> bool:
