@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 import zstandard
-from document_files import COMPRESS, DOCUMENTS, every_compression, read, save, text_of
+from document_files import COMPRESS, DOCUMENTS, compressed, every_compression, read, save, text_of
 
 from data_pipelines.errors import InputError
 from data_pipelines.text.sources import read_documents
@@ -85,7 +85,7 @@ def test_an_incomplete_character_at_the_end_is_rejected(tmp_path: pathlib.Path) 
         read(save(tmp_path / "a.txt", "text語".encode()[:-1]))
 
 
-@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+@compressed
 @pytest.mark.parametrize("share", [0, 0.5, 0.99])
 def test_incomplete_compressed_files_are_rejected(
     tmp_path: pathlib.Path, suffix: str, share: float
@@ -98,7 +98,7 @@ def test_incomplete_compressed_files_are_rejected(
         read(str(path))
 
 
-@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+@compressed
 def test_files_with_a_wrong_compression_suffix_are_rejected(
     tmp_path: pathlib.Path, suffix: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_files_with_a_wrong_compression_suffix_are_rejected(
 
 
 @pytest.mark.parametrize("zeros", [8, 200_000])
-@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+@compressed
 def test_concatenated_and_padded_compressed_files_are_read(
     tmp_path: pathlib.Path, suffix: str, zeros: int
 ) -> None:

@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from conftest import sample_vocabulary
+from conftest import SYLLABLES, TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,10 +30,7 @@ from data_pipelines.finetuning.packed_examples import (
 )
 from data_pipelines.finetuning.table import TableRow, read_table
 from data_pipelines.finetuning.training_batches import TrainingBatches, process_batch
-from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(sample_vocabulary(), cased=False)
-WORDS = ["ba", "do", "ki", "lu", "me", "no", "ra", "si", "tu", "ve"]  # one token each
 SHAPE = PackedShape(tokens=64, examples=8)
 SWAG = {"sent1": "One went.", "sent2": "She", "ending0": "sat.", "ending1": "ran.", "label": "1"}
 
@@ -115,7 +112,7 @@ def test_from_rows_rejects_rows_of_another_layout(row: dict, message: str) -> No
 
 
 def words(count: int, seed: int) -> str:
-    return " ".join(np.random.default_rng(seed).choice(WORDS, count))
+    return " ".join(np.random.default_rng(seed).choice(SYLLABLES, count))
 
 
 def draw(

@@ -169,7 +169,7 @@ def vocabulary(path: pathlib.Path):
 def decode_gold_logits(data: QuestionAnsweringDataset, tokenizer) -> dict[str, str]:
     """Return the answers to logits that point at the first gold answer."""
     passages = PassageCache(tokenizer)
-    answers: list[Answer | None] = [locate_answer(question).answer for question in data.questions]
+    answers: list[Answer | None] = [locate_answer(question)[0] for question in data.questions]
     windows = make_windows(data.questions, tokenizer, WindowOptions(), passages, answers)
     logits = constant_logits(windows, -5)
     for number, (start, end) in enumerate(windows.targets["answer_positions"].values):

@@ -127,7 +127,7 @@ def test_blank_lines_in_a_field_do_not_end_a_document(tmp_path: pathlib.Path) ->
     ("line", "message"),
     [
         ('{"text": "', "not JSON"),
-        ("[1]", "not an object with a field 'text'"),
+        ("[1]", "list, not a JSON object"),
         ('{"body": "x", "id": 1}', "no field 'text', only body, id. Choose one with --field"),
         ('{"text": 5}', "field 'text' is int, not text"),
         ('{"text": null}', "field 'text' is NoneType, not text"),

@@ -1,18 +1,16 @@
 """Tables: formats, locations of rows, and errors."""
 
-import bz2
 import csv
 import gzip
 import io
 import json
-import lzma
 import pathlib
 import tempfile
 
 import numpy as np
 import pyarrow
 import pytest
-import zstandard
+from document_files import COMPRESS, compressed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
@@ -23,7 +21,6 @@ from data_pipelines.finetuning.table import (
     TableRow,
     check_bad_rows,
     is_table,
-    parse_objects,
     read_table,
     read_tfds_table,
 )
@@ -97,20 +94,11 @@ def test_read_table_removes_a_byte_order_mark(name: str, tmp_path) -> None:
     assert values_of(write(tmp_path / name, BOM + content.encode())) == ROWS
 
 
-@pytest.mark.parametrize(
-    ("suffix", "compress"),
-    [
-        (".gz", gzip.compress),
-        (".xz", lzma.compress),
-        (".bz2", bz2.compress),
-        (".zst", zstandard.ZstdCompressor().compress),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_read_table_decompresses_by_suffix(suffix: str, compress, tmp_path) -> None:
+@compressed
+def test_read_table_decompresses_by_suffix(suffix: str, tmp_path) -> None:
     contents = (("t.csv", as_csv(ROWS)), ("t.tsv", as_tsv(ROWS)), ("t.jsonl", as_objects(ROWS)))
     for name, content in contents:
-        path = write(tmp_path / f"{name}{suffix}", compress(content.encode()))
+        path = write(tmp_path / f"{name}{suffix}", COMPRESS[suffix](content.encode()))
         assert values_of(path) == ROWS
         assert is_table(path) == (name != "t.jsonl")
 
@@ -261,9 +249,10 @@ def test_value_names_existing_columns_if_one_is_missing() -> None:
         TableRow("here", {}).value("c")
 
 
-def test_parse_objects_skips_blank_lines() -> None:
-    rows = list(parse_objects("input", ['{"a": 1}', " ", '{"b": [null]}']))
-    assert rows == [TableRow("input:1", {"a": 1}), TableRow("input:3", {"b": [None]})]
+def test_read_table_skips_blank_lines_of_json(tmp_path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"a": 1}\n \n{"b": [null]}')
+    rows = [TableRow(f"{path}:1", {"a": 1}), TableRow(f"{path}:3", {"b": [None]})]
+    assert read_table(path) == rows
 
 
 @pytest.fixture(scope="module")

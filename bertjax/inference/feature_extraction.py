@@ -23,7 +23,7 @@ from bertjax.tasks.embeddings import (
 )
 from bertjax.training.initialization import PretrainedModel
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.table import parse_object
+from data_pipelines.parsing import parse_object
 
 _log = logging.getLogger("bertjax")
 
@@ -133,7 +133,7 @@ def _iter_texts(lines: Iterator[str], num_before: int) -> Iterator[str]:
         text = line.strip()
         if text.startswith("{"):
             location = f"line {number}"
-            value = parse_object(location, text).values.get("text")
+            value = parse_object(location, text).get("text")
             if not isinstance(value, str):
                 raise InputError(f'{location}: no "text". Write {{"text": "..."}}, or text.')
             text = value

@@ -15,7 +15,7 @@ import numpy as np
 from bertjax.config.config import Config
 from bertjax.steps.objective import Objective
 from data_pipelines.errors import InputError
-from data_pipelines.finetuning.table import parse_object
+from data_pipelines.parsing import parse_object
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 _MAX_BARS = 20  # of a chart
@@ -125,9 +125,7 @@ class Pipeline(abc.ABC, Generic[Context]):
             if text := line.strip():
                 location = f"line {number}"
                 is_object = text.startswith("{")
-                yield PredictInput(
-                    location, parse_object(location, text).values if is_object else text
-                )
+                yield PredictInput(location, parse_object(location, text) if is_object else text)
 
     @abc.abstractmethod
     def preprocess(self, inputs: Sequence[PredictInput]) -> tuple[Iterable[HostBatch], Context]:

@@ -8,6 +8,7 @@ import numpy as np
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Examples, Target
 from data_pipelines.finetuning.sequence_classification import SequenceClassificationDataset
+from data_pipelines.finetuning.windows import window_starts
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 TRUNCATION_MODES = ("head", "tail", "head_tail", "windows")
@@ -66,7 +67,7 @@ def encode_texts(
         first = tokenizer.encode(text)
         second = None if data.text_pairs is None else tokenizer.encode(data.text_pairs[number])
         is_too_long = len(first) + len(second or ()) > room
-        num_truncated += is_too_long
+        num_truncated += is_too_long and truncation != "windows"
         suffix: list[int] = []
         if second is not None:
             lengths = truncated_pair_lengths(len(first), len(second), room)
@@ -76,7 +77,9 @@ def encode_texts(
             )
             suffix = [*second, tokenizer.sep_id]
         if is_too_long and truncation == "windows":
-            parts = _windows(first, room)
+            stride = max(1, room - room // _OVERLAP_DIVISOR)
+            starts = window_starts(len(first), room, stride)
+            parts = [first[start : start + room] for start in starts]
         else:
             parts = [_truncate(first, room, truncation)]
         for part in parts:
@@ -84,15 +87,8 @@ def encode_texts(
             prefix_lengths.append(len(prefix))
             rows.append(prefix + suffix)
             text_indices.append(number)
-    examples = Examples(
-        np.array([token for row in rows for token in row], np.int32),
-        np.array([len(row) for row in rows], np.int64),
-        np.array(prefix_lengths, np.int64),
-        {},
-    )
-    return EncodedTexts(
-        examples, np.array(text_indices, np.int64), 0 if truncation == "windows" else num_truncated
-    )
+    examples = Examples.from_rows(rows, prefix_lengths, {})
+    return EncodedTexts(examples, np.array(text_indices, np.int64), num_truncated)
 
 
 def check_truncation(truncation: str, has_pairs: bool) -> None:
@@ -128,9 +124,3 @@ def _truncate(ids: list[int], room: int, truncation: str) -> list[int]:
         return list(ids)
     head = {"head": room, "tail": 0, "head_tail": room // 4}[truncation]
     return ids[:head] + ids[len(ids) - (room - head) :]
-
-
-def _windows(ids: list[int], room: int) -> list[list[int]]:
-    stride = max(1, room - room // _OVERLAP_DIVISOR)
-    starts = range(0, len(ids) - room + stride, stride)
-    return [ids[start : start + room] for start in starts]

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -48,6 +48,19 @@ class Examples:
     prefix_lengths: np.ndarray
     targets: Mapping[str, Target]
     group_sizes: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+
+    @staticmethod
+    def from_rows(
+        rows: Sequence[Sequence[int]],
+        prefix_lengths: Sequence[int],
+        targets: Mapping[str, Target],
+        group_sizes: np.ndarray | None = None,
+    ) -> "Examples":
+        """Return the examples whose token ids are `rows`."""
+        ids = np.array([token for row in rows for token in row], np.int32)
+        lengths = np.array([len(row) for row in rows], np.int64)
+        prefixes = np.array(prefix_lengths, np.int64)
+        return Examples(ids, lengths, prefixes, targets, group_sizes=group_sizes)
 
     def __len__(self) -> int:
         """Return the number of groups, or of examples if there are no groups."""

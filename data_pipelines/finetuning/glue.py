@@ -20,23 +20,23 @@ from data_pipelines.finetuning.table import TableRow, read_table, read_tfds_tabl
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _ZERO_ONE = ("0", "1")
-_TEST = "test"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class GlueTask:
     """A task of GLUE.
 
     Attributes:
       folder: directory of its files.
       columns: names of the text columns of its TSV files.
-      tfds_columns: names of the text columns in TensorFlow Datasets.
-      test: name in a submission -> (file without suffix, split in TensorFlow Datasets).
       label: name of the label column of its TSV files.
       labels: class names in the order of their ids, as in google-research/bert; empty for
         regression.
       metrics: GLUE's metrics, the primary one first.
+      tfds_columns: names of the text columns in TensorFlow Datasets; by default `columns`.
       dev: file without suffix -> split in TensorFlow Datasets.
+      test: name in a submission -> (file without suffix, split in TensorFlow Datasets); by default
+        a single test set, named as the folder.
       has_header: False if the files of the labeled splits have no header.
       translated_columns: text columns and label column of its machine translations.
       label_aliases: other spelling of a label -> label.
@@ -44,15 +44,19 @@ class GlueTask:
 
     folder: str
     columns: tuple[str, ...]
-    tfds_columns: tuple[str, ...]
-    test: Mapping[str, tuple[str, str]]
     label: str = "label"
     labels: tuple[str, ...] = _ZERO_ONE
     metrics: tuple[str, ...] = ("accuracy",)
+    tfds_columns: tuple[str, ...] = ()
     dev: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
+    test: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     has_header: bool = True
     translated_columns: tuple[tuple[str, ...], str] | None = None
     label_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tfds_columns = self.tfds_columns or self.columns
+        self.test = self.test or {self.folder: ("test", "test")}
 
     @property
     def problem_type(self) -> str:
@@ -60,87 +64,35 @@ class GlueTask:
         return "single_label_classification" if self.labels else "regression"
 
 
-def _single_test_file(name: str) -> dict[str, tuple[str, str]]:
-    return {name: (_TEST, _TEST)}
-
-
 _PAIR = ("sentence1", "sentence2")
-_NLI = ("premise", "hypothesis")
+_F1 = ("f1", "accuracy")
+_COLA_METRICS = ("matthews_correlation", "accuracy")
 GLUE = {
-    "cola": GlueTask(
-        folder="CoLA",
-        columns=("sentence",),
-        tfds_columns=("sentence",),
-        metrics=("matthews_correlation", "accuracy"),
-        test=_single_test_file("CoLA"),
-        has_header=False,
-    ),
-    "sst2": GlueTask(
-        folder="SST-2",
-        columns=("sentence",),
-        tfds_columns=("sentence",),
-        test=_single_test_file("SST-2"),
-    ),
+    "cola": GlueTask("CoLA", ("sentence",), metrics=_COLA_METRICS, has_header=False),
+    "sst2": GlueTask("SST-2", ("sentence",)),
     "mrpc": GlueTask(
-        folder="MRPC",
-        columns=("#1 String", "#2 String"),
-        label="Quality",
-        tfds_columns=_PAIR,
-        metrics=("f1", "accuracy"),
-        test=_single_test_file("MRPC"),
+        "MRPC", ("#1 String", "#2 String"), "Quality", metrics=_F1, tfds_columns=_PAIR
     ),
-    "stsb": GlueTask(
-        folder="STS-B",
-        columns=_PAIR,
-        label="score",
-        tfds_columns=_PAIR,
-        labels=(),
-        metrics=("pearson", "spearman"),
-        test=_single_test_file("STS-B"),
-    ),
-    "qqp": GlueTask(
-        folder="QQP",
-        columns=("question1", "question2"),
-        label="is_duplicate",
-        tfds_columns=("question1", "question2"),
-        metrics=("f1", "accuracy"),
-        test=_single_test_file("QQP"),
-    ),
+    "stsb": GlueTask("STS-B", _PAIR, "score", labels=(), metrics=("pearson", "spearman")),
+    "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", metrics=_F1),
     "mnli": GlueTask(
-        folder="MNLI",
-        columns=_PAIR,
-        label="gold_label",
-        tfds_columns=_NLI,
+        "MNLI",
+        _PAIR,
+        "gold_label",
         labels=("contradiction", "entailment", "neutral"),
+        tfds_columns=("premise", "hypothesis"),
+        dev={"dev_matched": "validation_matched", "dev_mismatched": "validation_mismatched"},
         test={
             "MNLI-m": ("test_matched", "test_matched"),
             "MNLI-mm": ("test_mismatched", "test_mismatched"),
             "AX": ("diagnostic", "test"),
         },
-        dev={"dev_matched": "validation_matched", "dev_mismatched": "validation_mismatched"},
         translated_columns=(("premise", "hypo"), "label"),
         label_aliases={"contradictory": "contradiction"},
     ),
-    "qnli": GlueTask(
-        folder="QNLI",
-        columns=("question", "sentence"),
-        tfds_columns=("question", "sentence"),
-        labels=_ENTAILMENT,
-        test=_single_test_file("QNLI"),
-    ),
-    "rte": GlueTask(
-        folder="RTE",
-        columns=_PAIR,
-        tfds_columns=_PAIR,
-        labels=_ENTAILMENT,
-        test=_single_test_file("RTE"),
-    ),
-    "wnli": GlueTask(
-        folder="WNLI",
-        columns=_PAIR,
-        tfds_columns=_PAIR,
-        test=_single_test_file("WNLI"),
-    ),
+    "qnli": GlueTask("QNLI", ("question", "sentence"), labels=_ENTAILMENT),
+    "rte": GlueTask("RTE", _PAIR, labels=_ENTAILMENT),
+    "wnli": GlueTask("WNLI", _PAIR),
 }
 _LANGUAGE = "language"  # XNLI's column, which rows of TensorFlow Datasets get too
 _COLA_COLUMNS = ("source", "label", "mark", "sentence")  # its labeled files have no header

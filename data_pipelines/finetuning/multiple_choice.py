@@ -48,18 +48,6 @@ class MultipleChoiceDataset:
         ]
 
 
-class EncodedQuestions(NamedTuple):
-    """Questions as examples, one group for each question.
-
-    Attributes:
-      examples: one example for each choice, with target "choice_labels", 1 for the right choice.
-      num_truncated: examples that lost tokens.
-    """
-
-    examples: Examples
-    num_truncated: int
-
-
 def dataset_from_rows(name: str, rows: Iterable[TableRow], labeled: bool) -> MultipleChoiceDataset:
     """Return the questions of a table, in one of two layouts.
 
@@ -105,21 +93,16 @@ def _parse_question(row: TableRow, labeled: bool) -> MultipleChoiceQuestion:
             f"{row.location}: a question needs two choices and has {len(choices)}. Give columns "
             "ending0, ending1, ..., or a list 'choices'."
         )
-    return MultipleChoiceQuestion(
-        row.location, context, tuple(choices), _parse_label(row, len(choices), labeled)
-    )
-
-
-def _parse_label(row: TableRow, num_choices: int, labeled: bool) -> int | None:
-    if not labeled:
-        return None
-    text = label_text(row.value("label"))
-    if not (text.isascii() and text.isdigit() and int(text) < num_choices):
-        raise InputError(
-            f"{row.location}: label {text!r} is not the index of a choice. Write 0 to "
-            f"{num_choices - 1}."
-        )
-    return int(text)
+    label = None
+    if labeled:
+        text = label_text(row.value("label"))
+        if not (text.isascii() and text.isdigit() and int(text) < len(choices)):
+            raise InputError(
+                f"{row.location}: label {text!r} is not the index of a choice. Write 0 to "
+                f"{len(choices) - 1}."
+            )
+        label = int(text)
+    return MultipleChoiceQuestion(row.location, context, tuple(choices), label)
 
 
 def _choice_text(row: TableRow, description: str, value: Any) -> str:
@@ -139,7 +122,7 @@ def encode_questions(
     max_choice_length: int,
     max_seq_length: int,
     max_choices: int,
-) -> EncodedQuestions:
+) -> tuple[Examples, int]:
     """Return questions as groups of examples [CLS] context [SEP] choice [SEP].
 
     Args:
@@ -149,6 +132,10 @@ def encode_questions(
       max_seq_length: tokens of a sequence, which holds all choices of a question. With many choices
         it limits each example to its share.
       max_choices: maximal choices of a question.
+
+    Returns:
+      The examples, one for each choice, grouped by question, and the number of those that lost
+      tokens. Target "choice_labels" is 1 for the right choice.
 
     Raises:
       InputError: a question has too many choices for a sequence.
@@ -177,14 +164,9 @@ def encode_questions(
             labels.append(number == question.label)
             weights.append(question.label is not None)
     target = Target("example", np.array(labels, np.int32), np.array(weights, np.float32))
-    examples = Examples(
-        np.array([token for row in rows for token in row], np.int32),
-        np.array([len(row) for row in rows], np.int64),
-        np.array(prefix_lengths, np.int64),
-        {"choice_labels": target},
-        group_sizes=np.array([len(question.choices) for question in data.questions], np.int64),
-    )
-    return EncodedQuestions(examples, num_truncated)
+    group_sizes = np.array([len(question.choices) for question in data.questions], np.int64)
+    examples = Examples.from_rows(rows, prefix_lengths, {"choice_labels": target}, group_sizes)
+    return examples, num_truncated
 
 
 def group_by_question(data: MultipleChoiceDataset, values: np.ndarray) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.examples import Target
-from data_pipelines.finetuning.table import TableRow, check_bad_rows
+from data_pipelines.finetuning.table import TableRow, check_bad_rows, check_unique_ids
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -168,45 +168,29 @@ def dataset_from_rows(
       InputError: a column is missing, too many texts are empty, a label is missing or not a finite
         number, or two examples have the same id.
     """
-    data = SequenceClassificationDataset(
-        name,
-        [],
-        [],
-        [] if columns.text_pair else None,
-        [] if labeled else None,
-        [] if columns.id else None,
-        [] if columns.eval_set_column else None,
-    )
-    location_of_id: dict[str, str] = {}
+    kept: list[TableRow] = []
     bad: list[str] = []
     for row in rows:
-        if max_bad_fraction is not None and (
-            column := row.first_blank_column((*columns.text, *columns.text_pair))
-        ):
-            bad.append(
-                f"{row.location}: column {column!r} is empty. Write its text, delete the row"
-            )
-            continue
-        data.locations.append(row.location)
-        data.texts.append(row.text(columns.text))
-        if data.text_pairs is not None:
-            data.text_pairs.append(row.text(columns.text_pair))
-        if data.values is not None:
-            data.values.append(_parse_value(row, columns))
-        if data.ids is not None:
-            id_ = row.text((columns.id,))
-            if id_ in location_of_id:
-                raise InputError(
-                    f"{row.location}: id {id_!r} is also at {location_of_id[id_]}. Give each "
-                    "example another id."
-                )
-            location_of_id[id_] = row.location
-            data.ids.append(id_)
-        if data.eval_set_names is not None:
-            data.eval_set_names.append(row.text((columns.eval_set_column,)))
-    if max_bad_fraction is not None:
-        check_bad_rows(bad, len(bad) + len(data), max_bad_fraction)
-    return data
+        blank = row.first_blank_column((*columns.text, *columns.text_pair))
+        if blank and max_bad_fraction is not None:
+            bad.append(f"{row.location}: column {blank!r} is empty. Write its text, delete the row")
+        else:
+            kept.append(row)
+    check_bad_rows(bad, len(bad) + len(kept), max_bad_fraction or 0.0)
+    locations = [row.location for row in kept]
+    ids = [row.text((columns.id,)) for row in kept] if columns.id else None
+    if ids is not None:
+        check_unique_ids(ids, locations, "example")
+    set_column = (columns.eval_set_column,)
+    return SequenceClassificationDataset(
+        name,
+        locations,
+        [row.text(columns.text) for row in kept],
+        [row.text(columns.text_pair) for row in kept] if columns.text_pair else None,
+        [_parse_value(row, columns) for row in kept] if labeled else None,
+        ids,
+        [row.text(set_column) for row in kept] if columns.eval_set_column else None,
+    )
 
 
 def _parse_value(row: TableRow, columns: TableColumns) -> Any:

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
 from data_pipelines.errors import InputError
+from data_pipelines.finetuning.table import check_unique_ids
 from data_pipelines.finetuning.triviaqa import convert_to_squad
 from data_pipelines.parsing import parse_json
 from data_pipelines.paths import check_file
@@ -16,6 +17,9 @@ from data_pipelines.text.tfds import read_tfds_records
 _MAX_PASSAGE_CHARACTERS = 200_000  # a longer text, such as a book, has thousands of windows
 _TYPE_NAMES = {list: "list", str: "string", int: "whole number"}
 _FIX = "Give data in SQuAD's layout"
+
+# A question as JSON: its location in the file, its passage and its fields.
+_QuestionRecord = tuple[str, str, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,14 +56,6 @@ class QuestionAnsweringDataset:
     def passages(self) -> list[str]:
         """Distinct passages."""
         return list(dict.fromkeys(question.passage for question in self.questions))
-
-
-class _QuestionRecord(NamedTuple):
-    """A question as JSON, with its passage and its location in the file."""
-
-    location: str
-    passage: str
-    fields: dict[str, Any]
 
 
 def read_squad(path: epath.PathLike) -> QuestionAnsweringDataset:
@@ -133,25 +129,21 @@ def _parse_record(record: dict[str, Any]) -> _QuestionRecord:
     }
     if "is_impossible" in record:
         fields["is_impossible"] = bool(record["is_impossible"])
-    return _QuestionRecord(location, record["context"].decode(), fields)
+    return location, record["context"].decode(), fields
 
 
 def _make_dataset(name: str, records: Iterable[_QuestionRecord]) -> QuestionAnsweringDataset:
-    questions, version = [], 1
-    location_of_id: dict[str, str] = {}
+    questions: list[Question] = []
+    locations: list[str] = []
+    version = 1
     try:
         for location, passage, fields in records:
             check_passage(location, passage)
-            question = _parse_question(location, passage, fields)
-            if question.id in location_of_id:
-                raise InputError(
-                    f"{location}: id {question.id!r} is also at {location_of_id[question.id]}. "
-                    "Give each question another id."
-                )
-            location_of_id[question.id] = location
-            questions.append(question)
+            questions.append(_parse_question(location, passage, fields))
+            locations.append(location)
             if "is_impossible" in fields:
                 version = 2
+        check_unique_ids([question.id for question in questions], locations, "question")
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     if not questions:
@@ -178,7 +170,7 @@ def _iterate_questions(content: Any) -> Iterator[_QuestionRecord]:
             location = f"{article_location}.paragraphs[{j}]"
             passage = _get_field(location, paragraph, "context", str)
             for k, fields in enumerate(_get_field(location, paragraph, "qas", list)):
-                yield _QuestionRecord(f"{location}.qas[{k}]", passage, fields)
+                yield f"{location}.qas[{k}]", passage, fields
 
 
 def _parse_question(location: str, passage: str, fields: dict[str, Any]) -> Question:

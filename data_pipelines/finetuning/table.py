@@ -5,14 +5,14 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import parse_json
+from data_pipelines.parsing import parse_object
 from data_pipelines.paths import check_file
 from data_pipelines.text import arrow_tables
 from data_pipelines.text.lines import read_lines
@@ -111,7 +111,7 @@ def read_table(
             for i, row in enumerate(arrow_tables.read_rows(path), 1)
         ]
     elif suffix in _JSON:
-        rows = list(parse_objects(str(path), read_lines(path)))
+        rows = list(_read_json_lines(path))
     elif suffix in (".csv", ".tsv", ".txt"):
         rows = _read_delimited(path, "," if suffix == ".csv" else "\t", max_bad_fraction)
     else:
@@ -186,28 +186,11 @@ def _to_json_value(value: Any, class_names: Sequence[str] | None) -> Any:
     return value
 
 
-def parse_objects(name: str, lines: Iterable[str]) -> Iterator[TableRow]:
-    """Yield a row for each line that is not blank; see `parse_object`."""
-    for number, line in enumerate(lines, 1):
+def _read_json_lines(path: epath.Path) -> Iterator[TableRow]:
+    for number, line in enumerate(read_lines(path), 1):
         if line.strip():
-            yield parse_object(f"{name}:{number}", line)
-
-
-def parse_object(location: str, line: str) -> TableRow:
-    """Return the row that a line with a JSON object describes.
-
-    Raises:
-      InputError: the line is not a JSON object.
-    """
-    try:
-        values = parse_json(line)
-    except ValueError as error:
-        raise InputError(f"{location}: not JSON ({error}). Write one object per line.") from None
-    if not isinstance(values, dict):
-        raise InputError(
-            f"{location}: {type(values).__name__}, not a JSON object. Write one object per line."
-        )
-    return TableRow(location, values)
+            location = f"{path}:{number}"
+            yield TableRow(location, parse_object(location, line))
 
 
 def _read_delimited(
@@ -252,6 +235,18 @@ def check_bad_rows(bad: Sequence[str], total: int, max_bad_fraction: float) -> N
         raise InputError(f"{bad[0]}, or allow bad rows with data.max_bad_fraction{count}.")
     if bad:
         _log.warning("Skipped %d bad rows of %d. The first: %s.", len(bad), total, bad[0])
+
+
+def check_unique_ids(ids: Sequence[str], locations: Sequence[str], unit: str) -> None:
+    """Raise InputError if two examples, at `locations`, have the same id; `unit` names them."""
+    location_of_id: dict[str, str] = {}
+    for id_, location in zip(ids, locations, strict=True):
+        if id_ in location_of_id:
+            raise InputError(
+                f"{location}: id {id_!r} is also at {location_of_id[id_]}. Give each {unit} "
+                "another id."
+            )
+        location_of_id[id_] = location
 
 
 def _number_rows(path: epath.Path, reader: Any) -> Iterator[tuple[int, list[str]]]:

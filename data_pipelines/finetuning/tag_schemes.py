@@ -37,6 +37,15 @@ def parse_tag(tag: str) -> tuple[str, str]:
     return prefix, entity_type
 
 
+def is_tag(text: str) -> bool:
+    """Return whether a text is a tag."""
+    try:
+        parse_tag(text)
+    except ValueError:
+        return False
+    return True
+
+
 def join_tag(prefix: str, entity_type: str) -> str:
     """Return the tag of a prefix and a type."""
     return f"{prefix}-{entity_type}" if entity_type else prefix
@@ -102,15 +111,8 @@ def entities_to_tags(
     return tags
 
 
-class DetectedScheme(NamedTuple):
-    """The scheme of a data set, and (sentence, word) indices of the words that violate it."""
-
-    scheme: str
-    violations: list[tuple[int, int]]
-
-
-def detect_scheme(sentences: Iterable[Sequence[str]]) -> DetectedScheme:
-    """Return the scheme with these prefixes that the fewest words violate.
+def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[str, list[tuple[int, int]]]:
+    """Return the scheme that the fewest words violate, and their (sentence, word) indices.
 
     The order of `SCHEMES` decides between schemes with equally many violations.
 
@@ -131,7 +133,7 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> DetectedScheme:
                 (number, word) for word, tag in enumerate(tags) if tag != expected[word]
             ]
     best = min(candidates, key=lambda name: len(violations[name]))
-    return DetectedScheme(best, violations[best])
+    return best, violations[best]
 
 
 def label_scheme(labels: Iterable[str]) -> str:
@@ -154,11 +156,4 @@ def labels_to_tags(labels: Sequence[str]) -> dict[str, str]:
     if there is a label "O", so that adjacent words with the same label form an entity, else B.
     """
     prefix = "I" if OUTSIDE in labels else "B"
-    tags = {}
-    for label in labels:
-        try:
-            parse_tag(label)
-            tags[label] = label
-        except ValueError:
-            tags[label] = join_tag(prefix, label)
-    return tags
+    return {label: label if is_tag(label) else join_tag(prefix, label) for label in labels}

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from etils import epath
 
@@ -15,6 +14,7 @@ from data_pipelines.finetuning.tag_schemes import (
     detect_scheme,
     entities,
     entities_to_tags,
+    is_tag,
     join_tag,
     parse_tag,
 )
@@ -148,7 +148,7 @@ def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
     Raises:
       InputError: a line has more or fewer columns than the first one, or no tag.
     """
-    words: list[_Word] = []  # of the current sentence
+    words: list[tuple[int, list[str]]] = []  # line and columns of the words of a sentence
     has_tabs: bool | None = None
     num_columns, first_line = 0, 0
     document, document_has_sentences = 0, False
@@ -177,16 +177,9 @@ def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:
             raise InputError(
                 f"{name}:{number}: no tag. Write one, O for a word outside of entities."
             )
-        words.append(_Word(number, columns))
+        words.append((number, columns))
     if words:
         yield _make_sentence(name, words, document)
-
-
-class _Word(NamedTuple):
-    """A word of a CoNLL file: line number and columns, the word first and its tag last."""
-
-    line: int
-    columns: list[str]
 
 
 def _is_word(columns: Sequence[str], num_columns: int) -> bool:
@@ -197,22 +190,17 @@ def _is_word(columns: Sequence[str], num_columns: int) -> bool:
       num_columns: columns of earlier lines; 0 for the first line.
     """
     if num_columns:
-        return len(columns) == num_columns and (num_columns == 1 or _is_tag(columns[-1]))
-    return len(columns) > 1 and _is_tag(columns[-1])
+        return len(columns) == num_columns and (num_columns == 1 or is_tag(columns[-1]))
+    return len(columns) > 1 and is_tag(columns[-1])
 
 
-def _is_tag(text: str) -> bool:
-    try:
-        parse_tag(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _make_sentence(name: str, words: Sequence[_Word], document: int) -> TaggedSentence:
-    tags = [word.columns[-1] for word in words] if len(words[0].columns) > 1 else None
-    locations = [f"{name}:{word.line}" for word in words]
-    return TaggedSentence([word.columns[0] for word in words], tags, locations, document)
+def _make_sentence(
+    name: str, words: Sequence[tuple[int, list[str]]], document: int
+) -> TaggedSentence:
+    locations = [f"{name}:{line}" for line, _ in words]
+    rows = [columns for _, columns in words]
+    tags = [columns[-1] for columns in rows] if len(rows[0]) > 1 else None
+    return TaggedSentence([columns[0] for columns in rows], tags, locations, document)
 
 
 def sentences_from_rows(rows: Iterable[TableRow]) -> list[TaggedSentence]:
@@ -267,8 +255,4 @@ def label_names(*datasets: TokenClassificationDataset) -> tuple[str, ...]:
     types = {parse_tag(tag)[1] for data in datasets for tag in set(data.tags) if tag != OUTSIDE}
     if not types:
         raise InputError(f"{datasets[0].name}: all tags are O. Give data with entities.")
-    return (OUTSIDE, *(tag for entity_type in sorted(types) for tag in _bio_tags(entity_type)))
-
-
-def _bio_tags(entity_type: str) -> tuple[str, str]:
-    return join_tag("B", entity_type), join_tag("I", entity_type)
+    return (OUTSIDE, *(join_tag(prefix, name) for name in sorted(types) for prefix in "BI"))

@@ -6,7 +6,6 @@ apart. Windows are not padded.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -191,31 +190,24 @@ def _answer_token_span(answer: Answer, offsets: np.ndarray) -> tuple[int, int] |
     return (int(tokens[0]), int(tokens[-1])) if len(tokens) else None
 
 
-class LocatedAnswer(NamedTuple):
-    """The answer used as a training target, and a phrase about a wrong offset, if it has one."""
-
-    answer: Answer | None
-    problem: str | None
-
-
-def locate_answer(question: Question) -> LocatedAnswer:
-    """Return a question's first answer, moved to where its text is in the passage.
+def locate_answer(question: Question) -> tuple[Answer | None, str | None]:
+    """Return a question's first answer, moved to its text, and the problem of a wrong offset.
 
     If the text is not at the answer's offset, the nearest occurrence is used. If it does not
     occur, there is no answer.
     """
     if not question.answers:
-        return LocatedAnswer(None, None)
+        return None, None
     answer = question.answers[0]
     nearest = nearest_answer(question.passage, answer)
     if nearest == answer:
-        return LocatedAnswer(answer, None)
+        return answer, None
     problem = (
         f"answer {answer.text!r} of question {question.id!r} is not at character {answer.start:,}"
     )
     if nearest is None:
-        return LocatedAnswer(None, f"{problem} of its passage, nor anywhere in it")
-    return LocatedAnswer(nearest, f"{problem} of its passage, but at {nearest.start:,}")
+        return None, f"{problem} of its passage, nor anywhere in it"
+    return nearest, f"{problem} of its passage, but at {nearest.start:,}"
 
 
 def nearest_answer(passage: str, answer: Answer) -> Answer | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -77,8 +76,8 @@ def encode_tagged_words(
     num_windowed = 0
     cache: dict[str, list[int]] = {}
     tokenized = [_tokenize_words(sentence.words, tokenizer, cache) for sentence in sentences]
-    bounds = np.cumsum([0, *(len(sentence.ids) for sentence in tokenized)])
-    all_ids = [token for sentence in tokenized for token in sentence.ids]
+    bounds = np.cumsum([0, *(len(tokens) for tokens, _ in tokenized)])
+    all_ids = [token for tokens, _ in tokenized for token in tokens]
     document_bounds = _document_bounds(sentences)
     for number, (tokens, word_starts) in enumerate(tokenized):
         begin, end = int(bounds[number]), int(bounds[number + 1])
@@ -110,16 +109,10 @@ def encode_tagged_words(
     )
 
 
-class _TokenizedWords(NamedTuple):
-    """Token ids of a sentence, and the index of each word's first token, int64 [N]."""
-
-    ids: list[int]
-    word_starts: np.ndarray
-
-
 def _tokenize_words(
     words: Sequence[str], tokenizer: Tokenizer, cache: dict[str, list[int]]
-) -> _TokenizedWords:
+) -> tuple[list[int], np.ndarray]:
+    """Return the token ids of a sentence, and the index of each word's first token, int64 [N]."""
     ids: list[int] = []
     starts = []
     for word in words:
@@ -127,7 +120,7 @@ def _tokenize_words(
             cache[word] = tokenizer.encode(word) or [tokenizer.unk_id]
         starts.append(len(ids))
         ids += cache[word]
-    return _TokenizedWords(ids, np.array(starts, np.int64))
+    return ids, np.array(starts, np.int64)
 
 
 def _document_bounds(sentences: Sequence[TaggedSentence]) -> list[tuple[int, int]]:

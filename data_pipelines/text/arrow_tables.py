@@ -1,6 +1,5 @@
 """Values and rows of Parquet and Arrow files, read in small batches."""
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,13 +35,12 @@ def read_rows(path: epath.Path) -> Iterator[dict[str, Any]]:
 def _batches(path: epath.Path, column: str | None) -> Iterator[Any]:
     import pyarrow
 
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(path.open("rb"))
-            batches = _parquet if path.suffix == ".parquet" else _arrow
-            yield from batches(path, file, column)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{path}: damaged ({error}). Download it again.") from None
+    read_batches = _parquet if path.suffix == ".parquet" else _arrow
+    try:
+        with path.open("rb") as file:
+            yield from read_batches(path, file, column)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: damaged ({error}). Download it again.") from None
 
 
 def _parquet(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
@@ -68,20 +66,9 @@ def _arrow(path: epath.Path, file: Any, column: str | None) -> Iterator[Any]:
 
 
 def _check_column(path: epath.Path, column: str | None, schema: Any) -> None:
-    import pyarrow
-
     if column is None:
         return
-
-    names = [
-        name
-        for field in schema
-        for name in (
-            [f"{field.name}.{inner.name}" for inner in field.type]
-            if pyarrow.types.is_struct(field.type)
-            else [field.name]
-        )
-    ]
+    names = schema.empty_table().flatten().column_names  # OUTER.INNER for a field of a struct
     if column not in names:
         raise InputError(
             f"{path}: no column {column!r}, only {', '.join(sorted(names)) or 'none'}. Choose one "

@@ -21,12 +21,12 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.parsing import parse_json
+from data_pipelines.parsing import parse_json, parse_object
 from data_pipelines.paths import is_remote
 from data_pipelines.text import arrow_tables, builtin
 from data_pipelines.text.lines import read_lines
@@ -180,18 +180,18 @@ def read_source(source: str, read_options: ReadOptions) -> Iterator[list[str]]:
 def _documents(
     source: str, read_options: ReadOptions, bad: _BadRecordCounter
 ) -> Iterator[list[str]]:
+    field = read_options.field
     if source.startswith(TFDS):
-        records = map(_ParsedRecord, read_tfds_records(source, "train"))
-        return _record_documents(source, "record", records, read_options.field, bad)
+        records = read_tfds_records(source, "train")
+        return _record_documents(f"{source} record ", 0, records, field, bad)
     path = epath.Path(source)
     if path.suffix in arrow_tables.SUFFIXES:
-        values = arrow_tables.read_column(path, read_options.field)
-        return _value_documents(source, values, read_options.field, bad)
+        rows = ({field: value} for value in arrow_tables.read_column(path, field))
+        return _record_documents(f"{source} row ", 0, rows, field, bad)
     first, lines = _peek_first_line(read_lines(path, bad.add_line))
-    if any(suffix in (".json", ".jsonl", ".ndjson") for suffix in path.suffixes) or _is_object(
-        first
-    ):
-        return _record_documents(source, "line", _parse_json_lines(lines), read_options.field, bad)
+    has_json_suffix = any(suffix in (".json", ".jsonl", ".ndjson") for suffix in path.suffixes)
+    if has_json_suffix or _is_object(first):
+        return _record_documents(f"{source}:", 1, lines, field, bad)
     if read_options.documents == "lines":
         return _line_documents(lines, bad)
     return _block_documents(source, lines, bad)
@@ -241,61 +241,34 @@ def _block_documents(
         yield document
 
 
-class _ParsedRecord(NamedTuple):
-    """A parsed record, or the error of one that is not JSON."""
-
-    value: Any
-    error: str | None = None
-
-
-def _parse_json_lines(lines: Iterator[str]) -> Iterator[_ParsedRecord | None]:
-    """Yield the parsed JSON of each line; None for a blank line."""
-    for line in lines:
-        if not line.strip():
-            yield None
-            continue
-        try:
-            yield _ParsedRecord(parse_json(line))
-        except ValueError as error:
-            yield _ParsedRecord(None, str(error))
-
-
 def _record_documents(
-    source: str,
-    unit: str,
-    records: Iterable[_ParsedRecord | None],
-    field: str,
-    bad: _BadRecordCounter,
+    prefix: str, first: int, records: Iterable[Any], field: str, bad: _BadRecordCounter
 ) -> Iterator[list[str]]:
-    for number, record in enumerate(records, unit == "line"):
-        if record is None:
+    """Yield the document in a field of each record.
+
+    Args:
+      prefix: start of the location of a record; its number follows.
+      first: number of the first record.
+      records: objects, or lines of JSON; blank lines are skipped.
+      field: name of the field.
+      bad: counts records, and bad ones, whose document is empty.
+    """
+    for number, record in enumerate(records, first):
+        is_line = isinstance(record, str)
+        if is_line and not record.strip():
             continue
         bad.count()
-        location = f"{source}:{number}" if unit == "line" else f"{source} {unit} {number}"
+        location = f"{prefix}{number}"
         try:
-            if record.error:
-                raise InputError(f"{location}: not JSON ({record.error}). Fix the line.")
-            yield _split_document(location, _get_field(location, record.value, field), field)
+            if is_line:
+                record = parse_object(location, record)
+            yield _split_document(location, _get_field(location, record, field), field)
         except InputError as error:
             bad.add(error)
             yield []
 
 
-def _value_documents(
-    source: str, values: Iterator[Any], field: str, bad: _BadRecordCounter
-) -> Iterator[list[str]]:
-    for number, value in enumerate(values):
-        bad.count()
-        try:
-            yield _split_document(f"{source} row {number}", value, field)
-        except InputError as error:
-            bad.add(error)
-            yield []
-
-
-def _get_field(location: str, record: Any, field: str) -> Any:
-    if not isinstance(record, dict):
-        raise InputError(f"{location}: not an object with a field {field!r}. Fix it.")
+def _get_field(location: str, record: dict[str, Any], field: str) -> Any:
     if field in record:
         return record[field]
     outer, dot, inner = field.partition(".")
