@@ -31,12 +31,13 @@ def test_count_words_counts_all_lines() -> None:
 
 def test_count_words_keeps_frequent_words_beyond_the_bound(monkeypatch) -> None:
     monkeypatch.setattr(counting, "_BATCH_CHARS", 300)
+    monkeypatch.setattr(counting, "MAX_WORDS", 50)
 
     def lines() -> Iterator[str]:
         for i in range(1000):
             yield f"often{i % 3} rare{i} sometimes" if i % 10 == 0 else f"often{i % 3} rare{i}"
 
-    counts = count_words(lines(), str.split, words_of, max_words=50)
+    counts = count_words(lines(), str.split, words_of)
     assert len(counts) == 25
     assert counts["often0"] + counts["often1"] + counts["often2"] == 1000
     assert counts["sometimes"] == 100
@@ -46,8 +47,9 @@ def test_count_words_keeps_a_sample_of_rare_words_from_the_whole_text(
     monkeypatch,
 ) -> None:
     monkeypatch.setattr(counting, "_BATCH_CHARS", 2000)
+    monkeypatch.setattr(counting, "MAX_WORDS", 20_000)
     lines = [f"word{i:06}" for i in range(100_000)]
-    counts = count_words(lines, str.split, words_of, max_words=20_000)
+    counts = count_words(lines, str.split, words_of)
     numbers = np.array([int(word.removeprefix("word")) for word in counts])
     assert len(numbers) == 10_000
     assert np.count_nonzero(numbers >= 50_000) == pytest.approx(len(numbers) / 2, rel=0.15)
@@ -56,9 +58,10 @@ def test_count_words_keeps_a_sample_of_rare_words_from_the_whole_text(
 @pytest.mark.parametrize("splitters", [wordpiece_splitters(cased=False), sentencepiece_splitters()])
 def test_count_words_does_not_depend_on_workers(splitters, monkeypatch) -> None:
     monkeypatch.setattr(counting, "_BATCH_CHARS", 10_000)
+    monkeypatch.setattr(counting, "MAX_WORDS", 150)
     lines = sample_text(seed=3, documents=200).split("\n")
-    alone = count_words(lines, *splitters, max_words=150)
-    assert count_words(lines, *splitters, max_words=150, workers=3) == alone
+    alone = count_words(lines, *splitters)
+    assert count_words(lines, *splitters, workers=3) == alone
 
 
 def test_count_words_rejects_a_text_without_words() -> None:

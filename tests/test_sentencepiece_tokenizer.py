@@ -85,8 +85,6 @@ def test_load_tokenizer_rejects_options_that_contradict_sentencepiece(
     sentencepiece.save(tmp_path)
     with pytest.raises(InputError, match=r"spm\.model: cased=False, but the model keeps case"):
         load_tokenizer(tmp_path, cased=False)
-    with pytest.raises(InputError, match="strip_accents=True applies to WordPiece only"):
-        load_tokenizer(tmp_path, strip_accents=True)
 
 
 def test_load_tokenizer_rejects_a_damaged_model(tmp_path: pathlib.Path) -> None:

@@ -5,20 +5,12 @@ import pathlib
 import pickle
 
 import pytest
+from toy_vocabulary import CASED_TOKENS, TOKENS
 
 from data_pipelines.errors import InputError
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-TOKENS = (
-    *SPECIAL_TOKENS,
-    *("[unused0]", "un", "##aff", "##able", "want", "##want", "##ed", "runn", "##ing", "日", "本"),
-    *(form + sign for sign in LETTERS + "0123456789,.!?'-[]#$" for form in ("", "##")),
-    *("σ", "##σ", "##ς", "ß", "##ß", "é", "##é", "한", "##국"),
-)
-CASED_TOKENS = (*TOKENS, "Un", *LETTERS.upper(), *("##" + sign for sign in LETTERS.upper()))
 
 
 def write(path: pathlib.Path, tokens: tuple[str, ...] | list[str]) -> pathlib.Path:
@@ -147,11 +139,9 @@ def test_load_tokenizer_rejects_options_that_contradict_the_directory(
     tmp_path: pathlib.Path,
 ) -> None:
     WordPieceTokenizer([*SPECIAL_TOKENS, "日"], cased=False).save(tmp_path)
-    assert not load_tokenizer(tmp_path, cased=False, strip_accents=True).cased
+    assert not load_tokenizer(tmp_path, cased=False).cased
     with pytest.raises(InputError, match=r"cased=True.*cased=False"):
         load_tokenizer(tmp_path, cased=True)
-    with pytest.raises(InputError, match=r"strip_accents=False.*strip_accents=True"):
-        load_tokenizer(tmp_path, strip_accents=False)
 
 
 @pytest.mark.parametrize(

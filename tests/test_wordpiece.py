@@ -7,21 +7,13 @@ import pathlib
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from toy_vocabulary import CASED_TOKENS, LETTERS, TOKENS, TRICKY
 
 from data_pipelines.vocabulary import wordpiece
 from data_pipelines.vocabulary.basic_tokenization import basic_tokenize
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.tokenization import Tokenizer, load_tokenizer
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-TOKENS = (
-    *SPECIAL_TOKENS,
-    *("[unused0]", "un", "##aff", "##able", "want", "##want", "##ed", "runn", "##ing", "日", "本"),
-    *(form + sign for sign in LETTERS + "0123456789,.!?'-[]#$" for form in ("", "##")),
-    *("σ", "##σ", "##ς", "ß", "##ß", "é", "##é", "한", "##국"),
-)
-CASED_TOKENS = (*TOKENS, "Un", *LETTERS.upper(), *("##" + sign for sign in LETTERS.upper()))
 
 
 def uncased() -> WordPieceTokenizer:
@@ -87,7 +79,6 @@ def test_real_text_in_twelve_languages_has_the_published_ids(
 # ---------------------------------------------------------------- WordPiece
 
 
-TRICKY = st.sampled_from([*"aBΣσςéÉİ日,.'-:;()\"[ \t\n\r", *"\u0301\u00ad\x0b\u00a0\u2028\ud800"])
 TEXTS = st.one_of(st.text(), st.text(TRICKY), st.lists(st.sampled_from(TOKENS)).map(" ".join))
 
 

@@ -56,12 +56,11 @@ def count_words(
     lines: Iterable[str],
     split_line: Splitter,
     split_words: Splitter,
-    max_words: int = MAX_WORDS,
     workers: int | None = 1,
 ) -> Counter[str]:
     """Count the words of a text, with the same result for any number of workers.
 
-    Counts are exact up to `max_words` different words. Beyond that, the rarer half is dropped
+    Counts are exact up to `MAX_WORDS` different words. Beyond that, the rarer half is dropped
     repeatedly, which does not affect words that are frequent throughout the text (lossy counting,
     Manku and Motwani 2002). A hash breaks ties, not the order of occurrence: if most words occur
     once, a sample of the whole text remains.
@@ -70,7 +69,6 @@ def count_words(
       lines: the text in parts that no word crosses.
       split_line: splits a line into parts, cheaply.
       split_words: splits a part into words; called once per different part of a batch.
-      max_words: bound of the number of different words.
       workers: processes that count; see `ordered_map`.
 
     Raises:
@@ -78,23 +76,18 @@ def count_words(
     """
     words: Counter[str] = Counter()
     is_truncated = False
-    count = functools.partial(_count_batch, split_line, split_words)
+    make_counter = functools.partial(functools.partial, _count_batch, split_line, split_words)
     batches = group_by_size(lines, len, _BATCH_CHARS + 1)
-    for batch_counts in ordered_map(functools.partial(_return_argument, count), batches, workers):
+    for batch_counts in ordered_map(make_counter, batches, workers):
         words.update(batch_counts)
-        if len(words) > max_words:
+        if len(words) > MAX_WORDS:
             log.info("counted %d different words", len(words))
-            words, is_truncated = _most_common(words, max_words // 2), True
+            words, is_truncated = _most_common(words, MAX_WORDS // 2), True
     if is_truncated:  # rare words counted since the last truncation are dropped like earlier ones
-        words = _most_common(words, max_words // 2)
+        words = _most_common(words, MAX_WORDS // 2)
     if not words:
         raise InputError("the text has no words. Use a text with words to train a vocabulary.")
     return words
-
-
-def _return_argument(function: Callable) -> Callable:
-    """Return `function`; with its argument bound, the `make_function` of `ordered_map`."""
-    return function
 
 
 def _count_batch(split_line: Splitter, split_words: Splitter, lines: list[str]) -> Counter[str]:

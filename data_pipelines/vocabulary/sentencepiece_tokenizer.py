@@ -1,5 +1,6 @@
 """SentencePiece models with the interface of `Tokenizer`."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -14,7 +15,6 @@ from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
     SPECIAL_TOKENS_MAP,
-    digest,
     special_token_ids,
 )
 
@@ -89,7 +89,7 @@ class SentencePieceTokenizer:
 
     def fingerprint(self) -> str:
         """Return a hex digest of the model, including its normalization rules and scores."""
-        return digest(self.kind.encode() + self.model)
+        return hashlib.sha256(self.kind.encode() + self.model).hexdigest()
 
     def save(self, directory: epath.PathLike) -> None:
         """Write `spm.model`, and the `tokenizer_config.json` that belongs to a `tokenizer.json`."""

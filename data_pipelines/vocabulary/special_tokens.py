@@ -1,6 +1,4 @@
-"""The special tokens of every vocabulary, and helpers that all tokenizers share."""
-
-import hashlib
+"""The special tokens of every vocabulary."""
 
 from data_pipelines.errors import InputError
 
@@ -26,8 +24,3 @@ def special_token_ids(index: dict[str, int]) -> list[int]:
             f"{', '.join(SPECIAL_TOKENS)}."
         )
     return [index[token] for token in SPECIAL_TOKENS]
-
-
-def digest(content: bytes) -> str:
-    """Return the SHA-256 hex digest of `content`."""
-    return hashlib.sha256(content).hexdigest()

@@ -68,10 +68,11 @@ class Tokenizer(Protocol):
         """Write the files from which `load_tokenizer` restores this tokenizer."""
 
 
-def load_tokenizer(
-    path: epath.PathLike, *, cased: bool | None = None, strip_accents: bool | None = None
-) -> Tokenizer:
+def load_tokenizer(path: epath.PathLike, *, cased: bool | None = None) -> Tokenizer:
     """Load a tokenizer from a vocabulary file or a directory, saved here or published.
+
+    Without a value in a directory, accents are kept if the vocabulary has some, else stripped where
+    text is lower-cased.
 
     Args:
       path: a vocabulary with one token per line (`vocab.txt`), a SentencePiece `.model`, a
@@ -79,8 +80,6 @@ def load_tokenizer(
         `tokenizer_config.json`.
       cased: False lower-cases text. None takes the value of the directory; without one, an
         upper-case letter in the vocabulary means cased.
-      strip_accents: None takes the value of the directory; without one, accents are kept if the
-        vocabulary has some, else stripped where text is lower-cased.
 
     Raises:
       InputError: the file is missing or not a vocabulary, or contradicts the arguments.
@@ -102,9 +101,9 @@ def load_tokenizer(
             config = _read_config(directory / CONFIG_FILE)
     try:
         if path.suffix == ".model":
-            return _load_sentencepiece(path.read_bytes(), cased, strip_accents)
+            return _load_sentencepiece(path.read_bytes(), cased)
         stored = _read_stored(path, config, is_directory)
-        return _load_wordpiece(path, stored, cased, strip_accents)
+        return _load_wordpiece(path, stored, cased)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -141,7 +140,7 @@ def _read_stored(path: epath.Path, config: dict[str, Any], is_directory: bool) -
 
 
 def _load_wordpiece(
-    path: epath.Path, stored: StoredWordPiece, cased: bool | None, strip_accents: bool | None
+    path: epath.Path, stored: StoredWordPiece, cased: bool | None
 ) -> WordPieceTokenizer:
     tokens, config, added_tokens = stored
     for name, supported in (
@@ -166,15 +165,18 @@ def _load_wordpiece(
         )
     lower_case = config.get("do_lower_case")
     stored_cased = None if lower_case is None else not lower_case
-    cased = _resolve_option("cased", cased, stored_cased)
+    if None not in (cased, stored_cased) and cased != stored_cased:
+        raise InputError(
+            f"cased={cased}, but {CONFIG_FILE} has cased={stored_cased}. Remove the option."
+        )
     if cased is None:
-        cased = has_uppercase(tokens)
+        cased = has_uppercase(tokens) if stored_cased is None else stored_cased
     if conflict := case_conflict(tokens, cased):
         # A published model keeps its options. Some Chinese models have such a conflict.
         if stored_cased is None:
             raise InputError(" ".join(conflict))
         _log.warning("%s: %s %s sets it.", path, conflict[0], CONFIG_FILE)
-    strip_accents = _resolve_option("strip_accents", strip_accents, config.get("strip_accents"))
+    strip_accents = config.get("strip_accents")
     if strip_accents is None and stored_cased is None and has_accents(tokens):
         strip_accents = False
     max_input_chars = config.get("max_input_chars_per_word") or MAX_INPUT_CHARS_PER_WORD
@@ -183,24 +185,8 @@ def _load_wordpiece(
     )
 
 
-def _resolve_option(name: str, value: bool | None, stored: bool | None) -> bool | None:
-    """Return the argument, or else the stored value; they must not differ."""
-    if None not in (value, stored) and value != stored:
-        raise InputError(
-            f"{name}={value}, but {CONFIG_FILE} has {name}={stored}. Remove the option."
-        )
-    return stored if value is None else value
-
-
-def _load_sentencepiece(
-    content: bytes, cased: bool | None, strip_accents: bool | None
-) -> SentencePieceTokenizer:
+def _load_sentencepiece(content: bytes, cased: bool | None) -> SentencePieceTokenizer:
     tokenizer = SentencePieceTokenizer(content)
-    if strip_accents is not None:
-        raise InputError(
-            f"strip_accents={strip_accents} applies to WordPiece only; a SentencePiece model has "
-            "its own normalization. Remove the option."
-        )
     if cased is not None and cased != tokenizer.cased:
         case = "keeps case" if tokenizer.cased else "lower-cases text"
         raise InputError(f"cased={cased}, but the model {case}. Remove --cased.")

@@ -9,6 +9,8 @@ tokenized independently (`split_for_caching`). Results for parts can be cached e
 text repeats its words: nearly all the work is one dictionary look-up per word.
 """
 
+import functools
+import hashlib
 import itertools
 import json
 import re
@@ -31,7 +33,6 @@ from data_pipelines.vocabulary.basic_tokenization import (
 from data_pipelines.vocabulary.special_tokens import (
     CONFIG_FILE,
     SPECIAL_TOKENS_MAP,
-    digest,
     special_token_ids,
 )
 
@@ -114,12 +115,13 @@ class WordPieceTokenizer:
         self._ids_of_raw = _WordCache(self._encode_raw)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _restore_wordpiece, (
-            self.tokens,
-            self.cased,
-            self.strip_accents,
-            self.max_input_chars_per_word,
+        restore = functools.partial(
+            WordPieceTokenizer,
+            cased=self.cased,
+            strip_accents=self.strip_accents,
+            max_input_chars_per_word=self.max_input_chars_per_word,
         )
+        return restore, (self.tokens,)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a raw text; special tokens are neither added nor recognized."""
@@ -177,7 +179,7 @@ class WordPieceTokenizer:
             "strip_accents": self.strip_accents,
             **self._max_chars_config,
         }
-        return digest(json.dumps([self.kind, self.tokens, options]).encode())
+        return hashlib.sha256(json.dumps([self.kind, self.tokens, options]).encode()).hexdigest()
 
     def save(self, directory: epath.PathLike) -> None:
         """Write `vocab.txt` and `tokenizer_config.json` as transformers does."""
@@ -209,17 +211,6 @@ class WordPieceTokenizer:
             return [token.id for token in self._model.tokenize(word)]
         except UnicodeEncodeError:  # a lone surrogate
             return [self.unk_id]
-
-
-def _restore_wordpiece(
-    tokens: list[str], cased: bool, strip_accents: bool, max_input_chars_per_word: int
-) -> WordPieceTokenizer:
-    return WordPieceTokenizer(
-        tokens,
-        cased=cased,
-        strip_accents=strip_accents,
-        max_input_chars_per_word=max_input_chars_per_word,
-    )
 
 
 def _index_tokens(tokens: list[str]) -> dict[str, int]:
