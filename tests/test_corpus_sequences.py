@@ -11,19 +11,17 @@ from pretraining_corpora import (
     TOKENIZER,
     TRAIN_DOCUMENTS,
     assert_equal,
+    check_processes,
     documents_of,
     equal,
-    join,
     options,
     restored,
     write_corpus,
 )
 
 from data_pipelines.corpus.prepare import prepare
-from data_pipelines.corpus.shards import (
-    read_manifest,
-)
-from data_pipelines.pretraining import corpus_sequences, sequences
+from data_pipelines.corpus.shards import read_manifest
+from data_pipelines.pretraining import corpus_sequences
 from data_pipelines.pretraining.corpus_sequences import CorpusSequences
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.pretraining.options import PretrainingOptions
@@ -31,22 +29,9 @@ from data_pipelines.pretraining.sequences import draw_sequences
 from data_pipelines.vocabulary.tokenization import load_tokenizer
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several sections per document and several chunks per shard, as in a large corpus."""
-    monkeypatch.setattr(sequences, "chunk_tokens", lambda max_seq_length: 1000)
-    monkeypatch.setattr(sequences, "max_section_tokens", lambda max_seq_length: 150)
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(request: pytest.FixtureRequest) -> None:
-    if "corpus" in request.fixturenames:
-        request.getfixturevalue("small")
+def corpus(tiny_corpus: pathlib.Path, small_chunks: None) -> pathlib.Path:
+    return tiny_corpus
 
 
 # ---------------------------------------------------------------- epochs
@@ -104,7 +89,7 @@ def test_batch_without_packing_has_one_pair_per_sequence(corpus):
 
 
 @pytest.mark.parametrize(("shards", "repeats"), [(3, 1), (8, 1), (24, 1), (8, 20)])
-def test_streams_pass_over_all_shards_equally_often(tmp_path, small, shards, repeats):
+def test_streams_pass_over_all_shards_equally_often(tmp_path, small_chunks, shards, repeats):
     """Holds too if a document is longer than a shard should be and shards are unequal."""
     corpus = write_corpus(tmp_path, shards, sizes=[10] * 6, repeats=repeats)
     data = PretrainingData(corpus, options())
@@ -120,7 +105,7 @@ def test_streams_pass_over_all_shards_equally_often(tmp_path, small, shards, rep
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_streams_that_share_shards_read_each_sequence_once(tmp_path, small, shards):
+def test_streams_that_share_shards_read_each_sequence_once(tmp_path, small_chunks, shards):
     """The random numbers of its masks identify a sequence."""
     corpus = corpus_sequences.Corpus(write_corpus(tmp_path, shards), "train")
 
@@ -141,14 +126,16 @@ def test_streams_that_share_shards_read_each_sequence_once(tmp_path, small, shar
     assert len(set(identities)) == len(identities)
 
 
-def test_batch_draws_from_all_parts_of_a_single_shard(tmp_path, small):
+def test_batch_draws_from_all_parts_of_a_single_shard(tmp_path, small_chunks):
     """A chunk has some ten documents, so one or two chunks would give few."""
     data = PretrainingData(write_corpus(tmp_path, shards=1), options())
     counts = [len(documents_of(restored(data.batch(step)))) for step in range(20)]
     assert np.mean(counts) > 30
 
 
-def test_batch_makes_the_chunks_of_all_streams_only_in_the_first_step(tmp_path, small, monkeypatch):
+def test_batch_makes_the_chunks_of_all_streams_only_in_the_first_step(
+    tmp_path, small_chunks, monkeypatch
+):
     data = PretrainingData(write_corpus(tmp_path, shards=4), options(batch_size=4))
     calls = []
     monkeypatch.setattr(
@@ -285,12 +272,7 @@ def test_real_text_does_not_depend_on_processes_or_the_first_step(wiki):
     chosen = PretrainingOptions(128, 64)
     alone = PretrainingData(wiki, chosen)
     for num_processes in (2, 8):
-        shared = [
-            PretrainingData(wiki, chosen, num_processes=num_processes, process_id=h)
-            for h in range(num_processes)
-        ]
-        for step in (0, 25, 50, 1_000_000):
-            assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+        check_processes(wiki, chosen, num_processes, steps=(0, 25, 50, 1_000_000))
     again = PretrainingData(wiki, dataclasses.replace(chosen, workers=8))
     for step, batch in enumerate(again.dataset(25, 51).as_numpy_iterator(), 25):
         assert_equal(batch, alone.batch(step))

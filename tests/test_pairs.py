@@ -4,19 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from corpus_shards import corpora, make_shard, seeds, seq_lens, shorts
+from corpus_shards import WHOLE, corpora, generator, make_shard, seeds, seq_lens, shorts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.corpus.shards import Shard
-from data_pipelines.errors import InputError
 from data_pipelines.pretraining.pairs import MIN_CHUNK_TOKENS, Pairs, draw_pairs
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.ranges import concatenate_ranges
-
-
-def generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=seed))
 
 
 def draw(
@@ -24,7 +19,7 @@ def draw(
     max_seq_length: int,
     short: float = 0.1,
     seed: int = 0,
-    max_tokens: int | None = None,
+    max_tokens: int = WHOLE,
     **options: bool,
 ) -> Pairs:
     sections = Sections.from_shard(shard, max_tokens)
@@ -36,11 +31,11 @@ def draw_repeatedly(shard: Shard, max_seq_length: int, times: int) -> Pairs:
     """Draw the pairs of the first document many times."""
     section_ids = np.zeros(times, np.int64)
     return draw_pairs(
-        Sections.from_shard(shard, None), section_ids, max_seq_length, 0.0, generator(3)
+        Sections.from_shard(shard, WHOLE), section_ids, max_seq_length, 0.0, generator(3)
     )
 
 
-sections = st.none() | st.integers(1, 100)
+sections = st.just(WHOLE) | st.integers(1, 100)
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
@@ -176,7 +171,7 @@ def test_draw_pairs_continues_half_of_the_chunks():
 def test_draw_pairs_draws_random_b_uniformly_from_all_other_sentences():
     shard = make_shard([[2, 2], [3], [2, 2], [1, 1, 1, 1]])
     section_ids = np.repeat([1], 40_000)
-    pairs = draw_pairs(Sections.from_shard(shard, None), section_ids, 8, 0.0, generator(3))
+    pairs = draw_pairs(Sections.from_shard(shard, WHOLE), section_ids, 8, 0.0, generator(3))
     starts = np.bincount(pairs.b_start, minlength=15)[shard.sentences[:-1]] / len(pairs)
     np.testing.assert_allclose(starts, np.array([1, 1, 0, 1, 1, 1, 1, 1, 1]) / 8, atol=0.01)
 
@@ -185,7 +180,7 @@ def test_draw_pairs_does_not_reveal_the_label_by_length():
     """Short documents, beside others that could fill a sequence."""
     shard = make_shard([[10] * 4] * 100 + [[10] * 100] * 4)
     section_ids = np.repeat(np.arange(100), 100)
-    pairs = draw_pairs(Sections.from_shard(shard, None), section_ids, 128, 0.0, generator(5))
+    pairs = draw_pairs(Sections.from_shard(shard, WHOLE), section_ids, 128, 0.0, generator(5))
     first = pairs.take(np.isin(pairs.a_start, shard.sentences[shard.documents]))
     random, true = (first.take(first.is_random == label).lengths.mean() for label in (1, 0))
     assert random == pytest.approx(true, rel=0.05)
@@ -227,13 +222,6 @@ def test_draw_pairs_draws_slightly_more_random_than_true_pairs(sentences, length
     assert 0.48 < draw(shard, 128, short=0.0).is_random.mean() < 0.65
 
 
-def test_draw_pairs_rejects_a_single_document():
-    with pytest.raises(
-        InputError, match="documents=1: a random second sentence must come from another"
-    ):
-        draw(make_shard([[5, 5, 5]]), 64)
-
-
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_draw_pairs_covers_documents_with_single_segments(
     documents, max_seq_length, short, seed, max_tokens
@@ -263,5 +251,7 @@ def test_draw_pairs_is_deterministic():
 
 def test_draw_pairs_accepts_sections_in_any_order_and_repeated():
     shard = make_shard([[5, 6], [7], [8, 9, 10]])
-    pairs = draw_pairs(Sections.from_shard(shard, None), np.array([2, 0, 2]), 32, 0.0, generator(0))
+    pairs = draw_pairs(
+        Sections.from_shard(shard, WHOLE), np.array([2, 0, 2]), 32, 0.0, generator(0)
+    )
     assert [document for document, _ in itertools.groupby(pairs.a_document)] == [2, 0, 2]

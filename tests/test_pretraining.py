@@ -15,6 +15,7 @@ from pretraining_corpora import (
     TRAIN_DOCUMENTS,
     Batch,
     assert_equal,
+    check_processes,
     documents_of,
     join,
     options,
@@ -22,38 +23,19 @@ from pretraining_corpora import (
     write_corpus,
 )
 
-from data_pipelines.corpus.shards import (
-    read_manifest,
-    read_shard,
-    write_manifest,
-)
+from data_pipelines.corpus.shards import read_manifest, read_shard, write_manifest
 from data_pipelines.errors import InputError
 from data_pipelines.pretraining import corpus_sequences, sequences
 from data_pipelines.pretraining.data import PretrainingData
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several sections per document and several chunks per shard, as in a large corpus."""
-    monkeypatch.setattr(sequences, "chunk_tokens", lambda max_seq_length: 1000)
-    monkeypatch.setattr(sequences, "max_section_tokens", lambda max_seq_length: 150)
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(request: pytest.FixtureRequest) -> None:
-    if {"corpus", "two"} & set(request.fixturenames):
-        request.getfixturevalue("small")
+def corpus(tiny_corpus: pathlib.Path, small_chunks: None) -> pathlib.Path:
+    return tiny_corpus
 
 
 # ---------------------------------------------------------------- same seed, same bytes
-
-STEPS = (*range(51), 1_000_000)
 
 
 def digest(batch: Batch) -> str:
@@ -63,13 +45,7 @@ def digest(batch: Batch) -> str:
 
 @pytest.mark.parametrize("num_processes", [2, 4, 8, 16])
 def test_batch_does_not_depend_on_the_number_of_processes(corpus, num_processes):
-    alone = PretrainingData(corpus, options())
-    shared = [
-        PretrainingData(corpus, options(), num_processes=num_processes, process_id=h)
-        for h in range(num_processes)
-    ]
-    for step in STEPS:
-        assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+    check_processes(corpus, options(), num_processes, steps=(*range(51), 1_000_000))
 
 
 def test_batch_does_not_depend_on_earlier_calls(corpus):
@@ -131,7 +107,7 @@ FIRST_DOCUMENTS, SECOND_DOCUMENTS = range(100), range(100, TRAIN_DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> str:
+def two_corpora(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two corpora with different documents; the second has few shards."""
     directory = tmp_path_factory.mktemp("corpora")
     write_corpus(directory / "one", train=FIRST_DOCUMENTS)
@@ -139,16 +115,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{directory / 'one'}+{directory / 'other'}"
 
 
+@pytest.fixture
+def two(two_corpora: str, small_chunks: None) -> str:
+    return two_corpora
+
+
 @pytest.mark.parametrize("num_processes", [2, 4, 8, 16])
 def test_mixture_does_not_depend_on_the_number_of_processes(two, num_processes):
-    chosen = options(sampling_alpha=0.5)
-    alone = PretrainingData(two, chosen)
-    shared = [
-        PretrainingData(two, chosen, num_processes=num_processes, process_id=h)
-        for h in range(num_processes)
-    ]
-    for step in (0, 1, 40, 1000, 1_000_000):
-        assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+    steps = (0, 1, 40, 1000, 1_000_000)
+    check_processes(two, options(sampling_alpha=0.5), num_processes, steps=steps)
 
 
 def test_mixture_has_the_proportions_of_its_weights(two):
@@ -220,13 +195,7 @@ def test_eval_split_is_finite_and_fixed(corpus):
 
 @pytest.mark.parametrize("num_processes", [2, 8])
 def test_eval_split_is_shared_by_processes(corpus, num_processes):
-    alone = PretrainingData(corpus, options(), "eval")
-    shared = [
-        PretrainingData(corpus, options(), "eval", num_processes=num_processes, process_id=h)
-        for h in range(num_processes)
-    ]
-    for step in range(alone.steps):
-        assert_equal(join([data.batch(step) for data in shared]), alone.batch(step))
+    check_processes(corpus, options(), num_processes, "eval")
 
 
 def test_eval_split_has_all_eval_documents_and_no_other(corpus):
@@ -326,11 +295,6 @@ def test_processes_that_cannot_share_the_batch_are_rejected(
         PretrainingData(
             corpus, options(batch_size), num_processes=num_processes, process_id=process_id
         )
-
-
-def test_unknown_split_is_rejected(corpus):
-    with pytest.raises(ValueError, match="split='test': unknown split"):
-        PretrainingData(corpus, options(), "test")
 
 
 def test_directory_that_is_no_corpus_is_rejected(tmp_path):

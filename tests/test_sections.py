@@ -1,7 +1,7 @@
 """Tests of the sections of long documents."""
 
 import numpy as np
-from corpus_shards import corpora, make_shard
+from corpus_shards import WHOLE, corpora, make_shard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +10,7 @@ from data_pipelines.pretraining.streams import permutation
 
 
 def test_from_shard_without_a_bound_makes_one_section_per_document() -> None:
-    sections = Sections.from_shard(make_shard([[5, 6], [7], [8, 9, 10]]), None)
+    sections = Sections.from_shard(make_shard([[5, 6], [7], [8, 9, 10]]), WHOLE)
     assert sections.documents.tolist() == [0, 1, 2]
     assert sections.sizes(np.array([2, 0, 1, 0])).tolist() == [27, 11, 7, 11]
     assert list(sections.sentence_offsets(np.array([1, 0]))) == [(1, [11, 18]), (0, [0, 5, 11])]

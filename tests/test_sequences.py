@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from corpus_shards import WHOLE, generator
 from hypothesis import given
 from hypothesis import strategies as st
+from pretraining_corpora import restored
 
 from data_pipelines.corpus.shards import Shard
 from data_pipelines.pretraining.options import BATCH_ARRAYS, PretrainingOptions
@@ -28,10 +30,6 @@ TOKENIZER = WordPieceTokenizer(
 )
 
 
-def generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=seed))
-
-
 def make_shard(seed: int = 0, documents: int = 60) -> Shard:
     """Documents of 1 to 12 sentences of 1 to 25 tokens, none of them special."""
     rng = generator(seed)
@@ -42,7 +40,7 @@ def make_shard(seed: int = 0, documents: int = 60) -> Shard:
 
 
 SHARD = make_shard()
-SECTIONS = Sections.from_shard(SHARD, None)
+SECTIONS = Sections.from_shard(SHARD, WHOLE)
 DOCUMENTS = np.arange(60)
 
 
@@ -86,7 +84,7 @@ def test_draw_sequences_draws_only_a_few_documents_again():
 
 
 def test_count_sequences_to_keep_reaches_the_target_on_average():
-    sections, options = Sections.from_shard(make_shard(3, 3000), None), PretrainingOptions(128, 8)
+    sections, options = Sections.from_shard(make_shard(3, 3000), WHOLE), PretrainingOptions(128, 8)
     pairs, sequence_of_pair = draw_sequences(sections, np.arange(3000), options, generator(0))
     filled = np.bincount(sequence_of_pair, pairs.lengths) / 128
     kept = count_sequences_to_keep(pairs, sequence_of_pair, options)
@@ -104,7 +102,7 @@ def test_sections_hold_many_sequences_and_chunks_many_sections(max_seq_length):
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
 def test_draw_sequences_packs_densely(objective):
-    sections = Sections.from_shard(make_shard(3, 3000), None)
+    sections = Sections.from_shard(make_shard(3, 3000), WHOLE)
     options = PretrainingOptions(128, 8, objective=objective)
     pairs, sequence_of_pair = draw_sequences(sections, np.arange(3000), options, generator(0))
     assert np.mean(np.bincount(sequence_of_pair, pairs.lengths) / 128) > 0.97
@@ -118,16 +116,6 @@ def test_count_sequences_to_keep_without_packing_keeps_all():
 
 
 # ---------------------------------------------------------------- batch arrays
-
-
-def restored(batch: dict[str, np.ndarray]) -> np.ndarray:
-    """Return `input_ids` before masking."""
-    input_ids = batch["input_ids"].copy()
-    sequence, slot = np.nonzero(batch["masked_lm_weights"])
-    input_ids[sequence, batch["masked_lm_positions"][sequence, slot]] = batch["masked_lm_ids"][
-        sequence, slot
-    ]
-    return input_ids
 
 
 CASES = st.fixed_dictionaries(

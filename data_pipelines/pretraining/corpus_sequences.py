@@ -150,7 +150,7 @@ class CorpusSequences:
     def packed_pairs(self, stream: int, start: int, count: int) -> Iterator[PackedPairs]:
         """Yield sequences start .. start + count - 1 of a stream."""
         num_draws = self._options.draws_per_sequence
-        while count:
+        while count > 0:
             epoch, shard, chunk, sequence, remaining = self._locate(stream, start)
             size = min(count, remaining)
             pairs, sequence_of_pair = self._chunk(epoch, shard, chunk)

@@ -17,6 +17,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _MAX_SHARDS = 4
 _NUM_TEXTS = 3
 _TOKENS_PER_TEXT = 60
+_PASSES = 3  # over the sampled shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +47,13 @@ class CorpusStatistics:
 
 
 def compute_corpus_statistics(
-    directory: epath.PathLike, max_seq_lengths: Sequence[int] = (128, 512), passes: int = 3
+    directory: epath.PathLike, max_seq_lengths: Sequence[int] = (128, 512)
 ) -> CorpusStatistics:
     """Compute the statistics of a corpus written by `bertjax prepare`.
 
     Args:
       directory: the corpus.
       max_seq_lengths: sequence lengths for which packing statistics are computed.
-      passes: number of passes over the sampled shards.
 
     Raises:
       InputError: the corpus is unfinished or damaged.
@@ -74,7 +74,7 @@ def compute_corpus_statistics(
         _quantiles([np.diff(shard.sentences) for shard in shards]),
         _scripts(corpus.tokenizer, counts),
         tuple(
-            _packing_statistics(corpus, sampled, shards, max_seq_length, passes)
+            _packing_statistics(corpus, sampled, shards, max_seq_length)
             for max_seq_length in max_seq_lengths
         ),
         tuple(_sample_texts(corpus.tokenizer, shards[0])),
@@ -109,7 +109,6 @@ def _packing_statistics(
     sampled: Sequence[int],
     shards: Sequence[Shard],
     max_seq_length: int,
-    passes: int,
 ) -> PackingStatistics:
     options = PretrainingOptions(max_seq_length, batch_size=1)
     # One stream per shard, so that only the sampled shards are opened.
@@ -119,7 +118,7 @@ def _packing_statistics(
     seen = [np.zeros(len(shard.tokens), bool) for shard in shards]
     seen_fractions = []
     sequences = tokens = pairs = random = 0
-    for number in range(passes):
+    for number in range(_PASSES):
         for mask, stream in zip(seen, sampled, strict=True):
             count = source.sequences_per_pass(stream)
             sequences += count

@@ -8,8 +8,8 @@ tf.data.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
 CORPUS_SEPARATOR = "+"  # between the directories of several corpora
 _DEFAULT_MAX_STREAMS, _MIN_SEQUENCES_PER_STREAM = 16, 16
-
-
-class _Span(NamedTuple):
-    """Consecutive sequences of a stream of a corpus."""
-
-    corpus: int
-    stream: int
-    start: int
-    num_sequences: int
 
 
 class PretrainingData:
@@ -87,8 +78,6 @@ class PretrainingData:
         broadcast: Broadcast | None = None,
         rampup: BatchSizeRampup | None = None,
     ) -> None:
-        if split not in ("train", "eval"):
-            raise ValueError(f"split={split!r}: unknown split. Choose train or eval.")
         if not 0 <= process_id < num_processes:
             raise InputError(
                 f"process_id={process_id}: not in 0..{num_processes - 1} with "
@@ -105,10 +94,6 @@ class PretrainingData:
         self.corpora = open_corpora(directory, split)
         self._training = split == "train"
         corpora = list(self.corpora.values())
-        if len(corpora) > 1 and not self._training:
-            raise ValueError(
-                f"directory={directory}: an eval split has one corpus. Open each corpus separately."
-            )
         self.tokenizer = corpora[0].tokenizer
         self.num_streams = self._count_streams()
         broadcast = broadcast or (lambda make, size: make())
@@ -143,14 +128,10 @@ class PretrainingData:
         if step < 0 or (self.steps is not None and step >= self.steps):
             raise IndexError(f"step={step}: the {self.split} split has {self.steps} steps.")
         batch_size = self.rampup.batch_size_at(step) // self.num_processes
-        if self._training:
-            spans: Iterable[_Span] = self._spans(step)
-        else:
-            start = step * self.options.batch_size + self.process_id * batch_size
-            count = min(batch_size, max(0, self.sequences_per_epoch - start))
-            spans = [_Span(0, 0, start, count)]
         parts: list[PackedPairs] = []
-        for corpus, stream, start, count in spans:
+        for corpus, stream, start, count in self._spans(step):
+            if not self._training:  # padding fills the last batch
+                count = min(count, self.sequences_per_epoch - start)
             parts += self._sources[corpus].packed_pairs(stream, start, count)
         if self._training:
             self._prefetch_chunks(step)
@@ -198,8 +179,6 @@ class PretrainingData:
 
     def _local_streams(self) -> range:
         """Return the streams of this process's sequences."""
-        if not self._training:
-            return range(1)
         first, last = self.process_id * self.num_streams, (self.process_id + 1) * self.num_streams
         return range(first // self.num_processes, -(-last // self.num_processes))
 
@@ -208,8 +187,8 @@ class PretrainingData:
         batch_size, before = self.rampup.batch_size_at(step), self.rampup.sequences_before(step)
         return batch_size // self.num_streams, before // self.num_streams
 
-    def _spans(self, step: int) -> Iterator[_Span]:
-        """Yield this process's sequences of a step."""
+    def _spans(self, step: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield corpus, stream, start and number of this process's sequences of a step."""
         size, position = self._stream_position(step)
         batch_size = self.rampup.batch_size_at(step)
         first, last = (
@@ -224,7 +203,7 @@ class PretrainingData:
                 remaining = int(min(count, last - sequence)) - skipped
                 sequence += int(count)
                 if remaining > 0:
-                    yield _Span(corpus, stream, int(before) + skipped, remaining)
+                    yield corpus, stream, int(before) + skipped, remaining
 
     def _prefetch_chunks(self, step: int) -> None:
         """Compute chunks of later steps, for some of the streams in each step.

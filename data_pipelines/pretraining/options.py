@@ -111,10 +111,16 @@ class PretrainingOptions:
             "workers": 1,
             "dupe_factor": 0,
         }.items():
-            self._check_minimum(name, minimum)
-        self._check_choice("objective", OBJECTIVES)
-        self._check_choice("masking", masking.MASKING_UNITS)
-        self._check_choice("random_tokens", ("real", "all"))
+            if (value := getattr(self, name)) is not None and value < minimum:
+                raise InputError(f"{name}={value}: below the minimum. Use at least {minimum}.")
+        for name, choices in {
+            "objective": OBJECTIVES,
+            "masking": masking.MASKING_UNITS,
+            "random_tokens": ("real", "all"),
+        }.items():
+            if (value := getattr(self, name)) not in choices:
+                known = ", ".join(choices)
+                raise InputError(f"{name}={value!r}: unknown value. Choose one of {known}.")
         if self.objective == "clm":
             for name in ("max_predictions_per_seq", *MASKING_OPTIONS):
                 if (value := getattr(self, name)) != getattr(PretrainingOptions, name):
@@ -143,17 +149,6 @@ class PretrainingOptions:
             raise InputError(
                 f"max_examples_per_seq={self.max_examples_per_seq}: needs packing=True. Set it, or "
                 "remove this option."
-            )
-
-    def _check_minimum(self, name: str, minimum: int) -> None:
-        value = getattr(self, name)
-        if value is not None and value < minimum:
-            raise InputError(f"{name}={value}: below the minimum. Use at least {minimum}.")
-
-    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        if (value := getattr(self, name)) not in choices:
-            raise InputError(
-                f"{name}={value!r}: unknown value. Choose one of {', '.join(choices)}."
             )
 
     @property

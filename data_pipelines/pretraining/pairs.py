@@ -40,7 +40,6 @@ from typing import Self
 import numpy as np
 
 from data_pipelines.corpus.shards import Shard
-from data_pipelines.errors import InputError
 from data_pipelines.pretraining.sections import Sections
 from data_pipelines.ranges import concatenate_ranges
 
@@ -104,15 +103,12 @@ def draw_pairs(
     """Draw the pairs of sections, in the order of `section_ids`.
 
     Args:
-      sections: the sections of a shard.
+      sections: the sections of a shard, with two documents or more for next sentences.
       section_ids: int [W].
       max_seq_length: tokens of the longest pair, including special tokens.
       short_seq_prob: fraction of sections with a shorter target.
       rng: source of randomness.
       next_sentence: False draws single segments.
-
-    Raises:
-      InputError: `next_sentence` is True and the shard has a single document.
     """
     uniform = _uniforms(rng).__next__
     drawn: list[int] = []  # the fields of all pairs, concatenated
@@ -123,7 +119,6 @@ def draw_pairs(
         if uniform() < short_seq_prob:
             target = 2 + int(uniform() * (room - 1))
         if next_sentence:
-            _check_enough_documents(sections.shard)
             _draw_document_pairs(
                 sections.shard, document, offsets, target, room, holes, uniform, drawn
             )
@@ -228,14 +223,6 @@ def _draw_random_b(
         start += int(shard.sentences[first + 1] - start) // 2
     last = bisect_left(shard.sentences, start + max(min_tokens, 1), first, end)
     return start, int(shard.sentences[last]), other
-
-
-def _check_enough_documents(shard: Shard) -> None:
-    if (count := len(shard.documents) - 1) < 2:
-        raise InputError(
-            f"documents={count}: a random second sentence must come from another document. Prepare "
-            "at least two documents per shard."
-        )
 
 
 def _uniforms(rng: np.random.Generator) -> Iterator[float]:

@@ -17,19 +17,13 @@ class Sections:
     documents: np.ndarray  # int64 [U]: document of each section
 
     @classmethod
-    def from_shard(cls, shard: Shard, max_tokens: int | None) -> "Sections":
-        """Split each document at the first sentence end after every `max_tokens` tokens.
-
-        Args:
-          shard: an open shard.
-          max_tokens: None makes one section of each document.
-        """
-        bounds = shard.documents
-        begins = shard.sentences[bounds]
-        long = np.flatnonzero(np.diff(begins) > max_tokens) if max_tokens else ()
-        if max_tokens and len(long):
-            cuts = [np.arange(begins[d] + max_tokens, begins[d + 1], max_tokens) for d in long]
-            bounds = np.union1d(bounds, np.searchsorted(shard.sentences, np.concatenate(cuts)))
+    def from_shard(cls, shard: Shard, max_tokens: int) -> "Sections":
+        """Split each document at the first sentence end after every `max_tokens` tokens."""
+        begins = shard.sentences[shard.documents]
+        long = np.flatnonzero(np.diff(begins) > max_tokens)
+        cuts = [np.arange(begins[d] + max_tokens, begins[d + 1], max_tokens) for d in long]
+        cut_sentences = np.searchsorted(shard.sentences, np.concatenate([begins[:0], *cuts]))
+        bounds = np.union1d(shard.documents, cut_sentences)
         return cls(shard, bounds, np.searchsorted(shard.documents, bounds[:-1], "right") - 1)
 
     def __len__(self) -> int:
