@@ -35,6 +35,11 @@ def draw_repeatedly(shard: Shard, max_seq_length: int, times: int) -> Pairs:
     )
 
 
+def documents_of(shard: Shard, starts: np.ndarray) -> np.ndarray:
+    """Return the document of each token in `starts`."""
+    return np.searchsorted(shard.sentences[shard.documents], starts, "right") - 1
+
+
 sections = st.just(WHOLE) | st.integers(1, 100)
 
 
@@ -48,21 +53,20 @@ def test_draw_pairs_draws_spans_of_documents_that_fit(
     assert (pairs.a_length >= 1).all() and (pairs.b_length >= 1).all()
     assert (pairs.lengths == pairs.a_length + pairs.b_length + 3).all()
     assert (pairs.lengths <= max_seq_length).all()
-    for start, length, document in (
-        (pairs.a_start, pairs.a_length, pairs.a_document),
-        (pairs.b_start, pairs.b_length, pairs.b_document),
-    ):
-        assert (start >= bounds[document]).all()
-        assert (start + length <= bounds[document + 1]).all()
+    for start, length in ((pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)):
+        assert (start >= 0).all()
+        assert (start + length <= bounds[documents_of(shard, start) + 1]).all()
 
 
 @given(corpora, seq_lens, shorts, seeds, sections)
 def test_draw_pairs_takes_random_b_from_another_document_and_true_b_after_a(
     documents, max_seq_length, short, seed, max_tokens
 ):
-    pairs = draw(make_shard(documents), max_seq_length, short, seed, max_tokens)
+    shard = make_shard(documents)
+    pairs = draw(shard, max_seq_length, short, seed, max_tokens)
     assert set(pairs.is_random) <= {0, 1}
-    assert ((pairs.a_document != pairs.b_document) == pairs.is_random).all()
+    a, b = documents_of(shard, pairs.a_start), documents_of(shard, pairs.b_start)
+    assert ((a != b) == pairs.is_random).all()
     follows = pairs.is_random == 0
     assert (pairs.b_start == pairs.a_start + pairs.a_length)[follows].all()
 
@@ -123,7 +127,8 @@ def test_draw_pairs_leaves_no_short_chunk_at_the_end_of_a_document(
     shard = make_shard(documents)
     pairs = draw(shard, max_seq_length, short, seed)
     inside = ~np.isin(pairs.a_start, shard.sentences)
-    last = pairs.a_start + pairs.a_length == shard.sentences[shard.documents][pairs.a_document + 1]
+    ends = shard.sentences[shard.documents][documents_of(shard, pairs.a_start) + 1]
+    last = pairs.a_start + pairs.a_length == ends
     assert (pairs.a_length >= MIN_CHUNK_TOKENS)[inside & last].all()
 
 
@@ -147,8 +152,9 @@ def test_draw_pairs_fills_the_hole_beside_a_pair():
     """Documents of 90 tokens, and a long one that fills the holes."""
     shard = make_shard([[30, 30, 30]] * 200 + [[9] * 30_000])
     pairs = draw(shard, 128, short=0.0)
-    alone = pairs.take((pairs.a_document < 200) & (pairs.lengths == 93))
-    filling = pairs.take((pairs.a_document == 200) & (pairs.lengths == 128 - 93))
+    documents = documents_of(shard, pairs.a_start)
+    alone = pairs.take((documents < 200) & (pairs.lengths == 93))
+    filling = pairs.take((documents == 200) & (pairs.lengths == 128 - 93))
     assert len(alone) > 50
     assert len(filling) >= 0.9 * len(alone)
 
@@ -254,4 +260,5 @@ def test_draw_pairs_accepts_sections_in_any_order_and_repeated():
     pairs = draw_pairs(
         Sections.from_shard(shard, WHOLE), np.array([2, 0, 2]), 32, 0.0, generator(0)
     )
-    assert [document for document, _ in itertools.groupby(pairs.a_document)] == [2, 0, 2]
+    documents = documents_of(shard, pairs.a_start)
+    assert [document for document, _ in itertools.groupby(documents)] == [2, 0, 2]

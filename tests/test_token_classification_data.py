@@ -8,7 +8,6 @@ import toy_tasks
 from data_pipelines.errors import InputError
 from data_pipelines.finetuning.token_classification import (
     TaggedSentence,
-    TokenClassificationDataset,
     label_names,
     make_tagged_dataset,
     parse_conll,
@@ -79,7 +78,7 @@ def test_read_tagged_file_reads_json_lines(tmp_path) -> None:
         read_tagged_file(path)
     data = read_tagged_file(path, fix_tags=True)
     assert [sentence.document for sentence in data.sentences] == [0, 0, 1]
-    assert data.tags == ["B-x", "O", "B-x", "O"] and data.scheme == "BILOU"
+    assert data.tags == ["B-x", "O", "B-x", "O"]
 
 
 def test_label_names_do_not_depend_on_the_order_of_sentences() -> None:
@@ -93,7 +92,6 @@ def test_read_tagged_file_reads_published_files(data_dir: pathlib.Path) -> None:
     counts = {}
     for path in sorted((data_dir / "ner").glob("*/*[dl]")):  # .conll and .annotated
         data = read_tagged_file(path)
-        assert isinstance(data, TokenClassificationDataset) and data.scheme == "BIO"
         counts[path.name] = len(data.sentences), len(data.words)
     assert counts["wnut17train.conll"] == (3394, 62730)
     assert counts["emerging.dev.conll"] == (1009, 15733)

@@ -50,11 +50,10 @@ class TaggedSentence:
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassificationDataset:
-    """A data set with BIO tags; `scheme` is the tag scheme of the file before conversion."""
+    """A data set with BIO tags."""
 
     name: str
     sentences: Sequence[TaggedSentence]
-    scheme: str = "BIO"
 
     @property
     def words(self) -> list[str]:
@@ -126,16 +125,10 @@ def make_tagged_dataset(
         _log.warning("%s: fixed %d tags that violate scheme %s.", name, len(violations), scheme)
     if scheme != "BIO":
         _log.info("%s: converted tags from %s to BIO.", name, scheme)
-    return TokenClassificationDataset(
-        name,
-        [
-            dataclasses.replace(
-                sentence, tags=entities_to_tags(entities(sentence_tags), len(sentence_tags))
-            )
-            for sentence, sentence_tags in zip(sentences, tags, strict=True)
-        ],
-        scheme,
-    )
+    bio_tags = [entities_to_tags(entities(old), len(old)) for old in tags]
+    pairs = zip(sentences, bio_tags, strict=True)
+    converted = [dataclasses.replace(sentence, tags=new) for sentence, new in pairs]
+    return TokenClassificationDataset(name, converted)
 
 
 def parse_conll(name: str, lines: Iterable[str]) -> Iterator[TaggedSentence]:

@@ -55,10 +55,8 @@ class Pairs:
 
     a_start: np.ndarray
     a_length: np.ndarray  # at least 1
-    a_document: np.ndarray
     b_start: np.ndarray
     b_length: np.ndarray
-    b_document: np.ndarray  # equals `a_document` exactly where B follows A
     is_random: np.ndarray  # NSP label: 1 where B is random
 
     def __len__(self) -> int:
@@ -125,7 +123,7 @@ def draw_pairs(
         else:
             ends = offsets[0], offsets[-1]
             for start, stop in _chunk_spans(*ends, target, room, holes, uniform):
-                drawn += (start, stop - start, document, stop, 0, document, 0)
+                drawn += (start, stop - start, stop, 0, 0)
     return Pairs(*np.array(drawn, np.int64).reshape(-1, len(dataclasses.fields(Pairs))).T)
 
 
@@ -158,13 +156,13 @@ def _draw_document_pairs(
         if is_random:
             is_cut = offsets[bisect_left(offsets, split)] != split
             min_tokens = stop - split or chunk_target - a_length
-            begin, stop, other = _draw_random_b(shard, document, min_tokens, is_cut, uniform)
+            begin, stop = _draw_random_b(shard, document, min_tokens, is_cut, uniform)
             b_length = min(stop - begin, chunk_room - a_length)
-            drawn += (start, a_length, document, begin, b_length, other, 1)
+            drawn += (start, a_length, begin, b_length, 1)
             start = split
         else:
             b_length = stop - split
-            drawn += (start, a_length, document, split, b_length, document, 0)
+            drawn += (start, a_length, split, b_length, 0)
             start = stop
         hole = room - a_length - b_length - 3
         if chunk_room == room and 2 * MIN_CHUNK_TOKENS <= hole < room // 2:
@@ -206,8 +204,8 @@ def _candidate_ends(offsets: list[int], start: int, target: int, room: int) -> l
 
 def _draw_random_b(
     shard: Shard, document: int, min_tokens: int, is_cut: bool, uniform: Callable[[], float]
-) -> tuple[int, int, int]:
-    """Return start, end and document of a random B: at least one sentence of another document.
+) -> tuple[int, int]:
+    """Return start and end of a random B: at least one sentence of another document.
 
     B reaches `min_tokens` tokens unless its document ends. With `is_cut` it starts in the middle of
     its first sentence.
@@ -222,7 +220,7 @@ def _draw_random_b(
     if is_cut:
         start += int(shard.sentences[first + 1] - start) // 2
     last = bisect_left(shard.sentences, start + max(min_tokens, 1), first, end)
-    return start, int(shard.sentences[last]), other
+    return start, int(shard.sentences[last])
 
 
 def _uniforms(rng: np.random.Generator) -> Iterator[float]:
