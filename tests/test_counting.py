@@ -43,9 +43,7 @@ def test_count_words_keeps_frequent_words_beyond_the_bound(monkeypatch) -> None:
     assert counts["sometimes"] == 100
 
 
-def test_count_words_keeps_a_sample_of_rare_words_from_the_whole_text(
-    monkeypatch,
-) -> None:
+def test_count_words_keeps_a_sample_of_rare_words_from_the_whole_text(monkeypatch) -> None:
     monkeypatch.setattr(counting, "_BATCH_CHARS", 2000)
     monkeypatch.setattr(counting, "MAX_WORDS", 20_000)
     lines = [f"word{i:06}" for i in range(100_000)]
@@ -72,14 +70,8 @@ def test_count_words_rejects_a_text_without_words() -> None:
 
 def test_sentencepiece_splitters_split_at_punctuation() -> None:
     _, split_words = sentencepiece_splitters()
-    assert split_words("今天下雨。明天呢？「好」。") == [
-        "今天下雨",
-        "。明天呢",
-        "？",
-        "「好",
-        "」",
-        "。",
-    ]
+    parts = split_words("今天下雨。明天呢？「好」。")
+    assert parts == ["今天下雨", "。明天呢", "？", "「好", "」", "。"]
     assert split_words("don't") == ["don't"]
 
 

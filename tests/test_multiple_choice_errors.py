@@ -68,11 +68,7 @@ def test_evaluate_rejects_models_of_other_tasks(models, tmp_path, refused) -> No
             jsonl({"context": "a", "choices": ["x"]}),
             "line 1: a question needs two choices and has 1",
         ),
-        (
-            "in.csv",
-            "sent1,ending0\nba,do\n",
-            "in.csv:2: a question needs two choices",
-        ),
+        ("in.csv", "sent1,ending0\nba,do\n", "in.csv:2: a question needs two choices"),
     ],
 )
 def test_predict_rejects_invalid_inputs(

@@ -220,10 +220,7 @@ def test_progress_is_redrawn_in_a_terminal_and_rare_in_a_file(
     source = small(tmp_path / "a.txt")
     for stream, pattern in (
         (io.StringIO(), ""),
-        (
-            Terminal(),
-            r"(\r\x1b\[K.*)?\r\x1b\[K40 documents, 0\.0 MB of text, .* tokens/s\n",
-        ),
+        (Terminal(), r"(\r\x1b\[K.*)?\r\x1b\[K40 documents, 0\.0 MB of text, .* tokens/s\n"),
     ):
         out = tmp_path / type(stream).__name__
         prepare([source], TOKENIZER, out, NO_EVAL, workers=1, progress=stream)

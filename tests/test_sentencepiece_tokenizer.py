@@ -59,9 +59,7 @@ def test_sentencepiece_encodes_texts_independently_across_a_space(
     assert sentencepiece.encode(f"{a} {b}") == sentencepiece.encode(a) + sentencepiece.encode(b)
 
 
-def test_sentencepiece_accepts_lone_surrogates(
-    sentencepiece: SentencePieceTokenizer,
-) -> None:
+def test_sentencepiece_accepts_lone_surrogates(sentencepiece: SentencePieceTokenizer) -> None:
     assert sentencepiece.encode("a\ud800b") == sentencepiece.encode("a?b")
 
 

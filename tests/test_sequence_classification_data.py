@@ -43,12 +43,7 @@ def test_from_rows_joins_columns_of_a_text() -> None:
     )
     rows = [{"title": "A ", "body": "b", "answer": "c", "label": 1, "id": 7, "other": None}]
     data = read(rows, columns)
-    assert (data.texts, data.text_pairs, data.values, data.ids) == (
-        ["A b"],
-        ["c"],
-        ["1"],
-        ["7"],
-    )
+    assert (data.texts, data.text_pairs, data.values, data.ids) == (["A b"], ["c"], ["1"], ["7"])
     assert data.locations == ["t.csv:2"] and len(data) == 1
 
 

@@ -262,41 +262,13 @@ def test_evaluate_rejects_models_of_other_data(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "in.jsonl",
-            '{"text"\n',
-            "line 1: not JSON .* Write one object",
-        ),
-        (
-            "in.jsonl",
-            '\n{"body": "ba"}\n',
-            "line 2: no column 'text'",
-        ),
-        (
-            "in.txt",
-            b"ba\n\xff\n",
-            "in.txt: byte 3 is not UTF-8. Convert it",
-        ),
-        (
-            "in.csv",
-            "text\nba\n ,\n",
-            "in.csv:3: 2 fields instead of 1",
-        ),
-        (
-            "in.csv",
-            "text,x\nba,1\n,2\n",
-            "in.csv:3: column 'text' is empty",
-        ),
-        (
-            "in.csv",
-            'text,x\n"ba\ndo",1\n,2\n',
-            "in.csv:4: column 'text' is empty",
-        ),
-        (
-            "in.csv",
-            "body\nba\n",
-            "in.csv:2: no column 'text', only 'body'",
-        ),
+        ("in.jsonl", '{"text"\n', "line 1: not JSON .* Write one object"),
+        ("in.jsonl", '\n{"body": "ba"}\n', "line 2: no column 'text'"),
+        ("in.txt", b"ba\n\xff\n", "in.txt: byte 3 is not UTF-8. Convert it"),
+        ("in.csv", "text\nba\n ,\n", "in.csv:3: 2 fields instead of 1"),
+        ("in.csv", "text,x\nba,1\n,2\n", "in.csv:3: column 'text' is empty"),
+        ("in.csv", 'text,x\n"ba\ndo",1\n,2\n', "in.csv:4: column 'text' is empty"),
+        ("in.csv", "body\nba\n", "in.csv:2: no column 'text', only 'body'"),
     ],
 )
 def test_predict_rejects_invalid_inputs(

@@ -287,11 +287,7 @@ def test_random_tokens_are_independent_of_replacement():
 
 
 def test_random_tokens_all_draws_from_the_whole_vocabulary():
-    fields = {
-        "mask_replace_prob": 0.0,
-        "random_replace_prob": 1.0,
-        "random_tokens": "all",
-    }
+    fields = {"mask_replace_prob": 0.0, "random_replace_prob": 1.0, "random_tokens": "all"}
     batch, _ = make_batch(PretrainingOptions(128, 8, **fields))
     sequence, slot = np.nonzero(batch["masked_lm_weights"])
     inputs = batch["input_ids"][sequence, batch["masked_lm_positions"][sequence, slot]]

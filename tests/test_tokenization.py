@@ -43,9 +43,7 @@ def test_load_tokenizer_accepts_either_case_for_tokens_without_case(
     assert not load_tokenizer(path).cased
 
 
-def test_load_tokenizer_accepts_a_line_separator_token(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_load_tokenizer_accepts_a_line_separator_token(tmp_path: pathlib.Path) -> None:
     tokens = [*SPECIAL_TOKENS, "a", "\u2028", "b"]
     path = write(tmp_path / "vocab.txt", tokens)
     assert load_tokenizer(path).tokens == tokens

@@ -97,18 +97,12 @@ def changed(**fields: Any) -> str:
         ("{", "FILE is not a tokenizer"),
         ("[]", "FILE is not a tokenizer"),
         (changed(added_tokens=[{"id": "one"}]), "FILE is not a tokenizer"),
-        (
-            changed(model={"type": "Unigram"}),
-            "FILE has model='Unigram' instead of 'WordPiece'",
-        ),
+        (changed(model={"type": "Unigram"}), "FILE has model='Unigram' instead of 'WordPiece'"),
         (
             changed(model={"continuing_subword_prefix": ""}),
             "FILE has continuing_subword_prefix='' instead of '##'",
         ),
-        (
-            changed(pre_tokenizer=None),
-            "FILE has pre_tokenizer=None instead of 'BertPreTokenizer'",
-        ),
+        (changed(pre_tokenizer=None), "FILE has pre_tokenizer=None instead of 'BertPreTokenizer'"),
         (
             changed(normalizer={"type": "Sequence"}),
             "FILE has normalizer='Sequence' instead of 'BertNormalizer'",

@@ -163,23 +163,7 @@ def test_encode_with_offsets_returns_the_characters_of_tokens(
 @pytest.fixture(scope="module")
 def multilingual() -> dict[bool, WordPieceTokenizer]:
     signs = [chr(code) for code in range(33, 127)]
-    extra = [
-        "東",
-        "京",
-        "都",
-        "α",
-        "θ",
-        "##η",
-        "##ν",
-        "##α",
-        "##ι",
-        "—",
-        "“",
-        "”",
-        "ο",
-        "##ς",
-        "🙂",
-    ]
+    extra = [*"東京都αθ—“”ο🙂", "##η", "##ν", "##α", "##ι", "##ς"]
     lower = [sign for sign in signs if not sign.isupper()]
     tokenizers = {}
     for cased, basic in ((True, signs), (False, lower)):

@@ -144,9 +144,7 @@ def test_wordpiece_lone_surrogate_is_unknown() -> None:
     assert tokens_of("a \ud800 b\udfffb") == ["a", "[UNK]", "[UNK]"]
 
 
-def test_wordpiece_cache_is_bounded_and_exact(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wordpiece_cache_is_bounded_and_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(f"{a}{b}, Un{a}.{b}日{'x' * 70}" for a in LETTERS for b in LETTERS)
     expected = uncased().encode(text)
     monkeypatch.setattr(wordpiece._WordCache, "MAX_ENTRIES", 10)

@@ -229,10 +229,7 @@ def assign_shards(index: np.ndarray, options: CorpusOptions) -> ShardAssignment:
     if not eval_fraction:
         return {"train": train, "eval": []}
     max_shards = min(len(train), _shard_count(len(eval_rows) // _MIN_EVAL_DOCUMENTS))
-    return {
-        "train": train,
-        "eval": _balance_up_to_shards(max_shards, eval_rows, tokens, math.inf),
-    }
+    return {"train": train, "eval": _balance_up_to_shards(max_shards, eval_rows, tokens, math.inf)}
 
 
 def name_shards(

@@ -105,10 +105,7 @@ def _scripts(tokenizer: Tokenizer, counts: np.ndarray) -> tuple[tuple[str, float
 
 
 def _packing_statistics(
-    corpus: Corpus,
-    sampled: Sequence[int],
-    shards: Sequence[Shard],
-    max_seq_length: int,
+    corpus: Corpus, sampled: Sequence[int], shards: Sequence[Shard], max_seq_length: int
 ) -> PackingStatistics:
     options = PretrainingOptions(max_seq_length, batch_size=1)
     # One stream per shard, so that only the sampled shards are opened.

@@ -92,8 +92,7 @@ class PretrainingOptions:
         "sequences; 1 is natural, 0.7 as in multilingual BERT",
     )
     mixture_weights: str = field(
-        "",
-        'weights of several corpora, in their order, joined by "+"; replace `sampling_alpha`',
+        "", 'weights of several corpora, in their order, joined by "+"; replace `sampling_alpha`'
     )
     max_examples_per_seq: int | None = field(
         None, "maximum number of examples in a packed sequence; None: `max_seq_length` / 16"

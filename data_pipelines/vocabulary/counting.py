@@ -53,10 +53,7 @@ def sample_documents(documents: Iterable[list[str]], fraction: float) -> Iterato
 
 
 def count_words(
-    lines: Iterable[str],
-    split_line: Splitter,
-    split_words: Splitter,
-    workers: int | None = 1,
+    lines: Iterable[str], split_line: Splitter, split_words: Splitter, workers: int | None = 1
 ) -> Counter[str]:
     """Count the words of a text, with the same result for any number of workers.
 

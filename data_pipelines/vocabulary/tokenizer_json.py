@@ -54,11 +54,7 @@ def read_wordpiece(content: bytes) -> StoredWordPiece:
         ("model", kind, "WordPiece"),
         ("normalizer", normalizer.get("type"), "BertNormalizer"),
         ("pre_tokenizer", pre_tokenizer, "BertPreTokenizer"),
-        (
-            "continuing_subword_prefix",
-            model.get("continuing_subword_prefix"),
-            CONTINUATION_PREFIX,
-        ),
+        ("continuing_subword_prefix", model.get("continuing_subword_prefix"), CONTINUATION_PREFIX),
     ):
         if value != expected:
             raise InputError(
