@@ -1,15 +1,15 @@
 """Inputs and checks shared by the tests of the attention implementations."""
 
+from types import ModuleType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from bertjax.mesh.device_mesh import make_mesh
+from bertjax.mesh.device_mesh import AXES, make_mesh
 from bertjax.model.attention.plain import attention as plain
 
 LENGTH, HEADS, SIZE = 128, 4, 64
-RATES = [0.1, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.0, 0.5))]  # of dropout
 
 
 def inputs(
@@ -28,9 +28,11 @@ def example_ids(rows: int, length: int = LENGTH) -> np.ndarray:
     )
 
 
-def run(attend, arrays, ids, **options):
-    """Return the output and the gradients of its weighted sum."""
+def run(attend, arrays, ids, causal: bool = False, rate: float = 0.1, seed: int | None = 3):
+    """Return the output and the gradients of its weighted sum; without a seed nothing drops."""
     *qkv, weights = arrays
+    key = None if seed is None else jax.random.key(seed)
+    options = {"causal": causal, "dropout_rate": rate, "dropout_key": key}
 
     def loss(*qkv):
         out = attend(*qkv, jnp.asarray(ids, jnp.int32), **options)
@@ -40,25 +42,24 @@ def run(attend, arrays, ids, **options):
     return [x.astype(jnp.float32) for x in (out, *gradients)]
 
 
-def options(causal: bool, rate: float) -> dict:
-    return {"causal": causal, "dropout_rate": rate, "dropout_key": jax.random.key(3)}
+def assert_close(results, expected, atol: float) -> None:
+    for a, b in zip(results, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
 
 
-def check_same_on_mesh(attend, axes: tuple[int, int, int]) -> None:
-    """Check that outputs and gradients on a mesh equal those without one."""
-    arrays, ids = inputs(8), example_ids(8)
-    alone = run(attend, arrays, ids, **options(False, 0.1))
-    with jax.set_mesh(make_mesh(*axes)):
-        spread = jax.jit(lambda: run(attend, arrays, ids, **options(False, 0.1)))()
-    for a, b in zip(spread, alone, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+def assert_equals_plain(
+    attend, shape: tuple[int, ...], causal: bool = False, rate: float = 0.1, atol: float = 1e-5
+) -> None:
+    """Check output and gradients of an implementation for queries of shape [B, T, N, D]."""
+    rows, length, heads, size = shape
+    arrays, ids = inputs(rows, length=length, heads=heads, size=size), example_ids(rows, length)
+    results = (run(function, arrays, ids, causal, rate) for function in (attend, plain))
+    assert_close(*results, atol)
 
 
-def check_bfloat16_accuracy(attend) -> None:
-    """Check that bfloat16 is as close to float32 as in plain attention."""
-    ids, exact = example_ids(2), run(attend, inputs(2), example_ids(2), **options(False, 0.1))
-    errors = []
-    for implementation in (attend, plain):
-        out = run(implementation, inputs(2, "bfloat16"), ids, **options(False, 0.1))
-        errors.append([np.abs(a - b).max() for a, b in zip(out, exact, strict=True)])
-    assert (np.array(errors[0]) < 1.5 * np.array(errors[1])).all()
+def unsupported_reason(
+    module: ModuleType, axes=(-1, 1, 1), names=AXES, shape=(8, LENGTH, HEADS, SIZE)
+) -> str:
+    """Return an implementation's reason against queries of this shape on this mesh."""
+    with jax.set_mesh(jax.sharding.Mesh(make_mesh(*axes).devices, names)):
+        return module.unsupported_reason(jax.ShapeDtypeStruct(shape, "float32"))

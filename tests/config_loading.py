@@ -10,8 +10,8 @@ PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.p
 FIELDS = {"pretraining": {"dir": "", "workers": None, "mlm_probability": 0.15, "masking": "token"}}
 
 
-def load(arg: str = "", **overrides: str) -> Config:
-    fields = {name.replace("__", "."): value for name, value in overrides.items()}
+def load(arg: str = "", **overrides: object) -> Config:
+    fields = {name.replace("__", "."): str(value) for name, value in overrides.items()}
     return load_config(f"{PRETRAIN}:{arg}", fields, registry.data_fields())
 
 

@@ -1,37 +1,20 @@
-"""The TPU kernel equals plain attention, with dropout and gradients."""
+"""The TPU kernel: blocks of heads, what it does not support, a train step with it."""
 
 import functools
-import pathlib
 import re
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from attention_cases import (
-    HEADS,
-    LENGTH,
-    RATES,
-    SIZE,
-    check_bfloat16_accuracy,
-    check_same_on_mesh,
-    example_ids,
-    inputs,
-    options,
-    run,
-)
+from attention_cases import HEADS, LENGTH, SIZE, assert_equals_plain, unsupported_reason
+from config_loading import load
 
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
-from bertjax.mesh.device_mesh import AXES, make_mesh
 from bertjax.model.attention import dispatch
 from bertjax.model.attention import tpu as tpu_attention
-from bertjax.model.attention.plain import attention as plain
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
-
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
-kernel = functools.partial(tpu_attention.attention, interpret=True)
 
 
 def draw_batch(config: Config) -> dict[str, np.ndarray]:
@@ -52,36 +35,6 @@ def draw_batch(config: Config) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rate", RATES)
-def test_kernel_and_gradients_equal_plain(causal: bool, rate: float) -> None:
-    arrays, ids = inputs(2), example_ids(2)
-    ours, theirs = (run(attend, arrays, ids, **options(causal, rate)) for attend in (kernel, plain))
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a, b, atol=5e-6)
-
-
-@pytest.mark.slow
-def test_kernel_without_a_key_drops_nothing() -> None:
-    arrays, ids = inputs(1), example_ids(1)
-    for a, b in zip(
-        run(kernel, arrays, ids, dropout_rate=0.5), run(kernel, arrays, ids), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.slow
-def test_kernel_in_bfloat16_is_as_accurate_as_plain() -> None:
-    check_bfloat16_accuracy(kernel)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
-def test_kernel_does_not_depend_on_the_mesh(axes: tuple[int, int, int]) -> None:
-    check_same_on_mesh(kernel, axes)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "heads", "size", "heads_per_block"),
     [(256, 4, 64, 2), (128, 2, 128, 1), (128, 3, 64, 3)],
@@ -91,36 +44,17 @@ def test_kernel_by_groups_of_heads_equals_plain(
 ) -> None:
     monkeypatch.setattr(tpu_attention, "_MAX_BLOCK_BYTES", 4 * length * size * heads_per_block)
     assert tpu_attention._heads_per_block(length, heads * size, size, 4) == heads_per_block
-    arrays, ids = inputs(2, length=length, heads=heads, size=size), example_ids(2, length)
-    ours, theirs = (run(attend, arrays, ids, **options(False, 0.1)) for attend in (kernel, plain))
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_kernel_of_padding_and_huge_scores_is_finite() -> None:
-    query, key, value, weights = inputs(1)
-    arrays = [1e4 * query, 1e4 * key, value, weights]
-    for ids in (example_ids(1), np.zeros((1, LENGTH))):
-        assert all(np.isfinite(x).all() for x in run(kernel, arrays, ids, **options(False, 0.1)))
-
-
-def unsupported_reason(
-    axes=(-1, 1, 1), names=AXES, dtype="float32", shape=(8, LENGTH, HEADS, SIZE)
-) -> str:
-    """Return the reason for a query of this shape on this mesh."""
-    mesh = jax.sharding.Mesh(make_mesh(*axes).devices, names)
-    with jax.set_mesh(mesh):
-        return tpu_attention.unsupported_reason(jax.ShapeDtypeStruct(shape, dtype))
+    kernel = functools.partial(tpu_attention.attention, interpret=True)
+    assert_equals_plain(kernel, (2, length, heads, size), atol=2e-5)
 
 
 def test_unsupported_reason_names_other_devices(monkeypatch) -> None:
-    assert unsupported_reason().startswith("no TPU: the kernel is for TPU v4")
+    assert unsupported_reason(tpu_attention).startswith("no TPU: the kernel is for TPU v4")
     monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v5 lite")
-    assert not unsupported_reason()
-    assert not unsupported_reason(axes=(2, 1, 4)) and not unsupported_reason(shape=(8, 512, 16, 64))
+    for fit in ({}, {"axes": (2, 1, 4)}, {"shape": (8, 512, 16, 64)}):
+        assert not unsupported_reason(tpu_attention, **fit)
     monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v2")
-    assert unsupported_reason().startswith("TPU v2: the kernel is for TPU v4")
+    assert unsupported_reason(tpu_attention).startswith("TPU v2: the kernel is for TPU v4")
 
 
 @pytest.mark.parametrize(
@@ -138,22 +72,16 @@ def test_unsupported_reason_names_other_devices(monkeypatch) -> None:
 )
 def test_unsupported_reason_names_shape_or_mesh(unfit: dict, reason: str, monkeypatch) -> None:
     monkeypatch.setattr(tpu_attention, "tpu_kind", lambda: "TPU v5 lite")
-    assert re.match(reason, unsupported_reason(**unfit))
+    assert re.match(reason, unsupported_reason(tpu_attention, **unfit))
 
 
 @pytest.mark.minutes
 def test_train_step_with_the_kernel_equals_plain(monkeypatch) -> None:
-    model = {
-        "hidden_size": 128,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-        "vocab_size": 100,
-    }
-    model |= {"remat": True, "scan_layers": True}
-    text = {f"model.{name}": str(value) for name, value in model.items()}
-    text |= {"batch_size": "8", "gradient_accumulation_steps": "2", "max_seq_length": "128"}
-    text |= {"mesh.data": "2", "mesh.tensor": "2", "mesh.fsdp": "1"}
-    config = load_config(f"{PRETRAIN}:smoke", text, registry.data_fields()).resolve(100)
+    fields = {"model.hidden_size": 128, "model.num_attention_heads": 2, "model.vocab_size": 100}
+    fields |= {"model.num_hidden_layers": 2, "model.remat": True, "model.scan_layers": True}
+    fields |= {"batch_size": 8, "gradient_accumulation_steps": 2, "max_seq_length": 128}
+    fields |= {"mesh.data": 2, "mesh.tensor": 2, "mesh.fsdp": 1}
+    config = load("smoke", **fields).resolve(100)
     batch = draw_batch(config)
 
     def after_a_step() -> tuple[Any, Any]:

@@ -5,7 +5,6 @@ long sequences the forward pass computes some heads at a time. The backward pass
 weights. It keeps only the dropout mask and the denominators of the softmax.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -14,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.mesh.device_mesh import split_unsupported_reason
-from bertjax.model.attention.fused import fused_attention
+from bertjax.model.attention.fused import FusedKernel, fused_attention
 from bertjax.model.attention.plain import attention_mask
-from bertjax.model.dropout import inverse_keep_prob, keep_mask
+from bertjax.model.dropout import keep_mask
 
 _MAX_SCORES = 2**20  # computed at once in a forward pass
 
@@ -29,66 +28,25 @@ def unsupported_reason(query: Array | jax.ShapeDtypeStruct) -> str:
     return split_unsupported_reason(batch_size, heads)
 
 
-def _make_kernel(shape: tuple[int, ...], drop_threshold: int, causal: bool) -> Any:
-    return functools.partial(_attention, _SequenceAttention(shape[-1], drop_threshold, causal))
+class _SequenceAttention(FusedKernel):
+    """Both passes over a sequence: arrays [T, N * D], mask [T, T], dropout mask bool [N, T, T]."""
 
+    def attend(self, shared: tuple[Array, ...], *inputs: Array) -> tuple[Array, Any]:
+        """Return the output and what the backward pass reads; see `FusedKernel.attend`."""
+        seeds, sequences, heads, example_ids = shared
+        # Both for the whole batch, though they are large: a loop would compute them on one core,
+        # and computing them where they are used would keep the exponentials from being vectorized.
+        mask, keep = self.mask(example_ids), None
+        if self.drop_threshold:
+            shape = (len(sequences), len(heads), *mask.shape[1:])
+            start = sequences[0], heads[0]
+            keep = keep_mask(seeds, self.drop_threshold, shape, start, transposed=True)
+        out, *sums = jax.lax.map(lambda arrays: self.forward(*arrays), (mask, keep, *inputs))
+        return out, (mask, keep, *inputs, out, *sums)
 
-attention = functools.partial(fused_attention, _make_kernel)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    sequence: "_SequenceAttention",
-    shared: tuple[Array, ...],
-    query: Array,
-    key: Array,
-    value: Array,
-) -> Array:
-    return _attention_forward(sequence, shared, query, key, value)[0]
-
-
-def _attention_forward(
-    sequence: "_SequenceAttention", shared: tuple[Array, ...], *inputs: Array
-) -> tuple[Array, tuple[Any, ...]]:
-    seeds, sequences, heads, example_ids = shared
-    # Both for the whole batch, though they are large: a loop would compute them on one core, and
-    # computing them where they are used would keep the exponentials from being vectorized.
-    mask, keep = sequence.mask(example_ids), None
-    if sequence.drop_threshold:
-        shape = (len(sequences), len(heads), *mask.shape[1:])
-        start = sequences[0], heads[0]
-        keep = keep_mask(seeds, sequence.drop_threshold, shape, start, transposed=True)
-    out, maximum, inverse = jax.lax.map(
-        lambda arrays: sequence.forward(*arrays), (mask, keep, *inputs)
-    )
-    return out, (mask, keep, *inputs, out, maximum, inverse)
-
-
-def _attention_backward(
-    sequence: "_SequenceAttention", residuals: tuple[Any, ...], gradient: Array
-) -> tuple[Any, ...]:
-    return (
-        None,
-        *jax.lax.map(lambda arrays: sequence.backward(*arrays), (*residuals, gradient)),
-    )
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
-
-
-@dataclasses.dataclass(frozen=True)
-class _SequenceAttention:
-    """Both passes over a sequence: arrays [T, N * D], mask [T, T], dropout mask bool [N, T, T].
-
-    Attributes:
-      head_size: D.
-      drop_threshold: of dropout's bytes; 0 for none.
-      causal: as in `dispatch.attention`.
-    """
-
-    head_size: int
-    drop_threshold: int
-    causal: bool
+    def gradients(self, residuals: Any, gradient: Array) -> Any:
+        """Return the gradients of query, key and value."""
+        return jax.lax.map(lambda arrays: self.backward(*arrays), (*residuals, gradient))
 
     def mask(self, example_ids: Array) -> Array:
         """Return the mask as summand of scores, float32 [B, T, T]: sums fuse, selections do not."""
@@ -99,7 +57,7 @@ class _SequenceAttention:
     ) -> tuple[Array, Array, Array]:
         """Return the output, the maxima of the scores and the inverse denominators [N, T, 1]."""
 
-        def attend(
+        def attend_heads(
             keep: Array | None, query: Array, key: Array, value: Array
         ) -> tuple[Array, Array, Array]:
             scores = _product("nqd,nkd->nqk", query, key) + mask
@@ -107,12 +65,12 @@ class _SequenceAttention:
             powers = jnp.exp(scores - maximum)
             inverse = 1 / powers.sum(axis=-1, keepdims=True)
             if keep is not None:
-                powers = powers * jnp.where(keep, inverse_keep_prob(self.drop_threshold), 0.0)
+                powers = powers * jnp.where(keep, self.keep_scale, 0.0)
             context = _product("nqk,nkd->nqd", powers.astype(value.dtype), value)
             return context * inverse, maximum, inverse
 
-        heads = (self._split_heads(x) for x in (self._scaled(query), key, value))
-        out, maximum, inverse = _map_head_groups(attend, len(query) ** 2, (keep, *heads))
+        heads = (self._split_heads(x) for x in (self.scaled(query), key, value))
+        out, maximum, inverse = _map_head_groups(attend_heads, len(query) ** 2, (keep, *heads))
         return self._merge_heads(out).astype(value.dtype), maximum, inverse
 
     def backward(
@@ -126,35 +84,26 @@ class _SequenceAttention:
         maximum: Array,
         inverse: Array,
         gradient: Array,
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, ...]:
         """Return the gradients of query, key and value."""
         dtype = query.dtype
-        weights = dropped = jnp.exp(self._scores(mask, query, key) - maximum) * inverse
+        heads = self._split_heads(self.scaled(query)), self._split_heads(key)
+        scores = _product("nqd,nkd->nqk", *heads) + mask
+        weights = dropped = jnp.exp(scores - maximum) * inverse
         d_weights = _product("nqd,nkd->nqk", self._split_heads(gradient), self._split_heads(value))
         if keep is not None:
-            factors = jnp.where(keep, inverse_keep_prob(self.drop_threshold), 0.0)
+            factors = jnp.where(keep, self.keep_scale, 0.0)
             dropped, d_weights = weights * factors, d_weights * factors
         # The sum of d_weights * weights over the keys, computed from the output.
         products = gradient.astype(jnp.float32) * out.astype(jnp.float32)
         delta = self._split_heads(products).sum(axis=-1, keepdims=True)
         d_scores = (weights * (d_weights - delta)).astype(dtype)
-        d_query = _product("nqk,nkd->nqd", d_scores, self._split_heads(key)) * self.head_size**-0.5
+        d_query = self.scaled(_product("nqk,nkd->nqd", d_scores, self._split_heads(key)))
         # The narrow matrix first, not transposed: three times as fast as transposing the wide one.
-        d_key = _product("ndq,nqk->ndk", self._transposed_heads(self._scaled(query)), d_scores)
+        d_key = _product("ndq,nqk->ndk", self._transposed_heads(self.scaled(query)), d_scores)
         d_value = _product("ndq,nqk->ndk", self._transposed_heads(gradient), dropped.astype(dtype))
-        merged = (
-            self._merge_heads(x) for x in (d_query, d_key.swapaxes(1, 2), d_value.swapaxes(1, 2))
-        )
-        d_query, d_key, d_value = (x.astype(dtype) for x in merged)
-        return d_query, d_key, d_value
-
-    def _scores(self, mask: Array, query: Array, key: Array) -> Array:
-        """Return the masked scores [N, T, T]."""
-        query = self._split_heads(self._scaled(query))
-        return _product("nqd,nkd->nqk", query, self._split_heads(key)) + mask
-
-    def _scaled(self, query: Array) -> Array:
-        return query * self.head_size**-0.5
+        d_key, d_value = d_key.swapaxes(1, 2), d_value.swapaxes(1, 2)
+        return tuple(self._merge_heads(x).astype(dtype) for x in (d_query, d_key, d_value))
 
     def _split_heads(self, x: Array) -> Array:
         """Return [T, N * D] as [N, T, D]."""
@@ -167,6 +116,9 @@ class _SequenceAttention:
     def _merge_heads(self, x: Array) -> Array:
         """Return [N, T, D] as [T, N * D]."""
         return x.swapaxes(0, 1).reshape(x.shape[1], -1)
+
+
+attention = functools.partial(fused_attention, _SequenceAttention)
 
 
 def _map_head_groups(function: Any, scores_per_head: int, arrays: tuple[Any, ...]) -> Any:

@@ -5,6 +5,7 @@ also has `unsupported_reason`, which returns why it cannot serve a query, or "".
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from types import ModuleType
 
@@ -37,10 +38,9 @@ class AttentionImplementation:
 
 def choose_implementation(query: Array | jax.ShapeDtypeStruct) -> AttentionImplementation:
     """Return the implementation for queries [B, T, N, D] on the mesh of `jax.set_mesh`."""
+    plain = functools.partial(AttentionImplementation, "plain", plain_attention.attention)
     if any(map(is_symbolic_dim, query.shape)):  # of a program for export
-        return AttentionImplementation(
-            "plain", plain_attention.attention, "batch size or length is symbolic"
-        )
+        return plain("batch size or length is symbolic")
     module: ModuleType
     # Pallas takes a while to import, and only TPUs and GPUs need it.
     if tpu_kind():
@@ -54,9 +54,9 @@ def choose_implementation(query: Array | jax.ShapeDtypeStruct) -> AttentionImple
     elif is_traced_for_cpu():
         name, module = "cpu, one sequence at a time", cpu_attention
     else:
-        return AttentionImplementation("plain", plain_attention.attention)
+        return plain()
     if reason := module.unsupported_reason(query):
-        return AttentionImplementation("plain", plain_attention.attention, reason)
+        return plain(reason)
     return AttentionImplementation(name, module.attention)
 
 

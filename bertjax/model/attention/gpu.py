@@ -19,14 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from bertjax.mesh.device_mesh import gpu_kind, split_unsupported_reason
-from bertjax.model.attention.fused import fused_attention
-from bertjax.model.dropout import (
-    NUM_PARTS,
-    byte_shift,
-    inverse_keep_prob,
-    keep_bit,
-    threefry_words,
-)
+from bertjax.model.attention.fused import FusedKernel, fused_attention, product
+from bertjax.model.dropout import NUM_PARTS, byte_shift, keep_bit, threefry_words
 
 _HEAD_SIZES = (32, 64, 128)
 _MIN_BLOCK = 16  # for tensor cores
@@ -53,58 +47,16 @@ def unsupported_reason(query: Array | jax.ShapeDtypeStruct) -> str:
     return ""
 
 
-def _make_kernel(
-    shape: tuple[int, ...], drop_threshold: int, causal: bool, interpret: bool = False
-) -> Any:
-    kernels = _Kernels(shape[1], shape[-1], drop_threshold, causal, interpret)
-    return functools.partial(_attention, kernels)
-
-
-attention = functools.partial(fused_attention, _make_kernel)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    kernels: "_Kernels", shared: tuple[Array, ...], query: Array, key: Array, value: Array
-) -> Array:
-    return kernels.forward(shared, query, key, value)[0]
-
-
-def _attention_forward(
-    kernels: "_Kernels", shared: tuple[Array, ...], *inputs: Array
-) -> tuple[Array, Any]:
-    out, logsumexp = kernels.forward(shared, *inputs)
-    return out, (shared, inputs, out, logsumexp)
-
-
-def _attention_backward(kernels: "_Kernels", residuals: Any, gradient: Array) -> tuple[Any, ...]:
-    shared, inputs, out, logsumexp = residuals
-    return (None, *kernels.backward(shared, inputs, out, logsumexp, gradient))
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
-
-
 @dataclasses.dataclass(frozen=True)
-class _Kernels:
+class _Kernels(FusedKernel):
     """The kernels for sequences of `length` tokens.
 
     Attributes:
-      length: T.
-      head_size: D.
-      drop_threshold: of dropout's bytes; 0 for none.
-      causal: as in `dispatch.attention`.
-      interpret: run on any device, slowly.
       queries: queries of a block, see `_BLOCKS`.
       keys: keys in each part of a block.
       warps: warps of a program.
     """
 
-    length: int
-    head_size: int
-    drop_threshold: int
-    causal: bool
-    interpret: bool
     queries: int = 0
     keys: int = 0
     warps: int = 0
@@ -124,23 +76,18 @@ class _Kernels:
             warps=warps,
         )
 
-    def forward(self, shared: tuple[Array, ...], *arrays: Array) -> tuple[Array, Array]:
-        """Return the output [B, T, N * D] and the logsumexp of the scores [B, N, T]."""
+    def attend(self, shared: tuple[Array, ...], *inputs: Array) -> tuple[Array, Any]:
+        """Return the output and what the backward pass reads; see `FusedKernel.attend`."""
         kernel = self._with_block_sizes("forward")
         blocks = pl.cdiv(self.length, kernel.queries)
-        return kernel._call_kernel(
-            kernel._forward, blocks, shared, arrays, (), num_array_outputs=1, num_sum_outputs=1
+        out, logsumexp = kernel._call_kernel(
+            kernel._forward, blocks, shared, inputs, (), num_array_outputs=1, num_sum_outputs=1
         )
+        return out, (shared, inputs, out, logsumexp)
 
-    def backward(
-        self,
-        shared: tuple[Array, ...],
-        inputs: tuple[Array, ...],
-        out: Array,
-        logsumexp: Array,
-        gradient: Array,
-    ) -> tuple[Array, ...]:
+    def gradients(self, residuals: Any, gradient: Array) -> tuple[Array, ...]:
         """Return the gradients of query, key and value."""
+        shared, inputs, out, logsumexp = residuals
         by_head = (*out.shape[:2], -1, self.head_size)
         products = out.astype(jnp.float32) * gradient.astype(jnp.float32)
         delta = products.reshape(by_head).sum(-1).swapaxes(1, 2)
@@ -149,10 +96,8 @@ class _Kernels:
         blocks = pl.cdiv(self.length, kernel.queries)
         (d_query,) = kernel._call_kernel(kernel._d_query, blocks, *arrays, num_array_outputs=1)
         kernel = self._with_block_sizes("d_key_value")
-        blocks = 2 * pl.cdiv(self.part_length, kernel.keys)
-        return d_query, *kernel._call_kernel(
-            kernel._d_key_value, blocks, *arrays, num_array_outputs=2
-        )
+        body, blocks = kernel._d_key_value, 2 * pl.cdiv(self.part_length, kernel.keys)
+        return d_query, *kernel._call_kernel(body, blocks, *arrays, num_array_outputs=2)
 
     def _call_kernel(
         self,
@@ -202,7 +147,7 @@ class _Kernels:
 
     def _forward(self, seeds: Any, sequence: Any, head: Any, example_ids: Any, *refs: Any) -> None:
         query, key, value, out, logsumexp = refs
-        q_positions = self._block_positions(pl.program_id(0) * self.queries, self.queries)
+        q_positions = self._query_positions(pl.program_id(0))
         q = _load(query, q_positions)
         ids = _load(example_ids, q_positions)
         draw = self._dropout_words(seeds, sequence, head, q_positions)
@@ -221,8 +166,8 @@ class _Kernels:
                 sums = sums * shrunk + weights.sum(axis=1)
                 if self.drop_threshold:
                     weights = jnp.where(self._keep_mask(words[part // 4], part), weights, 0.0)
-                product = _product(weights.astype(value.dtype), _load(value, k_positions))
-                mixed = mixed * shrunk[:, None] + product
+                update = product(weights.astype(value.dtype), _load(value, k_positions))
+                mixed = mixed * shrunk[:, None] + update
             return sums, largest, mixed
 
         start = jnp.zeros(self.queries, jnp.float32)
@@ -230,14 +175,14 @@ class _Kernels:
         sums, largest, mixed = jax.lax.fori_loop(
             0, pl.cdiv(self.part_length, self.keys), block, carry
         )
-        _store(out, q_positions, mixed * (inverse_keep_prob(self.drop_threshold) / sums)[:, None])
+        _store(out, q_positions, mixed * (self.keep_scale / sums)[:, None])
         _store(logsumexp, q_positions, largest + jnp.log(sums))
 
     def _d_query(self, seeds: Any, sequence: Any, head: Any, example_ids: Any, *refs: Any) -> None:
         query, key, value, gradient, logsumexp, delta, d_query = refs
-        q_positions = self._block_positions(pl.program_id(0) * self.queries, self.queries)
-        q, g = _load(query, q_positions), _load(gradient, q_positions)
-        ids, log_sums, deltas = (_load(ref, q_positions) for ref in (example_ids, logsumexp, delta))
+        query_refs = query, gradient, example_ids, logsumexp, delta
+        q_positions = self._query_positions(pl.program_id(0))
+        q, g, ids, log_sums, deltas = (_load(ref, q_positions) for ref in query_refs)
         draw = self._dropout_words(seeds, sequence, head, q_positions)
 
         def block(number: Array, gradient_sum: Array) -> Array:
@@ -247,24 +192,23 @@ class _Kernels:
                 k = _load(key, k_positions)
                 scores = self._scores(q, k, ids, example_ids, q_positions, k_positions)
                 weights = jnp.exp(scores - log_sums[:, None])
-                d_weights = _product(g, _load(value, k_positions), transpose=True)
+                d_weights = product(g, _load(value, k_positions), 1, 1)
                 if self.drop_threshold:
                     keep = self._keep_mask(words[part // 4], part)
-                    d_weights = jnp.where(
-                        keep, d_weights * inverse_keep_prob(self.drop_threshold), 0.0
-                    )
+                    d_weights = jnp.where(keep, d_weights * self.keep_scale, 0.0)
                 d_scores = weights * (d_weights - deltas[:, None])
-                gradient_sum += _product(d_scores.astype(k.dtype), k)
+                gradient_sum += product(d_scores.astype(k.dtype), k)
             return gradient_sum
 
         zeros = jnp.zeros((self.queries, self.head_size), jnp.float32)
         d_q = jax.lax.fori_loop(0, pl.cdiv(self.part_length, self.keys), block, zeros)
-        _store(d_query, q_positions, d_q * self.head_size**-0.5)
+        _store(d_query, q_positions, self.scaled(d_q))
 
     def _d_key_value(
         self, seeds: Any, sequence: Any, head: Any, example_ids: Any, *refs: Any
     ) -> None:
         query, key, value, gradient, logsumexp, delta, d_key, d_value = refs
+        query_refs = query, gradient, example_ids, logsumexp, delta
         number, half = pl.program_id(0) // 2, pl.program_id(0) % 2
         parts = [half * (NUM_PARTS // 2) + i for i in range(NUM_PARTS // 2)]
         key_positions = [self._key_positions(number, part) for part in parts]
@@ -272,42 +216,38 @@ class _Kernels:
             [_load(ref, positions) for positions in key_positions] for ref in (key, value)
         )
 
-        def block(start: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        def block(query_block: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             gradients = list(carry)  # of keys and values in turn
-            q_positions = self._block_positions(start * self.queries, self.queries)
-            q, g = _load(query, q_positions), _load(gradient, q_positions)
-            ids, log_sums, deltas = (
-                _load(ref, q_positions) for ref in (example_ids, logsumexp, delta)
-            )
+            q_positions = self._query_positions(query_block)
+            q, g, ids, log_sums, deltas = (_load(ref, q_positions) for ref in query_refs)
             words = self._dropout_words(seeds, sequence, head, q_positions)(number)
             for i, (k, v, k_positions) in enumerate(zip(keys, values, key_positions, strict=True)):
                 scores = self._scores(q, k, ids, example_ids, q_positions, k_positions)
                 weights = dropped = jnp.exp(scores - log_sums[:, None])
                 if q_positions.valid is not None:  # past the end the sum is NaN
                     weights = dropped = jnp.where(q_positions.valid[:, None], weights, 0.0)
-                d_weights = _product(g, v, transpose=True)
+                d_weights = product(g, v, 1, 1)
                 if self.drop_threshold:
                     low, high = words
                     word = jnp.where(half == 0, low, high)
-                    factors = jnp.where(
-                        self._keep_mask(word, i), inverse_keep_prob(self.drop_threshold), 0.0
-                    )
+                    factors = jnp.where(self._keep_mask(word, i), self.keep_scale, 0.0)
                     dropped, d_weights = weights * factors, d_weights * factors
                 d_scores = weights * (d_weights - deltas[:, None])
-                gradients[2 * i] += _product(q.T, d_scores.astype(q.dtype))
-                gradients[2 * i + 1] += _product(g.T, dropped.astype(g.dtype))
+                gradients[2 * i] += product(q.T, d_scores.astype(q.dtype))
+                gradients[2 * i + 1] += product(g.T, dropped.astype(g.dtype))
             return tuple(gradients)
 
         carry = (jnp.zeros((self.head_size, self.keys), jnp.float32),) * NUM_PARTS
         carry = jax.lax.fori_loop(0, pl.cdiv(self.length, self.queries), block, carry)
         for i, positions in enumerate(key_positions):
-            _store(d_key, positions, carry[2 * i].T * self.head_size**-0.5)
+            _store(d_key, positions, self.scaled(carry[2 * i].T))
             _store(d_value, positions, carry[2 * i + 1].T)
 
-    def _block_positions(self, start: Any, count: int) -> "_Positions":
-        indices = start + jnp.arange(count)
-        valid = None if self.length % count == 0 else indices < self.length
-        return _Positions(start, count, indices, valid)
+    def _query_positions(self, block: Any) -> "_Positions":
+        start = block * self.queries
+        indices = start + jnp.arange(self.queries)
+        valid = None if self.length % self.queries == 0 else indices < self.length
+        return _Positions(start, indices, valid)
 
     def _key_positions(self, block: Any, part: Any) -> "_Positions":
         within = block * self.keys + jnp.arange(self.keys)
@@ -315,7 +255,7 @@ class _Kernels:
         indices = start + jnp.arange(self.keys)
         whole = self.length % NUM_PARTS == 0 and self.part_length % self.keys == 0
         valid = None if whole else (within < self.part_length) & (indices < self.length)
-        return _Positions(start, self.keys, indices, valid)
+        return _Positions(start, indices, valid)
 
     def _scores(
         self,
@@ -326,7 +266,7 @@ class _Kernels:
         q_positions: "_Positions",
         k_positions: "_Positions",
     ) -> Array:
-        scores = _product(q, k, transpose=True) * self.head_size**-0.5
+        scores = self.scaled(product(q, k, 1, 1))
         mask = ids[:, None] == _load(example_ids, k_positions)[None, :]
         if self.causal:
             mask &= q_positions.indices[:, None] >= k_positions.indices[None, :]
@@ -356,19 +296,20 @@ class _Kernels:
         return keep_bit(word << byte_shift(part), self.drop_threshold)
 
 
+attention = functools.partial(fused_attention, _Kernels)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Positions:
-    """`count` consecutive positions of a sequence from `start`.
+    """Consecutive positions of a sequence.
 
     Attributes:
       start: first position.
-      count: number of positions.
       indices: all positions.
       valid: True where the sequence has such a position; None for all.
     """
 
     start: Any
-    count: int
     indices: Array
     valid: Array | None
 
@@ -381,17 +322,12 @@ class _Positions:
 
 def _load(ref: Any, positions: _Positions) -> Array:
     """Return the positions' part of [T, D] or [T], 0 where the sequence has ended."""
-    block = ref.at[pl.ds(positions.start, positions.count)]
-    valid = positions.valid_mask((positions.count, *ref.shape[1:]))
+    count = len(positions.indices)
+    block = ref.at[pl.ds(positions.start, count)]
+    valid = positions.valid_mask((count, *ref.shape[1:]))
     return triton.load(block) if valid is None else triton.load(block, mask=valid, other=0)
 
 
 def _store(ref: Any, positions: _Positions, values: Array) -> None:
-    block = ref.at[pl.ds(positions.start, positions.count)]
+    block = ref.at[pl.ds(positions.start, len(positions.indices))]
     triton.store(block, values.astype(ref.dtype), mask=positions.valid_mask(values.shape))
-
-
-def _product(a: Array, b: Array, transpose: bool = False) -> Array:
-    """Return the product of two matrices in float32; `transpose` applies to the second."""
-    axes = (((1,), (1 if transpose else 0,)), ((), ()))
-    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)

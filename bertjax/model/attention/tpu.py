@@ -17,14 +17,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.mesh.device_mesh import split_unsupported_reason, tpu_kind
-from bertjax.model.attention.fused import fused_attention
-from bertjax.model.dropout import (
-    NUM_PARTS,
-    byte_shift,
-    inverse_keep_prob,
-    keep_bit,
-    threefry_words,
-)
+from bertjax.model.attention.fused import FusedKernel, fused_attention, product
+from bertjax.model.dropout import NUM_PARTS, byte_shift, keep_bit, threefry_words
 
 _LANES = 128  # of a TPU's registers
 _MAX_LENGTH = 512
@@ -85,51 +79,18 @@ def _heads_per_block(length: int, width: int, head_size: int, itemsize: int) -> 
     return max((n for n in fits if n == heads or n * head_size % _LANES == 0), default=0)
 
 
-def _make_kernel(
-    shape: tuple[int, ...], drop_threshold: int, causal: bool, interpret: bool = False
-) -> Any:
-    return functools.partial(_attention, _Kernel(shape[-1], drop_threshold, causal, interpret))
+class _Kernel(FusedKernel):
+    """Both passes over a sequence and a block of its heads."""
 
+    def attend(self, shared: tuple[Array, ...], *inputs: Array) -> tuple[Array, Any]:
+        """Return the output and what the backward pass reads; see `FusedKernel.attend`."""
+        (out,) = self.run(self.forward, shared, inputs, outputs=1)
+        return out, (shared, inputs)
 
-attention = functools.partial(fused_attention, _make_kernel)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    kernel: "_Kernel", shared: tuple[Array, ...], query: Array, key: Array, value: Array
-) -> Array:
-    return kernel.run(kernel.forward, shared, (query, key, value), outputs=1)[0]
-
-
-def _attention_forward(
-    kernel: "_Kernel", shared: tuple[Array, ...], *inputs: Array
-) -> tuple[Array, Any]:
-    return _attention(kernel, shared, *inputs), (shared, inputs)
-
-
-def _attention_backward(kernel: "_Kernel", residuals: Any, gradient: Array) -> tuple[Any, ...]:
-    shared, inputs = residuals
-    return (None, *kernel.run(kernel.backward, shared, (*inputs, gradient), outputs=3))
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kernel:
-    """Both passes over a sequence and a block of its heads.
-
-    Attributes:
-      head_size: D.
-      drop_threshold: of dropout's bytes; 0 for none.
-      causal: as in `dispatch.attention`.
-      interpret: run on any device, slowly.
-    """
-
-    head_size: int
-    drop_threshold: int
-    causal: bool
-    interpret: bool
+    def gradients(self, residuals: Any, gradient: Array) -> list[Array]:
+        """Return the gradients of query, key and value."""
+        shared, inputs = residuals
+        return self.run(self.backward, shared, (*inputs, gradient), outputs=3)
 
     def run(
         self, body: Any, shared: tuple[Array, ...], arrays: tuple[Array, ...], outputs: int
@@ -186,11 +147,11 @@ class _Kernel:
         query, key, value, out = refs
         mask = self._attention_mask(k_ids[0], q_ids[0])
         for head, part in self._head_slices(query):
-            weights = _weights(self._scaled(query[0, :, part]), key[0, :, part], mask)
+            weights = _weights(self.scaled(query[0, :, part]), key[0, :, part], mask)
             if self.drop_threshold:
                 keep = self._keep_mask(seeds, sequences, heads, head, len(mask))
-                weights = jnp.where(keep, weights * inverse_keep_prob(self.drop_threshold), 0.0)
-            context = _product(value[0, :, part], weights.astype(value.dtype), 0, 0)
+                weights = jnp.where(keep, weights * self.keep_scale, 0.0)
+            context = product(value[0, :, part], weights.astype(value.dtype), 0, 0)
             out[0, :, part] = context.T.astype(out.dtype)
 
     def backward(
@@ -201,18 +162,18 @@ class _Kernel:
         dtype = query.dtype
         mask = self._attention_mask(k_ids[0], q_ids[0])
         for head, part in self._head_slices(query):
-            q, k, g = self._scaled(query[0, :, part]), key[0, :, part], gradient[0, :, part]
+            q, k, g = self.scaled(query[0, :, part]), key[0, :, part], gradient[0, :, part]
             weights = dropped = _weights(q, k, mask)
-            d_weights = _product(value[0, :, part], g, 1, 1)
+            d_weights = product(value[0, :, part], g, 1, 1)
             if self.drop_threshold:
                 keep = self._keep_mask(seeds, sequences, heads, head, len(mask))
-                factors = jnp.where(keep, inverse_keep_prob(self.drop_threshold), 0.0)
+                factors = jnp.where(keep, self.keep_scale, 0.0)
                 dropped, d_weights = weights * factors, d_weights * factors
-            d_value[0, :, part] = _product(dropped.astype(dtype), g, 1, 0).astype(dtype)
+            d_value[0, :, part] = product(dropped.astype(dtype), g, 1, 0).astype(dtype)
             delta = (d_weights * weights).sum(axis=0, keepdims=True)
             d_scores = (weights * (d_weights - delta)).astype(dtype)
-            d_key[0, :, part] = _product(d_scores, q, 1, 0).astype(dtype)
-            d_query[0, :, part] = self._scaled(_product(k, d_scores, 0, 0).T).astype(dtype)
+            d_key[0, :, part] = product(d_scores, q, 1, 0).astype(dtype)
+            d_query[0, :, part] = self.scaled(product(k, d_scores, 0, 0).T).astype(dtype)
 
     def _head_slices(self, query: Any) -> list[tuple[int, Any]]:
         """Return the index and the slice of the last axis of each head of the block."""
@@ -220,9 +181,6 @@ class _Kernel:
             (n, pl.ds(n * self.head_size, self.head_size))
             for n in range(query.shape[-1] // self.head_size)
         ]
-
-    def _scaled(self, query: Array) -> Array:
-        return query * self.head_size**-0.5
 
     def _attention_mask(self, k_ids: Array, q_ids: Array) -> Array:
         mask = k_ids == q_ids
@@ -244,13 +202,10 @@ class _Kernel:
         return keep_bit(jnp.concatenate(parts), self.drop_threshold)
 
 
+attention = functools.partial(fused_attention, _Kernel)
+
+
 def _weights(query: Array, key: Array, mask: Array) -> Array:
-    scores = jnp.where(mask, _product(key, query, 1, 1), jnp.finfo(jnp.float32).min)
+    scores = jnp.where(mask, product(key, query, 1, 1), jnp.finfo(jnp.float32).min)
     powers = jnp.exp(scores - scores.max(axis=0, keepdims=True))
     return powers * (1 / powers.sum(axis=0, keepdims=True))
-
-
-def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-    """Return the product of two matrices over an axis of each, in float32."""
-    axes = (((a_axis,), (b_axis,)), ((), ()))
-    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
