@@ -5,7 +5,9 @@ head known to all of them.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -83,11 +85,6 @@ class LinearHead(Dense):
         return super().__call__(x).astype(jnp.float32)
 
 
-def next_sentence_head(config: BertConfig, name: str) -> LinearHead:
-    """Return two logits per pair: the second sentence follows (0) or is random (1)."""
-    return LinearHead(config, 2, name=name)
-
-
 def question_answering_head(config: BertConfig, name: str) -> LinearHead:
     """Return two logits per token: start and end of an answer (section 4.2).
 
@@ -100,11 +97,6 @@ def classification_head(config: BertConfig, name: str) -> LinearHead:
     """Return `num_labels` logits per vector, one number for regression."""
     # A model with num_labels=0 does not have this head; only its parameter names are needed.
     return LinearHead(config, max(config.num_labels, 1), name=name)
-
-
-def multiple_choice_head(config: BertConfig, name: str) -> LinearHead:
-    """Return a score per choice."""
-    return LinearHead(config, 1, name=name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +153,27 @@ def register_head(head: Head) -> Head:
     return head
 
 
+def _task_head(
+    name: str,
+    module: Callable[..., nn.Module],
+    sums: Callable[[Array, Batch], Sums],
+    accuracy_title: str = "Accuracy",
+    **fields: Any,
+) -> Head:
+    """Return the head of a fine-tuning task, with the usual names unless `fields` has others."""
+    words = name.split("_")
+    head_class = "".join(map(str.capitalize, words))
+    names = {
+        "module_names": ((name, "classifier", "", "output"),),
+        "architecture": f"BertFor{head_class}",
+        "pipeline_tag": "-".join(words),
+        "auto_class": f"AutoModelFor{head_class}",
+        "display_name": f"{' '.join(words)} head",
+        "metric_titles": {f"{name}_loss": ("Loss", None), "accuracy": (accuracy_title, None)},
+    }
+    return Head(name, module, sums, **names | fields)
+
+
 _MLM = "cls.predictions.transform"
 for _head in (
     Head(
@@ -186,7 +199,7 @@ for _head in (
     ),
     Head(
         name="nsp",
-        module=next_sentence_head,
+        module=functools.partial(LinearHead, features=2),  # the second sentence follows, is random
         sums=losses.next_sentence_sums,
         pooled=True,
         module_names=(("nsp", "cls.seq_relationship", "cls/seq_relationship", "output"),),
@@ -196,62 +209,36 @@ for _head in (
         display_name="NSP head",
         metric_titles={"nsp_loss": ("NSP loss", None), "nsp_accuracy": ("NSP accuracy", None)},
     ),
-    Head(
-        name="question_answering",
-        module=question_answering_head,
-        sums=losses.question_answering_sums,
+    _task_head(
+        "question_answering",
+        question_answering_head,
+        losses.question_answering_sums,
         pooled=False,
         module_names=(("question_answering", "qa_outputs", "cls/squad", "output"),),
-        architecture="BertForQuestionAnswering",
-        pipeline_tag="question-answering",
-        auto_class="AutoModelForQuestionAnswering",
-        display_name="question answering head",
         metric_titles={},
     ),
-    Head(
-        name="sequence_classification",
-        module=classification_head,
-        sums=losses.sequence_classification_sums,
+    _task_head(
+        "sequence_classification",
+        classification_head,
+        losses.sequence_classification_sums,
         pooled=True,
-        module_names=(("sequence_classification", "classifier", "", "output"),),
-        architecture="BertForSequenceClassification",
         pipeline_tag="text-classification",
-        auto_class="AutoModelForSequenceClassification",
-        display_name="sequence classification head",
-        metric_titles={
-            "sequence_classification_loss": ("Loss", None),
-            "accuracy": ("Accuracy", None),
-        },
         input_dropout=True,
         has_label_names=True,
     ),
-    Head(
-        name="multiple_choice",
-        module=multiple_choice_head,
-        sums=losses.multiple_choice_sums,
+    _task_head(
+        "multiple_choice",
+        functools.partial(LinearHead, features=1),
+        losses.multiple_choice_sums,
         pooled=True,
-        module_names=(("multiple_choice", "classifier", "", "output"),),
-        architecture="BertForMultipleChoice",
-        pipeline_tag="multiple-choice",
-        auto_class="AutoModelForMultipleChoice",
-        display_name="multiple choice head",
-        metric_titles={"multiple_choice_loss": ("Loss", None), "accuracy": ("Accuracy", None)},
         input_dropout=True,
     ),
-    Head(
-        name="token_classification",
-        module=classification_head,
-        sums=losses.token_classification_sums,
+    _task_head(
+        "token_classification",
+        classification_head,
+        losses.token_classification_sums,
         pooled=False,
-        module_names=(("token_classification", "classifier", "", "output"),),
-        architecture="BertForTokenClassification",
-        pipeline_tag="token-classification",
-        auto_class="AutoModelForTokenClassification",
-        display_name="token classification head",
-        metric_titles={
-            "token_classification_loss": ("Loss", None),
-            "accuracy": ("Accuracy of words", None),
-        },
+        accuracy_title="Accuracy of words",
         input_dropout=True,
         has_label_names=True,
     ),
