@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
 from bertjax.model.encoder import Encoder
 from bertjax.model.head_positions import encode_at_positions, num_last_block_positions
@@ -76,11 +77,7 @@ def with_(**fields: Any) -> BertConfig:
 
 @pytest.mark.slow
 def test_encoder_param_tree():
-    leaves = jax.tree_util.tree_leaves_with_path(params()["params"])
-    shapes = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves
-    }
-    assert shapes == {
+    assert {name: leaf.shape for name, leaf in named_leaves(params()["params"])} == {
         "embeddings/word": (120, 32),
         "embeddings/type": (2, 32),
         "embeddings/position": (40, 32),

@@ -12,6 +12,7 @@ import pytest
 from goldens import make_pretraining as recipe
 
 from bertjax.config.optimizer_config import OptimizerConfig
+from bertjax.mesh.sharding import map_named
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.heads import head_sums
@@ -26,11 +27,9 @@ def weights() -> Any:
         lambda key: MODEL.init(key, recipe.train_batch(0), deterministic=True), jax.random.key(0)
     )
 
-    def leaf(path: Any, leaf: Any) -> np.ndarray:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return recipe.array(name, leaf.shape, recipe.weight)
-
-    return jax.tree_util.tree_map_with_path(leaf, shapes["params"])
+    return map_named(
+        lambda name, leaf: recipe.array(name, leaf.shape, recipe.weight), shapes["params"]
+    )
 
 
 def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sums:
@@ -40,19 +39,10 @@ def loss(params: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> Sum
 
 @pytest.mark.slow
 def test_losses_of_200_steps_equal_pytorchs():
-    optimizer = make_optimizer(
-        OptimizerConfig(
-            name="adamw",
-            learning_rate=recipe.LEARNING_RATE,
-            warmup_steps=recipe.WARMUP,
-            total_steps=recipe.STEPS,
-            weight_decay=recipe.WEIGHT_DECAY,
-            b1=recipe.B1,
-            b2=recipe.B2,
-            eps=recipe.EPS,
-            max_grad_norm=recipe.MAX_GRAD_NORM,
-        )
-    )
+    fields = {"learning_rate": recipe.LEARNING_RATE, "weight_decay": recipe.WEIGHT_DECAY}
+    fields |= {"warmup_steps": recipe.WARMUP, "total_steps": recipe.STEPS}
+    fields |= {"b1": recipe.B1, "b2": recipe.B2, "eps": recipe.EPS}
+    optimizer = make_optimizer(OptimizerConfig(max_grad_norm=recipe.MAX_GRAD_NORM, **fields))
     step = jax.jit(make_train_step(loss, optimizer, seed_key=jax.random.key(0)))
     sums = jax.eval_shape(loss, weights(), recipe.train_batch(0), None)
     state = init_state(weights(), sums, optimizer)

@@ -7,14 +7,13 @@ reduce-scattered to the shards (Rajbhandari et al. 2020, ZeRO, stages 1 and 2). 
 over `fsdp` are gathered where they are used (stage 3).
 """
 
-import functools
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -62,10 +61,10 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
       tree: arrays or shapes: parameters, or a tree that contains them, as an optimizer state.
     """
 
-    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(*_storage_axes(mesh, parameter_name(path), leaf)))
+    def leaf_sharding(name: str, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(*_storage_axes(mesh, name, leaf)))
 
-    return jax.tree_util.tree_map_with_path(leaf_sharding, tree)
+    return map_named(leaf_sharding, tree)
 
 
 def gather_matrices(
@@ -83,70 +82,41 @@ def gather_matrices(
       per_layer: whether each stacked matrix becomes a tuple of layers, gathered one by one. Models
         without scanned layers need it: a TPU would fill VMEM with the layers it needs last.
     """
+    constrain = jax.lax.with_sharding_constraint
 
-    def gather(path: tuple[Any, ...], leaf: Array) -> Array | tuple[Array, ...]:
-        name = parameter_name(path)
-        rule = _compute_axes(name, leaf)
-        if not any("fsdp" in (axes or ()) for axes in rule):
+    def gather(name: str, leaf: Array) -> Array | tuple[Array, ...]:
+        axes = _compute_axes(name, leaf)
+        if not any("fsdp" in (names or ()) for names in axes):
             return leaf
-        storage_sharding = NamedSharding(mesh, PartitionSpec(*_storage_axes(mesh, name, leaf)))
-        compute_sharding = NamedSharding(mesh, PartitionSpec(*rule))
         split_layers = per_layer and leaf.ndim > 2
-        return _gather(leaf, np.dtype(dtype), storage_sharding, compute_sharding, split_layers)
+        storage_sharding = NamedSharding(mesh, PartitionSpec(*_storage_axes(mesh, name, leaf)))
+        compute_sharding = NamedSharding(mesh, PartitionSpec(*axes[1:] if split_layers else axes))
 
-    return jax.tree_util.tree_map_with_path(gather, params)
+        @jax.custom_vjp
+        def gather_copy(x: Array) -> Array | tuple[Array, ...]:
+            # Without the first constraint, the partitioner for GPUs gathers before it casts.
+            stored_copy = constrain(x.astype(dtype), storage_sharding)
+            if split_layers:
+                return tuple(constrain(layer, compute_sharding) for layer in stored_copy)
+            return constrain(stored_copy, compute_sharding)
+
+        def backward(_: None, gradient: Array | tuple[Array, ...]) -> tuple[Array]:
+            gradient = jnp.stack(gradient) if split_layers else gradient
+            return (constrain(gradient, storage_sharding).astype(jnp.float32),)
+
+        gather_copy.defvjp(lambda x: (gather_copy(x), None), backward)
+        return gather_copy(leaf)
+
+    return map_named(gather, params)
 
 
 def stack_layers(params: Any) -> Any:
     """Return the result of `gather_matrices` with tuples of layers stacked to one array."""
 
-    def are_layers(leaf: Any) -> bool:
-        return isinstance(leaf, tuple)
+    def stack(leaf: Any) -> Any:
+        return jnp.stack(leaf) if isinstance(leaf, tuple) else leaf
 
-    return jax.tree.map(
-        lambda leaf: jnp.stack(leaf) if are_layers(leaf) else leaf, params, is_leaf=are_layers
-    )
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _gather(
-    x: Array,
-    dtype: np.dtype,
-    storage_sharding: NamedSharding,
-    compute_sharding: NamedSharding,
-    per_layer: bool,
-) -> Array | tuple[Array, ...]:
-    # Without the first constraint, the partitioner for GPUs gathers before it casts.
-    stored_copy = jax.lax.with_sharding_constraint(x.astype(dtype), storage_sharding)
-    if not per_layer:
-        return jax.lax.with_sharding_constraint(stored_copy, compute_sharding)
-    layer = NamedSharding(compute_sharding.mesh, PartitionSpec(*compute_sharding.spec[1:]))
-    return tuple(jax.lax.with_sharding_constraint(matrix, layer) for matrix in stored_copy)
-
-
-def _gather_forward(
-    x: Array,
-    dtype: np.dtype,
-    storage_sharding: NamedSharding,
-    compute_sharding: NamedSharding,
-    per_layer: bool,
-) -> tuple[Array | tuple[Array, ...], None]:
-    return _gather(x, dtype, storage_sharding, compute_sharding, per_layer), None
-
-
-def _gather_backward(
-    dtype: np.dtype,
-    storage_sharding: NamedSharding,
-    compute_sharding: NamedSharding,
-    per_layer: bool,
-    _: None,
-    gradient: Array | tuple[Array, ...],
-) -> tuple[Array]:
-    gradient = jnp.stack(gradient) if per_layer else gradient
-    return (jax.lax.with_sharding_constraint(gradient, storage_sharding).astype(np.float32),)
-
-
-_gather.defvjp(_gather_forward, _gather_backward)
+    return jax.tree.map(stack, params, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
 def sharded_shapes(mesh: Mesh, tree: Any) -> Any:
@@ -166,14 +136,19 @@ def with_shardings(tree: Any, shardings: Any) -> Any:
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Return (name, leaf) of each leaf of a tree."""
-    return [
-        (parameter_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+    """Return (name, leaf) of each leaf of a tree; the names are those of `map_named`."""
+    return [(_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
 
 
-def parameter_name(path: tuple[Any, ...]) -> str:
-    """Return the name of the parameter at a JAX key path, such as `encoder/embeddings/word`."""
+def map_named(function: Callable[..., Any], *trees: Any) -> Any:
+    """Return the tree of `function(name, leaf, ...)`, with the leaf of each tree.
+
+    A name is the path in the tree, such as `encoder/embeddings/word`.
+    """
+    return jax.tree.map_with_path(lambda path, *leaves: function(_name(path), *leaves), *trees)
+
+
+def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

@@ -24,7 +24,7 @@ from jax.export import is_symbolic_dim
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.mesh.device_mesh import is_traced_for_cpu
-from bertjax.mesh.sharding import parameter_name, stack_layers
+from bertjax.mesh.sharding import map_named, stack_layers
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.encoder import Dense
 
@@ -83,22 +83,21 @@ class CpuLayout:
         """Call a traced function of stacked parameters with laid-out ones."""
         if not self._applies:
             return function(params)
-        stacked = stack_layers(jax.tree_util.tree_map_with_path(_transpose_kernel, params))
+        transposed = map_named(lambda name, x: x.T if "/kernel" in name else x, params)
         with nn.intercept_methods(_multiply_stored_transposed):
-            return function(stacked)
+            return function(stack_layers(transposed))
 
     def _map(self, params: Any, place: Callable[[Any, int | None, bool], Any]) -> Any:
         if not self._applies:
             return params
 
-        def layout_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
-            name = parameter_name(path)
+        def layout_leaf(name: str, leaf: Any) -> Any:
             is_kernel = name.endswith("/kernel")
             if "/blocks/" in name:
                 return tuple(place(leaf, layer, is_kernel) for layer in range(self._num_layers))
             return place(leaf, None, True) if is_kernel else leaf
 
-        return jax.tree_util.tree_map_with_path(layout_leaf, params)
+        return map_named(layout_leaf, params)
 
 
 def _multiply_stored_transposed(
@@ -109,7 +108,3 @@ def _multiply_stored_transposed(
         return method(*args, **kwargs)
     x, kernel = args
     return matmul_transposed(x, kernel.T, x.dtype)
-
-
-def _transpose_kernel(path: tuple[Any, ...], leaf: Any) -> Any:
-    return leaf.T if "/kernel" in parameter_name(path) else leaf

@@ -5,7 +5,6 @@ The name of a parameter is its path in the tree, joined by slashes, such as
 """
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ import numpy as np
 import optax
 
 from bertjax.config.optimizer_config import OptimizerConfig
-from bertjax.mesh.sharding import parameter_name
+from bertjax.mesh.sharding import map_named
 from bertjax.steps.muon import scale_by_muon
 from bertjax.steps.schedules import learning_rate_schedule
 
@@ -37,11 +36,6 @@ def is_stacked(name: str) -> bool:
     return bool(_STACKED.search(name))
 
 
-def is_block_kernel(name: str) -> bool:
-    """Return whether a parameter holds the matrices of a module in all layers."""
-    return is_stacked(name) and name.endswith("/kernel")
-
-
 def layer_depth(name: str, leaf: Any, num_hidden_layers: int) -> np.ndarray:
     """Return the depth of a parameter: embeddings 0, blocks 1 to L, the pooler and heads L + 1.
 
@@ -55,15 +49,12 @@ def layer_depth(name: str, leaf: Any, num_hidden_layers: int) -> np.ndarray:
 
 def weight_decay_mask(params: Any) -> Any:
     """Return a tree of booleans: which parameters have weight decay."""
-    return _mask_by_name(is_decayed, params)
+    return map_named(lambda name, _: is_decayed(name), params)
 
 
 def _block_kernel_mask(params: Any) -> Any:
-    return _mask_by_name(is_block_kernel, params)
-
-
-def _mask_by_name(rule: Callable[[str], bool], params: Any) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, _: rule(parameter_name(path)), params)
+    """Return a tree of booleans: which parameters are the matrices of a module in all layers."""
+    return map_named(lambda name, _: is_stacked(name) and name.endswith("/kernel"), params)
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -114,9 +105,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     """Return Adam without bias correction, as in google-research/bert."""
 
     def init(params: Any) -> BertAdamState:
-        return BertAdamState(
-            jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
-        )
+        return BertAdamState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
     def update(grads: Any, state: BertAdamState, params: Any = None) -> tuple[Any, BertAdamState]:
         mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, grads, state.mu)
@@ -133,8 +122,7 @@ def scale_by_trust_ratio(updates: Any, params: Any) -> Any:
     You et al. 2020, algorithm 2. Each layer of a stacked parameter has its own ratio.
     """
 
-    def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
-        name = parameter_name(path)
+    def scale(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
         if not is_decayed(name):
             return update
         axes = tuple(range(1 if is_stacked(name) else 0, param.ndim))
@@ -143,20 +131,18 @@ def scale_by_trust_ratio(updates: Any, params: Any) -> Any:
         valid = (param_norm > 0) & (update_norm > 0)
         return update * jnp.where(valid, param_norm / update_norm, 1)
 
-    return jax.tree_util.tree_map_with_path(scale, updates, params)
+    return map_named(scale, updates, params)
 
 
 def scale_by_layerwise_decay(config: OptimizerConfig) -> optax.GradientTransformation:
     """Return layer-wise learning rate decay; frozen parameters have updates of 0."""
 
-    def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
-        depth = layer_depth(parameter_name(path), update, config.num_hidden_layers)
+    def scale(name: str, update: jax.Array) -> jax.Array:
+        depth = layer_depth(name, update, config.num_hidden_layers)
         factor = config.layerwise_lr_decay ** (config.num_hidden_layers + 1.0 - depth)
         return update * np.where(_is_frozen(config, depth), 0, factor).astype(np.float32)
 
-    return optax.stateless(
-        lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates),
-    )
+    return optax.stateless(lambda updates, _: map_named(scale, updates))
 
 
 def stop_frozen_gradients(params: Any, config: OptimizerConfig) -> Any:
@@ -166,14 +152,12 @@ def stop_frozen_gradients(params: Any, config: OptimizerConfig) -> Any:
     frozen parameters, and no gradient is computed if all layers are frozen.
     """
 
-    def stop(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        frozen = _is_frozen(
-            config, layer_depth(parameter_name(path), leaf, config.num_hidden_layers)
-        )
+    def stop(name: str, leaf: jax.Array) -> jax.Array:
+        frozen = _is_frozen(config, layer_depth(name, leaf, config.num_hidden_layers))
         constant = jax.lax.stop_gradient(leaf)
         return constant if frozen.all() else jnp.where(frozen, constant, leaf)
 
-    return jax.tree_util.tree_map_with_path(stop, params) if config.frozen_layers else params
+    return map_named(stop, params) if config.frozen_layers else params
 
 
 def _is_frozen(config: OptimizerConfig, depths: np.ndarray) -> np.ndarray:
