@@ -14,25 +14,23 @@ from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig
 from bertjax.steps.batch_sizes import accumulation_steps, check_batch_sizes
-from bertjax.steps.objective import MAX_EVAL_TOKENS
+from bertjax.steps.objective import MAX_EVAL_TOKENS, Objective
 from bertjax.steps.step_functions import StepFunctions
 from bertjax.tasks import registry
 from data_pipelines.errors import InputError
 
-TINY = BertConfig(
-    vocab_size=100,
-    num_hidden_layers=2,
-    hidden_size=32,
-    num_attention_heads=2,
-    max_position_embeddings=512,
-)
+TINY = BertConfig(100, num_hidden_layers=2, hidden_size=32, num_attention_heads=2)
 
 
 def make_run_config(task: str = "pretraining", **fields: object) -> Config:
-    data = {**registry.data_fields()[task]}
-    return Config(
-        task, **{"model": TINY, "data": data, "batch_size": 8, "max_seq_length": 32} | fields
-    )
+    usual = {"model": TINY, "data": {**registry.data_fields()[task]}}
+    usual |= {"batch_size": 8, "max_seq_length": 32}
+    return Config(task, **usual | fields)
+
+
+def batch_of_ones(step_functions: StepFunctions, objective: Objective) -> dict[str, jax.Array]:
+    ones = {name: jnp.ones(x.shape, x.dtype) for name, x in objective.batch_shapes(8).items()}
+    return jax.device_put(ones, step_functions.batch_sharding)
 
 
 @pytest.mark.parametrize(("batch_size", "max_seq_length"), [(256, 128), (256, 512), (8, 32)])
@@ -120,10 +118,7 @@ def test_untrainable_parameters_do_not_change_and_have_no_moments() -> None:
     step_functions = StepFunctions(config, objective)
     state = step_functions.init()
     before = {name: np.asarray(leaf) for name, leaf in named_leaves(state.params)}
-    batch = {
-        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), step_functions.batch_sharding)
-        for name, leaf in objective.batch_shapes(8).items()
-    }
+    batch = batch_of_ones(step_functions, objective)
     after, _ = step_functions.compile_train_step()(state, batch, {})
     for name, leaf in named_leaves(after.params):
         changed = not np.array_equal(leaf, before[name])
@@ -142,10 +137,7 @@ def test_frozen_layers_do_not_change_on_any_mesh(mesh: tuple, frozen: int) -> No
     step_functions = StepFunctions(config, objective)
     state = step_functions.init()
     before = {name: np.asarray(leaf) for name, leaf in named_leaves(state.params)}
-    batch = {
-        name: jax.device_put(jnp.ones(leaf.shape, leaf.dtype), step_functions.batch_sharding)
-        for name, leaf in objective.batch_shapes(8).items()
-    }
+    batch = batch_of_ones(step_functions, objective)
     step = step_functions.compile_train_step()
     for _ in range(3):
         state, _ = step(state, batch, {})
@@ -168,14 +160,10 @@ def test_constants_are_arguments_of_the_predict_function() -> None:
         name: logits + constants["shift"] for name, logits in plain(params, batch, key, {}).items()
     }
     step_functions = StepFunctions(config, objective)
-    batch = {
-        name: jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), step_functions.batch_sharding)
-        for name, leaf in objective.batch_shapes(8).items()
-    }
+    batch = batch_of_ones(step_functions, objective)
     predict = step_functions.compile_predict_step(objective.batch_shapes(8))
     params = step_functions.predict_layout.place(step_functions.init().params)
     shifted = predict(params, batch, step_functions.constants())["nsp_logits"]
-    unshifted = predict(params, batch, {"shift": 0 * step_functions.constants()["shift"]})[
-        "nsp_logits"
-    ]
+    no_shift = jax.tree.map(jnp.zeros_like, step_functions.constants())
+    unshifted = predict(params, batch, no_shift)["nsp_logits"]
     np.testing.assert_allclose(shifted, unshifted + 3, rtol=1e-6)

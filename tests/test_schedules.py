@@ -3,12 +3,20 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from bertjax.config.optimizer_config import SCHEDULES
-from bertjax.steps.schedules import make_schedule
+from bertjax.config.optimizer_config import SCHEDULES, OptimizerConfig
+from bertjax.steps.schedules import learning_rate_schedule
 
 TURNS = [(10, 100), (10_000, 1_000_000), (2_000, 7_038)]
+
+
+def make_schedule(
+    name: str, peak: float, warmup: int, total: int, cooldown: int = 0
+) -> optax.Schedule:
+    durations = {"warmup_steps": warmup, "total_steps": total, "cooldown_steps": cooldown}
+    return learning_rate_schedule(OptimizerConfig(schedule=name, learning_rate=peak, **durations))
 
 
 def rates(name: str, steps: list[int], warmup: int, total: int, cooldown: int = 0) -> np.ndarray:

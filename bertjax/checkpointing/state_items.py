@@ -1,7 +1,6 @@
 """Training states as Orbax items: `params`, `training`, and the metric sums as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bertjax.mesh.feed import to_devices
 from bertjax.model.losses import Sums
 from bertjax.steps.train_step import TrainState
 from data_pipelines.paths import atomic_write_text
@@ -41,7 +41,10 @@ def restore_state(path: epath.Path, target: TrainState) -> TrainState:
     params = _restore(path / PARAMS_DIR, target.params)
     training = _restore(path / TRAINING_DIR, _training_tree(target))
     saved = json.loads((path / TRAINING_DIR / _METRIC_SUMS_FILE).read_text())
-    metric_sums = _to_devices(saved, target.metric_sums)
+    # Pairs of numbers, or of lists for several runs; a metric that is new has no sum yet.
+    pairs = {name: saved.get(name, (0.0, 0.0)) for name in target.metric_sums}
+    numbers = {name: tuple(map(np.asarray, pair)) for name, pair in pairs.items()}
+    metric_sums = jax.tree.map(to_devices, numbers, target.metric_sums)
     return TrainState(training["step"], params, training["opt_state"], metric_sums)
 
 
@@ -62,15 +65,6 @@ def _copy(tree: Any) -> Any:
 
 def _training_tree(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "opt_state": state.opt_state}
-
-
-def _to_devices(saved: Mapping[str, Sequence[Any]], target: Sums) -> Sums:
-    def place(leaf: Any, number: Any) -> jax.Array:
-        value = np.broadcast_to(np.asarray(number, leaf.dtype), leaf.shape)
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
-
-    numbers = {name: tuple(saved.get(name, (0.0, 0.0))) for name in target}
-    return jax.tree.map(place, target, numbers)
 
 
 def _restore(path: epath.Path, target: Any) -> Any:

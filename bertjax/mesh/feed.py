@@ -85,6 +85,17 @@ def to_global(batch: dict[str, np.ndarray], sharding: NamedSharding) -> Batch:
     }
 
 
+def to_devices(value: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return a global array from a value that every process has; each copies its own shards.
+
+    Args:
+      value: array or number.
+      target: shape, to which the value is broadcast, dtype and sharding of the result.
+    """
+    array = np.broadcast_to(np.asarray(value, target.dtype), target.shape)
+    return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])
+
+
 def fetch_to_host(trees: Iterable[Any]) -> Iterator[Any]:
     """Yield trees of device arrays as NumPy arrays, each after the next one was dispatched."""
     waiting: list[Any] = []

@@ -21,7 +21,8 @@ def check_batch_sizes(config: Config, objective: Objective, mesh: Mesh, *, train
       InputError: a batch size is not a multiple of the number of its parts.
     """
     shards = num_batch_shards(mesh)
-    for batch_size in _train_batch_sizes(config, objective) if train else ():
+    sizes = config.rampup.batch_sizes if config.batch_size_rampup > 1 else (objective.batch_size,)
+    for batch_size in sizes if train else ():
         accumulation = accumulation_steps(config, objective, mesh, batch_size)
         if batch_size % (shards * accumulation):
             raise InputError(
@@ -48,9 +49,3 @@ def accumulation_steps(config: Config, objective: Objective, mesh: Mesh, batch_s
     per_shard = batch_size // num_batch_shards(mesh)
     candidates = range(fewest, per_shard + 1)
     return next((count for count in candidates if per_shard % count == 0), fewest)
-
-
-def _train_batch_sizes(config: Config, objective: Objective) -> tuple[int, ...]:
-    if config.batch_size_rampup > 1:
-        return config.rampup.batch_sizes
-    return (objective.batch_size,)

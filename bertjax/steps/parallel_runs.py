@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.config.config import Config
 from bertjax.mesh.allocator import keep_freed_memory
 from bertjax.mesh.device_mesh import AXES
-from bertjax.mesh.feed import Batch
+from bertjax.mesh.feed import Batch, to_devices
 from bertjax.mesh.sharding import with_shardings
 from bertjax.steps.compilation import Compiler, shardings_of
 from bertjax.steps.initial_state import StateInitializer
@@ -70,23 +70,21 @@ class ParallelStepFunctions:
         self._replicated = NamedSharding(self.mesh, _REPLICATED)
         self.batch_sharding = NamedSharding(self.mesh, _PER_RUN)
         self.eval_batch_sharding = self._replicated
+        per_run = functools.partial(
+            jax.ShapeDtypeStruct, (len(configs),), sharding=self.batch_sharding
+        )
         self._constants = {
-            "rates": jax.ShapeDtypeStruct(
-                (len(configs),), jnp.float32, sharding=self.batch_sharding
-            ),
-            "seeds": jax.ShapeDtypeStruct(
-                (len(configs),), jnp.uint32, sharding=self.batch_sharding
-            ),
+            "rates": per_run(jnp.float32),
+            "seeds": per_run(jnp.uint32),
             "fixed": with_shardings(jax.eval_shape(objective.constants), self._replicated),
         }
         shapes = jax.eval_shape(lambda: objective.init_params(jax.random.key(0)))
         self.init_shapes = with_shardings(shapes, self._replicated)
         self.param_shapes = with_shardings(self._stack_shapes(shapes), self.batch_sharding)
         # The learning rate of each run is an argument: see `with_learning_rate`.
-        optimizer_config = dataclasses.replace(configs[0].optimizer_config(), learning_rate=1.0)
-        self._initializer = StateInitializer(
-            objective, optimizer_config, self.init_shapes, configs[0].reinit_layers
-        )
+        optimizer = dataclasses.replace(configs[0].optimizer_config(), learning_rate=1.0)
+        reinit_layers = configs[0].reinit_layers
+        self._initializer = StateInitializer(objective, optimizer, self.init_shapes, reinit_layers)
         self._compiler = Compiler(self.mesh)
         self.memory_bytes = self._compiler.memory_bytes
         self._compiled: dict[str, Any] = {}
@@ -109,7 +107,7 @@ class ParallelStepFunctions:
             "seeds": np.array([c.seed for c in self.configs], np.uint32),
             "fixed": self._objective.constants(),
         }
-        return jax.tree.map(_make_global_array, values, self._constants)
+        return jax.tree.map(to_devices, values, self._constants)
 
     @functools.cached_property
     def state_shapes(self) -> TrainState:
@@ -154,28 +152,23 @@ class ParallelStepFunctions:
     def _compile_train_step(self) -> jax.stages.Compiled:
         config, objective = self.configs[0], self._objective
 
-        def run_step(state: TrainState, batch: Batch, rate: Any, seed: Any, fixed: Any) -> Any:
+        def train_step(state: TrainState, batch: Batch, constants: Any) -> Any:
+            fixed = constants["fixed"]
+
             def loss(params: Any, batch: Batch, key: jax.Array | None) -> Sums:
                 params = stop_frozen_gradients(params, config.optimizer_config())
                 return objective.sums(objective.apply(params, batch, key, fixed), batch)
 
-            step = make_train_step(
-                loss,
-                with_learning_rate(self._initializer.optimizer, rate),
-                seed_key=jax.random.key(seed),
-                gradient_accumulation_steps=config.gradient_accumulation_steps,
-                log_every=int(config.log_every),
-            )
-            return step(state, batch)
-
-        def train_step(state: TrainState, batch: Batch, constants: Any) -> Any:
-            fixed = constants["fixed"]
-
-            def device_step(step: Any, leaves: Any, batch: Batch, rates: Any, seeds: Any) -> Any:
+            def device_step(number: Any, leaves: Any, batch: Batch, rates: Any, seeds: Any) -> Any:
                 def run(leaves: Any, batch: Batch, rate: Any, seed: Any) -> Any:
-                    new_state, metric_sums = run_step(
-                        TrainState(step, *leaves), batch, rate, seed, fixed
+                    step = make_train_step(
+                        loss,
+                        with_learning_rate(self._initializer.optimizer, rate),
+                        seed_key=jax.random.key(seed),
+                        gradient_accumulation_steps=config.gradient_accumulation_steps,
+                        log_every=int(config.log_every),
                     )
+                    new_state, metric_sums = step(TrainState(number, *leaves), batch)
                     return new_state[1:], metric_sums
 
                 return self._over_runs(run, leaves, batch, rates, seeds)
@@ -254,8 +247,3 @@ AnyStepFunctions = StepFunctions | ParallelStepFunctions  # what a training loop
 def round_up_runs(runs: int, devices: int) -> int:
     """Return the number of runs, rounded up to a multiple of the devices."""
     return -(-runs // devices) * devices
-
-
-def _make_global_array(array: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
-    values = np.asarray(array)
-    return jax.make_array_from_callback(values.shape, target.sharding, lambda index: values[index])

@@ -8,19 +8,6 @@ from bertjax.config.optimizer_config import OptimizerConfig
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """Return the schedule of a configuration; see `make_schedule`."""
-    return make_schedule(
-        config.schedule,
-        config.learning_rate,
-        config.warmup_steps,
-        config.total_steps,
-        config.cooldown_steps,
-    )
-
-
-def make_schedule(
-    name: str, peak: float, warmup: float, total: float, cooldown: float = 0
-) -> optax.Schedule:
     """Return a function from the number of updates, int32 [], to a learning rate, float32 [].
 
     With a time budget the argument, float32 [], and the durations are fractions of the budget.
@@ -28,14 +15,9 @@ def make_schedule(
     With a warm-up the rate at 0 is 0, as in google-research/bert: the first update only fills the
     moments. The rate at `warmup` is the peak, except for "bert_linear". The rate at `total`, which
     no update uses, is 0, except for "wsd" without a cool-down.
-
-    Args:
-      name: one of `bertjax.config.optimizer_config.SCHEDULES`.
-      peak: highest learning rate.
-      warmup: duration of the warm-up.
-      total: duration until the learning rate is 0.
-      cooldown: duration of the decay at the end of "wsd".
     """
+    name, peak, total = config.schedule, config.learning_rate, config.total_steps
+    warmup, cooldown = config.warmup_steps, config.cooldown_steps
 
     # Subtract integers, not floats: optax's joined linear schedules compute 1 - 0.999999 in
     # float32, which makes the first and last rates of a long run wrong by some percent.

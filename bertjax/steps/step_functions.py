@@ -11,13 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.config.config import Config
-from bertjax.config.optimizer_config import OptimizerConfig
 from bertjax.mesh.device_mesh import BATCH_SPEC, make_mesh
-from bertjax.mesh.feed import Batch
+from bertjax.mesh.feed import Batch, to_devices
 from bertjax.mesh.sharding import (
     check_mesh,
     gather_matrices,
@@ -70,6 +68,7 @@ class StepFunctions:
         self.batch_sharding = self.eval_batch_sharding = NamedSharding(self.mesh, BATCH_SPEC)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._constants = sharded_shapes(self.mesh, jax.eval_shape(objective.constants))
+        self._progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         self.predict_layout = CpuLayout(config.model, self.mesh)
         self._compiler = Compiler(self.mesh)
         self.memory_bytes = self._compiler.memory_bytes
@@ -87,11 +86,7 @@ class StepFunctions:
           init_params: some of the parameters, as `init_shapes`; the others are random. They are
             donated.
         """
-        seed = self._config.seed
-
-        def init(init_params: Any) -> TrainState:
-            return self._initializer.from_seed(seed, init_params)
-
+        init = functools.partial(self._initializer.from_seed, self._config.seed)
         out_shardings = shardings_of(self.state_shapes)
         return jax.jit(init, out_shardings=out_shardings, donate_argnums=0)(init_params or {})
 
@@ -101,10 +96,8 @@ class StepFunctions:
 
     def with_progress(self, constants: Any, progress: float) -> Any:
         """Return the constants of a train step at `progress` in [0, 1] of a time budget."""
-        scalar = np.asarray(progress, np.float32)
         # `jax.device_put` would compare the value between processes at every step.
-        array = jax.make_array_from_callback((), self._replicated, lambda _: scalar)
-        return {"fixed": constants, "progress": array}
+        return {"fixed": constants, "progress": to_devices(progress, self._progress)}
 
     def compile_train_step(self, batch_size: int | None = None) -> jax.stages.Compiled:
         """Compile the train step: (state, batch, constants) -> (state, metric_sums).
@@ -117,9 +110,11 @@ class StepFunctions:
         config, objective = self._config, self._objective
         batch_size = batch_size or objective.batch_size
         timed = config.budget_seconds is not None
-        progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        constants = {"fixed": self._constants, "progress": progress} if timed else self._constants
+        constants = self._constants
+        if timed:
+            constants = {"fixed": self._constants, "progress": self._progress}
         schedule = learning_rate_schedule(config.optimizer_config())
+        num_microbatches = accumulation_steps(config, objective, self.mesh, batch_size)
 
         def train_step(state: TrainState, batch: Batch, constants: Any) -> tuple[TrainState, Sums]:
             optimizer = self._initializer.optimizer
@@ -138,9 +133,7 @@ class StepFunctions:
                 loss,
                 optimizer,
                 seed_key=jax.random.key(config.seed),
-                gradient_accumulation_steps=accumulation_steps(
-                    config, objective, self.mesh, batch_size
-                ),
+                gradient_accumulation_steps=num_microbatches,
                 log_every=int(config.log_every),
                 gather=gather,
             )
@@ -200,18 +193,10 @@ class StepFunctions:
 
     @functools.cached_property
     def _initializer(self) -> StateInitializer:
-        return StateInitializer(
-            self._objective,
-            self._optimizer_config(),
-            self.param_shapes,
-            self._config.reinit_layers,
-        )
-
-    def _optimizer_config(self) -> OptimizerConfig:
-        config = self._config.optimizer_config()
-        if self._config.budget_seconds is None:
-            return config
-        # The learning rate is a function of progress: see `with_learning_rate`.
-        return dataclasses.replace(
-            config, schedule="wsd", learning_rate=1.0, warmup_steps=0, cooldown_steps=0
-        )
+        config, reinit_layers = self._config.optimizer_config(), self._config.reinit_layers
+        if self._config.budget_seconds is not None:
+            # The learning rate is a function of progress: see `with_learning_rate`.
+            config = dataclasses.replace(
+                config, schedule="wsd", learning_rate=1.0, warmup_steps=0, cooldown_steps=0
+            )
+        return StateInitializer(self._objective, config, self.param_shapes, reinit_layers)

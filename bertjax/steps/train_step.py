@@ -44,11 +44,8 @@ def loss_terms(sums: Sums) -> Sums:
 
 def total_loss(sums: Sums) -> Array:
     """Return the sum of the terms' means, float32 []; a term of weight 0 counts as 0."""
-    return jnp.asarray(sum(_mean(*pair) for pair in loss_terms(sums).values()))
-
-
-def _mean(value: Array, weight: Array) -> Array:
-    return value / jnp.where(weight > 0, weight, 1)
+    terms = loss_terms(sums).values()
+    return jnp.asarray(sum(value / jnp.where(weight > 0, weight, 1) for value, weight in terms))
 
 
 def sums_and_gradient(
@@ -92,9 +89,8 @@ def sums_and_gradient(
         return sums, grads
 
     # The weights do not depend on the parameters: XLA removes the model from this call.
-    weights = {
-        name: weight for name, (_, weight) in loss_terms(loss(gathered, batch, None)).items()
-    }
+    terms = loss_terms(loss(gathered, batch, None))
+    weights = {name: weight for name, (_, weight) in terms.items()}
     # A microbatch takes every n-th sequence, so sequences stay on their device.
     microbatches = {
         name: array.reshape(-1, gradient_accumulation_steps, *array.shape[1:]).swapaxes(0, 1)

@@ -21,6 +21,7 @@ from bertjax.config.loading import MODEL_FIELDS, read_config, read_model_config
 from bertjax.formats.loading import find_format, read_labels, read_model
 from bertjax.formats.tensors import NumpyModel
 from bertjax.mesh import distributed
+from bertjax.mesh.feed import to_devices
 from bertjax.mesh.sharding import named_leaves, sharded_shapes
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.heads import HEADS
@@ -198,7 +199,7 @@ class PretrainedModel:
         if self._published is None:
             return load_params(self.path, targets)
         arrays = {part: self._published.params[part] for part in targets}
-        return jax.tree.map(_make_global_array, targets, arrays)
+        return jax.tree.map(to_devices, arrays, targets)
 
     def load_init_params(self, shapes: Any, reinit_layers: int = 0) -> Any:
         """Load the parameters that a new model shares with this one, and log which.
@@ -251,11 +252,6 @@ def write_init_record(model: PretrainedModel, workdir: epath.Path) -> None:
     record = workdir / INIT_RECORD_FILE
     if distributed.is_process_0() and not record.exists():
         atomic_write_text(record, json.dumps(model.init_record(), indent=1))
-
-
-def _make_global_array(target: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
-    """Return a global array; each process copies the shards of its devices."""
-    return jax.make_array_from_callback(target.shape, target.sharding, lambda index: array[index])
 
 
 def _digest(params: Any) -> str:
