@@ -3,11 +3,10 @@
 import json
 import pathlib
 
-from random_models import draw_model
+from random_models import assert_same_params, draw_model
 
 from bertjax.formats import huggingface
 from bertjax.formats.tensors import NumpyModel
-from bertjax.mesh.sharding import named_leaves
 from bertjax.model.bert_config import BertConfig
 from data_pipelines.vocabulary.special_tokens import SPECIAL_TOKENS
 from data_pipelines.vocabulary.wordpiece import WordPieceTokenizer
@@ -35,10 +34,7 @@ def write_hf(model: NumpyModel, path: pathlib.Path, **changed: object) -> pathli
 
 
 def assert_same(a: NumpyModel, b: NumpyModel) -> None:
-    left, right = dict(named_leaves(a.params)), dict(named_leaves(b.params))
-    assert left.keys() == right.keys()
-    for name, array in left.items():
-        assert array.tobytes() == right[name].tobytes(), name
+    assert_same_params(a.params, b.params)
     assert huggingface.bert_config_dict(a.config) == huggingface.bert_config_dict(b.config)
     assert (a.tokenizer and a.tokenizer.fingerprint()) == (
         b.tokenizer and b.tokenizer.fingerprint()

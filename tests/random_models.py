@@ -2,44 +2,24 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from bertjax.formats.tensors import NumpyModel
-from bertjax.mesh.sharding import named_leaves
-from bertjax.model.bert import BertWithHeads
+from bertjax.mesh.sharding import map_named, named_leaves
+from bertjax.model.bert import param_shapes
 from bertjax.model.bert_config import BertConfig
 from data_pipelines.vocabulary.tokenization import Tokenizer
 
 
-def shapes_of(config: BertConfig) -> dict[str, Any]:
-    """Return the shapes of the parameters of pre-training and of question answering."""
-    names = ["input_ids", "token_type_ids", "example_ids", "position_ids"]
-    names += ["masked_lm_positions", "cls_positions"]
-    batch = dict.fromkeys(names, np.zeros((1, 8), np.int32))
-    init = BertWithHeads(config, ("mlm", "nsp")).init
-    variables = jax.eval_shape(lambda key: init(key, batch, deterministic=True), jax.random.key(0))
-    return variables["params"] | {"question_answering": _linear(config, 2)}
-
-
-def _linear(config: BertConfig, size: int) -> dict[str, Any]:
-    shapes = {"kernel": (config.hidden_size, size), "bias": (size,)}
-    return {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
-
-
 def draw_model(config: BertConfig, tokenizer: Tokenizer | None, *heads: str) -> NumpyModel:
     """Return a model with random parameters for the encoder and some heads."""
-    random, shapes = np.random.default_rng(0), shapes_of(config)
-    classes = _linear(config, max(config.num_labels, 1))
-    shapes |= {"sequence_classification": classes, "token_classification": classes}
-    shapes |= {"multiple_choice": _linear(config, 1)}
+    random, shapes = np.random.default_rng(0), param_shapes(config)
 
-    def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
-        mean = float(path[-1].key == "scale")
+    def draw(name: str, leaf: Any) -> np.ndarray:
+        mean = float(name.endswith("/scale"))
         return random.normal(mean, 0.05, leaf.shape).astype(np.float32)
 
-    parts = {part: shapes[part] for part in ("encoder", *heads)}
-    params = jax.tree.map_with_path(draw, parts)
+    params = map_named(draw, {part: shapes[part] for part in ("encoder", *heads)})
     return NumpyModel(config, params, tokenizer)
 
 

@@ -8,14 +8,15 @@ import pytest
 import safetensors.numpy
 from etils import epath
 from model_files import CONFIG, HIDDEN, LAYERS, TOKENIZER, assert_same, draw, write_hf
-from random_models import draw_model, shapes_of
+from random_models import draw_model
 from run_outputs import answers_of
 
 from bertjax.checkpointing.integrity import MANIFEST_FILE, mark_finished
 from bertjax.formats.loading import find_format, read_model
-from bertjax.formats.parameter_names import module_names, parameter_mappings
+from bertjax.formats.parameter_names import parameter_mappings
 from bertjax.inference.convert import convert
 from bertjax.mesh.sharding import named_leaves
+from bertjax.model.bert import param_shapes
 
 PARTS = ("encoder", "pooler", "mlm", "nsp", "question_answering")
 
@@ -45,15 +46,11 @@ def test_convert_keeps_every_byte(way: tuple, heads: tuple, tmp_path) -> None:
 
 
 def test_parameter_mappings_cover_every_parameter() -> None:
-    assert module_names()[: len(PARTS)] == PARTS  # other tests may have heads of their own
-    ours = {name for name, _ in named_leaves(shapes_of(CONFIG))}
-    assert ours == {"/".join(each.path) for each in parameter_mappings(LAYERS, PARTS)}
-    found = [
-        each.name(format_name)
-        for format_name in ("hf", "tf1")
-        for each in parameter_mappings(LAYERS, PARTS)
-    ]
-    assert len(set(found)) == len(found)
+    mappings, shapes = parameter_mappings(LAYERS, PARTS), param_shapes(CONFIG)
+    ours = {name for name, _ in named_leaves({part: shapes[part] for part in PARTS})}
+    assert ours == {"/".join(mapping.path) for mapping in mappings}
+    names = [mapping.name(format_name) for format_name in ("hf", "tf1") for mapping in mappings]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from bertjax.mesh.sharding import (
     stack_layers,
     tree_shardings,
 )
-from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert import param_shapes
 from bertjax.model.bert_config import BertConfig
 
 CONFIG = BertConfig(
@@ -34,20 +34,8 @@ def axes_of(sharding: jax.sharding.NamedSharding) -> list[str]:
 
 @pytest.fixture(scope="module")
 def params():
-    ids = jnp.zeros((1, 8), jnp.int32)
-    names = (
-        "input_ids",
-        "token_type_ids",
-        "example_ids",
-        "position_ids",
-        "masked_lm_positions",
-        "cls_positions",
-    )
-    batch = dict.fromkeys(names, ids)
-    model = BertWithHeads(CONFIG, ("mlm", "nsp"))
-    return jax.eval_shape(
-        lambda: model.init(jax.random.key(0), batch, deterministic=True)["params"]
-    )
+    shapes = param_shapes(CONFIG)
+    return {part: shapes[part] for part in ("encoder", "pooler", "mlm", "nsp")}
 
 
 def test_every_kernel_of_a_block_is_sharded_over_all_axes(params) -> None:

@@ -74,31 +74,34 @@ def read(path: epath.Path) -> NumpyModel:
             f"{path}: the MLM decoder is not tied to the word embeddings, which bertjax does not "
             "support. Give a model with tied embeddings."
         )
-    params, unexpected_keys = params_from_arrays(
-        arrays, config, "hf", path, architecture_name(config_dict)
-    )
+    return make_model(path, "hf", config, config_dict, arrays)
+
+
+def make_model(
+    path: epath.Path,
+    format_name: str,
+    config: BertConfig,
+    config_dict: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+) -> NumpyModel:
+    """Return the model of a directory, with its tokenizer, labels and problem type.
+
+    Args:
+      path: directory of the model.
+      format_name: "hf" or "tf1".
+      config: result of `parse_bert_config`.
+      config_dict: parsed config.json.
+      arrays: arrays by their names in the format.
+
+    Raises:
+      InputError: the arrays are not those of the configuration, or the labels do not match the
+        head's outputs.
+    """
+    architecture = str(next(iter(config_dict.get("architectures") or [""])))
+    params, unexpected_keys = params_from_arrays(arrays, config, format_name, path, architecture)
     has_vocabulary = any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_vocabulary else None
     model = NumpyModel(config, params, tokenizer, unexpected_keys)
-    return with_labels(model, config_dict, path)
-
-
-def architecture_name(config_dict: Mapping[str, Any]) -> str:
-    """Return the class that a configuration names; "" if it names none."""
-    return str(next(iter(config_dict.get("architectures") or [""])))
-
-
-def with_labels(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.Path) -> NumpyModel:
-    """Return the model with the labels and problem type of its classification head.
-
-    Args:
-      model: model without labels.
-      config_dict: parsed config.json.
-      path: directory of the model, for errors.
-
-    Raises:
-      InputError: the labels do not match the head's outputs.
-    """
     head = model.labeled_head
     if head is None:
         return model
@@ -117,7 +120,7 @@ def with_labels(model: NumpyModel, config_dict: Mapping[str, Any], path: epath.P
             f"{path}: id2label names {len(labels)} labels, the head has {count} outputs. Fix "
             "id2label."
         )
-    config = dataclasses.replace(model.config, num_labels=count)
+    config = dataclasses.replace(config, num_labels=count)
     return dataclasses.replace(model, config=config, labels=labels, problem_type=problem)
 
 
@@ -166,15 +169,11 @@ def _label_fields(model: NumpyModel) -> dict[str, Any]:
     if model.labeled_head is None:
         return {}
     labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.config.num_labels))
-    problem = (
-        {"problem_type": model.problem_type}
-        if model.labeled_head == "sequence_classification"
-        else {}
-    )
-    return {
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-    } | problem
+    fields: dict[str, Any] = {"id2label": {str(i): label for i, label in enumerate(labels)}}
+    fields["label2id"] = {label: i for i, label in enumerate(labels)}
+    if model.labeled_head == "sequence_classification":
+        fields["problem_type"] = model.problem_type
+    return fields
 
 
 def parse_bert_config(config_dict: Mapping[str, Any], path: epath.Path) -> BertConfig:

@@ -65,11 +65,6 @@ class ParameterMapping:
         return np.ascontiguousarray(array.T) if format_name in self.transposed_formats else array
 
 
-def module_names() -> tuple[str, ...]:
-    """Return the encoder, the pooler and every head, in their order in a file."""
-    return ("encoder", "pooler", *HEADS)
-
-
 def parameter_mappings(
     num_hidden_layers: int, selected_modules: Iterable[str]
 ) -> list[ParameterMapping]:

@@ -57,24 +57,16 @@ def find_pooling_config(path: epath.PathLike) -> PoolingConfig | None:
     model, pooling = kinds[0][1], kinds[1][1]
     length = model / SENTENCE_CONFIG_FILE
     max_seq_length = read_json(length).get("max_seq_length") if length.exists() else None
-    return PoolingConfig(
-        model,
-        _pooling_mode(read_json(pooling / "config.json"), path),
-        len(names) > 2,
-        max_seq_length,
-    )
+    mode = _pooling_mode(read_json(pooling / "config.json"), path)
+    return PoolingConfig(model, mode, len(names) > 2, max_seq_length)
 
 
 def _pooling_mode(config_dict: dict[str, Any], path: epath.Path) -> str:
+    if (mode := config_dict.get("pooling_mode")) in _POOLING_MODES.values():  # of newer releases
+        return str(mode)
     modes = [
         name for name, on in config_dict.items() if name.startswith("pooling_mode") and on is True
     ]
-    if config_dict.get("pooling_mode") in _POOLING_MODES.values():  # written by newer releases
-        modes = [
-            name
-            for name, pooling in _POOLING_MODES.items()
-            if pooling == config_dict["pooling_mode"]
-        ]
     if len(modes) != 1 or modes[0] not in _POOLING_MODES:
         raise InputError(
             f"{path}: pools by {', '.join(modes) or 'nothing'}; bertjax supports one of "

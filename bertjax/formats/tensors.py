@@ -1,13 +1,15 @@
 """Models as NumPy arrays, the common form of all formats; `parameter_names.py` maps their names."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from bertjax.formats.parameter_names import ParameterMapping, module_names, parameter_mappings
+from bertjax.formats.parameter_names import parameter_mappings
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig
 from bertjax.model.heads import HEADS, Head, check_modules_known
 from data_pipelines.errors import InputError
@@ -82,7 +84,9 @@ class NumpyModel:
                     f"{format_name} name {name!r}: two heads have it. Give one another name in "
                     "its `module_names`."
                 )
-            arrays[name] = mapping.convert_layout(_get(self.params, mapping), format_name)
+            leaf = np.asarray(functools.reduce(operator.getitem, mapping.path, self.params))
+            array = leaf if mapping.layer is None else leaf[mapping.layer]
+            arrays[name] = mapping.convert_layout(array, format_name)
         return arrays
 
 
@@ -111,9 +115,8 @@ def params_from_arrays(
       InputError: an array is missing, layers have arrays of different shapes, or the encoder has an
         array that BERT lacks.
     """
-    mappings = {
-        module: parameter_mappings(config.num_hidden_layers, [module]) for module in module_names()
-    }
+    modules = ("encoder", "pooler", *HEADS)  # in their order in a file
+    mappings = {m: parameter_mappings(config.num_hidden_layers, [m]) for m in modules}
     names = {
         module: {mapping.name(format_name) for mapping in mappings[module]} for module in mappings
     }
@@ -172,13 +175,6 @@ def _select_heads(
         dropped = set(sharing) - set((matching or sharing)[:1])
         selected = [module for module in selected if module not in dropped]
     return selected
-
-
-def _get(params: Tree, mapping: ParameterMapping) -> np.ndarray:
-    node: Any = params
-    for name in mapping.path:
-        node = node[name]
-    return np.asarray(node if mapping.layer is None else node[mapping.layer])
 
 
 def _put(params: dict[str, Any], path: tuple[str, ...], array: np.ndarray) -> None:

@@ -6,17 +6,9 @@ import re
 import numpy as np
 from etils import epath
 
-from bertjax.formats.huggingface import (
-    architecture_name,
-    parse_bert_config,
-    read_json,
-    to_config_dict,
-    with_labels,
-)
-from bertjax.formats.tensors import NumpyModel, params_from_arrays
+from bertjax.formats.huggingface import make_model, parse_bert_config, read_json, to_config_dict
+from bertjax.formats.tensors import NumpyModel
 from data_pipelines.errors import InputError
-from data_pipelines.vocabulary.tokenization import load_tokenizer
-from data_pipelines.vocabulary.wordpiece import VOCAB_FILE
 
 BERT_CONFIG_FILE, CHECKPOINT_PREFIX = "bert_config.json", "bert_model.ckpt"
 # Variables of the optimizers of google-research/bert and of its successors.
@@ -49,11 +41,7 @@ def read(path: epath.Path) -> NumpyModel:
         arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, ValueError) as error:
         raise InputError(f"{prefix}: cannot be read ({error}). Download it again.") from error
-    params, unexpected_keys = params_from_arrays(
-        arrays, config, "tf1", path, architecture_name(config_dict)
-    )
-    tokenizer = load_tokenizer(path) if (path / VOCAB_FILE).exists() else None
-    return with_labels(NumpyModel(config, params, tokenizer, unexpected_keys), config_dict, path)
+    return make_model(path, "tf1", config, config_dict, arrays)
 
 
 def write(model: NumpyModel, path: epath.Path) -> None:
@@ -81,14 +69,12 @@ def write(model: NumpyModel, path: epath.Path) -> None:
             "to hf."
         )
     (path / BERT_CONFIG_FILE).write_text(json.dumps(to_config_dict(model), indent=2) + "\n")
-    named_arrays = model.named_arrays("tf1")
-    names, arrays = list(named_arrays), list(named_arrays.values())
-    slices = [""] * len(names)  # each array is stored whole
+    arrays = model.named_arrays("tf1")
     tf.raw_ops.SaveV2(
         prefix=str(path / CHECKPOINT_PREFIX),
-        tensor_names=names,
-        shape_and_slices=slices,
-        tensors=arrays,
+        tensor_names=[*arrays],
+        shape_and_slices=[""] * len(arrays),  # each array is stored whole
+        tensors=[*arrays.values()],
     )
     if model.tokenizer is not None:
         model.tokenizer.save(path)
