@@ -11,6 +11,7 @@ import pytest
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
 from bertjax.model.bilstm import BiLSTM, LayerMix
+from bertjax.model.encoder import ENCODER_INPUTS
 from data_pipelines.errors import InputError
 
 UNITS, WIDTH = 3, 5
@@ -98,8 +99,7 @@ def test_feature_layers_freeze_the_encoder(spec) -> None:
         32, 2, 8, 2, max_position_embeddings=16, num_labels=3, feature_layers=spec, bilstm=4
     )
     ids = np.arange(8, dtype=np.int32).reshape(1, 8)
-    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
-    batch = dict(zip(names, (ids, 0 * ids, 1 + 0 * ids, ids), strict=True))
+    batch = dict(zip(ENCODER_INPUTS, (ids, 0 * ids, 1 + 0 * ids, ids), strict=True))
     network = BertWithHeads(config, ("token_classification",))
     begin = jax.jit(functools.partial(network.init, deterministic=True))
     params = begin(jax.random.key(0), batch)["params"]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bertjax.model.attention import cpu as cpu_attention
-from bertjax.model.bert import BertWithHeads
+from bertjax.model.bert import BertWithHeads, param_shapes
 from bertjax.model.bert_config import BertConfig
+from bertjax.model.encoder import ENCODER_INPUTS
 from bertjax.model.flops import PEAK_FLOPS, forward_flops, peak_flops
 from bertjax.model.head_positions import num_last_block_positions
 
@@ -49,11 +50,11 @@ def test_forward_flops_equal_the_program(next_sentence, length, monkeypatch):
     monkeypatch.setattr(cpu_attention, "unsupported_reason", lambda query: "counted")
     model = BertWithHeads(CONFIG, ("mlm", "nsp") if next_sentence else ("mlm",))
     tokens, slots, pairs = (np.zeros((ROWS, n), np.int32) for n in (length, SLOTS, PAIRS))
-    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
-    batch = dict.fromkeys(names, tokens) | {"masked_lm_positions": slots, "cls_positions": pairs}
-    params = jax.eval_shape(
-        lambda key: model.init(key, batch, deterministic=True), jax.random.key(0)
-    )
+    batch = dict.fromkeys(ENCODER_INPUTS, tokens) | {
+        "masked_lm_positions": slots,
+        "cls_positions": pairs,
+    }
+    params = {"params": param_shapes(CONFIG)}
 
     def total(params):
         return sum(x.sum() for x in model.apply(params, batch, deterministic=True).values())

@@ -16,10 +16,11 @@ import pytest
 from goldens import make_pretraining as recipe
 
 from bertjax.mesh.device_mesh import make_mesh
+from bertjax.mesh.sharding import map_named, named_leaves
 from bertjax.model import bert, heads
 from bertjax.model.bert import BertWithHeads
 from bertjax.model.bert_config import BertConfig
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.head_positions import num_last_block_positions
 from bertjax.model.heads import head_sums
 from bertjax.model.layers import gather
@@ -38,11 +39,7 @@ def shapes(model: BertWithHeads) -> Any:
 def like_theirs(tree: Any, source: Any) -> Any:
     """Return a tree like `tree` with leaves from source(name in transformers, shape)."""
 
-    def leaf(path: Any, leaf: Any) -> np.ndarray:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return recipe.array(name, leaf.shape, source)
-
-    return jax.tree_util.tree_map_with_path(leaf, tree)
+    return map_named(lambda name, leaf: recipe.array(name, leaf.shape, source), tree)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +81,10 @@ def test_golden_batch_covers_padding_types_and_empty_slots():
 
 @pytest.mark.slow
 def test_encoder_layers_equal_golden(golden, params):
-    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     chosen = range(CONFIG.num_hidden_layers + 1)
     apply = functools.partial(Encoder(CONFIG).apply, deterministic=True, layers=chosen)
-    layers = jax.jit(apply)({"params": params["encoder"]}, *(BATCH[name] for name in names))
+    inputs = (BATCH[name] for name in ENCODER_INPUTS)
+    layers = jax.jit(apply)({"params": params["encoder"]}, *inputs)
     real = BATCH["example_ids"] > 0
     np.testing.assert_allclose(layers[:, real], golden["hidden"][:, real], atol=1e-5)
 
@@ -99,16 +96,9 @@ def test_logits_equal_golden(golden, params, name):
 
 
 def test_logits_do_not_depend_on_the_last_block_positions(params, monkeypatch):
-    batch = {
-        name: np.tile(BATCH[name], (1, 3))
-        for name in ("input_ids", "token_type_ids", "position_ids")
-    }
-    batch |= {
-        "example_ids": np.pad(
-            BATCH["example_ids"], ((0, 0), (0, 2 * BATCH["example_ids"].shape[1]))
-        )
-    }
-    batch |= {name: BATCH[name] for name in ("masked_lm_positions", "cls_positions")}
+    short = BATCH["example_ids"].shape[1]
+    batch = BATCH | {name: np.tile(BATCH[name], (1, 3)) for name in ENCODER_INPUTS}
+    batch["example_ids"] = np.pad(BATCH["example_ids"], ((0, 0), (0, 2 * short)))
     length = batch["example_ids"].shape[1]
     counts: list[int] = []
 
@@ -141,9 +131,9 @@ def test_heads_of_cls_positions_get_raw_or_pooled_vectors(params, monkeypatch):
     monkeypatch.setitem(heads.HEADS, "raw", raw)
     apply = functools.partial(BertWithHeads(CONFIG, ("raw", "nsp")).apply, deterministic=True)
     outputs = jax.jit(apply)({"params": params}, BATCH)
-    names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
     encode = jax.jit(functools.partial(Encoder(CONFIG).apply, deterministic=True))
-    hidden = encode({"params": params["encoder"]}, *(BATCH[name] for name in names))
+    inputs = (BATCH[name] for name in ENCODER_INPUTS)
+    hidden = encode({"params": params["encoder"]}, *inputs)
     vectors = gather(hidden, BATCH["cls_positions"])
     np.testing.assert_allclose(outputs["raw_logits"], vectors, atol=1e-5)
     np.testing.assert_allclose(
@@ -191,12 +181,12 @@ def test_gradient_of_every_parameter_equals_golden(golden, params):
     gradients = gradient(params)
     theirs = like_theirs(params, lambda name, shape: golden[f"gradient/{name}"])
 
-    def compare(path: Any, ours: jax.Array, theirs: np.ndarray) -> None:
+    def compare(name: str, ours: jax.Array, theirs: np.ndarray) -> None:
         # Softmax does not feel a key's bias: that gradient is 0, and ours rounding.
         largest = max(np.abs(theirs).max(), 1e-3)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * largest, err_msg=str(path))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * largest, err_msg=name)
 
-    jax.tree_util.tree_map_with_path(compare, gradients, theirs)
+    map_named(compare, gradients, theirs)
 
 
 # As large as published
@@ -241,11 +231,8 @@ def test_param_counts_equal_the_24_miniatures(layers, hidden):
 
 
 def test_head_param_tree():
-    assert {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(MODEL))
-        if path[0].key != "encoder"
-    } == {
+    tree = {part: leaves for part, leaves in shapes(MODEL).items() if part != "encoder"}
+    assert {name: leaf.shape for name, leaf in named_leaves(tree)} == {
         "mlm/transform/kernel": (32, 32),
         "mlm/transform/bias": (32,),
         "mlm/norm/scale": (32,),
@@ -273,16 +260,13 @@ def test_model_without_nsp_has_no_pooler(params):
 
 def packed(batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
     """Return the examples of `batch` packed into a single sequence of `length`."""
-    rows = len(batch["input_ids"])
-    lengths = (batch["example_ids"] > 0).sum(axis=1)
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
     real = batch["example_ids"] > 0
-    out = {}
-    for name in ("input_ids", "token_type_ids", "position_ids"):
-        out[name] = np.zeros((1, length), np.int32)
-        out[name][0, : lengths.sum()] = batch[name][real]
-    out["example_ids"] = np.zeros((1, length), np.int32)
-    out["example_ids"][0, : lengths.sum()] = np.repeat(np.arange(rows) + 1, lengths)
+    lengths = real.sum(axis=1)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
+    examples = batch | {"example_ids": real * np.arange(1, len(real) + 1)[:, None]}
+    out = {name: np.zeros((1, length), np.int32) for name in ENCODER_INPUTS}
+    for name, array in out.items():
+        array[0, : lengths.sum()] = examples[name][real]
     out["masked_lm_positions"] = (batch["masked_lm_positions"] + starts[:, None]).reshape(1, -1)
     out["cls_positions"] = starts[None]
     return out
@@ -301,8 +285,7 @@ def test_logits_do_not_depend_on_padding():
     config = dataclasses.replace(CONFIG, max_position_embeddings=512)
     short = recipe.batch("padded", batch_size=2, length=128, slots=20)
     params = like_theirs(shapes(BertWithHeads(config, ("mlm", "nsp"))), recipe.weight)
-    tokens = ("input_ids", "token_type_ids", "example_ids", "position_ids")
-    long = short | {name: np.pad(short[name], ((0, 0), (0, 384))) for name in tokens}
+    long = short | {name: np.pad(short[name], ((0, 0), (0, 384))) for name in ENCODER_INPUTS}
     for name, expected in logits(params, short, config).items():
         np.testing.assert_allclose(logits(params, long, config)[name], expected, atol=1e-5)
 

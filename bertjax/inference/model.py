@@ -12,7 +12,7 @@ from bertjax.formats.loading import find_tokenizer
 from bertjax.inference.feature_extraction import Embedder, find_embedding_options
 from bertjax.inference.predictor import Predictor, make_inputs
 from bertjax.mesh.device_mesh import make_mesh
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.tasks.embeddings import EmbeddingOptions
@@ -177,10 +177,9 @@ class Model:
           The tokens' embeddings [B, T, H], or of each layer [len(layers), B, T, H], in the dtype of
           the computation, `config.dtype`.
         """
-        names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
         embeddings: Array = Encoder(self.config).apply(  # type: ignore[assignment]
             {"params": params["encoder"]},
-            *(batch[name] for name in names),
+            *(batch[name] for name in ENCODER_INPUTS),
             deterministic=key is None,
             layers=layers,
             rngs=None if key is None else {"dropout": key},

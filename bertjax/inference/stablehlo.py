@@ -10,7 +10,7 @@ from etils import epath
 from jax import Array, export
 
 from bertjax.mesh.device_mesh import make_mesh
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.heads import HEADS, check_modules_known
 from bertjax.tasks import registry
 from bertjax.training.initialization import PretrainedModel
@@ -118,8 +118,7 @@ def _load_function(pretrained: PretrainedModel) -> _ExportedFunction:
         encoder = Encoder(pretrained.bert_config)
 
         def encode(batch: dict[str, Array]) -> dict[str, Array]:
-            names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
-            inputs = (batch[name] for name in names)
+            inputs = (batch[name] for name in ENCODER_INPUTS)
             variables = {"params": params["encoder"]}
             hidden = encoder.apply(variables, *inputs, deterministic=True)
             return {"last_hidden_state": cast(Array, hidden)}

@@ -12,7 +12,7 @@ from jax import Array
 from bertjax.model.bert_config import BertConfig, parse_layers
 from bertjax.model.bilstm import BiLSTM, LayerMix
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.model.head_positions import (
     POOLED_KEY,
     encode_at_positions,
@@ -44,9 +44,7 @@ class BertWithHeads(nn.Module):
           deterministic: turns dropout off. Otherwise `apply` needs `rngs={"dropout": key}`.
         """
         config, encoder = self.config, Encoder(self.config, name="encoder")
-        inputs = [
-            batch[name] for name in ("input_ids", "token_type_ids", "example_ids", "position_ids")
-        ]
+        inputs = [batch[name] for name in ENCODER_INPUTS]
         example_ids = batch["example_ids"]
         positions = head_positions(self.heads, batch)
         if config.causal and POOLED_KEY in positions:  # [CLS] comes first and sees only itself

@@ -17,13 +17,10 @@ from bertjax.model.attention.dispatch import attention
 from bertjax.model.bert_config import BertConfig, hidden_state_indices
 from bertjax.model.dropout import dropout
 from bertjax.model.initialization import Initializer, local_attention_init, normal, sinusoids
-from bertjax.model.layers import (
-    ACTIVATIONS,
-    add_bias,
-    embedding_lookup,
-    gather,
-    layer_norm,
-)
+from bertjax.model.layers import ACTIVATIONS, add_bias, embedding_lookup, gather, layer_norm
+
+# Arrays of a batch in the order of the arguments of `Encoder`.
+ENCODER_INPUTS = ("input_ids", "token_type_ids", "example_ids", "position_ids")
 
 
 class Dense(nn.Module):
@@ -222,9 +219,8 @@ class Encoder(nn.Module):
         if top:
             blocks = block_stack(config, top, deterministic, initializing=self.is_initializing())
             if top < config.num_hidden_layers:
-                blocks = nn.map_variables(
-                    blocks, "params", lambda params: _lowest_blocks(params, top)
-                )
+                lowest = functools.partial(jax.tree.map, lambda leaf: leaf[:top])
+                blocks = nn.map_variables(blocks, "params", lowest)
             output_hidden_state = any(0 < depth < top for depth in depths)
             x, outputs = blocks(
                 config, deterministic, output_hidden_state=output_hidden_state, name="blocks"
@@ -259,8 +255,3 @@ def block_stack(
 def _select_positions(x: Array, positions: Array | None) -> Array:
     """Return the vectors of [B, T, H] at `positions` [B, N], all without."""
     return x if positions is None else gather(x, positions)
-
-
-def _lowest_blocks(params: Any, count: int) -> Any:
-    """Return the parameters of the lowest `count` blocks."""
-    return jax.tree.map(lambda leaf: leaf[:count], params)

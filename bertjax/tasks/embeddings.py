@@ -15,7 +15,7 @@ from bertjax.config.config import Config
 from bertjax.mesh.feed import Batch
 from bertjax.model import pooling
 from bertjax.model.bert_config import LAYER_MIX_FIELDS, BertConfig, hidden_state_indices
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import ENCODER_INPUTS, Encoder
 from bertjax.tasks.finetuning import FinetuningObjective, PackedEvalSet
 from bertjax.tasks.pipeline import HostBatch
 from bertjax.tasks.task import bucket_size
@@ -94,12 +94,11 @@ class EmbeddingsObjective(FinetuningObjective):
     ) -> dict[str, Array]:
         """Return the outputs of a forward pass."""
         options = self.options
-        names = ("input_ids", "token_type_ids", "example_ids", "position_ids")
         layers = cast(
             Array,
             Encoder(self.config.model).apply(
                 {"params": params["encoder"]},
-                *(batch[name] for name in names),
+                *(batch[name] for name in ENCODER_INPUTS),
                 deterministic=True,
                 layers=options.layers,
             ),
