@@ -3,25 +3,22 @@
 import dataclasses
 import importlib.util
 import json
-import pathlib
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
 import pytest
+from config_loading import PRETRAIN, load
 from conftest import run_python
 
 from bertjax.config.config import Config
-from bertjax.config.loading import load_config
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.estimates import estimate_tpu
 from bertjax.preflight.hlo import InstructionCost
 from bertjax.preflight.report import format_report
 from bertjax.preflight.search import largest_batch, suggested_fixes
 from bertjax.preflight.topology import Topology
-from bertjax.tasks import registry
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 EIGHT_CPUS = Topology("cpu:8")
 
 needs_tpu_compiler = pytest.mark.skipif(
@@ -31,9 +28,7 @@ needs_tpu_compiler = pytest.mark.skipif(
 
 
 def make_config(**overrides: object) -> Config:
-    fields = {"model.vocab_size": 1000, "batch_size": 16, **overrides}
-    text = {name: str(value) for name, value in fields.items()}
-    return load_config(f"{PRETRAIN}:smoke", text, registry.data_fields())
+    return load("smoke", **{"model.vocab_size": 1000, "batch_size": 16} | overrides)
 
 
 def count_parameters(vocab_size: int, layers: int, hidden: int) -> tuple[int, int]:
@@ -141,17 +136,18 @@ def test_estimate_tpu_charges_kernels_at_the_peaks_of_the_chip() -> None:
     estimates = estimate_tpu(Topology("v5e:2x2"), [device] * 4, costs, 0, 1e9)
     assert estimates["custom_kernel_cycles"] == 24 * 1500 + 15_000
     assert estimates["estimated_cycles"] == estimates["custom_kernel_cycles"] + 24 * 1000 + 500
-    assert (
-        estimates["estimated_cycle_shares"]["feed-forward"]
-        == 24_000 / estimates["estimated_cycles"]
-    )
+    share = estimates["estimated_cycle_shares"]["feed-forward"]
+    assert share == 24_000 / estimates["estimated_cycles"]
 
 
-@pytest.mark.parametrize(
-    "name", ["v5e", "v5e:", "v5e:4x", "v5e:0x4", "tpu:4x4", "v5e:4*4", "cpu:-1"]
-)
+TPU_NAMES = ["v5e", "v5e:", "v5e:4x", "v5e:0x4", "tpu:4x4", "v5e:4*4", "cpu:-1"]
+GPU_NAMES = ["h200", "h200:", "h200:0", "h200:2x2x2", "h300:8", "a100:8"]
+
+
+@pytest.mark.parametrize("name", [*TPU_NAMES, *GPU_NAMES])
 def test_topology_rejects_unknown_names(name: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown\. Use one such as v5e:4x4"):
+    examples = r"unknown\. Use one such as v5e:4x4, .* h200:8, .* h100:2x8"
+    with pytest.raises(ValueError, match=examples):
         Topology(name)
 
 

@@ -144,44 +144,34 @@ def _analyze_function(
       model_flops: operations of a call on all devices.
       reserved_bytes: bytes per device in use besides the function's arguments.
     """
-    start = time.perf_counter()
+    figures: dict[str, Any] = {"per_device_batch_size": batch_size // num_shards}
+    figures["model_flops"], start = model_flops, time.perf_counter()
     try:
         compiled = compile_function()
     except jax.errors.JaxRuntimeError as error:
         needed = failed_allocation_bytes(error)
         if needed is None:
             raise
-        return ProgramReport(
-            fits=False,
-            per_device_batch_size=batch_size // num_shards,
-            hbm_bytes=needed + reserved_bytes,
-            activation_bytes=None,
-            collectives={},
-            model_flops=model_flops,
-            compile_seconds=time.perf_counter() - start,
-        )
-    compile_seconds = time.perf_counter() - start
+        figures["compile_seconds"] = time.perf_counter() - start
+        return ProgramReport(fits=False, hbm_bytes=needed + reserved_bytes, **figures)
+    figures["compile_seconds"] = time.perf_counter() - start
     memory: Any = compiled.memory_analysis()
     hbm_bytes = reserved_bytes + program_bytes(compiled)
     module = parse_hlo(compiled.as_text() or "")
     collectives = find_collectives(module)
     bytes_sent = sum(collective.bytes_sent * collective.count for collective in collectives)
-    estimates: dict[str, Any] = {}
     if topology.tpu is not None:
         costs = instruction_costs(module)
-        estimates = estimate_tpu(topology, devices, costs, bytes_sent, model_flops)
+        figures |= estimate_tpu(topology, devices, costs, bytes_sent, model_flops)
     elif topology.gpu is not None:
         traffic = bytes_accessed(module)
-        estimates = estimate_gpu(topology, devices, traffic, bytes_sent, model_flops)
+        figures |= estimate_gpu(topology, devices, traffic, bytes_sent, model_flops)
     return ProgramReport(
         fits=hbm_bytes <= topology.memory_bytes,
-        per_device_batch_size=batch_size // num_shards,
         hbm_bytes=hbm_bytes,
         activation_bytes=memory.temp_size_in_bytes,
         collectives=_sum_by_kind(collectives),
-        model_flops=model_flops,
-        compile_seconds=compile_seconds,
-        **estimates,
+        **figures,
     )
 
 

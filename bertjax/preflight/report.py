@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from bertjax.mesh.memory import format_bytes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramReport:
     """Report on a compiled step function; bytes are per device, figures per call.
 
@@ -36,8 +36,8 @@ class ProgramReport:
     fits: bool
     per_device_batch_size: int
     hbm_bytes: int
-    activation_bytes: int | None
-    collectives: dict[str, dict[str, float]]
+    activation_bytes: int | None = None
+    collectives: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     model_flops: float
     compile_seconds: float
     estimated_cycles: int | None = None
@@ -117,16 +117,11 @@ def format_result(report: PreflightReport) -> str:
         excess = format_bytes(train.hbm_bytes - limit)
         needed = format_bytes(train.hbm_bytes)
         return f"does NOT fit {report.topology}: {needed} a device exceed its memory by {excess}"
+    problem = f"does NOT fit {report.topology}: the train step fits, "
     if report.evaluation and not report.evaluation.fits:
-        return (
-            f"does NOT fit {report.topology}: the train step fits, the evaluation does not. "
-            "Lower --config.eval_batch_size."
-        )
+        return f"{problem}the evaluation does not. Lower --config.eval_batch_size."
     if report.prediction and not report.prediction.fits:
-        return (
-            f"does NOT fit {report.topology}: the train step fits, a prediction with the same "
-            "batch size does not."
-        )
+        return f"{problem}a prediction with the same batch size does not."
     return f"fits {report.topology}: {_memory(train, limit)}"
 
 
