@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.mesh.device_mesh import make_mesh
 from bertjax.mesh.sharding import sharded_shapes
 from bertjax.steps.train_step import TrainState
@@ -24,6 +25,13 @@ def make_state(step: int) -> TrainState:
 
 def write_metadata(path) -> None:
     (path / "vocab.txt").write_text("[PAD]\n")
+
+
+def save(checkpoints: Checkpointer, *steps: int) -> None:
+    """Save states at some steps and wait until all are finished."""
+    for step in steps:
+        checkpoints.save(make_state(step), write_metadata)
+    checkpoints.wait_until_finished()
 
 
 def equal(a: TrainState, b: TrainState) -> bool:

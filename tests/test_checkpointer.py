@@ -13,6 +13,7 @@ from checkpoint_states import (
     equal,
     flip_bit,
     make_state,
+    save,
     state_target,
     truncate,
     write_metadata,
@@ -38,9 +39,7 @@ def target():
 @pytest.fixture
 def checkpoints(tmp_path: pathlib.Path) -> Checkpointer:
     checkpoints = Checkpointer(tmp_path / "workdir" / "checkpoints", max_to_keep=2)
-    for step in (10, 20):
-        checkpoints.save(make_state(step), write_metadata)
-    checkpoints.wait_until_finished()
+    save(checkpoints, 10, 20)
     return checkpoints
 
 
@@ -124,8 +123,7 @@ def test_restore_ignores_an_unfinished_checkpoint(checkpoints, target) -> None:
 def test_save_replaces_an_unfinished_checkpoint(checkpoints, target) -> None:
     (checkpoints.path(20) / "files.json").unlink()
     (checkpoints.path(20) / "rest").write_text("of a killed save")
-    checkpoints.save(make_state(20), write_metadata)
-    checkpoints.wait_until_finished()
+    save(checkpoints, 20)
     assert equal(checkpoints.restore(target), make_state(20))
     assert not (checkpoints.path(20) / "rest").exists()
 
@@ -145,8 +143,7 @@ def test_delete_unfinished_ignores_directories_of_others(checkpoints) -> None:
         (checkpoints.directory / name).mkdir()
         (checkpoints.directory / name / "model.bin").write_text("of a user")
     checkpoints.delete_unfinished()
-    checkpoints.save(make_state(40), write_metadata)
-    checkpoints.wait_until_finished()
+    save(checkpoints, 40)
     left = {path.name for path in checkpoints.directory.iterdir()}
     assert left == {"00000020", "00000040", *names}
 
@@ -165,11 +162,9 @@ def test_save_that_fails_leaves_an_intact_checkpoint(
 ) -> None:
     """Even if only one is kept: the old one is deleted after the new one is verified."""
     checkpoints = Checkpointer(tmp_path, max_to_keep=1)
-    with inject_fault(f"{point}:2=raise"):
-        checkpoints.save(make_state(10), write_metadata)
-        checkpoints.save(make_state(20), write_metadata)
-        with pytest.raises((CheckpointError, InjectedFaultError), match=f"injected at {point}"):
-            checkpoints.wait_until_finished()
+    errors = (CheckpointError, InjectedFaultError)
+    with inject_fault(f"{point}:2=raise"), pytest.raises(errors, match=f"injected at {point}"):
+        save(checkpoints, 10, 20)
     expected = {"save.after_write": [10], "save.after_manifest": [10, 20]}[point]
     assert checkpoints.all_steps() == expected
     assert equal(Checkpointer(tmp_path).restore(target), make_state(expected[-1]))
@@ -233,8 +228,7 @@ def test_finished_save_is_kept_if_another_process_is_lost(checkpoints, target, m
 
     monkeypatch.setattr(distributed, "sync_processes", lose)
     with pytest.raises(jax.errors.JaxRuntimeError):
-        checkpoints.save(make_state(30), write_metadata)
-        checkpoints.wait_until_finished()
+        save(checkpoints, 30)
     assert equal(checkpoints.restore(target), make_state(30))
 
 
@@ -267,4 +261,4 @@ def test_find_checkpoint_rejects_a_path_without_checkpoints(tmp_path) -> None:
 def test_check_params_rejects_another_model(checkpoints) -> None:
     other = make_state(0).params | {"bias": jnp.zeros(6)}
     with pytest.raises(ValueError, match=r"bias has shape \(5,\), and \(6,\) in"):
-        check_params(checkpoints.path(20), other)
+        check_params(checkpoints.path(20), other, make_state(20).params)

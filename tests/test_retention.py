@@ -6,14 +6,7 @@ import pathlib
 import threading
 
 import pytest
-from checkpoint_states import (
-    equal,
-    flip_bit,
-    make_state,
-    state_target,
-    truncate,
-    write_metadata,
-)
+from checkpoint_states import equal, flip_bit, make_state, save, state_target, truncate
 
 from bertjax.checkpointing.checkpointer import Checkpointer
 from bertjax.checkpointing.lookup import find_checkpoint, find_unverified_checkpoint
@@ -29,17 +22,13 @@ def target():
 
 def test_retention_keeps_the_newest_and_multiples_of_keep_period(tmp_path) -> None:
     checkpoints = Checkpointer(tmp_path, max_to_keep=2, keep_period=20)
-    for step in range(5, 51, 5):
-        checkpoints.save(make_state(step), write_metadata)
-    checkpoints.wait_until_finished()
+    save(checkpoints, *range(5, 51, 5))
     assert checkpoints.all_steps() == [20, 40, 45, 50]
 
 
 def test_retention_keeps_the_first_checkpoint_after_each_multiple(tmp_path) -> None:
     checkpoints = Checkpointer(tmp_path, 1, keep_period=1.0, progress_at=lambda step: step / 10)
-    for step in range(4, 45, 4):
-        checkpoints.save(make_state(step), write_metadata)
-    checkpoints.wait_until_finished()
+    save(checkpoints, *range(4, 45, 4))
     assert checkpoints.all_steps() == [12, 20, 32, 40, 44]
 
 
@@ -143,8 +132,7 @@ def test_is_best_rejects_an_unknown_score_and_lists_the_scores(with_best) -> Non
 def test_retention_ignores_a_later_damaged_checkpoint(tmp_path, target) -> None:
     checkpoints = Checkpointer(tmp_path, max_to_keep=1, keep_period=10)
     for step in (10, 20, 15):
-        checkpoints.save(make_state(step), write_metadata)
-        checkpoints.wait_until_finished()
+        save(checkpoints, step)
         if step == 20:
             truncate(pathlib.Path(checkpoints.path(20)))
     assert equal(checkpoints.restore(target), make_state(15))

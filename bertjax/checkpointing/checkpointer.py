@@ -136,11 +136,9 @@ class Checkpointer:
         self.wait_until_finished()
 
         def decide() -> list[bool]:
+            score = functools.partial(comparable_score, self.best_metric)
             earlier = [read_scores(self.path(other)) for other in self.all_steps() if other < step]
-            best = max(
-                (comparable_score(self.best_metric, other) for other in earlier), default=-math.inf
-            )
-            return [comparable_score(self.best_metric, scores) > best]
+            return [score(scores) > max(map(score, earlier), default=-math.inf)]
 
         return bool(*distributed.broadcast_from_process_0(decide, 1))
 

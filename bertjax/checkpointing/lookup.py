@@ -6,11 +6,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bertjax.checkpointing.checkpointer import (
-    Checkpointer,
-    CheckpointError,
-    absolute_path,
-)
+from bertjax.checkpointing.checkpointer import Checkpointer, CheckpointError, absolute_path
 from bertjax.checkpointing.integrity import MANIFEST_FILE, find_damage, mark_finished
 from bertjax.checkpointing.state_items import PARAMS_DIR, TRAINING_DIR
 from bertjax.mesh import distributed

@@ -24,21 +24,18 @@ def read_param_shapes(path: epath.Path) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
-def check_params(path: epath.Path, target: Any, saved_shapes: Any = None) -> None:
+def check_params(path: epath.Path, target: Any, saved_shapes: Any) -> None:
     """Reject a checkpoint that lacks parameters of a model; it may have more.
 
     Args:
       path: directory of one checkpoint, or of a published model.
       target: tree of arrays or shapes that must be in it.
-      saved_shapes: result of `read_param_shapes`, if it is known.
+      saved_shapes: the parameters of the checkpoint, as arrays or shapes.
 
     Raises:
       InputError: a name is missing, or a shape differs.
     """
-    saved = {
-        name: tuple(leaf.shape)
-        for name, leaf in named_leaves(saved_shapes or read_param_shapes(path))
-    }
+    saved = {name: tuple(leaf.shape) for name, leaf in named_leaves(saved_shapes)}
     for name, leaf in named_leaves(target):
         if name not in saved:
             raise InputError(f"{path}: has no {name}. Use a checkpoint of a model that has it.")
