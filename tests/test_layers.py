@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.model import layers
-from bertjax.model.layers import (
-    add_bias,
-    embedding_lookup,
-    gelu,
-    layer_norm,
-)
+from bertjax.model.layers import add_bias, embedding_lookup, gelu, layer_norm
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:

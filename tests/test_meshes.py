@@ -9,10 +9,10 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from config_loading import load
 from conftest import process_environment
 
 from bertjax.checkpointing.checkpointer import Checkpointer
-from bertjax.config.loading import load_config
 from bertjax.mesh.feed import to_global
 from bertjax.mesh.sharding import named_leaves, tree_shardings
 from bertjax.steps.step_functions import StepFunctions
@@ -22,7 +22,6 @@ from bertjax.tasks.task import Task
 
 pytestmark = pytest.mark.minutes
 
-PRETRAIN = pathlib.Path(__file__).parent.parent / "experiments" / "pretraining.py"
 STEPS = 4
 # Devices along the axes data, fsdp and tensor.
 SIXTEEN = (4, 2, 2)
@@ -36,11 +35,7 @@ def step_functions_on(
     fields |= {"model.vocab_size": 128, "model.num_attention_heads": 8, "model.dtype": "float32"}
     fields |= {"model.hidden_dropout_prob": 0, "model.attention_probs_dropout_prob": 0}
     fields |= {"batch_size": 64, "max_seq_length": 32, "steps": STEPS, "log_every": 1}
-    config = load_config(
-        f"{PRETRAIN}:smoke,data={corpus}",
-        {name: str(value) for name, value in fields.items()},
-        registry.data_fields(),
-    ).resolve()
+    config = load(f"smoke,data={corpus}", **fields).resolve()
     task = registry.find_task(config.task)(config)
     task.prepare(STEPS)
     return StepFunctions(config, task.objective, jax.devices()[: math.prod(mesh)]), task
@@ -58,14 +53,12 @@ def train(
     for batch in task.train_batches(0, STEPS):
         state, metric_sums = step(state, to_global(batch, step_functions.batch_sharding), {})
         losses.append(means(jax.device_get(metric_sums))["loss"])
-    shardings = tree_shardings(step_functions.mesh, state.params)
+    shardings = dict(named_leaves(tree_shardings(step_functions.mesh, state.params)))
     misplaced = [
         name
-        for (name, leaf), (_, sharding) in zip(
-            named_leaves(state.params), named_leaves(shardings), strict=True
-        )
+        for name, leaf in named_leaves(state.params)
         if {shard.data.shape for shard in leaf.addressable_shards}
-        != {sharding.shard_shape(leaf.shape)}
+        != {shardings[name].shard_shape(leaf.shape)}
     ]
     if directory is not None:
         checkpoints = Checkpointer(directory)
