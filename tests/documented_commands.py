@@ -99,7 +99,7 @@ EXTRA_OPTIONS = {
     "bench.inference.serve": "--rounds 1 --requests 12 --clients 4",
     "bench.tpu_compile": "--topology v5e:2x2 --layers 1 --batch 2",
     "bench.preflight_table": "--models tiny --topologies h100:1 --workers 1",
-    "bench.cpu_step": "--steps 1",
+    "bench.train_step": "--steps 1",
     "bench.sweep_speed": "--seeds 1",
     "bench.inference.squad": "--rounds 1 --questions 4",
     "bench.inference.predict": "--rounds 1 --batch-sizes 1 16",

@@ -21,27 +21,21 @@ from experiments.bench.harness import limit_cores
 
 def measure(batches: Iterable[dict[str, np.ndarray]], seconds: float) -> dict[str, float]:
     """Read batches for some seconds and return rates and fractions."""
-    sequences = nonpad = tokens = pairs = random = masked = 0.0
-    count = 0
+    rows = []
     wall, cpu = time.perf_counter(), time.process_time()
     for batch in batches:
-        count += 1
-        sequences += len(batch["input_ids"])
-        nonpad += np.count_nonzero(batch["example_ids"])
-        tokens += batch["example_ids"].size
-        pairs += batch["next_sentence_weights"].sum()
-        random += batch["next_sentence_labels"].sum()
-        masked += batch["masked_lm_weights"].sum()
+        ids, labels = batch["example_ids"], batch["next_sentence_labels"]
+        pairs = batch["next_sentence_weights"].sum()
+        rows.append((len(ids), np.count_nonzero(ids), ids.size, pairs, labels.sum()))
         if time.perf_counter() - wall > seconds:
             break
-    rate = sequences / (time.perf_counter() - wall)
+    sequences, nonpad, tokens, pairs, random = map(sum, zip(*rows, strict=True))
     return {
-        "rate": rate,
-        "cpu_seconds": (time.process_time() - cpu) / count,
+        "rate": sequences / (time.perf_counter() - wall),
+        "cpu_seconds": (time.process_time() - cpu) / len(rows),
         "nonpad": nonpad / tokens,
         "pairs": pairs / sequences,
         "random": random / pairs,
-        "masked": masked / nonpad,
     }
 
 
@@ -62,7 +56,6 @@ def measure_corpus(corpus: str, options: PretrainingOptions, seconds: float) -> 
     with_tf = measure(itertools.islice(dataset, len(steps)), seconds)
     return {
         "shards": f"{sum(len(part.shard_infos) for part in data.corpora.values()):,}",
-        "streams": f"{data.num_streams}",
         "tokens a sequence": f"{options.max_seq_length}",
         "sequences/s": f"{figures['rate']:,.0f}",
         "CPU ms a batch": f"{1000 * figures['cpu_seconds']:.1f}",
@@ -70,7 +63,6 @@ def measure_corpus(corpus: str, options: PretrainingOptions, seconds: float) -> 
         "non-padding": f"{figures['nonpad']:.2%}",
         "pairs a sequence": f"{figures['pairs']:.2f}",
         "random B": f"{figures['random']:.1%}",
-        "masked": f"{figures['masked']:.1%}",
         "seconds to step 1,000,000": f"{seek_seconds:.2f}",
     }
 
@@ -79,12 +71,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--corpus", required=True, nargs="+", metavar="DIR")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--masking", default="token", help="token, whole_word or span")
     parser.add_argument("--seconds", type=float, default=5)
     args = parser.parse_args()
     limit_cores(1)
     for number, (corpus, length) in enumerate(itertools.product(args.corpus, (128, 512))):
-        options = PretrainingOptions(length, args.batch_size, masking=args.masking, workers=1)
+        options = PretrainingOptions(length, args.batch_size, workers=1)
         columns = measure_corpus(corpus, options, args.seconds)
         if number == 0:
             print("  ".join(columns))

@@ -20,6 +20,7 @@ second are of training alone, after the first `log_every` steps. PYTHON is an in
 and transformers (extra [bench]).
 """
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -30,33 +31,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.bench.harness import BERTJAX, Cost, limit_cores, make_parser, measure_cost
+from bertjax.cli.config_args import parse_overrides
+from experiments.bench import harness
+from experiments.bench.harness import BERTJAX, Cost
 from experiments.bench.peers import torch_finetuning
-from experiments.bench.peers.torch_peer import TrainingInterval, peer_recipe
+from experiments.bench.peers.torch_finetuning import TrainingInterval
 
 if TYPE_CHECKING:
     from bertjax.config.config import Config
 
-EVALUATE_AT_END = ["--config.eval_every=100%", "--config.checkpoint_every=100%"]
 SPEEDS = ("examples/s", "minutes", "CPU minutes")
 
 Result = tuple[dict[str, float], Cost, list[TrainingInterval]]
 
 
-def load(spec: str, overrides: Sequence[str]) -> "Config":
-    from bertjax.cli.config_args import parse_overrides
-    from bertjax.config.loading import load_config
-    from bertjax.formats.loading import find_bert_config
-    from bertjax.tasks import registry
-
-    return load_config(spec, parse_overrides(overrides), registry.data_fields(), find_bert_config)
-
-
-def train_bertjax(spec: str, overrides: Sequence[str], workdir: pathlib.Path) -> Result:
+def train_bertjax(spec: str, flags: Sequence[str], workdir: pathlib.Path) -> Result:
     """Return the final scores of `bertjax train`."""
-    command = [sys.executable, "-m", "bertjax", "train", "--config", spec]
-    cost = measure_cost([*command, "--workdir", str(workdir), *overrides])
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    from bertjax.training.metrics_file import read_metrics
+
+    command = ["train", "--config", spec, "--workdir", str(workdir), *flags]
+    cost = harness.measure_cost(harness.bertjax_command(*command))
+    lines = read_metrics(workdir)
     scores = [line for line in lines if line.pop("split") == "eval"][-1]
     names = ("step", "loss", "sequences_per_second")
     intervals = [[line[name] for name in names] for line in lines if names[-1] in line]
@@ -67,33 +62,44 @@ def train_torch(
     config: "Config", python: str, directory: pathlib.Path, options: Sequence[str]
 ) -> Result:
     """Return the final scores of the peer."""
+    from bertjax.steps.schedules import learning_rate_schedule
     from bertjax.tasks import registry
 
     task = registry.find_task(config.task)(config)
     config = task.config.resolve(task.examples_per_epoch)
     head, steps = task.objective.heads[0], int(config.steps)
     problem_type = getattr(task.objective, "problem_type", "")
+    optimizer = config.optimizer_config()
     if problem_type == "multi_label_classification":
         sys.exit(f"problem_type={problem_type}: the peer lacks it. Choose another task.")
-    recipe = peer_recipe(config) | {
+    if optimizer.name != "adamw" or optimizer.layerwise_lr_decay < 1 or optimizer.frozen_layers:
+        sys.exit("The peer only has AdamW, with one learning rate for all layers.")
+    if config.reinit_layers:
+        sys.exit("The peer keeps all layers of init. Leave out reinit_layers.")
+    schedule = learning_rate_schedule(optimizer)
+    num_outputs = {"multiple_choice": 1, "question_answering": 2}
+    recipe = dataclasses.asdict(optimizer) | {
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "hidden_dropout_prob": config.model.hidden_dropout_prob,
+        "attention_probs_dropout_prob": config.model.attention_probs_dropout_prob,
+        "learning_rates": [float(schedule(step)) for step in range(steps + 1)],
         "head": head,
         "problem_type": problem_type,
-        "num_outputs": {"multiple_choice": 1, "question_answering": 2}.get(
-            head, config.model.num_labels
-        ),
+        "num_outputs": num_outputs.get(head, config.model.num_labels),
         "log_every": int(config.log_every),
     }
     task.prepare(steps)
     (eval_set,) = task.eval_sets()
     directory.mkdir(parents=True)
     (directory / "recipe.json").write_text(json.dumps(recipe))
-    for split, batches in (
-        ("train", list(task.train_batches(0, steps))),
-        ("eval", list(eval_set.batches())),
-    ):
+    all_batches = {"train": task.train_batches(0, steps), "eval": eval_set.batches()}
+    for split, split_batches in all_batches.items():
+        batches = list(split_batches)
         arrays: dict[str, Any] = {key: np.stack([b[key] for b in batches]) for key in batches[0]}
         np.savez(directory / f"{split}.npz", allow_pickle=False, **arrays)
-    cost = measure_cost([python, torch_finetuning.__file__, str(directory), config.init, *options])
+    command = [python, torch_finetuning.__file__, str(directory), config.init, *options]
+    cost = harness.measure_cost(command)
     logits = np.load(directory / "logits.npz")["logits"]
     outputs = [{f"{head}_logits": values} for values in logits]
     intervals = json.loads((directory / "intervals.json").read_text())
@@ -104,18 +110,16 @@ def collect_figures(
     scores: Mapping[str, float], cost: Cost, intervals: list[TrainingInterval], batch_size: int
 ) -> dict[str, float]:
     """Return scores and times by name."""
-    starts = [0, *(step for step, *_ in intervals)]
-    counts = [
-        (step - start) * batch_size for start, (step, *_) in zip(starts, intervals, strict=False)
-    ]
-    seconds = [count / rate for count, (*_, rate) in zip(counts, intervals, strict=True)]
+    steps, losses, rates = zip(*intervals, strict=True)
+    counts = batch_size * np.diff(steps, prepend=0)
+    seconds = counts / rates
     measured = slice(1 if len(intervals) > 1 else 0, None)
     return {name: value for name, value in scores.items() if name != "step"} | {
-        "final training loss": intervals[-1][1],
-        "examples/s": sum(counts[measured]) / sum(seconds[measured]),
+        "final training loss": losses[-1],
+        "examples/s": counts[measured].sum() / seconds[measured].sum(),
         "minutes": cost.wall / 60,
         "CPU minutes": cost.cpu / 60,
-        "minutes of training": sum(seconds) / 60,
+        "minutes of training": seconds.sum() / 60,
     }
 
 
@@ -143,19 +147,16 @@ def summarize(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             listed = " ".join(f"{value:.4f}" for value in values)
             mean = statistics.fmean(values)
             yield f"  {program:{width - 2}}{len(values):3}{mean:11.4f}{deviation:>11}   {listed}"
+    ours = runs.pop(BERTJAX, {})
     for program, seeds in runs.items():
-        pairs = [(runs[BERTJAX][s], seeds[s]) for s in seeds if s in runs.get(BERTJAX, {})]
-        if program != BERTJAX and pairs:
-            ratios = (
-                (name, statistics.median(ours[name] / theirs[name] for ours, theirs in pairs))
-                for name in SPEEDS
-            )
-            speedups = (f"{r if n == 'examples/s' else 1 / r:.2f} ({n})" for n, r in ratios)
+        if both := seeds.keys() & ours.keys():
+            ratios = {n: statistics.median(ours[s][n] / seeds[s][n] for s in both) for n in SPEEDS}
+            speedups = (f"{r if n == SPEEDS[0] else 1 / r:.2f} ({n})" for n, r in ratios.items())
             yield f"speedup over {program}, median over seeds: {', '.join(speedups)}"
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = harness.make_parser(__doc__)
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]")
     parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=1)
@@ -163,36 +164,27 @@ def main() -> None:
     parser.add_argument(
         "--group-by-length", type=int, default=0, nargs="?", const=8, metavar="EXAMPLES"
     )
-    parser.add_argument("--only", choices=[BERTJAX, "torch"])
     args, overrides = parser.parse_known_args()
-
-    from bertjax.cli.jax_setup import skip_missing_tpu
-
-    skip_missing_tpu()
-    limit_cores(args.cores)
+    harness.limit_cores(args.cores)
     args.output.mkdir(parents=True, exist_ok=True)
     options = [str(args.cores), str(args.pad_to), str(args.group_by_length)]
-    torch_name = (
-        "torch"
-        + f"-grouped{args.group_by_length}" * bool(args.group_by_length)
-        + f"-padded{args.pad_to}" * bool(args.pad_to)
-    )
-    programs = {BERTJAX: [BERTJAX], "torch": [torch_name]}.get(args.only, [BERTJAX, torch_name])
+    torch_name = f"torch-grouped{args.group_by_length}" if args.group_by_length else "torch"
+    torch_name += f"-padded{args.pad_to}" if args.pad_to else ""
     run = {"config": args.config, "overrides": overrides, "cores": args.cores}
     read_results(args.output, run)
-    first = load(args.config, overrides).seed
+    first = harness.load(args.config, parse_overrides(overrides)).seed
     workdir = args.output / "work"
     for seed in range(first, first + args.seeds):
-        seed_flags = [*EVALUATE_AT_END, *overrides, f"--config.seed={seed}"]
-        seed_flags.insert(0, "--config.model.dtype=float32")
-        config = load(args.config, seed_flags)
-        for program in programs:
+        flags = ["--config.model.dtype=float32", *harness.EVALUATE_AT_END, *overrides]
+        flags.append(f"--config.seed={seed}")
+        config = harness.load(args.config, parse_overrides(flags))
+        for program in (BERTJAX, torch_name):
             path = args.output / f"{program}-{seed}.json"
             if path.exists():
                 continue
             shutil.rmtree(workdir, ignore_errors=True)  # of a killed run
             if program == BERTJAX:
-                outcome = train_bertjax(args.config, seed_flags, workdir)
+                outcome = train_bertjax(args.config, flags, workdir)
             else:
                 outcome = train_torch(config, args.peer_python, workdir, options)
             result = {"program": program, "seed": seed, "run": run, "intervals": outcome[-1]}

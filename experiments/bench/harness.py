@@ -12,10 +12,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from bertjax.config.config import Config
 
 BERTJAX = "bertjax"
+EVALUATE_AT_END = ["--config.eval_every=100%", "--config.checkpoint_every=100%"]
+
+Work = Callable[[], object]  # may return a function that waits for the end of its work
 
 
 class Cost(NamedTuple):
@@ -47,9 +53,39 @@ def limit_cores(count: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
+def load(spec: str, overrides: Mapping[str, Any]) -> "Config":
+    """Return the configuration of `NAME[:OPTIONS]` with some fields replaced."""
+    from bertjax.config.loading import load_config
+    from bertjax.formats.loading import find_bert_config
+    from bertjax.tasks import registry
+
+    return load_config(spec, overrides, registry.data_fields(), find_bert_config)
+
+
+def bertjax_command(*words: str) -> list[str]:
+    """Return the command line of `bertjax WORDS`."""
+    return [sys.executable, "-m", "bertjax", *words]
+
+
+def worker_command(args: argparse.Namespace, name: str, *options: str) -> list[str]:
+    """Return this program's own command line, as the worker `name` and with further options."""
+    python = sys.executable if name == BERTJAX else args.peer_python
+    return [python, *sys.argv, "--worker", name, *options]
+
+
 def child_environment() -> dict[str, str]:
     """Return the environment in which a child process can import this repository."""
     return os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+
+
+def read_reply(command: Sequence[str], **environment: str) -> Any:
+    """Run a process and return the JSON of its last line."""
+    process = subprocess.run(
+        command, env=child_environment() | environment, stdout=subprocess.PIPE, text=True
+    )
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed: see above.")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def measure_cost(command: Sequence[str]) -> Cost:
@@ -61,51 +97,38 @@ def measure_cost(command: Sequence[str]) -> Cost:
     return Cost(ended - started, cpu)
 
 
-def peak_memory(command: Sequence[str]) -> float:
-    """Run a process and return the peak resident MiB of it and its children, sampled at 100 Hz."""
-    import psutil
-
-    process = psutil.Popen(command, env=child_environment(), stdout=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        total = 0
-        for member in [process, *process.children(recursive=True)]:
-            try:
-                total += member.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
-        peak = max(peak, total)
-        time.sleep(0.01)
-    if process.returncode:
-        sys.exit(f"{' '.join(command)} failed.")
-    return peak / 2**20
-
-
 def serve_measurements(
-    make: Callable[[], Callable[[], object]], memory: Callable[[], int] = int
+    args: argparse.Namespace,
+    programs: Mapping[str, Callable[[], Work]],
+    memory: Callable[[], int] = int,
 ) -> None:
-    """In a worker process: call a function as often as each input line says, and report the cost.
+    """In a worker process, do the work as often as each input line says, report the cost, and exit.
 
     Args:
-      make: returns the function; its own cost does not count.
+      programs: worker -> function that returns the work; its own cost does not count.
       memory: returns the peak bytes in use.
     """
+    if not args.worker:
+        return
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps what libraries print out of the replies
-    work = make()
+    work = programs[args.worker]()
     for line in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
-            work()
+            wait = work()
+        if callable(wait):
+            wait()
         spent = time.perf_counter() - wall, time.process_time() - cpu
         replies.write(f"{json.dumps([*spent, memory()])}\n")
         replies.flush()
+    sys.exit()
 
 
 def take_turns(
     commands: Mapping[str, Sequence[str]], rounds: int, calls: int = 1, warm_up: int = 1
-) -> Iterator[dict[str, Cost]]:
-    """Yield, for each round, the mean cost of one call of each program.
+) -> list[dict[str, Cost]]:
+    """Return, for each round, the mean cost of one call of each program.
 
     Args:
       commands: name -> command line of a process that calls `serve_measurements`.
@@ -132,24 +155,23 @@ def take_turns(
         if warm_up:
             for name in commands:
                 measure(name, warm_up)
-        for _ in range(rounds):
-            yield {name: measure(name, calls) for name in commands}
+        return [{name: measure(name, calls) for name in commands} for _ in range(rounds)]
     finally:
         for worker in workers.values():
             worker.kill()
             worker.wait()
 
 
-def comparison_table(
+def print_comparison(
     title: str, unit: str, count: float, rounds: Sequence[Mapping[str, Cost]]
-) -> Iterator[str]:
-    """Yield the lines of a table of rates and of speedups of bertjax, medians over the rounds.
+) -> None:
+    """Print a table of rates and of speedups of bertjax, medians over the rounds.
 
     Args:
       unit: what a rate counts, in plural.
       count: units of one call.
     """
-    yield f"\n{title:26}{unit + '/s':>14}{'CPU s':>10}{'speedup of bertjax':>26}"
+    print(f"\n{title:26}{unit + '/s':>14}{'CPU s':>10}{'speedup of bertjax':>26}")
     for name in rounds[0]:
         wall, cpu = (statistics.median(costs[name][i] for costs in rounds) for i in (0, 1))
         ratios = [
@@ -157,4 +179,4 @@ def comparison_table(
             for i in (0, 1)
         ]
         speedup = "" if name == BERTJAX else "{:.2f} (CPU {:.2f})".format(*ratios)
-        yield f"{name:26}{count / wall:14.1f}{cpu:10.2f}{speedup:>26}"
+        print(f"{name:26}{count / wall:14.1f}{cpu:10.2f}{speedup:>26}", flush=True)

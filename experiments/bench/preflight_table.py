@@ -18,14 +18,12 @@ import os
 import pathlib
 from typing import Any
 
-from bertjax.config.loading import load_config
 from bertjax.mesh.memory import GIB
 from bertjax.preflight.analysis import preflight
 from bertjax.preflight.topology import Topology
-from bertjax.tasks import registry
 from data_pipelines.paths import atomic_write_text
+from experiments.bench import harness
 
-PRETRAINING = pathlib.Path(__file__).parent.parent / "pretraining.py"
 MODELS = ("base", "large")
 PHASES = (1, 2)
 RECIPES = ("paper", "slides", "lamb")
@@ -41,15 +39,13 @@ def report_case(case: Case, cache: pathlib.Path) -> dict[str, Any]:
     if not file.exists():
         model, phase, recipe, name = case
         topology = Topology(name)
-        spec = f"{PRETRAINING}:model={model},phase={phase},recipe={recipe}"
-        per_chip = load_config(spec, {}, registry.data_fields()).batch_size // topology.chips
-        overrides = {
-            "gradient_accumulation_steps": str(-(-per_chip // MAX_MICROBATCH[phase])),
-            "model.scan_layers": "True",
-        }
-        config = load_config(spec, overrides, registry.data_fields())
+        spec = f"pretraining:model={model},phase={phase},recipe={recipe}"
+        per_chip = harness.load(spec, {}).batch_size // topology.chips
+        accumulation = -(-per_chip // MAX_MICROBATCH[phase])
+        fields = {"gradient_accumulation_steps": accumulation, "model.scan_layers": True}
+        config = harness.load(spec, fields)
         report = json.loads(preflight(config, topology).to_json())
-        report["gradient_accumulation_steps"] = config.gradient_accumulation_steps
+        report["gradient_accumulation_steps"] = accumulation
         atomic_write_text(file, json.dumps(report, indent=1))
     return json.loads(file.read_text())
 
@@ -58,11 +54,8 @@ def table_row(case: Case, report: dict[str, Any]) -> str:
     """Return a line of the table."""
     train, microbatches = report["train"], report["gradient_accumulation_steps"]
     per_chip = train["per_device_batch_size"]
-    cells = [
-        *case,
-        f"{microbatches} x {per_chip // microbatches}",
-        f"{train['hbm_bytes'] / GIB:.1f}",
-    ]
+    sequences = f"{microbatches} x {per_chip // microbatches}"
+    cells = [*case, sequences, f"{train['hbm_bytes'] / GIB:.1f}"]
     if not report["fits"]:
         excess = (train["hbm_bytes"] - report["hbm_limit_bytes"]) / GIB
         cells += [f"exceeds memory by {excess:.1f} GiB", "", "", ""]

@@ -14,41 +14,29 @@ preflight's charge for a kernel that the compiler does not count. Each step is c
 process. PYTHON is an interpreter with `transformers<5`, flax, optax and `jax[tpu]`.
 """
 
-import argparse
 import json
-import pathlib
-import subprocess
-import sys
 from typing import Any
 
-from experiments.bench.harness import BERTJAX, child_environment
+from experiments.bench import harness
+from experiments.bench.harness import BERTJAX
 
 GIB = 2**30
-NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, VOCAB_SIZE = 24, 1024, 16, 30522
+NUM_LAYERS, HIDDEN_SIZE = 24, 1024
 PEER = "transformers"
 
 
 def analyze_bertjax(topology: str, layers: int, length: int, per_chip: int) -> dict[str, Any]:
     """Return cycles, seconds on links and bytes per chip of bertjax's step."""
-    from bertjax.config.loading import load_config
     from bertjax.preflight.analysis import preflight
     from bertjax.preflight.topology import Topology
-    from bertjax.tasks import registry
 
-    recipe = pathlib.Path(__file__).parents[1] / "pretraining.py"
     target = Topology(topology)
-    overrides = {
+    fields = {
         "max_seq_length": length,
         "batch_size": per_chip * target.chips,
         "model.num_hidden_layers": layers,
-        "model.hidden_dropout_prob": 0.1,
-        "model.attention_probs_dropout_prob": 0.1,
     }
-    config = load_config(
-        f"{recipe}:model=large,phase={1 if length == 128 else 2}",
-        {name: str(value) for name, value in overrides.items()},
-        registry.data_fields(),
-    )
+    config = harness.load(f"pretraining:model=large,phase={1 if length == 128 else 2}", fields)
     train = preflight(config, target, train_only=True).train
     return {
         "cycles": train.estimated_cycles,
@@ -66,6 +54,7 @@ def analyze_transformers(topology: str, layers: int, length: int, per_chip: int)
     import transformers
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from bertjax.mesh.memory import program_bytes
     from bertjax.preflight.hlo import find_collectives, instruction_costs, parse_hlo
     from bertjax.preflight.topology import Topology
 
@@ -75,10 +64,9 @@ def analyze_transformers(topology: str, layers: int, length: int, per_chip: int)
     replicated = NamedSharding(mesh, PartitionSpec())
     sharded = NamedSharding(mesh, PartitionSpec("data"))
     config = transformers.BertConfig(
-        vocab_size=VOCAB_SIZE,
         num_hidden_layers=layers,
         hidden_size=HIDDEN_SIZE,
-        num_attention_heads=NUM_HEADS,
+        num_attention_heads=HIDDEN_SIZE // 64,
         intermediate_size=4 * HIDDEN_SIZE,
     )
     model = transformers.FlaxBertForPreTraining(
@@ -102,69 +90,45 @@ def analyze_transformers(topology: str, layers: int, length: int, per_chip: int)
         updates, opt_state = optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    def with_sharding(tree: Any, sharding: NamedSharding) -> Any:
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
-        )
-
     params = jax.eval_shape(lambda: model.init_weights(jax.random.key(0), (1, length)))
     batch_size = per_chip * len(devices)
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
     batch = dict.fromkeys(names, jax.ShapeDtypeStruct((batch_size, length), jnp.int32))
     batch["next_sentence"] = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    compiled = (
-        jax.jit(step, donate_argnums=(0, 1), out_shardings=replicated)
-        .lower(
-            with_sharding(params, replicated),
-            with_sharding(jax.eval_shape(optimizer.init, params), replicated),
-            with_sharding(batch, sharded),
-            jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),
-        )
-        .compile()
+    jitted = jax.jit(
+        step,
+        in_shardings=(replicated, replicated, sharded, replicated),
+        out_shardings=replicated,
+        donate_argnums=(0, 1),
     )
-    memory: Any = compiled.memory_analysis()
-    state = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    seed = jax.ShapeDtypeStruct((), jnp.int32)
+    opt_state = jax.eval_shape(optimizer.init, params)
+    compiled = jitted.lower(params, opt_state, batch, seed).compile()
     module = parse_hlo(compiled.as_text() or "")
-    bytes_sent = sum(
-        collective.bytes_sent * collective.count for collective in find_collectives(module)
-    )
+    bytes_sent = sum(c.bytes_sent * c.count for c in find_collectives(module))
     return {
         "cycles": sum(cost.count * cost.cycles for cost in instruction_costs(module)),
         "charged": 0,
         "collective_seconds": bytes_sent / target.bandwidth,
-        "bytes": state + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
+        "bytes": program_bytes(compiled),
     }
 
 
-def run_worker(python: str, options: list[str]) -> dict[str, Any]:
-    """Return what a process of an interpreter reports of its step."""
-    environment = child_environment() | {"JAX_PLATFORMS": "cpu"}
-    command = [python, __file__, *options]
-    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if process.returncode:
-        sys.exit(f"{' '.join(command)} failed: see above.")
-    return json.loads(process.stdout.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
+    parser = harness.make_parser(__doc__)
     parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--layers", type=int, default=NUM_LAYERS)
     parser.add_argument("--max-seq-length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32, help="sequences per chip")
-    parser.add_argument("--worker", choices=(BERTJAX, PEER), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         analyze = analyze_bertjax if args.worker == BERTJAX else analyze_transformers
         print(json.dumps(analyze(args.topology, args.layers, args.max_seq_length, args.batch)))
         return
 
-    options = [f"--topology={args.topology}", f"--layers={args.layers}", f"--batch={args.batch}"]
-    options.append(f"--max-seq-length={args.max_seq_length}")
     figures = {
-        name: run_worker(python, [f"--worker={name}", *options])
-        for name, python in ((BERTJAX, sys.executable), (PEER, args.peer_python))
+        name: harness.read_reply(harness.worker_command(args, name), JAX_PLATFORMS="cpu")
+        for name in (BERTJAX, PEER)
     }
     print(f"BERT-Large, {args.layers} layers, {args.topology}")
     print(f"{args.batch} sequences of {args.max_seq_length} tokens per chip\n")

@@ -11,15 +11,15 @@ import argparse
 import numpy as np
 
 from bertjax.cli.config_args import parse_overrides
-from bertjax.config.loading import load_config
 from bertjax.tasks import registry
+from experiments.bench import harness
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--config", required=True)
     args, rest = parser.parse_known_args()
-    config = load_config(args.config, parse_overrides(rest), registry.data_fields())
+    config = harness.load(args.config, parse_overrides(rest))
     counts = np.zeros(config.model.vocab_size)
     (eval_set,) = registry.find_task(config.task)(config).eval_sets()
     for batch in eval_set.batches():

@@ -18,124 +18,94 @@ import functools
 import json
 import pathlib
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from experiments.bench.harness import (
-    BERTJAX,
-    Cost,
-    child_environment,
-    comparison_table,
-    limit_cores,
-    make_parser,
-    measure_cost,
-    serve_measurements,
-    take_turns,
-)
+from experiments.bench import harness
+from experiments.bench.harness import BERTJAX, Cost
+
+LabelTexts = Callable[[], list[str]]
 
 
-def read_texts(data: str, column: str) -> list[str]:
-    with open(data, encoding="utf-8", newline="") as file:
-        dialect = "excel-tab" if data.endswith(".tsv") else "excel"
-        return [row[column] for row in csv.DictReader(file, dialect=dialect)]
-
-
-def make_bertjax_work(checkpoint: str, data: str, column: str) -> Callable[[], list[str]]:
+def make_bertjax_work(checkpoint: str, texts: Sequence[str]) -> LabelTexts:
     """Return a function that returns the label of each text."""
-    from bertjax.cli.jax_setup import skip_missing_tpu
     from bertjax.inference.predictor import Predictor
     from bertjax.tasks.pipeline import PredictInput
 
-    skip_missing_tpu()
     predictor = Predictor(checkpoint)
-    inputs = [PredictInput("text", {column: text}) for text in read_texts(data, column)]
+    inputs = [PredictInput("text", {"text": text}) for text in texts]
     return lambda: [answer["label"] for answer in predictor.predict(inputs)]
 
 
 def make_torch_work(
-    model: str, data: str, column: str, batch_size: int, cores: int
-) -> Callable[[], list[str]]:
+    model: str, texts: Sequence[str], max_length: int, batch_size: int, cores: int
+) -> LabelTexts:
     """Return the same of the peer."""
     import torch
     import transformers
 
     torch.set_num_threads(cores)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    tokenizer.model_max_length = json.loads((pathlib.Path(model) / "bench.json").read_text())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, model_max_length=max_length)
     pipeline = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
-    texts = read_texts(data, column)
-    return lambda: [
-        answer["label"] for answer in pipeline(texts, batch_size=batch_size, truncation=True)
-    ]
+    options = {"batch_size": batch_size, "truncation": True}
+    return lambda: [answer["label"] for answer in pipeline(texts, **options)]
 
 
-def write_labels(labels: list[str], output: pathlib.Path) -> None:
-    lines = (json.dumps({"label": label}) for label in labels)
-    output.write_text("\n".join(lines), encoding="utf-8")
+def convert(checkpoint: str, path: str) -> int:
+    """Convert a checkpoint for `transformers` and return its `max_seq_length`."""
+    from bertjax.workdir.run_config import make_run_config
 
-
-def export(checkpoint: str, path: pathlib.Path) -> None:
-    """Convert a checkpoint for `transformers`, with its `max_seq_length` beside it."""
-    from bertjax.checkpointing.lookup import find_checkpoint
-    from bertjax.config.loading import read_config
-    from bertjax.tasks import registry
-
-    command = [sys.executable, "-m", "bertjax", "convert", "--to", "hf", checkpoint, str(path)]
-    subprocess.run(command, check=True, env=child_environment())
-    config = read_config(find_checkpoint(checkpoint) / "config.json", registry.data_fields())
-    (path / "bench.json").write_text(json.dumps(config.max_seq_length))
+    command = harness.bertjax_command("convert", "--to", "hf", checkpoint, path)
+    subprocess.run(command, check=True, env=harness.child_environment())
+    return make_run_config(None, {}, checkpoint=checkpoint).max_seq_length
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = harness.make_parser(__doc__)
     parser.add_argument("--checkpoint", required=True, metavar="DIR")
-    parser.add_argument("--data", required=True, metavar="FILE", help=".csv or .tsv")
-    parser.add_argument("--text", default="text", metavar="COLUMN")
+    parser.add_argument("--data", required=True, metavar="FILE", help=".csv with a column text")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument("--max-length", type=int, help="of the worker")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="of the worker")
     args = parser.parse_args()
-    limit_cores(args.cores)
-    if args.worker:
-        make = functools.partial(make_bertjax_work, args.checkpoint, args.data, args.text)
-        if args.worker != BERTJAX:
-            make = functools.partial(
-                make_torch_work,
-                *(args.checkpoint, args.data, args.text),
-                batch_size=int(args.worker),
-                cores=args.cores,
-            )
-        return write_labels(make()(), args.output) if args.output else serve_measurements(make)
+    harness.limit_cores(args.cores)
+    with open(args.data, encoding="utf-8", newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    programs: dict[str, Callable[[], LabelTexts]]
+    programs = {BERTJAX: functools.partial(make_bertjax_work, args.checkpoint, texts)}
+    for size in args.batch_sizes:
+        work = args.checkpoint, texts, args.max_length, size, args.cores
+        programs[f"pipeline, batch size {size}"] = functools.partial(make_torch_work, *work)
+    if args.output:
+        answers = [json.dumps({"label": label}) for label in programs[args.worker]()()]
+        args.output.write_text("\n".join(answers), encoding="utf-8")
+        return
+    harness.serve_measurements(args, programs)
 
     with tempfile.TemporaryDirectory() as directory:
-        exported, output = pathlib.Path(directory) / "hf", pathlib.Path(directory) / "labels.jsonl"
-        export(args.checkpoint, exported)
-        options = ["--data", args.data, "--text", args.text, f"--cores={args.cores}"]
-        commands = {BERTJAX: [sys.executable, __file__, "--worker", BERTJAX, *options]}
-        commands[BERTJAX] += ["--checkpoint", args.checkpoint]
-        for size in args.batch_sizes:
-            command = [args.peer_python, __file__, "--worker", str(size), *options]
-            commands[f"pipeline, batch size {size}"] = [*command, "--checkpoint", str(exported)]
-        whole = {name: [*command, "--output", str(output)] for name, command in commands.items()}
-        predict = [sys.executable, "-m", "bertjax", "predict", "--checkpoint", args.checkpoint]
-        whole[BERTJAX] = [*predict, "--input", args.data, "--output", str(output)]
-
+        converted, output = f"{directory}/hf", pathlib.Path(directory, "labels.jsonl")
+        max_length = convert(args.checkpoint, converted)
+        peer_options = ["--checkpoint", converted, f"--max-length={max_length}"]
+        commands = {name: harness.worker_command(args, name, *peer_options) for name in programs}
+        commands[BERTJAX] = harness.worker_command(args, BERTJAX)
+        predict = ["predict", "--checkpoint", args.checkpoint, "--input", args.data]
+        to_output = ["--output", str(output)]
+        whole = {name: [*command, *to_output] for name, command in commands.items()}
+        whole[BERTJAX] = harness.bertjax_command(*predict, *to_output)
         rounds: list[dict[str, Cost]] = []
         labels: dict[str, list[str]] = {}
         for _ in range(args.rounds):
             rounds.append({})
             for name, command in whole.items():
-                rounds[-1][name] = measure_cost(command)
+                rounds[-1][name] = harness.measure_cost(command)
                 lines = output.read_text(encoding="utf-8").splitlines()
                 labels[name] = [json.loads(line)["label"] for line in lines]
-        count = len(labels[BERTJAX])
-        print("\n".join(comparison_table("with start-up", "texts", count, rounds)), flush=True)
-        for name in commands:
+        harness.print_comparison("with start-up", "texts", len(texts), rounds)
+        for name in programs:
             differing = sum(a != b for a, b in zip(labels[BERTJAX], labels[name], strict=True))
-            print(f"{name}: {differing} of {count} labels differ from those of bertjax", flush=True)
-        warm = list(take_turns(commands, args.rounds))
-        print("\n".join(comparison_table("without start-up", "texts", count, warm)))
-    return None
+            print(f"{name}: {differing} of {len(texts)} labels differ from those of bertjax")
+        warm = harness.take_turns(commands, args.rounds)
+        harness.print_comparison("without start-up", "texts", len(texts), warm)
 
 
 if __name__ == "__main__":

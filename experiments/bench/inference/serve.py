@@ -16,33 +16,22 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
-from experiments.bench.harness import child_environment
+import bertjax
+from experiments.bench import harness
 
 
-class LoadResult(NamedTuple):
-    """Result of a round.
-
-    Attributes:
-      answers: answer to each input.
-      latencies: seconds of each request.
-      wall: seconds of the whole round.
-    """
-
-    answers: list[Any]
-    latencies: list[float]
-    wall: float
-
-
-def send_requests(host: str, inputs: Sequence[Any], clients: int) -> LoadResult:
-    """Send one input a request, from several clients at once."""
+def send_requests(
+    host: str, inputs: Sequence[Any], clients: int
+) -> tuple[Sequence[Any], Sequence[float]]:
+    """Send one input a request, from several clients at once; return answers and seconds."""
     local = threading.local()
 
     def request(content: Any) -> tuple[Any, float]:
@@ -50,28 +39,25 @@ def send_requests(host: str, inputs: Sequence[Any], clients: int) -> LoadResult:
             local.connection = http.client.HTTPConnection(host, timeout=600)
         body, began = json.dumps({"inputs": content}), time.perf_counter()
         local.connection.request("POST", "/predict", body)
-        response = local.connection.getresponse()
-        reply = json.loads(response.read())
-        answer = reply["answers"] if response.status == 200 else reply
-        return answer, time.perf_counter() - began
+        reply = json.loads(local.connection.getresponse().read())
+        return reply.get("answers", reply), time.perf_counter() - began
 
-    began = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         answers, latencies = zip(*pool.map(request, inputs), strict=True)
-    return LoadResult(list(answers), list(latencies), time.perf_counter() - began)
+    return answers, latencies
 
 
 def answers_match(one: Any, other: Any) -> bool:
-    """Return whether two answers are equal up to rounding, which depends on the batch."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            answers_match(one[key], other[key]) for key in one
-        )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(answers_match, one, other))
-    return bool(one == other)
+    """Return whether two JSON values are equal up to rounding, which depends on the batch."""
+
+    def equal(a: Any, b: Any) -> bool:
+        if isinstance(a, float) and isinstance(b, float):
+            return math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-4)
+        return a == b
+
+    structures: list[Any] = [jax.tree.structure(answer) for answer in (one, other)]
+    leaves = [jax.tree.leaves(answer) for answer in (one, other)]
+    return structures[0] == structures[1] and all(map(equal, *leaves))
 
 
 def main() -> None:
@@ -85,15 +71,12 @@ def main() -> None:
     lines = filter(None, map(str.strip, args.input.read_text(encoding="utf-8").splitlines()))
     inputs = [json.loads(line) if line.startswith("{") else line for line in lines]
     inputs = (inputs * -(-args.requests // len(inputs)))[: args.requests]
-
-    from bertjax import load
-
-    model = load(args.checkpoint)
+    model = bertjax.load(args.checkpoint)
     expected = [model.predict(content) for content in inputs]
-    command = [sys.executable, "-m", "bertjax", "serve", "--checkpoint", args.checkpoint]
+    command = harness.bertjax_command("serve", "--checkpoint", args.checkpoint, "--port", "0")
     began = time.perf_counter()
     server = subprocess.Popen(
-        [*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=child_environment()
+        command, stdout=subprocess.PIPE, text=True, env=harness.child_environment()
     )
     try:
         assert server.stdout
@@ -102,14 +85,13 @@ def main() -> None:
         print(f"{'clients':>8}{'requests/s':>12}{'median':>10}{'95th percentile':>17} (ms)   equal")
         for _ in range(args.rounds):
             for clients in (1, args.clients):
-                result = send_requests(host, inputs, clients)
-                equal = sum(map(answers_match, result.answers, expected))
-                median, high = 1e3 * np.quantile(result.latencies, (0.5, 0.95))
-                rate = len(inputs) / result.wall
-                print(
-                    f"{clients:8}{rate:12.1f}{median:10.1f}{high:17.1f}{equal:9} of {len(inputs)}",
-                    flush=True,
-                )
+                began = time.perf_counter()
+                answers, latencies = send_requests(host, inputs, clients)
+                rate = len(inputs) / (time.perf_counter() - began)
+                equal = sum(map(answers_match, answers, expected))
+                median, high = 1e3 * np.quantile(latencies, (0.5, 0.95))
+                figures = f"{clients:8}{rate:12.1f}{median:10.1f}{high:17.1f}"
+                print(f"{figures}{equal:9} of {len(inputs)}", flush=True)
     finally:
         server.send_signal(signal.SIGTERM)
         print(f"ended with status {server.wait()}")

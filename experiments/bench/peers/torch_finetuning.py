@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.bench.peers.torch_peer import TrainingInterval, make_torch_optimizer
+from experiments.bench.peers.torch_pretraining import parameter_groups
 
+TrainingInterval = list[float]  # last step, mean loss, examples/s
 Arrays = Mapping[str, np.ndarray]
 # Head -> name of its targets in a batch, and class of `transformers`.
 HEADS = {
@@ -43,21 +44,8 @@ class PackedExample(NamedTuple):
 
 
 Question = list[PackedExample]  # the choices of a question; elsewhere one example
-
-
-class MicroBatch(NamedTuple):
-    """Examples that the model computes at once.
-
-    Attributes:
-      inputs: arguments of the model.
-      sizes: examples of each question.
-      targets, weights: targets and their weights in the loss of the step.
-    """
-
-    inputs: dict[str, Any]
-    sizes: list[int]
-    targets: Any
-    weights: Any
+# Arguments of the model, examples of each question, targets, and their weights in the step's loss.
+MicroBatch = tuple[dict[str, Any], list[int], Any, Any]
 
 
 def unpack(arrays: Arrays, index: int) -> list[Question]:
@@ -83,6 +71,18 @@ def split_questions(
         yield questions[first : first + size]
 
 
+def pad_inputs(examples: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> dict[str, Any]:
+    """Return the model's arguments for examples of token ids and types, padded to a length."""
+    import torch
+
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    inputs = {name: torch.zeros((len(examples), length), dtype=torch.long) for name in names}
+    for row, (ids, types) in enumerate(examples):
+        for name, values in zip(names, (ids, types, np.ones_like(ids)), strict=True):
+            inputs[name][row, : len(ids)] = torch.from_numpy(values)
+    return inputs
+
+
 class Peer:
     """Model of `transformers` with the loss of its task.
 
@@ -105,15 +105,9 @@ class Peer:
 
     def inputs(self, questions: Sequence[Question]) -> dict[str, Any]:
         """Return the model's arguments, padded to the longest example."""
-        import torch
-
         examples = [example for question in questions for example in question]
         length = max(self.pad_to, *(len(example.input_ids) for example in examples))
-        names = ("input_ids", "token_type_ids", "attention_mask")
-        inputs = {name: torch.zeros((len(examples), length), dtype=torch.long) for name in names}
-        for row, (*_, ids, types) in enumerate(examples):
-            for name, values in zip(names, (ids, types, np.ones_like(ids)), strict=True):
-                inputs[name][row, : len(ids)] = torch.from_numpy(values)
+        inputs = pad_inputs([(e.input_ids, e.token_type_ids) for e in examples], length)
         # Questions differ in their number of choices, so each choice is a question of its own.
         shape = (-1, 1, length) if self.head == "multiple_choice" else (-1, length)
         return {name: values.view(shape) for name, values in inputs.items()}
@@ -140,13 +134,13 @@ class Peer:
                 targets[row, :length] = arrays[self.target][example.tokens]
                 token_weights[row, :length] = weights[example.tokens]
             flat = torch.from_numpy(token_weights / total).flatten()
-            return MicroBatch(inputs, [], torch.from_numpy(targets).flatten(), flat)
+            return inputs, [], torch.from_numpy(targets).flatten(), flat
         values = np.array([arrays[self.target][example.slot] for example in examples])
         if self.head == "question_answering":
             values = values - np.array([[example.tokens[2][0]] for example in examples])
         targets = torch.tensor(values, dtype=torch.float32 if self.is_regression else torch.long)
         shares = np.array([weights[question[0].slot] for question in questions]) / total
-        return MicroBatch(inputs, [len(q) for q in questions], targets, torch.tensor(shares))
+        return inputs, [len(question) for question in questions], targets, torch.tensor(shares)
 
     def logits(self, inputs: dict[str, Any]) -> Any:
         """Return the logits; of answers start and end, `(batch, tokens, 2)`."""
@@ -162,21 +156,21 @@ class Peer:
         import torch
         from torch.nn import functional
 
-        logits, targets = self.logits(batch.inputs), batch.targets
+        inputs, sizes, targets, weights = batch
+        logits = self.logits(inputs)
         if self.is_regression:
             losses = functional.mse_loss(logits[:, 0], targets, reduction="none")
         elif self.head == "question_answering":
-            both = functional.cross_entropy(logits, targets, reduction="none")
-            losses = both.mean(-1)
+            losses = functional.cross_entropy(logits, targets, reduction="none").mean(-1)
         else:
             if self.head == "token_classification":
                 logits = logits.flatten(0, 1)
             elif self.head == "multiple_choice":
-                scores = logits[:, 0].split(batch.sizes)
+                scores = logits[:, 0].split(sizes)
                 logits = torch.nn.utils.rnn.pad_sequence(scores, True, -torch.inf)
-                targets = torch.stack([labels.argmax() for labels in targets.split(batch.sizes)])
+                targets = torch.stack([labels.argmax() for labels in targets.split(sizes)])
             losses = functional.cross_entropy(logits, targets, reduction="none")
-        return losses @ batch.weights.to(losses.dtype)
+        return losses @ weights.to(losses.dtype)
 
     def predict(self, arrays: Arrays, size: int, by_length: bool, num_outputs: int) -> np.ndarray:
         """Return the logits of all examples, in the shape of bertjax's."""
@@ -212,14 +206,18 @@ def train(directory: pathlib.Path, init: str, cores: int, pad_to: int, group: in
     torch.manual_seed(recipe["seed"])
     torch.set_num_threads(cores)
     peer = Peer(recipe, init, pad_to)
-    optimizer, schedule = make_torch_optimizer(peer.model, recipe)
+    groups = parameter_groups(peer.model, recipe["weight_decay"])
+    betas = recipe["b1"], recipe["b2"]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=recipe["eps"], fused=True)
+    rates = recipe["learning_rates"]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rates.__getitem__)
     arrays = dict(np.load(directory / "train.npz"))
     steps = []
     for index in range(len(arrays["input_ids"])):
         questions = unpack(arrays, index)
         total = peer.total_weight(arrays, index, questions)
-        groups = split_questions(questions, group or len(questions), bool(group))
-        steps.append([peer.micro_batch(arrays, questions, total) for questions in groups])
+        parts = split_questions(questions, group or len(questions), bool(group))
+        steps.append([peer.micro_batch(arrays, part, total) for part in parts])
 
     intervals: list[TrainingInterval] = []
     losses: list[float] = []
