@@ -17,23 +17,28 @@ from experiments.ablations import __main__ as ablations
 from experiments.ablations import commands, feature_based, recipes
 from experiments.ablations.__main__ import Ablation
 from experiments.ablations.results import VariantResult, describe_finding, write_results
-from experiments.ablations.tables import TABLES, TASKS, AblationTable, Finding, Variant
+from experiments.ablations.tables import TABLES, TASKS, Finding, make_tables
 
-SIZES, SHARES = ("2-128", "4-256"), (0.1, 0.5, 1.0)
+ABLATION_TABLES = make_tables(("2-128", "4-256"), (0.1, 0.5, 1.0))
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_table_rows_have_distinct_valid_configurations(name) -> None:
-    table = TABLES[name](SIZES, SHARES)
+    table = ABLATION_TABLES[name]
     runs = [(v.pretraining_name, v.step_fraction, *v.finetuning.items()) for v in table.variants]
     assert len(set(runs)) == len(runs)
     for variant in table.variants:
         options = {"model": "2-128", "recipe": "paper", **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
-        config = load_config(
-            f"experiments/pretraining.py:{spec}", variant.fields, registry.data_fields()
-        )
+        config = load_config(f"pretraining:{spec}", variant.fields, registry.data_fields())
         registry.make_objective(config.resolve())
+
+
+def make_ablation(output: pathlib.Path, **fields: object) -> Ablation:
+    args = {"output": output, "corpus": "corpus", "recipe": "modern", "seeds": 1, "size": "2-128"}
+    args |= {"sizes": "2-128,4-256", "milestones": "0.5,1", "steps": 10}
+    args |= {"task": [], "pretrain": [], "finetune": []}
+    return Ablation(argparse.Namespace(**args | fields))
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -41,13 +46,13 @@ def test_ablation_commands_have_valid_configurations(name, tmp_path, monkeypatch
     commands = []
     monkeypatch.setattr(ablations, "run_bertjax", lambda *words: commands.append(words))
     monkeypatch.setattr(ablations, "run_once", lambda _, sweeps: commands.extend(sweeps))
-    args = argparse.Namespace(
-        **{"table": name, "output": tmp_path, "corpus": "corpus", "recipe": "modern", "seeds": 1},
-        **{"size": "2-128", "sizes": "2-128,4-256", "milestones": "0.5,1", "steps": 10},
-        **{"task": [f"{task}=data" for task in TASKS], "pretrain": ["max_seq_length=64"]},
+    ablation = make_ablation(
+        tmp_path,
+        table=name,
+        task=[f"{task}=data" for task in TASKS],
+        pretrain=["max_seq_length=64"],
         finetune=["all.batch_size=8", "ner-features.model.bilstm=128"],
     )
-    ablation = Ablation(args)
     for variant in ablation.table.variants:
         model = ablation._pretrain(variant)
         for task in TASKS:
@@ -142,26 +147,20 @@ def test_run_once_exits_on_failure(monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"steps": 1234},
-            "--steps 1234: some --milestones lie between two steps. Use a multiple of 10",
-        ),
+        ({"steps": 1234, "milestones": "0.1,0.5,1"}, "--steps 1234: .* Use a multiple of 10"),
         ({"milestones": "0.5,1.5"}, r"--milestones 1.5: not in \(0, 1\]"),
         ({"milestones": "0.33333,1"}, r"--milestones 0.33333: not in \(0, 1\]. Write thousandths"),
     ],
 )
 def test_ablation_rejects_milestones_between_steps(tmp_path, fields, message) -> None:
-    args = {"table": "steps", "output": tmp_path, "corpus": "c", "recipe": "paper", "seeds": 1}
-    args |= {"size": "2-128", "sizes": "2-128", "milestones": "0.1,0.5,1", "steps": 100}
-    args |= {"task": [], "pretrain": [], "finetune": []}
     with pytest.raises(SystemExit, match=message):
-        Ablation(argparse.Namespace(**args | fields))
+        make_ablation(tmp_path, table="steps", **fields)
 
 
 def test_tables_share_pretrained_models() -> None:
-    plain = [TABLES[name](SIZES, SHARES).variants[0].pretraining_name for name in TABLES]
+    plain = [ABLATION_TABLES[name].variants[0].pretraining_name for name in TABLES]
     assert plain == ["plain", "plain", "model=2-128", "plain"]
-    small, large = TABLES["sizes"](SIZES, SHARES).variants
+    small, large = ABLATION_TABLES["sizes"].variants
     options = {"model": "2-128", "recipe": "modern", "data": "corpus"}
     assert small.without_shared_options(options).pretraining_name == "plain"
     assert large.without_shared_options(options) == large
@@ -169,7 +168,7 @@ def test_tables_share_pretrained_models() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_findings_refer_to_existing_rows(name) -> None:
-    table = TABLES[name](SIZES, SHARES)
+    table = ABLATION_TABLES[name]
     for finding in table.findings:
         assert finding.better_row != finding.worse_row
         assert {finding.better_row, finding.worse_row} <= {*range(len(table.variants))}
@@ -211,20 +210,20 @@ def test_describe_finding_compares_with_the_spread_of_seeds(high, low, verdict) 
 
 
 def test_write_results_counts_diverged_runs(tmp_path) -> None:
-    table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
     results = [
         VariantResult("a", 9.0, {"qnli accuracy": [0.5, 0.75]}, 0),
         VariantResult("b", 9.0, {"qnli accuracy": [None, None]}, 2),
         VariantResult("c", 9.0, {"qnli accuracy": [None, 0.5]}, 1),
     ]
-    lines = write_results(tmp_path / "x", table, results).splitlines()
+    text = write_results(tmp_path / "x", "Caption.", results, [Finding("a helps", 0, 1)])
+    lines = text.splitlines()
     assert "| b | 9.00 | - | 2 |" in lines and "| c | 9.00 | 0.5000 | 1 |" in lines
     assert "- a helps: qnli accuracy is missing for one row." in lines
 
 
 def test_write_results_lists_every_score(tmp_path) -> None:
-    table = AblationTable("Caption.", [Variant("a"), Variant("b")], [Finding("a helps", 0, 1)])
-    text = write_results(tmp_path / "x", table, rows([0.25, 0.75], [0.5, 0.5]))
+    results = rows([0.25, 0.75], [0.5, 0.5])
+    text = write_results(tmp_path / "x", "Caption.", results, [Finding("a helps", 0, 1)])
     assert "| a | 9.00 | 0.5000 ± 0.3536 | 0 |" in text.splitlines()
     content = json.loads((tmp_path / "x.json").read_text())
     assert content["rows"][0]["scores"] == {"qnli accuracy": [0.25, 0.75]}

@@ -14,14 +14,16 @@ perplexity on the eval split, and the paper's findings that are reproduced. No r
 
 import argparse
 import dataclasses
+import math
 import pathlib
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 
 from experiments import pretraining
 from experiments.ablations.commands import override_flags, run_bertjax, run_once
 from experiments.ablations.results import VariantResult, read_row, write_results
-from experiments.ablations.tables import TABLES, TASKS, Variant
+from experiments.ablations.tables import TABLES, TASKS, Variant, make_tables
 
 MILESTONES = "0.1,0.2,0.4,0.7,1"
 
@@ -46,9 +48,11 @@ class Ablation:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._fractions = sorted(float(fraction) for fraction in args.milestones.split(","))
+        milestones = sorted(map(Fraction, args.milestones.split(",")))
+        # The smallest number of parts of the steps that end at every milestone.
+        self._num_parts = math.lcm(*(milestone.denominator for milestone in milestones))
         self._options = {"model": args.size, "recipe": args.recipe, "data": args.corpus}
-        table = TABLES[args.table](args.sizes.split(","), self._fractions)
+        table = make_tables(args.sizes.split(","), list(map(float, milestones)))[args.table]
         variants = [v.without_shared_options(self._options) for v in table.variants]
         self.table = dataclasses.replace(table, variants=variants)
         self._tasks = parse_assignments(args.task, "--task")
@@ -56,7 +60,14 @@ class Ablation:
             if name not in TASKS:
                 sys.exit(f"--task {name}: unknown. Use one of {', '.join(TASKS)}.")
         self._finetune = parse_assignments(args.finetune, "--finetune")
-        self._check_milestones()
+        for milestone in milestones:
+            if not 0 < milestone <= 1 or 1000 % milestone.denominator:
+                sys.exit(f"--milestones {float(milestone):g}: not in (0, 1]. Write thousandths.")
+        if args.table == "steps" and args.steps % self._num_parts:
+            sys.exit(
+                f"--steps {args.steps}: some --milestones lie between two steps. Use a multiple of "
+                f"{self._num_parts}."
+            )
 
     def run(self) -> list[VariantResult]:
         """Train the missing runs and return a row for each variant."""
@@ -75,35 +86,13 @@ class Ablation:
         args, workdir = self._args, self._workdir(variant)
         options = {**self._options, **variant.options}
         spec = ",".join(f"{name}={value}" for name, value in options.items())
-        interval = round(args.steps * self._milestone_unit())
-        fields = {
-            "steps": str(args.steps),
-            "keep_period": str(interval),
-            "checkpoint_every": str(interval),
-            "eval_every": str(interval),
-        }
+        interval = str(round(args.steps / self._num_parts))
+        fields = {"steps": str(args.steps), "keep_period": interval}
+        fields |= {"checkpoint_every": interval, "eval_every": interval}
         fields |= {**parse_assignments(args.pretrain, "--pretrain"), **variant.fields}
         config = ["--config", f"pretraining:{spec}"]
         run_bertjax("train", "--workdir", str(workdir), *config, *override_flags(fields))
         return workdir / "checkpoints" / f"{round(args.steps * variant.step_fraction):08}"
-
-    def _check_milestones(self) -> None:
-        for fraction in self._fractions:
-            if not 0 < fraction <= 1 or not _is_whole(1000 * fraction):
-                sys.exit(f"--milestones {fraction:g}: not in (0, 1]. Write thousandths.")
-        if self._args.table == "steps" and not _is_whole(self._args.steps * self._milestone_unit()):
-            sys.exit(
-                f"--steps {self._args.steps}: some --milestones lie between two steps. Use a "
-                f"multiple of {round(1 / self._milestone_unit())}."
-            )
-
-    def _milestone_unit(self) -> float:
-        """Return the largest fraction of the steps of which every milestone is a multiple."""
-        return next(
-            1 / parts
-            for parts in range(1, 1001)
-            if all(_is_whole(fraction * parts) for fraction in self._fractions)
-        )
 
     def _fine_tune(self, variant: Variant, model: pathlib.Path, name: str) -> pathlib.Path:
         """Fine-tune on a task with every seed and return the workdir of the sweep."""
@@ -127,13 +116,9 @@ class Ablation:
         return workdir
 
 
-def _is_whole(number: float) -> bool:
-    return abs(number - round(number)) < 1e-6
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("table", choices=sorted(TABLES))
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--output", type=pathlib.Path, required=True, metavar="DIR")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--size", default="mini")
@@ -148,8 +133,8 @@ def main() -> None:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     ablation = Ablation(args)
-    rows = ablation.run()
-    print(write_results(args.output / args.table, ablation.table, rows))
+    rows, table = ablation.run(), ablation.table
+    print(write_results(args.output / args.table, table.caption, rows, table.findings))
 
 
 if __name__ == "__main__":

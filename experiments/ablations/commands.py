@@ -7,29 +7,22 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from data_pipelines.paths import atomic_write_text
 
-Command = Sequence[str]  # a subcommand and its arguments
 
-
-def run_bertjax(*command: str) -> None:
-    """Run a subcommand; exit with its status if it fails."""
-    if status := _run(command):
+def run_bertjax(*command: str, allowed_statuses: Collection[int] = ()) -> int:
+    """Run a subcommand and return its exit status; exit if it is neither 0 nor allowed."""
+    print(f"$ bertjax {shlex.join(command)}", flush=True)
+    status = subprocess.run([sys.executable, "-m", "bertjax", *command]).returncode
+    if status and status not in allowed_statuses:
         sys.exit(status)
-
-
-class CommandResult(NamedTuple):
-    """Exit status of commands, and the CPU minutes of all their attempts."""
-
-    status: int
-    minutes: float
+    return status
 
 
 def run_once(
-    record: pathlib.Path, commands: Sequence[Command], allowed_statuses: Collection[int] = ()
-) -> CommandResult:
+    record: pathlib.Path, commands: Sequence[Sequence[str]], allowed_statuses: Collection[int] = ()
+) -> tuple[int, float]:
     """Run subcommands one after the other, unless a record shows that they have ended.
 
     If the record lists other commands, all are run: each resumes its workdir, or rejects it
@@ -37,32 +30,28 @@ def run_once(
 
     Args:
       record: JSON file, written once all commands have ended.
-      commands: the subcommands.
+      commands: the subcommands with their arguments.
       allowed_statuses: exit statuses that are a result; later commands are then skipped.
+
+    Returns:
+      The last exit status, and the CPU minutes of all attempts.
     """
     recorded, minutes, status = json.loads(record.read_text()) if record.exists() else ([], 0.0, 0)
     if recorded == [[*command] for command in commands]:
-        return CommandResult(status, minutes)
-    before = _cpu_minutes()
+        return status, minutes
+    minutes -= _cpu_minutes()
     for command in commands:
-        if status := _run(command):
-            if status in allowed_statuses:
-                break
-            sys.exit(status)
-    minutes += _cpu_minutes() - before
+        if status := run_bertjax(*command, allowed_statuses=allowed_statuses):
+            break
+    minutes += _cpu_minutes()
     record.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(record, json.dumps([commands, minutes, status], indent=1))
-    return CommandResult(status, minutes)
+    return status, minutes
 
 
-def override_flags(fields: Mapping[str, str]) -> list[str]:
+def override_flags(fields: Mapping[str, object]) -> list[str]:
     """Return the flags that set fields of a configuration."""
     return [f"--config.{name}={value}" for name, value in fields.items()]
-
-
-def _run(command: Command) -> int:
-    print(f"$ bertjax {shlex.join(command)}", flush=True)
-    return subprocess.run([sys.executable, "-m", "bertjax", *command]).returncode
 
 
 def _cpu_minutes() -> float:

@@ -16,7 +16,7 @@ import pathlib
 
 from experiments.ablations.commands import run_once
 from experiments.ablations.results import VariantResult, write_results
-from experiments.ablations.tables import AblationTable, Finding, Variant
+from experiments.ablations.tables import Finding
 from experiments.token_classification import FEATURE_LAYERS
 
 SCORES = ("precision", "recall", "f1")
@@ -50,20 +50,13 @@ def main() -> None:
         config = f"token_classification:{options}"
         command = ["sweep", "--config", config, "--workdir", str(workdir)]
         command += [f"--seeds={args.seeds}", *extra_flags]
-        minutes = run_once(args.output / f"{name}.record.json", [command]).minutes / args.seeds
+        _, minutes = run_once(args.output / f"{name}.record.json", [command])
         runs = json.loads((workdir / "sweep.json").read_text())["runs"]
         scores = {score: [run["scores"][score] for run in runs] for score in SCORES}
+        scores["CPU minutes"] = [minutes / args.seeds]
         num_degenerate = sum(run["failed"] for run in runs)
-        rows.append(
-            VariantResult(
-                name.replace("_", " "),
-                None,
-                scores | {"CPU minutes": [minutes]},
-                num_degenerate,
-            )
-        )
-    table = AblationTable(CAPTION, [Variant(row.name) for row in rows], findings())
-    print(write_results(args.output / "features", table, rows))
+        rows.append(VariantResult(name.replace("_", " "), None, scores, num_degenerate))
+    print(write_results(args.output / "features", CAPTION, rows, findings()))
 
 
 if __name__ == "__main__":

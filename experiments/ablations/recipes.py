@@ -15,13 +15,14 @@ since.
 
 import argparse
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertjax.errors import EXIT_DIVERGED
 from bertjax.training.metrics_file import read_metrics
 from experiments.ablations.commands import override_flags, run_once
 from experiments.ablations.results import VariantResult, write_results
-from experiments.ablations.tables import AblationTable, Finding, Variant
+from experiments.ablations.tables import Finding
 
 CLM_FIRST = "CLM first"
 CLM_FRACTION = 0.2  # of the steps
@@ -40,47 +41,36 @@ PAPER, MODERN, MODERN_THIRD = "the paper's", "modern", "modern, a third of the s
 LOSS, MINUTES = "mlm loss", "CPU minutes"
 
 
-def training_stages(name: str, steps: int) -> dict[str, tuple[str, int]]:
-    """Return objective and steps of a row's runs, each initialized from the one before.
-
-    The fields of a row may override the objective, as those of "no NSP" do.
-    """
-    if name not in (CLM_FIRST, MODERN, MODERN_THIRD):
-        return {"mlm": ("mlm_nsp", steps)}
-    clm_steps = round(CLM_FRACTION * steps)
-    return {"clm": ("clm", clm_steps), "mlm": ("mlm_nsp", steps - clm_steps)}
-
-
 def train(
     workdir: pathlib.Path,
     options: str,
-    runs: dict[str, tuple[str, int]],
-    fields: dict[str, Any],
-    extra_flags: list[str],
+    stages: Mapping[str, int],
+    fields: Mapping[str, Any],
+    extra_flags: Sequence[str],
 ) -> tuple[float | None, float]:
-    """Train the missing runs of a row.
+    """Train the missing runs of a row, each initialized from the one before.
 
     Args:
       workdir: directory of the row and seed.
       options: options of `experiments/pretraining.py`.
-      runs: see `training_stages`.
-      fields: configuration fields of every run.
+      stages: steps of each run by its objective.
+      fields: configuration fields of every run, which may override the objective.
       extra_flags: flags that override those of the row.
 
     Returns:
       The final MLM loss, None if a run diverged, and the CPU minutes.
     """
     commands, init = [], ""
-    for stage, (objective, steps) in runs.items():
+    for objective, steps in stages.items():
+        stage = workdir / objective.removesuffix("_nsp")
         config = f"pretraining:{options},objective={objective},init={init}"
-        flags = override_flags({field: str(value) for field, value in fields.items()})
-        target = ["--workdir", str(workdir / stage), "--config", config, f"--config.steps={steps}"]
-        commands.append(["train", *target, *flags, *extra_flags])
-        init = str(workdir / stage)
-    result = run_once(workdir / "record.json", commands, [EXIT_DIVERGED])
-    if result.status == EXIT_DIVERGED:
-        return None, result.minutes
-    return float(read_metrics(workdir / "mlm")[-1]["mlm_loss"]), result.minutes
+        target = ["--workdir", str(stage), "--config", config, f"--config.steps={steps}"]
+        commands.append(["train", *target, *override_flags(fields), *extra_flags])
+        init = str(stage)
+    status, minutes = run_once(workdir / "record.json", commands, [EXIT_DIVERGED])
+    if status == EXIT_DIVERGED:
+        return None, minutes
+    return float(read_metrics(init)[-1]["mlm_loss"]), minutes
 
 
 def main() -> None:
@@ -90,9 +80,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--size", default="mini")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--only", nargs="+", default=[], help="rows to run, by a part of their names"
-    )
+    parser.add_argument("--only", nargs="+", help="rows to run, by a part of their names")
     args, extra_flags = parser.parse_known_args()
     variants: dict[str, dict[str, Any]] = {PAPER: {}, **CHANGES, MODERN: {}, MODERN_THIRD: {}}
     shared: dict[str, Any] = {"data.max_predictions_per_seq": None, "eval_every": "100%"}
@@ -103,26 +91,26 @@ def main() -> None:
         if args.only and not any(word in name for word in args.only):
             continue
         steps = args.steps // 3 if name == MODERN_THIRD else args.steps
+        clm_steps = round(CLM_FRACTION * steps) if name in (CLM_FIRST, MODERN, MODERN_THIRD) else 0
+        stages = {"clm": clm_steps} if clm_steps else {}
+        stages["mlm_nsp"] = steps - clm_steps
+        recipe = "modern" if name in (MODERN, MODERN_THIRD) else "paper"
+        options = f"model={args.size},recipe={recipe},data={args.corpus}"
+        directory = args.output / name.replace(" ", "-").replace("'", "").replace(",", "")
         losses, minutes = [], []
         for seed in range(args.seeds):
-            workdir = args.output / name.replace(" ", "-").replace("'", "").replace(",", "")
-            workdir /= str(seed)
-            recipe = "modern" if name in (MODERN, MODERN_THIRD) else "paper"
-            options = f"model={args.size},recipe={recipe},data={args.corpus}"
             run_fields = shared | {"seed": seed} | fields
-            loss, cpu_minutes = train(
-                workdir, options, training_stages(name, steps), run_fields, extra_flags
-            )
+            workdir = directory / str(seed)
+            loss, cpu_minutes = train(workdir, options, stages, run_fields, extra_flags)
             losses.append(loss)
             minutes.append(cpu_minutes)
         rows.append(VariantResult(name, None, {LOSS: losses, MINUTES: minutes}, losses.count(None)))
-    names = [row.name for row in rows]
     findings = [
-        Finding(f"{name}: lower than {names[0]}", i, 0, ("mlm",), lower_is_better=True)
-        for i, name in enumerate(names[1:], 1)
+        Finding(f"{row.name}: lower than {rows[0].name}", i, 0, ("mlm",), lower_is_better=True)
+        for i, row in enumerate(rows[1:], 1)
     ]
-    table = AblationTable("Recipes for small budgets.", [*map(Variant, names)], findings)
-    print(write_results(args.output / "recipes", table, rows))
+    stem = args.output / "recipes"
+    print(write_results(stem, "Recipes for small budgets.", rows, findings))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from bertjax.html.page import Section, render_report
 from bertjax.html.plots import strip_plot
 from bertjax.html.tables import TextTable
 from bertjax.training.metrics_file import read_metrics
-from experiments.ablations.tables import TASKS, AblationTable, Finding, Variant
+from experiments.ablations.tables import TASKS, Finding, Variant
 
 # "task score" -> score of each seed; None for a diverged run
 Scores = Mapping[str, Sequence[float | None]]
@@ -36,10 +36,7 @@ class VariantResult:
 
 
 def read_row(
-    variant: Variant,
-    workdir: pathlib.Path,
-    model: pathlib.Path,
-    sweeps: Mapping[str, pathlib.Path],
+    variant: Variant, workdir: pathlib.Path, model: pathlib.Path, sweeps: Mapping[str, pathlib.Path]
 ) -> VariantResult:
     """Return the result of a variant from its pre-training run and its sweeps."""
     step = int(model.name)
@@ -81,11 +78,13 @@ def describe_finding(finding: Finding, rows: Sequence[VariantResult]) -> list[st
     return sentences
 
 
-def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[VariantResult]) -> str:
+def write_results(
+    stem: pathlib.Path, caption: str, rows: Sequence[VariantResult], findings: Sequence[Finding]
+) -> str:
     """Write STEM.json, STEM.md and STEM.html; return the Markdown."""
-    findings = [line for finding in table.findings for line in describe_finding(finding, rows)]
-    content = {"caption": table.caption, "rows": [dataclasses.asdict(row) for row in rows]}
-    stem.with_suffix(".json").write_text(json.dumps(content | {"findings": findings}, indent=1))
+    sentences = [line for finding in findings for line in describe_finding(finding, rows)]
+    content = {"caption": caption, "rows": [dataclasses.asdict(row) for row in rows]}
+    stem.with_suffix(".json").write_text(json.dumps(content | {"findings": sentences}, indent=1))
     names = list(rows[0].scores)
     header = ["", "eval perplexity", *names, "degenerate"]
     cells = [
@@ -97,40 +96,27 @@ def write_results(stem: pathlib.Path, table: AblationTable, rows: Sequence[Varia
         ]
         for row in rows
     ]
-    lines = [
-        table.caption,
-        "",
-        _markdown_row(header),
-        _markdown_row(["---"] + ["---:"] * (len(header) - 1)),
-    ]
-    notes = ["", "Findings:", "", *(f"- {line}" for line in findings)]
-    text = "\n".join([*lines, *map(_markdown_row, cells), *notes, ""])
+    table = [header, ["---"] + ["---:"] * (len(header) - 1), *cells]
+    lines = [caption, "", *(f"| {' | '.join(row)} |" for row in table)]
+    lines += ["", "Findings:", "", *(f"- {sentence}" for sentence in sentences), ""]
+    text = "\n".join(lines)
     stem.with_suffix(".md").write_text(text)
+    scores = TextTable(header, cells)
+    note = "A dot for each run and a line at their mean; numbers are those of the rows above."
     sections = [
-        Section(
-            "Scores, mean and standard deviation over the seeds",
-            table=TextTable(header, cells),
-        ),
-        Section("Findings", paragraphs=findings),
-        Section(
-            "Every run",
-            "A dot for each run and a line at their mean; numbers are those of the rows above.",
-            charts=[_chart(rows, name) for name in names],
-        ),
+        Section("Scores, mean and standard deviation over the seeds", table=scores),
+        Section("Findings", paragraphs=sentences),
+        Section("Every run", note, charts=[_chart(rows, name) for name in names]),
     ]
-    page = render_report(f"Ablation: {stem.name}", sections, metrics_note=table.caption)
+    page = render_report(f"Ablation: {stem.name}", sections, metrics_note=caption)
     stem.with_suffix(".html").write_text(page)
     return text
 
 
 def _chart(rows: Sequence[VariantResult], name: str) -> Chart:
     """Return the scores of each row that has any."""
-    groups = {
-        str(i): values
-        for i, row in enumerate(rows, 1)
-        if (values := _without_missing(row.scores[name]))
-    }
-    return strip_plot(name, groups, "")
+    groups = {str(i): _without_missing(row.scores[name]) for i, row in enumerate(rows, 1)}
+    return strip_plot(name, {row: scores for row, scores in groups.items() if scores}, "")
 
 
 def _without_missing(values: Sequence[float | None]) -> list[float]:
@@ -144,7 +130,3 @@ def _format_mean_std(scores: Sequence[float | None]) -> str:
         return "-"
     mean = f"{statistics.fmean(values):.4f}"
     return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

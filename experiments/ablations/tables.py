@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +72,19 @@ class AblationTable:
     findings: Sequence[Finding]
 
 
-def objectives_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """Return table 5."""
+TABLES = ("masking", "objectives", "sizes", "steps")
+
+
+def make_tables(sizes: Sequence[str], fractions: Sequence[float]) -> dict[str, AblationTable]:
+    """Return tables 5, 6 and 8, and figure 5 as a table.
+
+    Args:
+      sizes: rows of the table of sizes.
+      fractions: fractions of the pre-training steps, rows of the table of steps.
+    """
     causal = {"objective": "clm"}
-    return AblationTable(
+    mixtures = [(80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)]
+    objectives = AblationTable(
         "Objectives of pre-training (table 5 of the paper).",
         [
             Variant("MLM and NSP"),
@@ -90,65 +99,47 @@ def objectives_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTa
             Finding("a BiLSTM on one direction harms sentence pairs", 2, 3, ("mrpc", "qnli")),
         ],
     )
-
-
-def masking_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """Return table 8."""
-    mixtures = [(80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)]
-    return AblationTable(
+    masking = AblationTable(
         "Replacement of the masked tokens (table 8 of the paper).",
-        [
-            Variant(
-                f"{mask}% [MASK], {keep}% same, {other}% random",
-                fields={}
-                if (mask, keep, other) == mixtures[0]
-                else {
-                    "data.mask_replace_prob": str(mask / 100),
-                    "data.random_replace_prob": str(other / 100),
-                },
-            )
-            for mask, keep, other in mixtures
-        ],
+        [_masking_variant(*mixture) for mixture in mixtures],
         [
             Finding("random tokens only are the worst", 0, 5),
             Finding("[MASK] only harms features", 0, 1, ("ner-features",)),
         ],
     )
+    larger_sizes = [
+        Finding(f"{larger} is better than {smaller}", i + 1, i)
+        for i, (smaller, larger) in enumerate(itertools.pairwise(sizes))
+    ]
+    more_steps = [
+        Finding(f"{later:.0%} of the steps are better than {sooner:.0%}", i + 1, i)
+        for i, (sooner, later) in enumerate(itertools.pairwise(fractions))
+    ]
+    return {
+        "objectives": objectives,
+        "masking": masking,
+        "sizes": AblationTable(
+            "Sizes, in layers and units (table 6 of the paper).",
+            [Variant(size, {"model": size}) for size in sizes],
+            larger_sizes,
+        ),
+        "steps": AblationTable(
+            "Steps of pre-training (figure 5 of the paper).",
+            [Variant(f"after {part:.0%} of the steps", step_fraction=part) for part in fractions],
+            more_steps,
+        ),
+    }
 
 
-def sizes_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """Return table 6."""
-    return AblationTable(
-        "Sizes, in layers and units (table 6 of the paper).",
-        [Variant(size, {"model": size}) for size in sizes],
-        [
-            Finding(f"{larger} is better than {smaller}", i + 1, i)
-            for i, (smaller, larger) in enumerate(itertools.pairwise(sizes))
-        ],
-    )
-
-
-def steps_table(sizes: Sequence[str], steps: Sequence[float]) -> AblationTable:
-    """Return figure 5 as a table."""
-    return AblationTable(
-        "Steps of pre-training (figure 5 of the paper).",
-        [
-            Variant(f"after {fraction:.0%} of the steps", step_fraction=fraction)
-            for fraction in steps
-        ],
-        [
-            Finding(f"{later:.0%} of the steps are better than {sooner:.0%}", i + 1, i)
-            for i, (sooner, later) in enumerate(itertools.pairwise(steps))
-        ],
-    )
-
-
-TABLES: Mapping[str, Callable[[Sequence[str], Sequence[float]], AblationTable]] = {
-    "objectives": objectives_table,
-    "masking": masking_table,
-    "sizes": sizes_table,
-    "steps": steps_table,
-}
+def _masking_variant(mask: int, keep: int, other: int) -> Variant:
+    """Return the variant that replaces masked tokens in these percentages."""
+    fields = {
+        "data.mask_replace_prob": str(mask / 100),
+        "data.random_replace_prob": str(other / 100),
+    }
+    is_default = (mask, keep, other) == (80, 10, 10)
+    name = f"{mask}% [MASK], {keep}% same, {other}% random"
+    return Variant(name, fields={} if is_default else fields)
 
 
 @dataclasses.dataclass(frozen=True)
