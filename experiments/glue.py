@@ -28,10 +28,6 @@ def get_config(
     task: str = "mrpc", init: str = "", data: str = "", smoke: bool = False
 ) -> ConfigDict:
     """Return the configuration for the options in the docstring of this file."""
-    return finetuning_config(
-        "sequence_classification",
-        init,
-        {"dir": data, "glue": task},
-        smoke,
-        optimizer={"learning_rate": 3e-5},
-    )
+    fields = {"dir": data, "glue": task}
+    optimizer = {"learning_rate": 3e-5}
+    return finetuning_config("sequence_classification", init, fields, smoke, optimizer=optimizer)

@@ -48,6 +48,11 @@ _ADAM = {
     },
     2: {"learning_rate": 1e-4 * 100_000 / 990_000, "warmup": 0},
 }
+_LAMB = {
+    1: {"name": "lamb", "learning_rate": 6e-3, "warmup": "28.43%"},
+    2: {"name": "lamb", "learning_rate": 4e-3, "warmup": "12.8%"},
+}
+_MUON = {"name": "muon", "learning_rate": 2e-3, "warmup": "10%", "decay_steps": 0}
 RECIPES: dict[str, dict[int, dict[str, Any]]] = {
     "paper": {
         phase: {"batch_size": 256, "steps": _STEPS[phase], "optimizer": _ADAM[phase]}
@@ -58,28 +63,15 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
         2: {"batch_size": 256, "steps": _STEPS[2], "optimizer": _ADAM[2]},
     },
     "lamb": {
-        1: {
-            "batch_size": 65_536,
-            "steps": 7_038,
-            "optimizer": {"name": "lamb", "learning_rate": 6e-3, "warmup": "28.43%"},
-        },
-        2: {
-            "batch_size": 32_768,
-            "steps": 1_563,
-            "optimizer": {"name": "lamb", "learning_rate": 4e-3, "warmup": "12.8%"},
-        },
+        1: {"batch_size": 65_536, "steps": 7_038, "optimizer": _LAMB[1]},
+        2: {"batch_size": 32_768, "steps": 1_563, "optimizer": _LAMB[2]},
     },
     "modern": {
         1: {
             "batch_size": 32,
             "steps": 10_000,
             "clm_steps": 2_500,
-            "optimizer": {
-                "name": "muon",
-                "learning_rate": 2e-3,
-                "warmup": "10%",
-                "decay_steps": 0,
-            },
+            "optimizer": _MUON,
             "model": {
                 "hidden_dropout_prob": 0.0,
                 "attention_probs_dropout_prob": 0.0,
@@ -88,7 +80,7 @@ RECIPES: dict[str, dict[int, dict[str, Any]]] = {
             "data": {"mlm_probability": 0.3, "max_predictions_per_seq": None},
             # The whole eval split of a small corpus takes as long as hundreds of these steps.
             "cadence": {"checkpoint_every": "1%", "eval_every": "5%", "eval_batches": 20},
-        },
+        }
     },
 }
 PHASES = {  # limits of a sequence: tokens, predictions
@@ -114,9 +106,8 @@ def get_config(
         raise ValueError(f"recipe={recipe}: has no phase={phase}. Use another recipe for it.")
     settings = RECIPES[recipe][phase]
     causal = objective == "clm"
-    masking = {"max_predictions_per_seq": PHASES[phase]["max_predictions_per_seq"]} | settings.get(
-        "data", {}
-    )
+    masking = {"max_predictions_per_seq": PHASES[phase]["max_predictions_per_seq"]}
+    masking |= settings.get("data", {})
     config = {
         "task": "pretraining",
         "seed": 0,
@@ -142,22 +133,13 @@ def get_config(
             **settings.get("model", {}),
         },
         "optimizer": settings["optimizer"],
-        "data": {
-            "dir": data,
-            "objective": objective,
-            **({} if causal else masking),
-        },
+        "data": {"dir": data, "objective": objective, **({} if causal else masking)},
     }
     return ConfigDict(_shrink_for_smoke(config) if smoke else config)
 
 
 def _shrink_for_smoke(config: dict) -> dict:
-    model = {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "num_attention_heads": 2,
-        "dtype": "float32",
-    }
+    model = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
     optimizer = {"learning_rate": 1e-3, "warmup": "10%", "decay_steps": 0}
     predictions = config["data"].get("max_predictions_per_seq")
     data = {"max_predictions_per_seq": predictions // 4} if predictions else {}
@@ -170,7 +152,7 @@ def _shrink_for_smoke(config: dict) -> dict:
         "eval_every": 10,
         "eval_batches": 4,
         "keep_period": 0,
-        "model": config["model"] | model,
+        "model": config["model"] | model | {"dtype": "float32"},
         "optimizer": config["optimizer"] | optimizer,
         "data": config["data"] | data,
     }

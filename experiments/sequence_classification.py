@@ -43,18 +43,7 @@ def get_config(
     smoke: bool = False,
 ) -> ConfigDict:
     """Return the configuration for the options in the docstring of this file."""
-    return finetuning_config(
-        "sequence_classification",
-        init,
-        {
-            "dir": data,
-            "train_file": train_file,
-            "eval_file": eval_file,
-            "text": text,
-            "text_pair": text_pair,
-            "label": label,
-            "problem_type": problem_type,
-            "truncation": truncation,
-        },
-        smoke,
-    )
+    fields = {"dir": data, "train_file": train_file, "eval_file": eval_file}
+    fields |= {"text": text, "text_pair": text_pair, "label": label}
+    fields |= {"problem_type": problem_type, "truncation": truncation}
+    return finetuning_config("sequence_classification", init, fields, smoke)

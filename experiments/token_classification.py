@@ -51,19 +51,13 @@ def get_config(
     fields: dict[str, Any] = {}
     if features:
         if features not in FEATURE_LAYERS:
-            raise ValueError(
-                f"features={features!r}: unknown. Use one of {', '.join(FEATURE_LAYERS)}."
-            )
+            known = ", ".join(FEATURE_LAYERS)
+            raise ValueError(f"features={features!r}: unknown. Use one of {known}.")
         layers, mix = FEATURE_LAYERS[features]
         fields = {
             "steps": "10 epochs",
             "model": {"feature_layers": layers, "feature_mix": mix, "bilstm": 768},
             "optimizer": {"learning_rate": 1e-3},
         }
-    data_fields = {
-        "dir": data,
-        "train_file": train_file,
-        "eval_file": eval_file,
-        "context": context,
-    }
-    return finetuning_config("token_classification", init, data_fields, smoke, **fields)
+    files = {"dir": data, "train_file": train_file, "eval_file": eval_file, "context": context}
+    return finetuning_config("token_classification", init, files, smoke, **fields)
