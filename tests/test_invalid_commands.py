@@ -270,10 +270,7 @@ def test_evaluate_keeps_scores_of_another_evaluation(refused, tmp_path) -> None:
     for arguments, message in [
         (["b"], f"--output={tmp_path}: holds the scores of a/. Name another"),
         (["a", "b"], "holds the scores of a/"),
-        (
-            ["a", "--config.max_seq_length=24"],
-            "holds scores for max_seq_length=32, not 24",
-        ),
+        (["a", "--config.max_seq_length=24"], "holds scores for max_seq_length=32, not 24"),
         (["a", "--config.data.dir=other"], "holds scores for data.dir='', not 'other'"),
         (["a"], "a: does not exist. Give a workdir"),  # the same evaluation again
         (["a", "--config.log_every=7"], "a: does not exist. Give a workdir"),

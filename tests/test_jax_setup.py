@@ -1,19 +1,51 @@
 """The compilation cache and the platform of commands."""
 
+import fnmatch
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import pytest
 from conftest import bertjax, process_environment
 from toy_tasks import EXPERIMENTS
 
-from bertjax.cli.jax_setup import enable_compilation_cache
+from bertjax.cli import jax_setup
+from bertjax.cli.jax_setup import choose_platforms, enable_compilation_cache
 from bertjax.training.metrics_file import read_metrics
 
 PRETRAIN = EXPERIMENTS / "pretraining.py"
+
+
+@pytest.mark.parametrize(
+    ("compiles_only", "plugins", "files", "expected"),
+    [
+        (False, [], [], "cpu"),
+        (False, ["xla_cuda12"], [], "cpu"),
+        (False, ["xla_cuda12"], ["/dev/nvidia0"], "cuda,cpu"),
+        (False, [], ["/dev/nvidia0"], "cpu"),
+        (False, [], ["/dev/nvidia0", "/dev/accel0"], None),
+        (False, ["rocm"], [], None),
+        (True, ["rocm"], ["/dev/vfio/0"], "cpu"),
+    ],
+)
+def test_choose_platforms_skips_a_missing_tpu(
+    compiles_only: bool, plugins: list, files: list, expected: str | None, monkeypatch
+) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(
+        jax_setup.importlib.metadata,
+        "entry_points",
+        lambda group: [SimpleNamespace(name=name) for name in plugins],
+    )
+    monkeypatch.setattr(jax_setup.glob, "glob", lambda path: fnmatch.filter(files, path))
+    monkeypatch.setattr(jax_setup.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(jax_setup, "sys", SimpleNamespace(modules={}))
+    choose_platforms(compiles_only)
+    assert os.environ.get("JAX_PLATFORMS") == expected
 
 
 @pytest.fixture

@@ -78,12 +78,14 @@ def test_main_prints_the_version(capsys) -> None:
     assert stop.value.code == 0 and capsys.readouterr().out == "bertjax 0.1.0\n"
 
 
+def report_program(setup: str) -> str:
+    """Return a program that runs `bertjax report x` after replacing `report.run`."""
+    head = "import os, sys; from bertjax.cli import main, report"
+    return f"{head}\n{setup}\nsys.exit(main.main(['report', 'x']))"
+
+
 def test_main_ends_silently_on_a_closed_pipe() -> None:
-    program = (
-        "import sys; from bertjax.cli import main, report\n"
-        "report.run = lambda args: [print('x' * 999) for _ in range(9999)]\n"
-        "sys.exit(main.main(['report', 'x']))"
-    )
+    program = report_program("report.run = lambda args: [print('x' * 999) for _ in range(9999)]")
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -124,12 +126,8 @@ def test_help_imports_nothing_slow() -> None:
 
 @pytest.mark.parametrize("error", ["ValueError", "KeyError", "FileNotFoundError", "TypeError"])
 def test_main_keeps_tracebacks_of_faults(error: str) -> None:
-    done = run_python(
-        "import sys; from bertjax.cli import main, report\n"
-        f"def run(args): raise {error}('by mistake')\n"
-        "report.run = run\n"
-        "sys.exit(main.main(['report', 'x']))"
-    )
+    setup = f"def run(args): raise {error}('by mistake')\nreport.run = run"
+    done = run_python(report_program(setup))
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback") and f"{error}: " in done.stderr.splitlines()[-1]
 
@@ -163,13 +161,8 @@ def test_main_reports_user_and_machine_errors_in_one_line(
 
 
 def test_main_reports_a_closed_stdout() -> None:
-    program = (
-        "import os; os.close(1); import sys; sys.stdout = None\n"
-        "from bertjax.cli import main, report\n"
-        "report.run = lambda args: print('x')\n"
-        "status = main.main(['report', 'x']); os.fstat(1); sys.exit(status)"
-    )
-    done = run_python(program)
+    program = report_program("report.run = lambda args: (os.fstat(1), print('x'))")
+    done = run_python(f"import os; os.close(1); import sys; sys.stdout = None\n{program}")
     assert done.returncode == 1
     assert done.stderr.startswith("bertjax: standard output is closed")
 

@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="NAME", help="configuration to print (lists all configurations)"
     )
     parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="copy the configuration to this new file (prints it)",
+        "--output", metavar="FILE", help="copy the configuration to this new file (prints it)"
     )
     parser.add_argument(
         "--fields",

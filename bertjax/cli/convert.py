@@ -5,7 +5,6 @@ import argparse
 from etils import epath
 
 from bertjax.cli.files import check_directory
-from bertjax.cli.jax_setup import skip_missing_tpu
 
 ORDER = 90
 EXAMPLE = "bertjax convert --to hf runs/base-2 exported"
@@ -30,7 +29,6 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.inference.convert import convert
     from bertjax.workdir.run_record import read_calibration
 
-    skip_missing_tpu()
     check_directory(epath.Path(args.target).parent, "DST")
     format_name = args.format_name or find_format(args.source)
     model = convert(args.source, args.target, format_name, args.to)

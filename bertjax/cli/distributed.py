@@ -21,8 +21,6 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
 def run_in_child_if_distributed(args: argparse.Namespace) -> int | None:
     """Run the command in a child process if other processes take part.
 
-    Call it before slow imports.
-
     Returns:
       The child's exit status once it has ended. None in the child, or for a single process: the
       caller then does the work.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from bertjax.cli.files import check_output, read_lines
-from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 
 ORDER = 78
@@ -52,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="unit that gets an embedding: text, word or token (%(default)s)",
     )
     parser.add_argument(
-        "--pooling",
-        help="mean, cls or max over a text's tokens (that of the model, or mean)",
+        "--pooling", help="mean, cls or max over a text's tokens (that of the model, or mean)"
     )
     parser.add_argument(
         "--normalize", action="store_true", help="scale each text's embedding to length 1"
@@ -74,7 +73,6 @@ def run(args: argparse.Namespace) -> None:
         args.checkpoint, layers, args.level, args.pooling, args.normalize
     )
     check_output(args.output)
-    skip_missing_tpu()
     enable_compilation_cache()
     count = Embedder(model, options).write(_lines(args.input), args.output)
     _log.info("%s: embeddings of %d texts.", args.output, count)

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from bertjax.cli.config_args import add_config, load
-from bertjax.cli.distributed import (
-    add_distributed_arguments,
-    initialize_distributed,
-    run_in_child_if_distributed,
-)
+from bertjax.cli.distributed import add_distributed_arguments, initialize_distributed
 from bertjax.cli.files import as_json, check_directory, open_output
-from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,16 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    if (status := run_in_child_if_distributed(args)) is not None:
-        return status
     from bertjax.html.tables import align_columns, eval_set_table
     from bertjax.mesh import distributed
     from bertjax.tasks.task import EVALUATION_FILE
     from bertjax.training.evaluator import evaluate
 
-    skip_missing_tpu()
     check_directory(args.output, "--output")
     config = load(args)
     directory = epath.Path(args.output)
@@ -80,7 +73,6 @@ def run(args: argparse.Namespace) -> int | None:
                 sink.write(content if isinstance(content, str) else as_json(content, indent=1))
         names = ", ".join(contents)
         print(f"wrote {names} to {directory}. Next: bertjax report {directory}", file=sys.stderr)
-    return None
 
 
 def _check_same_evaluation(file: epath.Path, checkpoints: Sequence[str], config: "Config") -> None:

@@ -3,7 +3,6 @@
 import argparse
 
 from bertjax.cli.files import add_checkpoint, check_output
-from bertjax.cli.jax_setup import skip_missing_tpu
 
 ORDER = 92
 EXAMPLE = "bertjax export --checkpoint runs/smoke --to stablehlo --output smoke.stablehlo"
@@ -27,7 +26,6 @@ def run(args: argparse.Namespace) -> None:
 
     for path in (args.output, f"{args.output}.json"):
         check_output(path)
-    skip_missing_tpu()
     metadata = write_stablehlo(args.checkpoint, args.output)
     for name in ("inputs", "outputs"):
         arrays = (f"{a['name']} [{', '.join(map(str, a['shape']))}]" for a in metadata[name])

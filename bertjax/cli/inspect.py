@@ -1,10 +1,10 @@
 """Print sequences of a run with their masks, its parameters, or statistics of a corpus."""
 
 import argparse
+import functools
 
 from bertjax.cli.config_args import add_config, load
 from bertjax.cli.files import check_output
-from bertjax.cli.jax_setup import skip_missing_tpu
 from data_pipelines.errors import InputError
 
 ORDER = 30
@@ -18,42 +18,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     subject.add_argument(
         "--corpus", metavar="DIR", help="corpus that `bertjax prepare` wrote, instead of a run"
     )
-    run = [
-        parser.add_argument("--steps", type=int, help="number of steps to print (1)"),
-        parser.add_argument("--start", type=int, help="first step (0)"),
-        parser.add_argument(
-            "--sequences", type=int, help="largest number of sequences to print a step (4)"
-        ),
-        parser.add_argument("--num-processes", type=int, help="processes that share a batch (1)"),
-        parser.add_argument(
-            "--process-id", type=int, help="process whose sequences are printed (0)"
-        ),
-        parser.add_argument(
-            "--output",
-            metavar="FILE.npz",
-            help="write the arrays, [steps, sequences, ...], to this file instead (none)",
-        ),
-        parser.add_argument(
-            "--params",
-            action="store_true",
-            default=None,
-            help="print a table of parameters instead",
-        ),
-    ]
-    parser.set_defaults(run_options=[action.dest for action in run])
+    add_number = functools.partial(parser.add_argument, type=int)
+    add_number("--steps", default=1, help="number of steps to print (%(default)s)")
+    add_number("--start", default=0, help="first step (%(default)s)")
+    add_number("--sequences", default=4, help="most sequences to print a step (%(default)s)")
+    add_number("--num-processes", default=1, help="processes that share a batch (%(default)s)")
+    add_number("--process-id", default=0, help="process whose sequences are printed (%(default)s)")
+    parser.add_argument(
+        "--output",
+        metavar="FILE.npz",
+        help="write the arrays, [steps, sequences, ...], to this file instead (none)",
+    )
+    parser.add_argument("--params", action="store_true", help="print a table of parameters instead")
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
     if args.corpus:
-        run_flags = [
-            f"--{name.replace('_', '-')}"
-            for name in args.run_options
-            if getattr(args, name) is not None
-        ]
-        if args.overrides or run_flags:
-            argument = run_flags[0] if run_flags else "--config.*"
-            raise InputError(f"{argument}: belongs to a run, not to --corpus. Leave it out.")
+        for word in args.argv:
+            if word.startswith("--") and not word.startswith("--corpus"):
+                flag = word.partition("=")[0]
+                raise InputError(f"{flag}: belongs to a run, not to --corpus. Leave it out.")
         from bertjax.reports.corpus import describe_corpus
 
         for line in describe_corpus(args.corpus):
@@ -61,16 +46,8 @@ def run(args: argparse.Namespace) -> None:
         return
     from bertjax.inference.inspection import parameter_table, save_batches, show_batches
 
-    start, steps, num_processes, process_id, max_sequences = (
-        default if value is None else value
-        for value, default in (
-            (args.start, 0),
-            (args.steps, 1),
-            (args.num_processes, 1),
-            (args.process_id, 0),
-            (args.sequences, 4),
-        )
-    )
+    start, steps, max_sequences = args.start, args.steps, args.sequences
+    num_processes, process_id = args.num_processes, args.process_id
     if start < 0:
         raise InputError(f"--start={start}: not a step. Steps count from 0.")
     if not 0 <= process_id < num_processes:
@@ -79,7 +56,6 @@ def run(args: argparse.Namespace) -> None:
         )
     if max_sequences < 1:
         raise InputError(f"--sequences={max_sequences}: below 1. Give at least 1.")
-    skip_missing_tpu()
     config = load(args)
     if args.params:
         print(parameter_table(config))

@@ -1,10 +1,13 @@
 """JAX settings of subcommands: platforms and the compilation cache."""
 
+import glob
 import importlib.metadata
 import importlib.util
 import logging
 import os
 import pathlib
+import sys
+import types
 
 from etils import epath
 
@@ -13,22 +16,40 @@ from data_pipelines.paths import is_remote
 _log = logging.getLogger("bertjax")
 
 
-def skip_missing_tpu() -> None:
-    """Keep JAX from looking for TPUs on a machine without one.
+_CUDA_PLUGINS = {"xla_cuda12", "xla_cuda13"}
+
+
+def has_device_files(*names: str) -> bool:
+    """Return whether /dev has files of accelerators, or with one of these beginnings of names."""
+    names = names or ("accel", "vfio/", "nvidia", "dxg")
+    return any(glob.glob(f"/dev/{name}*") for name in names)
+
+
+def choose_platforms(compiles_only: bool) -> None:
+    """Keep JAX from looking for devices that are absent, and its plugins from warning of them.
 
     The extra `tpu`, whose compiler `preflight` needs, makes JAX look for TPUs everywhere, and
-    libtpu then logs long warnings. Call this before JAX initializes its backends.
+    libtpu then logs long warnings. Call this before JAX is imported. JAX_PLATFORMS has precedence.
+
+    Args:
+      compiles_only: the command compiles for accelerators, and leaves those that are here to
+        others.
     """
-    import jax
-
-    from bertjax.mesh import distributed
-
-    platforms = jax.config.values["jax_platforms"]  # set by the user, or by JAX on a TPU machine
-    if platforms or distributed.on_tpu() or not importlib.util.find_spec("libtpu"):
+    if compiles_only:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    if plugins - _CUDA_PLUGINS:  # of other devices: leave the choice to JAX
         return
-    plugins = [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
-    if all("cuda" in name for name in plugins):  # other plugins: leave the choice to JAX
-        jax.config.update("jax_platforms", "cuda,cpu" if plugins else "cpu")
+    if has_device_files():
+        if importlib.util.find_spec("libtpu") and not has_device_files("accel[0-9]", "vfio/[0-9]"):
+            os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if plugins else "cpu")
+        return
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if not compiles_only:  # loading the libraries already logs warnings
+        sys.modules.setdefault("jax_cuda12_plugin", None)  # type: ignore[arg-type]
+        stub = types.ModuleType("jax_plugins.xla_cuda12")
+        stub.initialize = lambda: None  # type: ignore[attr-defined]
+        sys.modules.setdefault(stub.__name__, idle)
 
 
 def enable_compilation_cache(workdir: epath.PathLike | None = None) -> None:

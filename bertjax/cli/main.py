@@ -11,29 +11,28 @@ Exit status:
 
 A subcommand is a module of this package that defines `ORDER`, its place in the list. It also has a
 docstring (the first line is its help text), `EXAMPLE` (a command that runs),
-`add_arguments(parser)`, and `run(args)`, which may return an exit status. Slow imports, JAX above
-all, belong in `run`, so that help and usage errors stay quick.
+`add_arguments(parser)`, and `run(args)`. Slow imports, JAX above all, belong in `run`, so that help
+and usage errors stay quick.
 """
 
 import argparse
 import difflib
 import functools
 import gc
-import glob
 import importlib
-import importlib.metadata
 import io
 import logging
 import os
 import pkgutil
 import sys
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import bertjax.cli
 from bertjax.cli.config_args import reject_unknown_arguments
+from bertjax.cli.distributed import run_in_child_if_distributed
 from bertjax.cli.files import bucket_errors, check_buckets
+from bertjax.cli.jax_setup import choose_platforms, has_device_files
 from bertjax.cli.termination import exit_stopped, handle_signals, report_stopped
 from bertjax.errors import CommandError
 from bertjax.mesh import child_process
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         `EXIT_RESTART`; with explicit arguments that status is returned.
     """
     _open_streams()
-    if not _has_accelerator_device_files():
+    if not has_device_files():
         # Training on CPUs reuses freed pages (10 to 25% of a step). glibc must be set before
         # threads start.
         keep_freed_memory()
@@ -89,8 +88,7 @@ def _parse_and_run(argv: Sequence[str]) -> int:
         return 2
     args, extra = _parser().parse_known_args(argv)
     args.argv = argv
-    if not _may_have_accelerators():
-        _use_cpu_only(keep_plugins=args.subcommand == "preflight")
+    choose_platforms(compiles_only=args.subcommand == "preflight")
     run = functools.partial(_run_subcommand, args, extra)
     # A child that fails must end at once: JAX's exit would wait for processes that wait for it.
     return child_process.run_as_child(run) if child_process.is_child() else run()
@@ -117,38 +115,17 @@ def _open_streams() -> None:
     sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115 (open to the end)
 
 
-def _may_have_accelerators() -> bool:
-    """Return whether a TPU, an NVIDIA GPU or a plugin for other devices is present."""
-    ours = {"xla_cuda12", "xla_cuda13"}
-    others = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")} - ours
-    return bool(others) or _has_accelerator_device_files()
-
-
-def _has_accelerator_device_files() -> bool:
-    """Return whether the system has device files of accelerators."""
-    return any(glob.glob(f"/dev/{name}*") for name in ("accel", "vfio/", "nvidia", "dxg"))
-
-
-def _use_cpu_only(keep_plugins: bool) -> None:
-    """Restrict JAX to CPUs, so that its plugins do not warn that their devices are absent.
-
-    Args:
-      keep_plugins: False replaces NVIDIA's plugin by a stub. Preflight needs it to compile.
-    """
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if not keep_plugins:  # loading the libraries already logs warnings
-        sys.modules.setdefault("jax_cuda12_plugin", None)  # type: ignore[arg-type]
-        stub = types.ModuleType("jax_plugins.xla_cuda12")
-        stub.initialize = lambda: None  # type: ignore[attr-defined]
-        sys.modules.setdefault(stub.__name__, stub)
-
-
 def _run_subcommand(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Run the subcommand of parsed arguments; report expected errors in one line."""
     try:
         check_buckets(args.argv)
         args.overrides = args.parse_extra_args(extra)
-        return args.run(args) or 0
+        if "coordinator_address" in args:
+            status = run_in_child_if_distributed(args)
+            if status is not None:
+                return status
+        args.run(args)
+        return 0
     except InputError as error:
         return _report_error(error, 2)
     except CommandError as error:

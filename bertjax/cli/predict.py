@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from bertjax.cli.files import add_checkpoint, as_json, open_output, read_lines
-from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 from data_pipelines.paths import is_remote
 
@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one key of an input object; repeat it for other keys",
     )
     parser.add_argument(
-        "--return-all-scores",
-        action="store_true",
-        help="return the score of every label or choice",
+        "--return-all-scores", action="store_true", help="return the score of every label or choice"
     )
     parser.add_argument(
         "--output",
@@ -70,7 +68,6 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(
             f"--output={args.output}: is the input, which would be lost. Name another."
         )
-    skip_missing_tpu()
     enable_compilation_cache()
     read_inputs = _input_reader(args)
     batch_size = _STDOUT_BATCH_SIZE if args.output == "-" else _FILE_BATCH_SIZE

@@ -1,7 +1,6 @@
 """Report whether a run fits a topology, and its estimated speed."""
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
 from bertjax.cli.config_args import add_config, load
@@ -46,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs: leave accelerators to others
     from bertjax.preflight.analysis import preflight
     from bertjax.preflight.report import format_report, format_result
     from bertjax.preflight.search import suggested_fixes

@@ -34,20 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shortest document that is kept (%(default)s)",
     )
     parser.add_argument(
-        "--languages",
-        default="",
-        metavar="en+de",
-        help="languages that are kept (all)",
+        "--languages", default="", metavar="en+de", help="languages that are kept (all)"
     )
     parser.add_argument(
         "--near-dedup", action="store_true", help="drop near-duplicates of documents"
     )
     parser.add_argument("--num-shards", type=int, help="number of training shards (by size)")
     parser.add_argument(
-        "--license",
-        default="",
-        metavar="TEXT",
-        help="license of the text, for model cards (none)",
+        "--license", default="", metavar="TEXT", help="license of the text, for model cards (none)"
     )
     parser.add_argument(
         "--runner",
@@ -82,12 +76,7 @@ def run(args: argparse.Namespace) -> None:
         manifest = prepare_with_beam(args.input, tokenizer, args.output, options, flags)
     else:
         manifest = prepare(
-            args.input,
-            tokenizer,
-            args.output,
-            options,
-            workers=args.workers,
-            progress=sys.stderr,
+            args.input, tokenizer, args.output, options, workers=args.workers, progress=sys.stderr
         )
     totals = [_format_total(name, number) for name, number in manifest.totals.items()]
     print(f"{args.output}: {', '.join(totals)}.")

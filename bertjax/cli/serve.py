@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 
 from bertjax.cli.files import add_checkpoint
-from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.cli.jax_setup import enable_compilation_cache
 from bertjax.errors import CommandError
 from data_pipelines.errors import InputError
 
@@ -28,7 +28,6 @@ def run(args: argparse.Namespace) -> None:
     for library in ("starlette", "uvicorn"):
         if importlib.util.find_spec(library) is None:
             raise InputError(f"{library}: not installed. Run pip install 'bertjax[serve]'.")
-    skip_missing_tpu()
     enable_compilation_cache()
     from bertjax.inference.predictor import Predictor
     from bertjax.serving.server import ModelServer, bind_socket

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from bertjax.cli.files import check_output
-from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.cli.jax_setup import enable_compilation_cache
 from data_pipelines.errors import InputError
 
 ORDER = 75
@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> None:
     from bertjax.tasks.sequence_classification.glue_submission import build_submission
 
     check_output(args.output)
-    skip_missing_tpu()
     enable_compilation_cache()
     files: dict[str, str] = {}
     sources: dict[str, str] = {}

@@ -5,13 +5,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertjax.cli.config_args import add_config, load
-from bertjax.cli.distributed import (
-    add_distributed_arguments,
-    initialize_distributed,
-    run_in_child_if_distributed,
-)
+from bertjax.cli.distributed import add_distributed_arguments, initialize_distributed
 from bertjax.cli.files import check_directory
-from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.cli.jax_setup import enable_compilation_cache
 from bertjax.html.tables import align_columns
 
 if TYPE_CHECKING:
@@ -53,16 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    if (status := run_in_child_if_distributed(args)) is not None:
-        return status
     from bertjax.mesh import distributed
     from bertjax.sweeps.grid import make_trials
     from bertjax.sweeps.sweep import sweep
     from data_pipelines.errors import InputError
 
-    skip_missing_tpu()
     check_directory(args.workdir, "--workdir")
     if args.runs_per_device < 1:
         raise InputError(f"--runs-per-device={args.runs_per_device}: below 1. Give at least 1.")
@@ -80,7 +73,6 @@ def run(args: argparse.Namespace) -> int | None:
     if distributed.is_process_0():
         print(format_results(results))
         print(f"\nbest: {results['best']}, in {args.workdir}/best")
-    return None
 
 
 def format_results(results: Mapping[str, Any]) -> str:

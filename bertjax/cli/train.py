@@ -3,13 +3,9 @@
 import argparse
 
 from bertjax.cli.config_args import add_config, load
-from bertjax.cli.distributed import (
-    add_distributed_arguments,
-    initialize_distributed,
-    run_in_child_if_distributed,
-)
+from bertjax.cli.distributed import add_distributed_arguments, initialize_distributed
 from bertjax.cli.files import check_directory
-from bertjax.cli.jax_setup import enable_compilation_cache, skip_missing_tpu
+from bertjax.cli.jax_setup import enable_compilation_cache
 
 ORDER = 50
 EXAMPLE = "bertjax train --config pretraining:smoke,data=corpora/mine --workdir runs/smoke"
@@ -30,18 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> None:
     """Run the subcommand."""
-    if (status := run_in_child_if_distributed(args)) is not None:
-        return status
     from bertjax.training.setup import make_trainer
     from bertjax.training.trackers import make_tracker
 
-    skip_missing_tpu()
     check_directory(args.workdir, "--workdir")
     config = load(args)
     trackers = [make_tracker(args.report_to, config, args.workdir)] if args.report_to else []
     initialize_distributed(args, handles_preemption=True)
     enable_compilation_cache(args.workdir)
     make_trainer(config, args.workdir, trackers).train()
-    return None
