@@ -98,17 +98,16 @@ def test_main_ends_silently_on_a_closed_pipe() -> None:
     assert (process.stderr.read(), process.wait()) == (b"", 141)
 
 
-def test_main_keeps_plugins_for_the_subcommand_preflight_only(monkeypatch) -> None:
-    kept: list[bool] = []
-    monkeypatch.setattr(main_module, "_may_have_accelerators", lambda: False)
+def test_only_the_subcommand_preflight_compiles_for_other_devices(monkeypatch) -> None:
+    compiles: list[bool] = []
     monkeypatch.setattr(
-        main_module, "_use_cpu_only", lambda keep_plugins: kept.append(keep_plugins)
+        main_module, "choose_platforms", lambda compiles_only: compiles.append(compiles_only)
     )
     _, *preflight_arguments = shlex.split(preflight.EXAMPLE)
     for module, arguments in ((report, ["report", "preflight"]), (preflight, preflight_arguments)):
         monkeypatch.setattr(module, "run", lambda args: None)
         assert main(arguments) == 0
-    assert kept == [False, True]
+    assert compiles == [False, True]
 
 
 def run_python(program: str) -> subprocess.CompletedProcess[str]:

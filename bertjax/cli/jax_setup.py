@@ -49,7 +49,7 @@ def choose_platforms(compiles_only: bool) -> None:
         sys.modules.setdefault("jax_cuda12_plugin", None)  # type: ignore[arg-type]
         stub = types.ModuleType("jax_plugins.xla_cuda12")
         stub.initialize = lambda: None  # type: ignore[attr-defined]
-        sys.modules.setdefault(stub.__name__, idle)
+        sys.modules.setdefault(stub.__name__, stub)
 
 
 def enable_compilation_cache(workdir: epath.PathLike | None = None) -> None:
