@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from run_outputs import events
 
 from bertjax.steps.histograms import Histogram
-from bertjax.training import metric_writers, terminal
+from bertjax.training import metric_writers, metrics_file, terminal
 from bertjax.training.metric_writers import MetricWriters
 from bertjax.training.metrics_file import (
-    LocalMetricsFile,
     Metrics,
+    MetricsFile,
     encode_line,
     metrics_path,
     read_metrics,
@@ -169,8 +169,8 @@ def test_lines_survive_sigkill(tmp_path: pathlib.Path) -> None:
     program = """
         import io, os, signal, sys
         from etils import epath
-        from bertjax.training.metrics_file import LocalMetricsFile
-        lines = LocalMetricsFile(epath.Path(sys.argv[1]))
+        from bertjax.training.metrics_file import MetricsFile
+        lines = MetricsFile(epath.Path(sys.argv[1]))
         for step in range(1, 6):
             lines.log(step, "train", {"loss": 1.0})
         os.kill(os.getpid(), signal.SIGKILL)
@@ -208,7 +208,7 @@ def test_read_metrics_rejects_a_missing_file(tmp_path: pathlib.Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> None:
     os.symlink("/dev/full", tmp_path / "metrics.jsonl")
-    lines = LocalMetricsFile(metrics_path(tmp_path))
+    lines = MetricsFile(metrics_path(tmp_path))
     with pytest.raises(OSError, match=r"metrics\.jsonl") as caught:
         lines.log(1, "train", TRAIN)
     assert caught.value.errno == errno.ENOSPC
@@ -217,7 +217,8 @@ def test_full_disk_is_an_error_that_names_the_file(tmp_path: pathlib.Path) -> No
 def test_remote_file_is_replaced_by_flush(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metric_writers, "is_remote", lambda path: True)
+    for module in (metric_writers, metrics_file):
+        monkeypatch.setattr(module, "is_remote", lambda path: True)
     with make_writers(tmp_path) as writers:
         writers.write(1, "train", TRAIN)
         assert not metrics_path(tmp_path).exists()

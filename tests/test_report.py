@@ -13,7 +13,7 @@ from bertjax.config.loading import parse_config
 from bertjax.reports.run import FACTS, render_run
 from bertjax.reports.writer import write_report
 from bertjax.tasks import registry
-from bertjax.training.metrics_file import LocalMetricsFile, metrics_path
+from bertjax.training.metrics_file import MetricsFile, metrics_path
 from bertjax.workdir.workdir import PARALLEL_RUNS_DIR
 
 CONFIG = {
@@ -89,7 +89,7 @@ def page(
 
 @pytest.fixture
 def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
-    lines = LocalMetricsFile(metrics_path(tmp_path))
+    lines = MetricsFile(metrics_path(tmp_path))
     for entry in RUN:
         metrics = {key: value for key, value in entry.items() if key not in ("step", "split")}
         lines.log(entry["step"], entry["split"], metrics)

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import jax
@@ -14,13 +13,7 @@ from etils import epath
 from bertjax.config.config import Config
 from bertjax.steps.histograms import Histogram
 from bertjax.steps.train_step import Sums
-from bertjax.training.metrics_file import (
-    LocalMetricsFile,
-    Metrics,
-    RemoteMetricsFile,
-    metrics_path,
-    truncate_metrics,
-)
+from bertjax.training.metrics_file import Metrics, MetricsFile, metrics_path, truncate_metrics
 from bertjax.training.tensorboard import TensorBoardTracker
 from bertjax.training.terminal import ProgressPrinter
 from bertjax.training.throughput import ThroughputMeter
@@ -60,25 +53,20 @@ class MetricWriters:
         stream: TextIO | None = None,
     ) -> None:
         workdir = epath.Path(workdir)
-        self._trackers: list[Tracker] = []
-        self._buffered: list[TensorBoardTracker | RemoteMetricsFile] = []
         self._flush_seconds = REMOTE_FLUSH_SECONDS if is_remote(workdir) else 0.0
         self._last_flush = time.monotonic()
+        self._trackers: list[Tracker] = []
+        self._buffered: list[TensorBoardTracker | MetricsFile] = []
         self._terminal: ProgressPrinter | None = None
         self._tensorboard: TensorBoardTracker | None = None
         if not active:
             return
         workdir.mkdir(parents=True, exist_ok=True)
         truncate_metrics(workdir, start_step)
+        file = MetricsFile(metrics_path(workdir))
         self._terminal = ProgressPrinter(total_steps, stream or sys.stderr)
         self._tensorboard = TensorBoardTracker(os.fspath(workdir / "tensorboard"), start_step)
-        self._buffered = [self._tensorboard]
-        file: LocalMetricsFile | RemoteMetricsFile
-        if is_remote(workdir):
-            file = RemoteMetricsFile(metrics_path(workdir))
-            self._buffered.append(file)
-        else:
-            file = LocalMetricsFile(metrics_path(workdir))
+        self._buffered = [self._tensorboard, file]
         self._trackers = [self._terminal, file, self._tensorboard, *trackers]
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
@@ -113,7 +101,7 @@ class MetricWriters:
     def print_metrics(self, step: int, split: str, metrics: Metrics) -> None:
         """Print metrics in the terminal only."""
         if self._terminal:
-            self._terminal.log(step, split, {n: _to_scalar(value) for n, value in metrics.items()})
+            self._terminal.log(step, split, metrics)
 
     def print_line(self, text: str) -> None:
         """Print a line of text above the progress line."""
@@ -126,21 +114,12 @@ class MetricWriters:
             tracker.flush()
         self._last_flush = time.monotonic()
 
-    def close(self) -> None:
-        """Close all trackers."""
-        for tracker in self._trackers:
-            tracker.close()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        for tracker in self._trackers:
+            tracker.close()
 
 
 class StepLogger:

@@ -5,15 +5,17 @@ An unknown metric is null. JSON has no notation for numbers that are not finite:
 strings "NaN", "Infinity" and "-Infinity", which Python's float() reads.
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
 
 from data_pipelines.errors import InputError
-from data_pipelines.paths import atomic_write
+from data_pipelines.paths import atomic_write, is_remote
 
 Metrics = Mapping[str, float | int | None]
 
@@ -60,46 +62,64 @@ def truncate_metrics(workdir: epath.PathLike, step: int) -> None:
             partial.write_bytes(kept)
 
 
-class LocalMetricsFile:
-    """metrics.jsonl on a local disk; each line reaches the operating system in one call."""
+class MetricsFile:
+    """A tracker that appends to metrics.jsonl.
+
+    On a local disk each line reaches the operating system in one call.
+    """
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        if is_remote(path):
+            self._file: Any = RemoteFile(path)
+        else:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
         """Record the metrics of a split after `step` updates."""
         line = encode_line(step, split, metrics)
-        try:
+        with naming(self._path):
             written = self._file.write(line)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
         if written != len(line):
             raise OSError(f"{self._path}: the disk is full. Free space on it.")
+
+    def flush(self) -> None:
+        """Replace a remote file; a local one has every line already."""
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-class RemoteMetricsFile:
-    """metrics.jsonl in remote storage, where a file is only ever replaced as a whole."""
+class RemoteFile:
+    """A file in remote storage, where a file is only ever replaced as a whole."""
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
-        self._lines = path.read_bytes() if path.exists() else b""
+        self._content = bytearray(path.read_bytes() if path.exists() else b"")
 
-    def log(self, step: int, split: str, metrics: Metrics) -> None:
-        """Record the metrics of a split after `step` updates."""
-        self._lines += encode_line(step, split, metrics)
+    def write(self, data: bytes) -> int:
+        """Append to the content in memory, and return the number of bytes."""
+        self._content += data
+        return len(data)
 
     def flush(self) -> None:
-        """Replace the remote file."""
-        self._path.write_bytes(self._lines)
+        """Replace the file."""
+        self._path.write_bytes(bytes(self._content))
 
     def close(self) -> None:
-        """Replace the remote file a last time."""
+        """Replace the file a last time."""
         self.flush()
+
+
+@contextlib.contextmanager
+def naming(path: epath.PathLike) -> Iterator[None]:
+    """Add a path to an OSError, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def encode_line(step: int, split: str, metrics: Metrics) -> bytes:

@@ -1,10 +1,9 @@
 """TensorBoard event files, written through tensorboardX."""
 
-import contextlib
 import html
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import register_writer_factory
 
 from bertjax.steps.histograms import Histogram
-from bertjax.training.metrics_file import Metrics
+from bertjax.training.metrics_file import Metrics, RemoteFile, naming
 
 
 class TensorBoardTracker:
@@ -28,7 +27,7 @@ class TensorBoardTracker:
 
     def __init__(self, directory: str, start_step: int) -> None:
         self._directory, self._start_step = directory, start_step
-        self._writers: dict[str, EventsWriter] = {}
+        self._writers: dict[str, EventsWriter] = {}  # by directory
 
     def log(self, step: int, split: str, metrics: Metrics) -> None:
         """Record the metrics of a split after `step` updates."""
@@ -53,35 +52,27 @@ class TensorBoardTracker:
 
     def flush(self) -> None:
         """Write buffered events to the files."""
-        for split, writer in self._writers.items():
-            with self._naming_directory(split):
+        for directory, writer in self._writers.items():
+            with naming(directory):
                 writer.flush()
 
     def close(self) -> None:
         """Close the files."""
-        for split, writer in self._writers.items():
-            with self._naming_directory(split):
+        for directory, writer in self._writers.items():
+            with naming(directory):
                 writer.close()
 
     def _write(self, split: str, **fields: Any) -> None:
-        if split not in self._writers:
-            directory = f"{self._directory}/{split}"
+        directory = f"{self._directory}/{split}"
+        if directory not in self._writers:
             epath.Path(directory).mkdir(parents=True, exist_ok=True)
             # The time in nanoseconds keeps the files of two processes apart, and in order.
             suffix = f".{time.time_ns()}.{os.getpid()}"
-            self._writers[split] = EventsWriter(f"{directory}/events", suffix)
+            self._writers[directory] = EventsWriter(f"{directory}/events", suffix)
             start = SessionLog(status=SessionLog.START)
             self._write(split, step=self._start_step + 1, session_log=start)
-        with self._naming_directory(split):
-            self._writers[split].write_event(Event(wall_time=time.time(), **fields))
-
-    @contextlib.contextmanager
-    def _naming_directory(self, split: str) -> Iterator[None]:
-        """Add the directory to an OSError, such as that of a full disk."""
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, f"{self._directory}/{split}") from error
+        with naming(directory):
+            self._writers[directory].write_event(Event(wall_time=time.time(), **fields))
 
 
 def _histogram_summary(name: str, histogram: Histogram) -> Any:
@@ -100,29 +91,15 @@ def _histogram_summary(name: str, histogram: Histogram) -> Any:
     )
 
 
-class _RemoteFile:
-    """An event file in remote storage, which is replaced as a whole.
+class _RemoteFiles:
+    """Opens event files of gs:// paths.
 
-    tensorboardX has its own, which needs google-cloud-storage and its credentials.
+    tensorboardX has its own opener, which needs google-cloud-storage and its credentials.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path, self._content = epath.Path(path), bytearray()
-
-    def write(self, data: bytes) -> None:
-        self._content += data
-
-    def flush(self) -> None:
-        self._path.write_bytes(bytes(self._content))
-
-    def close(self) -> None:
-        self.flush()
-
-
-class _RemoteFiles:
-    """Opens event files of gs:// paths."""
-
-    open = staticmethod(_RemoteFile)
+    @staticmethod
+    def open(path: str) -> RemoteFile:
+        return RemoteFile(epath.Path(path))
 
 
 register_writer_factory("gs", _RemoteFiles())
