@@ -181,12 +181,14 @@ def test_report_lists_evaluations_newest_first_with_the_best_in_bold() -> None:
         (RUN, 40, "Finished, 40 steps"),
         (RUN, 160, "Step 40 of 160, 25%"),
         (RUN, None, "Finished, 40 steps"),
+        ([*RUN, train(50, progress=0.25)], "2 hours", "Step 50, 25% of 2 hours"),
+        ([*RUN, train(50, progress=0.999)], "2 hours", "Finished, 50 steps"),
         ([*RUN, train(50, loss=math.nan)], 160, "Diverged at step 50: loss NaN"),
         ([*RUN, train(50, grad_norm=math.inf)], 160, "Diverged at step 50: gradient norm infinite"),
     ],
 )
 def test_report_shows_the_status(
-    entries: list[dict[str, Any]], steps: int | None, expected: str
+    entries: list[dict[str, Any]], steps: int | str | None, expected: str
 ) -> None:
     assert page(entries, {"steps": steps}).texts["p"][0] == expected
 

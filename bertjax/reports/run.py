@@ -17,6 +17,7 @@ from bertjax.model.heads import HEADS
 from bertjax.tasks import registry
 from bertjax.training.metrics_file import metrics_path, read_metrics
 from bertjax.training.terminal import format_duration
+from bertjax.workdir.workdir import flatten
 from data_pipelines.errors import InputError
 
 MetricEntry = Mapping[str, Any]  # a line of metrics.jsonl
@@ -37,7 +38,7 @@ HIDDEN_METRICS = {
     "examples",
     "tokens_per_second",
     "nonpad_fraction",
-    "time_budget_fraction",
+    "progress",
 }
 # Terms at the top of the page: field of the configuration -> text for its value.
 FACTS: Mapping[str, Mapping[str, str]] = {
@@ -85,7 +86,7 @@ def read_run(workdir: epath.Path) -> tuple[Sequence[MetricEntry], dict[str, Any]
     if not path.exists():
         raise InputError(f"{path}: does not exist. Pass the --workdir of a run.")
     try:
-        return entries, dict(_flatten(json.loads(path.read_text())))
+        return entries, flatten(json.loads(path.read_text()))
     except (ValueError, AttributeError):
         raise InputError(
             f"{path}: not the configuration of a run. Restore it from a checkpoint."
@@ -108,7 +109,8 @@ def render_run(name: str, entries: Sequence[MetricEntry], settings: Mapping[str,
     eval_entries = [entry for entry in entries if entry["split"] == "eval"]
     keys = dict.fromkeys([*_quality_metrics(), *(key for entry in entries for key in entry)])
     excluded = {*HIDDEN_METRICS, *PERFORMANCE_METRICS}
-    learning = [key for key in keys if key not in excluded and not _is_perplexity(key)]
+    # A perplexity is the exponential of a loss.
+    learning = [key for key in keys if key not in excluded and not key.endswith("perplexity")]
     last_eval = eval_entries[-1] if eval_entries else {}
     evaluations, best_row = _evaluation_table(eval_entries)
     number = len(eval_entries)
@@ -159,9 +161,9 @@ def _status(entries: Sequence[MetricEntry], steps: Any) -> Status:
                 metric = f"{_metric(key).title.lower()} {format_number(value)}"
                 return Status("failed", f"Diverged at step {entry['step']:,}: {metric}")
     last = _last_step(entries)
-    fractions = [e["time_budget_fraction"] for e in entries if "time_budget_fraction" in e]
-    if fractions and fractions[-1] < 1:
-        return Status("unfinished", f"Step {last:,}, {fractions[-1]:.0%} of {steps}")
+    progress = [entry["progress"] for entry in entries if "progress" in entry]
+    if progress and progress[-1] < 0.99:  # the last step ends within half a step of the budget
+        return Status("unfinished", f"Step {last:,}, {progress[-1]:.0%} of {steps}")
     if not isinstance(steps, int) or last >= steps:
         return Status("finished", f"Finished, {last:,} steps")
     return Status("unfinished", f"Step {last:,} of {steps:,}, {last / steps:.0%}")
@@ -196,11 +198,6 @@ def _data_options(settings: Mapping[str, Any]) -> list[str]:
         for name, default in defaults.items()
         if name != "dir" and settings.get(f"data.{name}", default) != default
     ]
-
-
-def _is_perplexity(key: str) -> bool:
-    """Return whether a metric is the exponential of a loss."""
-    return key.endswith("perplexity")
 
 
 def _speed(entries: Sequence[MetricEntry], batch_size: Any) -> str:
@@ -251,17 +248,6 @@ def _evaluation_table(eval_entries: Sequence[MetricEntry]) -> tuple[TextTable, i
     # The first of equal losses.
     best_row = min(reversed(losses), key=losses.__getitem__, default=None)
     return TextTable(tuple(_metric(key).title for key in keys), rows), best_row
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested dictionaries under their dotted names."""
-    leaves = []
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            leaves += _flatten(value, f"{prefix}{key}.")
-        else:
-            leaves.append((f"{prefix}{key}", value))
-    return leaves
 
 
 def _quality_metrics() -> dict[str, MetricDisplay]:

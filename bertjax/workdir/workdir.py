@@ -119,13 +119,13 @@ def write_run_record(directory: epath.Path, config: Config, task: Task, step: in
 
 def flatten_config(config: Config) -> dict[str, Any]:
     """Return the fields of a configuration by their dotted names, as in its JSON."""
-    return _flatten(json.loads(json.dumps(config.to_dict())))
+    return flatten(json.loads(json.dumps(config.to_dict())))
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return {"a.b": 1} for {"a": {"b": 1}}."""
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return {"a.b": 1, "c": {}} for {"a": {"b": 1}, "c": {}}."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        nested = isinstance(value, dict)
-        flat |= _flatten(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+        nested = value and isinstance(value, dict)
+        flat |= flatten(value, f"{prefix}{name}.") if nested else {prefix + name: value}
     return flat
