@@ -20,7 +20,6 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from etils import epath
@@ -81,12 +80,7 @@ class WorkdirLock:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._release()
 
     def check(self) -> None:
@@ -107,9 +101,9 @@ class WorkdirLock:
             "id": uuid.uuid4().hex,
             "heartbeats": 0,
         }
-        content = _read(self._path)
-        if content is not None:
-            self._wait_until_stale(content)
+        holder = _read(self._path)
+        if holder is not None:
+            self._wait_until_stale(holder)
         try:
             _create(self._path, json.dumps(self._holder))
         except FileExistsError:
@@ -119,9 +113,8 @@ class WorkdirLock:
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
-    def _wait_until_stale(self, content: str) -> None:
+    def _wait_until_stale(self, holder: dict[str, Any]) -> None:
         """Return when the holder is known to be dead; raise InputError when it is alive."""
-        holder = _parse(content)
         if holder.get("machine") == _machine_id():
             if _process_start_time(holder["pid"]) == holder["started"]:
                 self._raise_in_use(holder)
@@ -136,8 +129,8 @@ class WorkdirLock:
                 current = _read(self._path)
                 if current is None:  # released
                     return
-                if current != content:
-                    self._raise_in_use(_parse(current))
+                if current != holder:
+                    self._raise_in_use(current)
         self._path.unlink(missing_ok=True)
 
     def _raise_in_use(self, holder: dict[str, Any]) -> None:
@@ -149,7 +142,7 @@ class WorkdirLock:
     def _sees_lock(self, mark: int) -> bool:
         """Return whether this process finds the lock of process 0 in the workdir."""
         end = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
-        while _mark(_parse(_read(self._path) or "")) != mark:
+        while _mark(_read(self._path) or {}) != mark:
             if time.monotonic() > end:
                 return False
             time.sleep(0.2)
@@ -175,17 +168,20 @@ class WorkdirLock:
 
     def _is_held(self) -> bool:
         """Return whether the lock file is that of this process."""
-        holder = _parse(_read(self._path) or "")
+        holder = _read(self._path) or {}
         # The answer to a heartbeat may have been lost, so their number does not count.
         return holder | {"heartbeats": 0} == self._holder | {"heartbeats": 0}
 
 
-def _read(path: epath.Path) -> str | None:
-    """Return the content of a lock file; None if there is none."""
+def _read(path: epath.Path) -> dict[str, Any] | None:
+    """Return the holder in a lock file; None without a file."""
     try:
-        return path.read_text() if path.exists() else None
+        holder: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+        return holder
     except FileNotFoundError:  # deleted in between
         return None
+    except ValueError:  # the holder was killed while it wrote the file
+        return {}
 
 
 def _create(path: epath.Path, text: str) -> None:
@@ -203,15 +199,6 @@ def _write(path: epath.Path, text: str) -> None:
         path.write_text(text)
     else:
         atomic_write_text(path, text)
-
-
-def _parse(text: str) -> dict[str, Any]:
-    """Return the holder in a lock file; empty for one that was killed while it wrote the file."""
-    try:
-        holder: dict[str, Any] = json.loads(text)
-        return holder
-    except ValueError:
-        return {}
 
 
 def _mark(holder: Mapping[str, Any]) -> int:

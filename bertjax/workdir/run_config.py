@@ -39,8 +39,7 @@ def make_run_config(
     """
 
     def load_model_config(init: str) -> BertConfig:
-        resumed = workdir is not None and has_checkpoint(workdir)
-        return find_bert_config(workdir if workdir is not None and resumed else init)
+        return find_bert_config(workdir if workdir and has_checkpoint(workdir) else init)
 
     if checkpoint is not None:
         overrides = {"init": repr(str(checkpoint)), **overrides}
